@@ -1,0 +1,52 @@
+"""The learning curve of a run as a picture."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+TRAINING, DEV = "#4477aa", "#ee6677"
+
+
+def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Draw loss and, if there is a dev corpus, BLEU over the updates, as PNG."""
+    entries = list(log)
+    steps = [e for e in entries if e["kind"] == "step"]
+    scores = [e for e in entries if e["kind"] == "dev"]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    loss_axes, bleu_axes = figure.subplots(1, 2)
+    _line(loss_axes, steps, "loss", "training (with dropout)", TRAINING)
+    _line(loss_axes, scores, "loss", "dev", DEV, marker="o")
+    loss_axes.set(xlabel="update", ylabel="smoothed loss, nats per target token")
+    _line(bleu_axes, scores, "bleu", "dev, greedy", DEV, marker="o")
+    averaged = [e for e in entries if e["kind"] == "averaged"]
+    _line(bleu_axes, averaged, "bleu", "average, beam search", TRAINING, marker="D")
+    bleu_axes.set(xlabel="update", ylabel="sacreBLEU")
+    for axes in (loss_axes, bleu_axes):
+        axes.grid(visible=True, alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def _line(
+    axes: Axes,
+    entries: Sequence[Mapping[str, Any]],
+    key: str,
+    label: str,
+    color: str,
+    marker: str = "",
+) -> None:
+    if entries:
+        axes.plot(
+            [e["step"] for e in entries],
+            [e[key] for e in entries],
+            color=color,
+            label=label,
+            marker=marker,
+            markersize=4,
+        )

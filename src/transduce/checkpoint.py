@@ -1,0 +1,232 @@
+"""All that passes from training to decoding: config, weights, tokenizer.
+
+A model folder holds `config.json`, `model.safetensors` and `tokenizer.json`. Folders
+appear whole or not at all. Loading never unpickles.
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from transduce.errors import CheckpointError
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.text.tokenizer import Tokenizer
+
+FORMAT = 1
+"""Of the model folder; raised when an older version could not read a newer folder."""
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A model at rest."""
+
+    config: ModelConfig
+    weights: Mapping[str, Tensor]
+    tokenizer: Tokenizer
+    step: int
+    """Updates it was trained for; of an average, the last member's."""
+
+    def build(self) -> Transformer:
+        """The model, ready to compute on the CPU."""
+        model = Transformer(self.config)
+        model.load_state_dict(dict(self.weights))
+        return model.eval()
+
+
+def save_model(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write a model folder, whole or not at all."""
+    write_folder(folder, lambda new: write_model(checkpoint, new))
+
+
+def write_model(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the three files of a model into a folder that is there."""
+    config = {
+        "format": FORMAT,
+        "step": checkpoint.step,
+        "model": asdict(checkpoint.config),
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    checkpoint.tokenizer.save(folder / TOKENIZER)
+    weights = {n: w.detach().cpu().contiguous() for n, w in checkpoint.weights.items()}
+    save_tensors(weights, folder / WEIGHTS)
+
+
+def load_model(path: Path) -> Checkpoint:
+    """Read a model folder, or a run's model; `CheckpointError` if it is damaged."""
+    folder = find_model(path)
+    config, step = _read_config(folder / CONFIG)
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    if tokenizer.vocab_size != config.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer must have the model's {config.vocab_size} pieces, "
+            f"but has {tokenizer.vocab_size}; the files are of different models."
+        )
+    weights = load_tensors(folder / WEIGHTS)
+    _check_weights(weights, config, folder / WEIGHTS)
+    return Checkpoint(config=config, weights=weights, tokenizer=tokenizer, step=step)
+
+
+def find_model(path: Path) -> Path:
+    """The model folder itself, or a run's averaged, else best, else newest model."""
+    candidates = [path, path / AVERAGED, path / BEST, *reversed(checkpoints_of(path))]
+    for folder in candidates:
+        if (folder / WEIGHTS).is_file():
+            return folder
+    raise CheckpointError(
+        f"{path}: must be a model or a run, but holds no {WEIGHTS}, nor does any "
+        "checkpoint in it; train one with `transduce train`."
+    )
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted((run / CHECKPOINTS).glob("step-*[0-9]"))
+
+
+def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
+    """The plain mean of the weights (section 6.1); all must be of one model."""
+    if not checkpoints:
+        raise CheckpointError("An average must have at least one checkpoint, but has 0.")
+    last = checkpoints[-1]
+    for other in checkpoints:
+        if other.config != last.config:
+            raise CheckpointError(
+                "Averaged checkpoints must be of one model, but those of step "
+                f"{other.step} and {last.step} have different settings."
+            )
+    mean = {
+        name: torch.stack([c.weights[name].double() for c in checkpoints]).mean(0).float()
+        for name in last.weights
+    }
+    return Checkpoint(
+        config=last.config, weights=mean, tokenizer=last.tokenizer, step=last.step
+    )
+
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a new folder, then put it in place of the old in one move.
+
+    `CheckpointError` if the disk is full; what was there before stays.
+    """
+    new = folder.with_name(f"{folder.name}.new")
+    old = folder.with_name(f"{folder.name}.old")
+    try:
+        _remove(new)
+        new.mkdir(parents=True)
+        write(new)
+        _sync(new)
+        if folder.exists():
+            _remove(old)
+            folder.rename(old)
+        new.rename(folder)
+        _sync_folder(folder.parent)
+        _remove(old)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space" if full else "mend that"
+        raise CheckpointError(
+            f"{folder}: cannot be saved ({error.strerror or error}); {remedy} and go "
+            "on from what was saved before."
+        ) from None
+    finally:
+        _remove(new)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors as safetensors; `OSError` if that fails."""
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        # The library hides the system's error in its text.
+        number = errno.ENOSPC if "os error 28" in str(error) else errno.EIO
+        raise OSError(number, os.strerror(number)) from None
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read safetensors; `CheckpointError` if missing, damaged or cut short."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: the weights are missing or damaged ({error}); use another "
+            "checkpoint."
+        ) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; `CheckpointError` if missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: the file is missing or damaged ({error}); use another checkpoint."
+        ) from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object, but does not.")
+    return content
+
+
+def _read_config(path: Path) -> tuple[ModelConfig, int]:
+    content = read_json(path)
+    if content.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path}: the format must be {FORMAT}, but is {content.get('format')}; the "
+            "model was saved by another version of transduce."
+        )
+    known = {field.name for field in fields(ModelConfig)}
+    settings = content.get("model")
+    if not isinstance(settings, dict) or set(settings) - known:
+        raise CheckpointError(
+            f"{path}: `model` must hold the settings {', '.join(sorted(known))}, but "
+            "holds others; the model was saved by another version of transduce."
+        )
+    return ModelConfig(**settings), int(content.get("step", 0))
+
+
+def _check_weights(
+    weights: Mapping[str, Tensor], config: ModelConfig, path: Path
+) -> None:
+    with torch.device("meta"):
+        expected = Transformer(config).state_dict()
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    if shapes != {name: tuple(weight.shape) for name, weight in expected.items()}:
+        raise CheckpointError(
+            f"{path}: the weights must fit the settings beside them, but do not; the "
+            "files are of different models."
+        )
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Force the folder's files to the disk, so that a rename cannot outrun them."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            _sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # Windows cannot open a folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

@@ -1,0 +1,37 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from transduce.errors import ConfigError
+from transduce.experiments.presets import RunConfig, preset
+from transduce.experiments.settings import apply_assignments, apply_file
+
+Files = Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")]
+"""One file or several, one after the other."""
+
+Assignments = Annotated[
+    tuple[str, ...], Parameter(name="--set", consume_multiple=True, negative="")
+]
+"""Settings as key=value."""
+
+
+def run_config(
+    name: str, config_file: Path | None, assignments: tuple[str, ...]
+) -> RunConfig:
+    """A preset, changed by a file, changed by single settings."""
+    config = preset(name)
+    if config_file is not None:
+        config = apply_file(config, config_file)
+    return apply_assignments(config, assignments)
+
+
+def require_both(source: tuple[Path, ...], target: tuple[Path, ...]) -> None:
+    """`ConfigError` if only one side of a corpus is given."""
+    if bool(source) != bool(target):
+        raise ConfigError(
+            "Both sides of a corpus must be given, but only "
+            f"{(source or target)[0]} is."
+        )

@@ -1,0 +1,91 @@
+"""`transduce translate`: raw text in, raw text out."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, TextIO
+
+from cyclopts import Parameter
+
+from transduce.decoding.beam_search import SearchConfig
+from transduce.decoding.translator import Translation, load
+from transduce.errors import ConfigError, DataError
+from transduce.text.corpus import read_stream, read_text
+from transduce.training.device import choose_hardware
+
+
+def translate(
+    model: Path,
+    /,
+    *,
+    input: Path | None = None,
+    output: Path | None = None,
+    beam_size: int = 4,
+    length_penalty: float = 0.6,
+    nbest: int = 1,
+    jsonl: Annotated[bool, Parameter(negative="")] = False,
+    device: str = "auto",
+) -> None:
+    """Translate raw text, one line for one line, in order.
+
+    Parameters
+    ----------
+    model
+        A model or run folder.
+    input
+        A text file, one sentence a line; standard input by default.
+    output
+        Where to write; standard output by default.
+    beam_size
+        Hypotheses kept at each step; 1 is greedy.
+    length_penalty
+        Alpha of ((5 + length) / 6)^alpha (Wu et al., 2016).
+    nbest
+        How many translations of each line, best first, one a line.
+    jsonl
+        Write a JSON object a line, with scores.
+    device
+        auto, cpu or cuda.
+    """
+    if not 1 <= nbest <= beam_size:
+        raise ConfigError(
+            f"`nbest` must be from 1 to the beam size {beam_size}, but is {nbest}."
+        )
+    config = SearchConfig(beam_size=beam_size, length_penalty=length_penalty)
+    translator = load(model, choose_hardware(device).device.type)
+    lines = read_stream(sys.stdin.buffer) if input is None else read_text([input])
+    with _writer(output) as file:
+        for translation in translator.translate_stream(lines, config):
+            file.writelines(line + "\n" for line in _lines(translation, nbest, jsonl))
+            file.flush()
+
+
+def _lines(translation: Translation, nbest: int, jsonl: bool) -> Iterator[str]:
+    if jsonl:
+        best = [asdict(h) for h in translation.hypotheses[:nbest]]
+        yield json.dumps(
+            {
+                "text": translation.text,
+                "score": translation.score,
+                "hypotheses": best,
+            },
+            ensure_ascii=False,
+        )
+    elif nbest == 1:
+        yield translation.text
+    else:
+        found = [h.text for h in translation.hypotheses[:nbest]]
+        yield from found + [""] * (nbest - len(found))
+
+
+def _writer(output: Path | None) -> "nullcontext[TextIO] | TextIO":
+    if output is None:
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream
+        return nullcontext(sys.stdout)
+    try:
+        return output.open("w", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise DataError(f"{output}: cannot be written ({error.strerror}).") from None

@@ -1,0 +1,100 @@
+"""An encoded parallel corpus on disk, memory-mapped. Knows no text."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Integer
+
+ID_TYPE = np.dtype("<u4")
+OFFSET_TYPE = np.dtype("<i8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPair:
+    """The ids of a sentence pair, without special tokens."""
+
+    source: list[int]
+    target: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedSide:
+    """One side of a corpus: all ids in a row, and where each sentence begins."""
+
+    ids: Integer[np.ndarray, " ids"]
+    offsets: Integer[np.ndarray, " sentences_and_one"]
+
+    def lengths(self) -> Integer[np.ndarray, " sentences"]:
+        """Ids of each sentence, special tokens not counted."""
+        return np.diff(self.offsets)
+
+    def __getitem__(self, index: int) -> Integer[np.ndarray, " length"]:
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """An encoded parallel corpus."""
+
+    source: EncodedSide
+    target: EncodedSide
+
+    def __len__(self) -> int:
+        return len(self.source.offsets) - 1
+
+
+def write_dataset(pairs: Iterable[EncodedPair], folder: Path) -> Dataset:
+    """Stream pairs to files in the folder, and open them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _SideWriter(folder, "source") as source, _SideWriter(folder, "target") as target:
+        for pair in pairs:
+            source.write(pair.source)
+            target.write(pair.target)
+    return open_dataset(folder)
+
+
+def open_dataset(folder: Path) -> Dataset:
+    """Map the files that `write_dataset` wrote."""
+    return Dataset(source=_open_side(folder, "source"), target=_open_side(folder, "target"))
+
+
+class _SideWriter:
+    def __init__(self, folder: Path, side: str) -> None:
+        self._ids = (folder / f"{side}.ids").open("wb")
+        self._offsets = (folder / f"{side}.offsets").open("wb")
+        self._end = 0
+        self._write_offset()
+
+    def write(self, ids: list[int]) -> None:
+        self._ids.write(np.array(ids, dtype=ID_TYPE).tobytes())
+        self._end += len(ids)
+        self._write_offset()
+
+    def __enter__(self) -> "_SideWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ids.close()
+        self._offsets.close()
+
+    def _write_offset(self) -> None:
+        self._offsets.write(np.array([self._end], dtype=OFFSET_TYPE).tobytes())
+
+
+def _open_side(folder: Path, side: str) -> EncodedSide:
+    offsets = np.memmap(folder / f"{side}.offsets", dtype=OFFSET_TYPE, mode="r")
+    # An empty file cannot be mapped; a side of empty sentences is one.
+    if offsets[-1] == 0:
+        return EncodedSide(ids=np.empty(0, dtype=ID_TYPE), offsets=offsets)
+    ids = np.memmap(folder / f"{side}.ids", dtype=ID_TYPE, mode="r")
+    return EncodedSide(ids=ids, offsets=offsets)
+
+
+def iterate_pairs(dataset: Dataset) -> Iterator[EncodedPair]:
+    """The pairs in the corpus's order."""
+    for i in range(len(dataset)):
+        yield EncodedPair(
+            source=dataset.source[i].tolist(), target=dataset.target[i].tolist()
+        )

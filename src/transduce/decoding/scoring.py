@@ -1,0 +1,58 @@
+"""The log-probability of given targets."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.data.batches import pad_rows
+from transduce.model.transformer import Transformer
+from transduce.text.tokenizer import BOS, EOS, PAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetScore:
+    """How likely a model holds a target, given its source."""
+
+    log_probability: float
+    """Natural logarithm, the end token counted."""
+    num_tokens: int
+    """The end token counted."""
+
+    @property
+    def perplexity(self) -> float:
+        """Of a token."""
+        return math.exp(-self.log_probability / self.num_tokens)
+
+
+@torch.no_grad()
+def score_targets(
+    model: Transformer,
+    source: Int[Tensor, "batch source"],
+    targets: list[list[int]],
+) -> list[TargetScore]:
+    """The log-probability of each target, in one pass over the batch."""
+    target_in = pad_rows([[BOS, *ids] for ids in targets], PAD).to(source.device)
+    target_out = pad_rows([[*ids, EOS] for ids in targets], PAD).to(source.device)
+    states = model.decode(target_in, model.encode(source))
+    totals = [
+        _log_probability(model, row_states, row_out)
+        for row_states, row_out in zip(states, target_out, strict=True)
+    ]
+    return [
+        TargetScore(log_probability=total, num_tokens=len(ids) + 1)
+        for total, ids in zip(totals, targets, strict=True)
+    ]
+
+
+def _log_probability(
+    model: Transformer,
+    states: Float[Tensor, "target d_model"],
+    target_out: Int[Tensor, " target"],
+) -> float:
+    """One sentence at a time, so that the logits of a batch need not fit in memory."""
+    log_probs = model.logits(states).float().log_softmax(dim=-1)
+    chosen = log_probs.gather(-1, target_out[:, None]).squeeze(-1).double()
+    return float(chosen.masked_fill(target_out == PAD, 0.0).sum())

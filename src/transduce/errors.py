@@ -1,0 +1,28 @@
+"""What can go wrong and is not our mistake: one sentence says what, where, what to do.
+
+TransduceError
+  ConfigError          a setting is impossible
+  DataError            a file cannot be used: path and line are said
+  CheckpointError      missing, damaged or from another version
+  RequestError         the caller asked for what the model or machine cannot do
+"""
+
+
+class TransduceError(Exception):
+    """The base of all errors a user can mend."""
+
+
+class ConfigError(TransduceError):
+    """A setting is impossible."""
+
+
+class DataError(TransduceError):
+    """A file cannot be used; the message says which, and the line if there is one."""
+
+
+class CheckpointError(TransduceError):
+    """A checkpoint is missing, damaged or from another version."""
+
+
+class RequestError(TransduceError):
+    """The caller asked for what the model or the machine cannot do."""

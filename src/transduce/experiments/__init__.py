@@ -1,0 +1,1 @@
+"""Section 6: presets, and the way from two text files to a scored model."""

@@ -1,0 +1,282 @@
+"""From two text files to a trained, averaged, scored model (sections 5 and 6.1)."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from transduce.analysis.learning_curve import draw_learning_curve
+from transduce.checkpoint import (
+    AVERAGED,
+    BEST,
+    Checkpoint,
+    average,
+    load_model,
+    save_model,
+)
+from transduce.data.batches import Batcher, SpecialIds
+from transduce.data.dataset import open_dataset
+from transduce.decoding.beam_search import SearchConfig
+from transduce.decoding.translator import Translator
+from transduce.errors import CheckpointError, ConfigError
+from transduce.evaluation.bleu import BleuScore, corpus_bleu
+from transduce.experiments.preparation import CorpusFiles, Preparation
+from transduce.experiments.presets import RunConfig
+from transduce.experiments.run_folder import PICTURE, RunFolder
+from transduce.model.transformer import Transformer
+from transduce.text.corpus import read_text
+from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizer
+from transduce.training.device import Hardware, keep_freed_memory
+from transduce.training.interruption import stop_on_signal
+from transduce.training.saving import load_training_state, save_training
+from transduce.training.trainer import StepReport, Trainer, TrainingState
+
+LOG_STEPS = 10
+"""Updates between lines of the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevScore:
+    """How well a model does on the held-out corpus."""
+
+    step: int
+    loss: float
+    perplexity: float
+    """Of a target token."""
+    bleu: BleuScore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """What a run begins with."""
+
+    config: RunConfig
+    preparation: Preparation | None
+    """None if the run is resumed."""
+    num_parameters: int
+    hardware: Hardware
+    first_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run ends with."""
+
+    model: Path
+    """Folder of the averaged model."""
+    num_averaged: int
+    dev: DevScore | None
+    """Of the averaged model; none without a dev corpus."""
+    picture: Path
+
+
+class RunObserver(Protocol):
+    """Who is told how a run goes."""
+
+    def started(self, start: RunStart) -> None: ...
+    def stepped(self, report: StepReport) -> None: ...
+    def scored(self, score: DevScore) -> None: ...
+    def warned(self, message: str) -> None: ...
+
+
+def train(
+    files: CorpusFiles, config: RunConfig, out: Path, hardware: Hardware, observer: RunObserver
+) -> RunResult:
+    """Train a new run in the folder `out`."""
+    folder, preparation = RunFolder.create(out, files, config)
+    return _Run(folder, config, hardware, observer).train(preparation)
+
+
+def resume(out: Path, hardware: Hardware, observer: RunObserver) -> RunResult:
+    """Go on with the run in the folder `out`, from its newest sound checkpoint."""
+    folder, config = RunFolder.open(out)
+    return _Run(folder, config, hardware, observer).train(None)
+
+
+def refuse_changed_settings(out: Path, config: RunConfig) -> None:
+    """`ConfigError` if a run to be resumed was begun with other settings."""
+    _, begun = RunFolder.open(out)
+    for name in ("tokenizer", "model", "batching", "training", "search"):
+        ours, theirs = asdict(getattr(config, name)), asdict(getattr(begun, name))
+        for key, value in ours.items():
+            if value != theirs[key]:
+                raise ConfigError(
+                    f"{out}: `{name}.{key}` of the run to resume is {theirs[key]!r}, "
+                    f"but {value!r} is asked for; leave the setting out, or begin "
+                    "another run."
+                )
+
+
+class _Run:
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        hardware: Hardware,
+        observer: RunObserver,
+    ) -> None:
+        self._folder = folder
+        self._tokenizer = Tokenizer.load(folder.path / "tokenizer.json")
+        model = replace(config.model, vocab_size=self._tokenizer.vocab_size)
+        self._config = replace(config, model=model)
+        self._hardware = hardware
+        self._observer = observer
+        self._dev = _Dev.open(folder, self._config)
+        self._best_bleu = -1.0
+
+    def train(self, preparation: Preparation | None) -> RunResult:
+        keep_freed_memory()
+        trainer = self._restored_trainer()
+        self._observer.started(
+            RunStart(
+                config=self._config,
+                preparation=preparation,
+                num_parameters=trainer.model.num_parameters(),
+                hardware=self._hardware,
+                first_step=trainer.progress.step,
+            )
+        )
+        with stop_on_signal() as should_stop:
+            trainer.train(
+                on_step=self._stepped,
+                on_checkpoint=lambda: self._checkpoint(trainer),
+                should_stop=should_stop,
+            )
+        return self._finish(trainer)
+
+    def _restored_trainer(self) -> Trainer:
+        """A trainer at the newest checkpoint that is sound, or at the beginning."""
+        for checkpoint in reversed(self._folder.checkpoints()):
+            try:
+                model = load_model(checkpoint)
+                state = load_training_state(checkpoint)
+            except CheckpointError as error:
+                self._observer.warned(f"{error} Going on from the one before.")
+                shutil.rmtree(checkpoint)
+                continue
+            self._folder.forget_log_after(state.progress.step)
+            self._recall_best()
+            return self._trainer(model.build(), state)
+        self._folder.forget_log_after(0)
+        torch.manual_seed(self._config.training.seed)
+        return self._trainer(Transformer(self._config.model), None)
+
+    def _trainer(self, model: Transformer, state: TrainingState | None) -> Trainer:
+        batcher = Batcher(
+            open_dataset(self._folder.corpus),
+            self._config.batching,
+            SPECIAL_IDS,
+            self._config.training.seed,
+        )
+        trainer = Trainer(model, batcher, self._config.training, self._hardware)
+        if state is not None:
+            trainer.restore(state)
+        return trainer
+
+    def _recall_best(self) -> None:
+        scores = [e["bleu"] for e in self._folder.read_log() if e["kind"] == "dev"]
+        self._best_bleu = max(scores, default=-1.0)
+
+    def _stepped(self, report: StepReport) -> None:
+        if report.step % LOG_STEPS == 0 or report.step == self._config.training.steps:
+            self._folder.log("step", **asdict(report))
+        self._observer.stepped(report)
+
+    def _checkpoint(self, trainer: Trainer) -> None:
+        """Save, score, and drop the checkpoints that are no longer needed."""
+        step = trainer.progress.step
+        checkpoint = self._at_rest(trainer.model, step)
+        save_training(checkpoint, trainer.state(), self._folder.checkpoint(step))
+        for old in self._folder.checkpoints()[: -self._config.training.keep_checkpoints]:
+            shutil.rmtree(old)
+        if self._dev is not None:
+            greedy = replace(self._config.search, beam_size=1)
+            score = self._dev.score(checkpoint, trainer, greedy)
+            self._log_score("dev", score)
+            if score.bleu.score > self._best_bleu:
+                self._best_bleu = score.bleu.score
+                save_model(checkpoint, self._folder.path / BEST)
+        self._draw()
+
+    def _finish(self, trainer: Trainer) -> RunResult:
+        """Average the last checkpoints (section 6.1), and score the average."""
+        members = [load_model(folder) for folder in self._folder.checkpoints()]
+        mean = average(members)
+        save_model(mean, self._folder.path / AVERAGED)
+        dev = None
+        if self._dev is not None:
+            trainer.model.load_state_dict(dict(mean.weights))
+            dev = self._dev.score(mean, trainer, self._config.search)
+            self._log_score("averaged", dev)
+        self._draw()
+        return RunResult(
+            model=self._folder.path / AVERAGED,
+            num_averaged=len(members),
+            dev=dev,
+            picture=self._folder.path / PICTURE,
+        )
+
+    def _at_rest(self, model: Transformer, step: int) -> Checkpoint:
+        return Checkpoint(
+            config=self._config.model,
+            weights={name: w.detach() for name, w in model.state_dict().items()},
+            tokenizer=self._tokenizer,
+            step=step,
+        )
+
+    def _log_score(self, kind: str, score: DevScore) -> None:
+        self._folder.log(
+            kind,
+            step=score.step,
+            loss=score.loss,
+            perplexity=score.perplexity,
+            bleu=score.bleu.score,
+            signature=score.bleu.signature,
+        )
+        self._observer.scored(score)
+
+    def _draw(self) -> None:
+        draw_learning_curve(self._folder.read_log(), self._folder.path / PICTURE)
+
+
+class _Dev:
+    """The held-out corpus of a run."""
+
+    def __init__(self, batcher: Batcher, sources: list[str], references: list[str]) -> None:
+        self._batcher = batcher
+        self._sources = sources
+        self._references = references
+
+    @classmethod
+    def open(cls, folder: RunFolder, config: RunConfig) -> "_Dev | None":
+        if (path := folder.dev_corpus) is None:
+            return None
+        batcher = Batcher(open_dataset(path), config.batching, SPECIAL_IDS, seed=0)
+        return cls(
+            batcher,
+            list(read_text([path / "source.txt"])),
+            list(read_text([path / "target.txt"])),
+        )
+
+    def score(
+        self, checkpoint: Checkpoint, trainer: Trainer, search: SearchConfig
+    ) -> DevScore:
+        """Loss by the trainer's model, BLEU by searching with the checkpoint's."""
+        validation = trainer.validate(self._batcher)
+        translator = Translator(checkpoint, trainer.device)
+        hypotheses = [
+            translation.text
+            for translation in translator.translate_stream(self._sources, search)
+        ]
+        return DevScore(
+            step=checkpoint.step,
+            loss=validation.loss,
+            perplexity=validation.perplexity,
+            bleu=corpus_bleu(hypotheses, self._references),
+        )
+
+
+SPECIAL_IDS = SpecialIds(pad=PAD, bos=BOS, eos=EOS)

@@ -1,0 +1,145 @@
+"""Runs by name: the paper's models, every row of Table 3, and small ones.
+
+A run is one frozen value. Presets are literals one hop from BASE.
+"""
+
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+
+from transduce.data.batches import BatchingConfig
+from transduce.decoding.beam_search import SearchConfig
+from transduce.errors import ConfigError
+from transduce.model.config import ModelConfig
+from transduce.text.tokenizer import TokenizerConfig
+from transduce.training.trainer import TrainingConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Every setting of a run."""
+
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+
+MODEL = ModelConfig(
+    num_layers=6, d_model=512, d_ff=2048, num_heads=8, d_k=64, d_v=64, dropout=0.1
+)
+BIG_MODEL = ModelConfig(
+    num_layers=6, d_model=1024, d_ff=4096, num_heads=16, d_k=64, d_v=64, dropout=0.3
+)
+TRAINING = TrainingConfig(
+    steps=100_000, warmup_steps=4_000, label_smoothing=0.1, keep_checkpoints=5
+)
+BIG_TRAINING = TrainingConfig(
+    steps=300_000, warmup_steps=4_000, label_smoothing=0.1, keep_checkpoints=20
+)
+WORD_PIECES = TokenizerConfig(kind="word-piece", vocab_size=32_000)
+
+BASE = RunConfig(
+    tokenizer=TokenizerConfig(kind="bpe", vocab_size=37_000),
+    model=MODEL,
+    batching=BatchingConfig(source_tokens=25_000, target_tokens=25_000),
+    training=TRAINING,
+    search=SearchConfig(beam_size=4, length_penalty=0.6, extra_length=50),
+)
+BIG = replace(BASE, model=BIG_MODEL, training=BIG_TRAINING)
+
+TABLE_3_MODELS = {
+    "A-h1": replace(MODEL, num_heads=1, d_k=512, d_v=512),
+    "A-h4": replace(MODEL, num_heads=4, d_k=128, d_v=128),
+    "A-h16": replace(MODEL, num_heads=16, d_k=32, d_v=32),
+    "A-h32": replace(MODEL, num_heads=32, d_k=16, d_v=16),
+    "B-dk16": replace(MODEL, d_k=16),
+    "B-dk32": replace(MODEL, d_k=32),
+    "C-N2": replace(MODEL, num_layers=2),
+    "C-N4": replace(MODEL, num_layers=4),
+    "C-N8": replace(MODEL, num_layers=8),
+    "C-d256": replace(MODEL, d_model=256, d_k=32, d_v=32),
+    "C-d1024": replace(MODEL, d_model=1024, d_k=128, d_v=128),
+    "C-ff1024": replace(MODEL, d_ff=1024),
+    "C-ff4096": replace(MODEL, d_ff=4096),
+    "D-drop0": replace(MODEL, dropout=0.0),
+    "D-drop0.2": replace(MODEL, dropout=0.2),
+    "E-learned": replace(MODEL, positions="learned"),
+}
+TABLE_3 = {
+    "base": BASE,
+    **{row: replace(BASE, model=model) for row, model in TABLE_3_MODELS.items()},
+    "D-smooth0": replace(BASE, training=replace(TRAINING, label_smoothing=0.0)),
+    "D-smooth0.2": replace(BASE, training=replace(TRAINING, label_smoothing=0.2)),
+    "big": BIG,
+}
+"""The rows of Table 3 by their letter, all for English to German."""
+
+SMALL_MODEL = ModelConfig(
+    num_layers=4, d_model=128, d_ff=256, num_heads=4, d_k=32, d_v=32, dropout=0.3
+)
+
+PRESETS = {
+    **TABLE_3,
+    "base-en-fr": replace(BASE, tokenizer=WORD_PIECES),
+    "big-en-fr": replace(
+        BASE,
+        tokenizer=WORD_PIECES,
+        model=replace(BIG_MODEL, dropout=0.1),
+        training=BIG_TRAINING,
+    ),
+    # 29,000 image captions: sizes and learning rate of Wu et al. (2021).
+    "multi30k": RunConfig(
+        tokenizer=TokenizerConfig(vocab_size=6_000),
+        model=SMALL_MODEL,
+        batching=BatchingConfig(
+            source_tokens=4_096, target_tokens=4_096, batch_tokens=1_024
+        ),
+        training=TrainingConfig(
+            steps=4_000,
+            warmup_steps=1_000,
+            learning_rate_scale=1.4,
+            checkpoint_steps=200,
+            keep_checkpoints=10,
+        ),
+        search=SearchConfig(beam_size=5, length_penalty=0.6),
+    ),
+    # The built-in corpus, in minutes on two cores.
+    "quickstart": RunConfig(
+        tokenizer=TokenizerConfig(vocab_size=2_000),
+        model=replace(SMALL_MODEL, num_layers=2, dropout=0.1),
+        batching=BatchingConfig(
+            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
+        ),
+        training=TrainingConfig(
+            steps=600,
+            warmup_steps=200,
+            checkpoint_steps=100,
+            keep_checkpoints=3,
+        ),
+    ),
+    # For trying things out: learns nothing of use, in seconds.
+    "tiny": RunConfig(
+        tokenizer=TokenizerConfig(vocab_size=400),
+        model=ModelConfig(
+            num_layers=1, d_model=32, d_ff=64, num_heads=2, d_k=16, d_v=16
+        ),
+        batching=BatchingConfig(
+            source_tokens=512, target_tokens=512, batch_tokens=512
+        ),
+        training=TrainingConfig(
+            steps=20, warmup_steps=10, checkpoint_steps=10, keep_checkpoints=2
+        ),
+    ),
+}
+
+
+def preset(name: str) -> RunConfig:
+    """The run of that name; `ConfigError` names the nearest if there is none."""
+    if name not in PRESETS:
+        nearest = get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"The preset must be one of {', '.join(PRESETS)}, but is {name!r}; did you "
+            f"mean {nearest!r}?"
+        )
+    return PRESETS[name]

@@ -1,0 +1,107 @@
+"""The folder of a run: what lies where, its record and its log."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transduce.checkpoint import CHECKPOINTS, checkpoints_of, read_json, write_folder
+from transduce.errors import CheckpointError, ConfigError
+from transduce.experiments.preparation import CorpusFiles, Preparation, prepare
+from transduce.experiments.presets import RunConfig
+from transduce.experiments.settings import apply_mapping, as_mapping
+
+FORMAT = 1
+RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
+
+
+class RunFolder:
+    """One training of a preset, on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(
+        cls, path: Path, files: CorpusFiles, config: RunConfig
+    ) -> tuple["RunFolder", Preparation]:
+        """Prepare a new run; nothing is left behind if that fails."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(
+                f"{path}: the output folder must be new or empty, but is not; go on "
+                "with that run by --resume, or choose another folder."
+            )
+        preparations = []
+
+        def write(new: Path) -> None:
+            preparations.append(prepare(files, config, new))
+            record = {
+                "format": FORMAT,
+                "files": {
+                    name: [str(file.absolute()) for file in getattr(files, name)]
+                    for name in ("source", "target", "dev_source", "dev_target")
+                },
+                "settings": as_mapping(config),
+            }
+            text = json.dumps(record, indent=2) + "\n"
+            (new / RECORD).write_text(text, encoding="utf-8")
+
+        write_folder(path, write)
+        return cls(path), preparations[0]
+
+    @classmethod
+    def open(cls, path: Path) -> tuple["RunFolder", RunConfig]:
+        """A run that is there, and the settings it was begun with."""
+        if not (path / RECORD).is_file() or not (path / "corpus").is_dir():
+            raise CheckpointError(
+                f"{path}: must be a run to resume, but holds none; leave out --resume "
+                "to begin one."
+            )
+        record = read_json(path / RECORD)
+        if record.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{path / RECORD}: the format must be {FORMAT}, but is "
+                f"{record.get('format')}; the run was begun by another version of "
+                "transduce."
+            )
+        where = f"{path / RECORD}: "
+        return cls(path), apply_mapping(RunConfig(), record["settings"], where)
+
+    @property
+    def corpus(self) -> Path:
+        return self.path / "corpus" / "training"
+
+    @property
+    def dev_corpus(self) -> Path | None:
+        folder = self.path / "corpus" / "dev"
+        return folder if folder.is_dir() else None
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the checkpoint of a step is or will be."""
+        return self.path / CHECKPOINTS / f"step-{step:08}"
+
+    def checkpoints(self) -> list[Path]:
+        """Those that are there, oldest first."""
+        return checkpoints_of(self.path)
+
+    def log(self, kind: str, **values: Any) -> None:
+        """Add a line to the log."""
+        with (self.path / LOG).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, **values}) + "\n")
+
+    def read_log(self) -> Iterator[dict[str, Any]]:
+        """The lines of the log; a last one cut short by a crash is passed over."""
+        if not (self.path / LOG).is_file():
+            return
+        for line in (self.path / LOG).read_text(encoding="utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+    def forget_log_after(self, step: int) -> None:
+        """Drop what a resumed run will write again."""
+        kept = [entry for entry in self.read_log() if entry["step"] <= step]
+        new = self.path / f"{LOG}.new"
+        new.write_text("".join(json.dumps(e) + "\n" for e in kept), encoding="utf-8")
+        new.replace(self.path / LOG)

@@ -1,0 +1,112 @@
+"""A run's settings from a TOML file, from `key=value`, and from a run's own record."""
+
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transduce.errors import ConfigError
+
+Config = TypeVar("Config")
+
+
+def apply_file(config: Config, path: Path) -> Config:
+    """Change the settings that a TOML file names, table by table."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the settings cannot be read ({error.strerror})."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: the settings must be TOML, but: {error}.") from None
+    return apply_mapping(config, content, where=f"{path}: ")
+
+
+def apply_assignments(config: Config, assignments: Sequence[str]) -> Config:
+    """Change single settings, each given as `key=value` with the value in TOML."""
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"A setting must be `key=value`, but is {assignment!r}.")
+        nested: Any = _value(text.strip())
+        for name in reversed(key.strip().split(".")):
+            nested = {name: nested}
+        config = apply_mapping(config, nested, where="--set: ")
+    return config
+
+
+def apply_mapping(
+    config: Config, content: Mapping[str, Any], where: str, prefix: str = ""
+) -> Config:
+    """Change settings by nested name; unknown names and wrong types are errors."""
+    types_by_name = typing.get_type_hints(type(config))
+    names = [field.name for field in fields(config)]  # type: ignore[arg-type] # a config
+    changes = {}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if name not in names:
+            raise ConfigError(_unknown(key, [f"{prefix}{n}" for n in names], where))
+        current = getattr(config, name)
+        if is_dataclass(current):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}`{key}` must be a table, but is {value!r}.")
+            changes[name] = apply_mapping(current, value, where, f"{key}.")
+        else:
+            changes[name] = _checked(key, value, types_by_name[name], where)
+    return replace(config, **changes)  # type: ignore[type-var] # a dataclass
+
+
+def as_mapping(config: Any) -> dict[str, Any]:
+    """The settings as nested plain values, for a JSON file."""
+    return asdict(config)
+
+
+def _value(text: str) -> Any:
+    """A TOML value; a bare word is a string, and `none` is no value."""
+    if text.lower() == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
+    options = typing.get_args(expected) if _is_union(expected) else (expected,)
+    for option in options:
+        if typing.get_origin(option) is typing.Literal:
+            if value in typing.get_args(option):
+                return value
+        elif option is float and type(value) is int:
+            return float(value)
+        elif type(value) is option:
+            return value
+    raise ConfigError(
+        f"{where}`{key}` must be {_describe(options)}, but is {value!r}."
+    )
+
+
+def _is_union(expected: Any) -> bool:
+    return typing.get_origin(expected) in (typing.Union, types.UnionType)
+
+
+def _describe(options: Sequence[Any]) -> str:
+    words = {int: "a whole number", float: "a number", str: "a string"}
+    described = []
+    for option in options:
+        if typing.get_origin(option) is typing.Literal:
+            described += [f'"{choice}"' for choice in typing.get_args(option)]
+        else:
+            described.append(words.get(option, "none"))
+    return " or ".join(described)
+
+
+def _unknown(key: str, known: list[str], where: str) -> str:
+    matches = get_close_matches(key, known, n=1, cutoff=0.4)
+    hint = f"did you mean `{matches[0]}`?" if matches else f"known are {', '.join(known)}."
+    return f"{where}there is no setting `{key}`; {hint}"

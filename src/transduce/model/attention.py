@@ -1,0 +1,151 @@
+"""Attention (section 3.2). A mask is True where a query may attend to a key."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from transduce.model.config import Scores
+
+
+def padding_mask(
+    ids: Int[Tensor, "batch keys"], pad: int
+) -> Bool[Tensor, "batch 1 1 keys"]:
+    """All may attend to what is no padding."""
+    return (ids != pad)[:, None, None, :]
+
+
+def causal_mask(
+    queries: int, keys: int, device: torch.device
+) -> Bool[Tensor, "1 1 queries keys"]:
+    """A position may attend to itself and those before it (section 3.2.3).
+
+    The queries are the last of the keys' positions.
+    """
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    return mask.tril(keys - queries)[None, None]
+
+
+def neighbourhood_mask(
+    queries: int, keys: int, neighbourhood: int, device: torch.device
+) -> Bool[Tensor, "1 1 queries keys"]:
+    """A position may attend to those at most r away (section 4)."""
+    query = torch.arange(keys - queries, keys, device=device)[:, None]
+    key = torch.arange(keys, device=device)[None, :]
+    return ((query - key).abs() <= neighbourhood)[None, None]
+
+
+def attention_weights(
+    scores: Float[Tensor, "batch heads queries keys"],
+    mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
+) -> Float[Tensor, "batch heads queries keys"]:
+    """Scores to weights that sum to one over the keys (equation 1).
+
+    A query that may attend to no key attends to all alike.
+    """
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores.softmax(dim=-1)
+
+
+class MultiHeadAttention(nn.Module):
+    """Several attentions side by side, each on its own projections (section 3.2.2).
+
+    The weights of all heads pass through `weights_tap` while a forward hook listens
+    there; otherwise they are never formed.
+    """
+
+    def __init__(
+        self, d_model: int, num_heads: int, d_k: int, d_v: int, scores: Scores
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.d_k = d_k
+        self.d_v = d_v
+        self.scores = scores
+        self.project_query = nn.Linear(d_model, num_heads * d_k)
+        # One product for both, as the keys and the values come from one place.
+        self.project_key_value = nn.Linear(d_model, num_heads * (d_k + d_v))
+        self.project_output = nn.Linear(num_heads * d_v, d_model)
+        if scores == "additive":
+            self.additive_weight = nn.Parameter(torch.empty(num_heads, d_k))
+        self.weights_tap = nn.Identity()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot and Bengio (2010), as if Q, K and V were one matrix.
+
+        The paper's own code projects all three at once, which makes their limit
+        smaller by the root of two than that of separate square matrices.
+        """
+        matrices = [self.project_query.weight]
+        matrices += self.project_key_value.weight.split(
+            [self.num_heads * self.d_k, self.num_heads * self.d_v]
+        )
+        for matrix in matrices:
+            nn.init.xavier_uniform_(matrix, gain=1 / math.sqrt(2))
+        nn.init.xavier_uniform_(self.project_output.weight)
+        for layer in (self.project_query, self.project_key_value, self.project_output):
+            nn.init.zeros_(layer.bias)
+        if self.scores == "additive":
+            nn.init.xavier_uniform_(self.additive_weight)
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch queries d_model"],
+        memory: Float[Tensor, "batch keys d_model"],
+        mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
+    ) -> Float[Tensor, "batch queries d_model"]:
+        key, value = self.keys_and_values(memory)
+        return self.attend(query, key, value, mask)
+
+    def keys_and_values(
+        self, memory: Float[Tensor, "batch keys d_model"]
+    ) -> tuple[
+        Float[Tensor, "batch heads keys d_k"], Float[Tensor, "batch heads keys d_v"]
+    ]:
+        """What can be kept between decoding steps."""
+        key, value = self.project_key_value(memory).split(
+            [self.num_heads * self.d_k, self.num_heads * self.d_v], dim=-1
+        )
+        return self._split_heads(key), self._split_heads(value)
+
+    def attend(
+        self,
+        query: Float[Tensor, "batch queries d_model"],
+        key: Float[Tensor, "batch heads keys d_k"],
+        value: Float[Tensor, "batch heads keys d_v"],
+        mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
+    ) -> Float[Tensor, "batch queries d_model"]:
+        """Average the values by how well each query matches their keys."""
+        queries = self._split_heads(self.project_query(query))
+        if self.scores == "additive" or self.weights_tap._forward_hooks:
+            weights = attention_weights(self._scores(queries, key), mask)
+            heads = self.weights_tap(weights) @ value
+        else:
+            heads = functional.scaled_dot_product_attention(
+                queries, key, value, mask, scale=self._scale
+            )
+        return self.project_output(heads.transpose(1, 2).flatten(2))
+
+    @property
+    def _scale(self) -> float:
+        return 1 / math.sqrt(self.d_k) if self.scores == "scaled" else 1.0
+
+    def _scores(
+        self,
+        query: Float[Tensor, "batch heads queries d_k"],
+        key: Float[Tensor, "batch heads keys d_k"],
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        if self.scores == "additive":
+            # Bahdanau et al. (2015); the two matrices are the projections.
+            hidden = torch.tanh(query[..., :, None, :] + key[..., None, :, :])
+            return torch.einsum("bhqkd,hd->bhqk", hidden, self.additive_weight)
+        return query @ key.transpose(-2, -1) * self._scale
+
+    def _split_heads(
+        self, x: Float[Tensor, "batch length width"]
+    ) -> Float[Tensor, "batch heads length head_width"]:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

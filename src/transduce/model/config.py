@@ -1,0 +1,70 @@
+"""The sizes and choices of a Transformer (section 3; Table 3)."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from transduce.errors import ConfigError
+
+Positions = Literal["sinusoidal", "learned"]
+Norm = Literal["post", "pre"]
+Scores = Literal["scaled", "unscaled", "additive"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A Transformer's sizes; the defaults are the paper's base model."""
+
+    vocab_size: int = 37_000
+    """Rows of the one embedding of source, target and output; the tokenizer's size."""
+    num_layers: int = 6
+    """N: layers of the encoder, and of the decoder."""
+    d_model: int = 512
+    """Width of what passes between layers."""
+    d_ff: int = 2048
+    """Width inside the feed-forward networks."""
+    num_heads: int = 8
+    """h: attentions side by side."""
+    d_k: int = 64
+    """Width of one head's queries and keys."""
+    d_v: int = 64
+    """Width of one head's values."""
+    dropout: float = 0.1
+    """P_drop: the share of activations set to zero in training."""
+    positions: Positions = "sinusoidal"
+    """How a position is told: the sinusoids of section 3.5, or learned (row E)."""
+    max_positions: int = 1024
+    """Rows of the table of learned positions; sinusoids know no limit."""
+    norm: Norm = "post"
+    """Where a sub-layer is normalized: after its residual sum, as in the paper."""
+    scores: Scores = "scaled"
+    """How a query is held against a key (section 3.2.1)."""
+    neighbourhood: int | None = None
+    """r: how far to either side self-attention sees (section 4); all if not given."""
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_choice("positions", get_args(Positions))
+        self._check_choice("norm", get_args(Norm))
+        self._check_choice("scores", get_args(Scores))
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(
+                f"`model.dropout` must be at least 0 and below 1, but is {self.dropout}."
+            )
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise ConfigError(
+                "`model.d_model` must be even for sinusoidal positions, but is "
+                f"{self.d_model}."
+            )
+
+    def _check_sizes(self) -> None:
+        for name in (
+            "vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v",
+            "max_positions", "neighbourhood",
+        ):  # fmt: skip
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"`model.{name}` must be at least 1, but is {value}.")
+
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        if (value := getattr(self, name)) not in choices:
+            known = ", ".join(f'"{choice}"' for choice in choices)
+            raise ConfigError(f'`model.{name}` must be one of {known}, but is "{value}".')

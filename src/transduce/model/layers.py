@@ -1,0 +1,136 @@
+"""The layers of encoder and decoder (sections 3.1 and 3.3)."""
+
+from collections.abc import Callable
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.cache import LayerCache
+from transduce.model.config import ModelConfig, Norm
+from transduce.model.dropout import Dropout
+
+LAYER_NORM_EPSILON = 1e-6
+"""Of the paper's own code; the paper does not say."""
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with a ReLU between, the same at each position (equation 2)."""
+
+    def __init__(self, d_model: int, d_ff: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(d_model, d_ff)
+        self.outer = nn.Linear(d_ff, d_model)
+        for layer in (self.inner, self.outer):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        return self.outer(self.inner(x).relu())
+
+
+class ResidualConnection(nn.Module):
+    """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1 and 5.4)."""
+
+    def __init__(self, d_model: int, dropout: float, norm: Norm) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(d_model, eps=LAYER_NORM_EPSILON)
+        self.dropout = Dropout(dropout)
+        self.is_pre_norm = norm == "pre"
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        sublayer: Callable[[Tensor], Tensor],
+    ) -> Float[Tensor, "batch length d_model"]:
+        if self.is_pre_norm:
+            # Unlike the paper: normalized before the sub-layer, which lets deep
+            # stacks train without warm-up (Nguyen and Salazar, 2019).
+            return x + self.dropout(sublayer(self.norm(x)))
+        return self.norm(x + self.dropout(sublayer(x)))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then a feed-forward network (Figure 1, left)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attention = _attention(config)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff)
+        self.after_self_attention = _residual(config)
+        self.after_feed_forward = _residual(config)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch source d_model"],
+        mask: Bool[Tensor, "#batch 1 #queries source"],
+    ) -> Float[Tensor, "batch source d_model"]:
+        x = self.after_self_attention(x, lambda x: self.self_attention(x, x, mask))
+        return self.after_feed_forward(x, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, attention to the memory, feed-forward (Figure 1, right)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attention = _attention(config)
+        self.memory_attention = _attention(config)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff)
+        self.after_self_attention = _residual(config)
+        self.after_memory_attention = _residual(config)
+        self.after_feed_forward = _residual(config)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch target d_model"],
+        memory: Float[Tensor, "batch source d_model"],
+        self_mask: Bool[Tensor, "1 1 target target"],
+        memory_mask: Bool[Tensor, "batch 1 1 source"],
+    ) -> Float[Tensor, "batch target d_model"]:
+        x = self.after_self_attention(x, lambda x: self.self_attention(x, x, self_mask))
+        x = self.after_memory_attention(
+            x, lambda x: self.memory_attention(x, memory, memory_mask)
+        )
+        return self.after_feed_forward(x, self.feed_forward)
+
+    def start(self, memory: Float[Tensor, "sentences source d_model"]) -> LayerCache:
+        """The cache before the first step."""
+        key, value = self.memory_attention.keys_and_values(memory)
+        return LayerCache(memory_key=key, memory_value=value)
+
+    def step(
+        self,
+        x: Float[Tensor, "rows 1 d_model"],
+        cache: LayerCache,
+        self_mask: Bool[Tensor, "1 1 1 keys"] | None,
+        memory_mask: Bool[Tensor, "sentences 1 1 source"],
+    ) -> Float[Tensor, "rows 1 d_model"]:
+        """`forward` for the newest position alone; the cache holds those before it."""
+
+        def attend_to_past(x: Tensor) -> Tensor:
+            key, value = cache.append(*self.self_attention.keys_and_values(x))
+            return self.self_attention.attend(x, key, value, self_mask)
+
+        def attend_to_memory(x: Tensor) -> Tensor:
+            # The hypotheses of a sentence are queries side by side to one memory.
+            queries = x.view(len(memory_mask), -1, x.size(-1))
+            return self.memory_attention.attend(
+                queries, cache.memory_key, cache.memory_value, memory_mask
+            ).view_as(x)
+
+        x = self.after_self_attention(x, attend_to_past)
+        x = self.after_memory_attention(x, attend_to_memory)
+        return self.after_feed_forward(x, self.feed_forward)
+
+
+def _attention(config: ModelConfig) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.d_model, config.num_heads, config.d_k, config.d_v, config.scores
+    )
+
+
+def _residual(config: ModelConfig) -> ResidualConnection:
+    return ResidualConnection(config.d_model, config.dropout, config.norm)

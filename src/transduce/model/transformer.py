@@ -1,0 +1,128 @@
+"""The Transformer (section 3; Figure 1)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from transduce.model.attention import causal_mask, neighbourhood_mask, padding_mask
+from transduce.model.cache import DecodingState
+from transduce.model.config import ModelConfig
+from transduce.model.dropout import Dropout
+from transduce.model.embedding import (
+    LearnedPositions,
+    SharedEmbedding,
+    SinusoidalPositions,
+)
+from transduce.model.layers import LAYER_NORM_EPSILON, DecoderLayer, EncoderLayer
+
+PAD = 0
+"""The id that fills rows up; nothing attends to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What the encoder made of the sources (section 3.2.3)."""
+
+    states: Float[Tensor, "batch source d_model"]
+    mask: Bool[Tensor, "batch 1 1 source"]
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder over one shared embedding (section 3)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = SharedEmbedding(config.vocab_size, config.d_model)
+        self.positions = (
+            SinusoidalPositions(config.d_model)
+            if config.positions == "sinusoidal"
+            else LearnedPositions(config.max_positions, config.d_model)
+        )
+        self.dropout = Dropout(config.dropout)
+        layers = range(config.num_layers)
+        self.encoder_layers = nn.ModuleList(EncoderLayer(config) for _ in layers)
+        self.decoder_layers = nn.ModuleList(DecoderLayer(config) for _ in layers)
+        self.encoder_norm = _final_norm(config)
+        self.decoder_norm = _final_norm(config)
+
+    def forward(
+        self,
+        source: Int[Tensor, "batch source"],
+        target_in: Int[Tensor, "batch target"],
+    ) -> Float[Tensor, "batch target vocab"]:
+        return self.logits(self.decode(target_in, self.encode(source)))
+
+    def encode(self, source: Int[Tensor, "batch source"]) -> Memory:
+        """Read the sources (Figure 1, left)."""
+        mask = padding_mask(source, PAD)
+        self_mask = mask & self._near(source.size(1), source.size(1), source.device)
+        x = self._embed(source, first=0)
+        for layer in self.encoder_layers:
+            x = layer(x, self_mask)
+        return Memory(states=self.encoder_norm(x), mask=mask)
+
+    def decode(
+        self, target_in: Int[Tensor, "batch target"], memory: Memory
+    ) -> Float[Tensor, "batch target d_model"]:
+        """The decoder's states at all positions at once (Figure 1, right)."""
+        length, device = target_in.size(1), target_in.device
+        mask = causal_mask(length, length, device) & self._near(length, length, device)
+        x = self._embed(target_in, first=0)
+        for layer in self.decoder_layers:
+            x = layer(x, memory.states, mask, memory.mask)
+        return self.decoder_norm(x)
+
+    def logits(
+        self, states: Float[Tensor, "*rows d_model"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        """Decoder states to scores of the next token (section 3.4)."""
+        return self.embedding.logits(states)
+
+    def start(self, memory: Memory, beam_size: int) -> DecodingState:
+        """The state before the first step, with `beam_size` rows a sentence."""
+        return DecodingState(
+            layers=[layer.start(memory.states) for layer in self.decoder_layers],
+            memory_mask=memory.mask,
+            beam_size=beam_size,
+        )
+
+    def step(
+        self, last_ids: Int[Tensor, " rows"], state: DecodingState
+    ) -> Float[Tensor, "rows vocab"]:
+        """Read one more token in each row; the logits of the next."""
+        x = self._embed(last_ids[:, None], first=state.length)
+        state.length += 1
+        mask = None
+        if self.config.neighbourhood is not None:
+            mask = self._near(1, state.length, last_ids.device)
+        for layer, cache in zip(self.decoder_layers, state.layers, strict=True):
+            x = layer.step(x, cache, mask, state.memory_mask)
+        return self.logits(self.decoder_norm(x).squeeze(1))
+
+    def num_parameters(self) -> int:
+        """Numbers learned, each counted once (Table 3, last column)."""
+        return sum(p.numel() for p in self.parameters())
+
+    def _embed(
+        self, ids: Int[Tensor, "batch length"], first: int
+    ) -> Float[Tensor, "batch length d_model"]:
+        positions = self.positions(first, ids.size(1), ids.device)
+        return self.dropout(self.embedding(ids) + positions)
+
+    def _near(
+        self, queries: int, keys: int, device: torch.device
+    ) -> Bool[Tensor, "1 1 #queries #keys"]:
+        """Who may see whom by distance: all, or the neighbourhood (section 4)."""
+        if self.config.neighbourhood is None:
+            return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+        return neighbourhood_mask(queries, keys, self.config.neighbourhood, device)
+
+
+def _final_norm(config: ModelConfig) -> nn.Module:
+    """Nothing in the paper's arrangement; pre-norm leaves the last sum unscaled."""
+    if config.norm == "pre":
+        return nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+    return nn.Identity()

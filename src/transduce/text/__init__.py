@@ -1,0 +1,1 @@
+"""Strings: parallel files, tokenizers, the built-in grammar. Knows no torch."""

@@ -1,0 +1,163 @@
+"""Parallel corpora: read line-aligned text files (section 5.1).
+
+A line ends at LF or CRLF and nowhere else, so that line counts agree with `wc -l`:
+U+2028, U+0085, form feed and a lone CR are characters of the line. Files are UTF-8,
+with or without a byte order mark, plain or gzip. Knows nothing of tokens.
+"""
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from transduce.errors import DataError
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+GZIP_MAGIC = b"\x1f\x8b"
+MAX_LINE_BYTES = 1_000_000
+"""A longer line is no sentence: the file is something else, or its ends are lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentencePair:
+    """A source sentence and its translation."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a file, without its end; `number` counts from 1."""
+
+    path: Path
+    number: int
+    content: bytes
+
+    @property
+    def place(self) -> str:
+        return f"{self.path}:{self.number}"
+
+    def text(self) -> str:
+        """The line as text; `DataError` if it is not UTF-8 or holds a NUL byte."""
+        if b"\0" in self.content:
+            raise DataError(
+                f"{self.place}: a line must be text, but this one holds a NUL byte; "
+                "remove it or convert the file to UTF-8."
+            )
+        try:
+            return self.content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self.place}: a line must be valid UTF-8, but byte "
+                f"{error.start + 1} of this one is 0x{self.content[error.start]:02x}; "
+                "convert the file to UTF-8."
+            ) from None
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The lines of a plain or gzip file, raw, one after the other."""
+    try:
+        with _open(path) as file:
+            yield from _lines(file, path)
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise DataError(
+            f"{path}: the gzip file is damaged or cut short; fetch it again."
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"{path}: the file cannot be read ({error.strerror})."
+        ) from None
+
+
+def read_stream(stream: BinaryIO) -> Iterator[str]:
+    """The lines of a stream, such as standard input, as text."""
+    for line in _lines(stream, Path("standard input")):
+        yield line.text()
+
+
+def read_text(paths: Sequence[Path]) -> Iterator[str]:
+    """The lines of several files as one text."""
+    for path in paths:
+        for line in read_lines(path):
+            yield line.text()
+
+
+def aligned_lines(
+    source: Sequence[Path], target: Sequence[Path]
+) -> Iterator[tuple[Line, Line]]:
+    """The lines of both sides in step; `DataError` where one side ends first.
+
+    Files are paired in order, so that unequal counts are found in the file that has
+    them and do not shift the files after it.
+    """
+    if len(source) != len(target):
+        raise DataError(
+            f"Source and target must have equally many files, but have {len(source)} "
+            f"and {len(target)}."
+        )
+    for source_path, target_path in zip(source, target, strict=True):
+        pairs = zip_longest(read_lines(source_path), read_lines(target_path))
+        for number, (source_line, target_line) in enumerate(pairs, start=1):
+            if source_line is None or target_line is None:
+                raise _unequal(source_path, target_path, source_line, number)
+            yield source_line, target_line
+
+
+def read_pairs(source: Sequence[Path], target: Sequence[Path]) -> Iterator[SentencePair]:
+    """The sentence pairs of line-aligned files, several a side if need be."""
+    for source_line, target_line in aligned_lines(source, target):
+        yield SentencePair(source=source_line.text(), target=target_line.text())
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write one line each; the only line end is LF."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(line + "\n" for line in lines)
+
+
+def _open(path: Path) -> BinaryIO:
+    with path.open("rb") as file:
+        magic = file.read(len(GZIP_MAGIC))
+    if magic == GZIP_MAGIC:
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    return path.open("rb")
+
+
+def _lines(file: BinaryIO, path: Path) -> Iterator[Line]:
+    read = partial(file.readline, MAX_LINE_BYTES + len(b"\r\n"))
+    for number, content in enumerate(iter(read, b""), start=1):
+        if number == 1:
+            content = content.removeprefix(BYTE_ORDER_MARK)
+        yield _line(path, number, content)
+
+
+def _line(path: Path, number: int, content: bytes) -> Line:
+    line = Line(path=path, number=number, content=_without_end(content))
+    if len(line.content) > MAX_LINE_BYTES:
+        raise DataError(
+            f"{line.place}: a line must be at most {MAX_LINE_BYTES:,} bytes long, but "
+            "this one is longer; is the file one sentence a line?"
+        )
+    return line
+
+
+def _without_end(content: bytes) -> bytes:
+    if content.endswith(b"\r\n"):
+        return content[:-2]
+    return content.removesuffix(b"\n")
+
+
+def _unequal(
+    source: Path, target: Path, source_line: Line | None, number: int
+) -> DataError:
+    shorter, longer = (source, target) if source_line is None else (target, source)
+    total = sum(1 for _ in read_lines(longer))
+    return DataError(
+        f"{shorter}:{number}: source and target must have equally many lines, but "
+        f"{shorter} has {number - 1:,} and {longer} has {total:,}."
+    )

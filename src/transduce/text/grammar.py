@@ -1,0 +1,156 @@
+"""The built-in corpus: English sentences with their German, from a grammar.
+
+A synchronous grammar, written by hand in a data file that its first lines explain,
+says each sentence in both languages at once: so the translation is a function of the
+English, and tree, word alignment and antecedents come with it. Knows no tokenizer
+and no model.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import pairwise
+from random import Random
+from zlib import crc32
+
+from transduce.text.grammar_derivation import (
+    Combination,
+    Derivation,
+    RuleBook,
+    TargetWord,
+    joined,
+)
+from transduce.text.grammar_rules import GrammarFile, read_grammar
+
+BUILT_IN = "grammar_en_de.toml"
+START = "Sentence"
+HELD_OUT_PERCENT = 6
+CLITIC = "~"
+"""Begins an article that contracts with the preposition before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarSentence:
+    """A sentence in both languages; words are counted from 0, punctuation included."""
+
+    source: str
+    target: str
+    tree: str
+    """The English constituents in one line, in the manner of the Penn Treebank."""
+    source_words: tuple[str, ...]
+    """The leaves of the tree."""
+    target_words: tuple[str, ...]
+    alignment: tuple[tuple[int, int], ...]
+    """Pairs of a source and a target word."""
+    antecedents: tuple[tuple[int, int], ...]
+    """Pairs of a pronoun and the noun it stands for, both in the source."""
+    combinations: tuple[Combination, ...]
+    """Verb and subject, verb and object, adjective and noun; each pair in order."""
+
+
+class Grammar:
+    """A synchronous grammar that speaks."""
+
+    def __init__(self, file: GrammarFile) -> None:
+        self._book = RuleBook(file)
+        self._training_book = RuleBook(file, is_excluded=is_held_out)
+        self._contractions = file.contractions
+
+    @classmethod
+    def built_in(cls) -> "Grammar":
+        """The grammar that comes with the package: English to German."""
+        text = files("transduce.text").joinpath(BUILT_IN).read_text(encoding="utf-8")
+        return cls(read_grammar(text, BUILT_IN))
+
+    def training_sentences(self, seed: int) -> Iterator[GrammarSentence]:
+        """Sentences without end, none with a held-out combination; few are equal."""
+        return self._sentences(self._training_book, Random(seed))
+
+    def held_out_sentences(self, seed: int) -> Iterator[GrammarSentence]:
+        """Different sentences without end, all with a held-out combination."""
+        seen: set[str] = set()
+        for sentence in self._sentences(self._book, Random(seed)):
+            is_new = sentence.source not in seen
+            if is_new and any(map(is_held_out, sentence.combinations)):
+                seen.add(sentence.source)
+                yield sentence
+
+    def num_sentences(self) -> int:
+        """A lower bound: the derivations without pronouns, which all differ."""
+        return self._book.count(START)
+
+    def _sentences(self, book: RuleBook, rng: Random) -> Iterator[GrammarSentence]:
+        while True:
+            derivation = Derivation(book, rng)
+            german = derivation.expand(START, ())["all"]
+            yield _sentence(derivation, self._written(german))
+
+    def _written(self, words: list[TargetWord]) -> list[TargetWord]:
+        """Contract articles, and keep one of the commas that meet."""
+        written: list[TargetWord] = []
+        for word in words:
+            last = written[-1].text if written else ""
+            if last == "," and word.text in (",", "."):
+                word = joined([TargetWord("", written.pop().sources), word])[0]
+            elif word.text.startswith(CLITIC):
+                word = self._article(word, written)
+            written.append(word)
+        return written
+
+    def _article(self, word: TargetWord, written: list[TargetWord]) -> TargetWord:
+        article = word.text.removeprefix(CLITIC)
+        pair = f"{written[-1].text} {article}" if written else article
+        if pair not in self._contractions:
+            return TargetWord(article, word.sources)
+        sources = (*written.pop().sources, *word.sources)
+        return TargetWord(self._contractions[pair], sources)
+
+
+def _sentence(derivation: Derivation, german: list[TargetWord]) -> GrammarSentence:
+    _adapt_articles(derivation)
+    derivation.put(0, _capitalised(derivation.words[0]))
+    first, *others = [word.text for word in german]
+    target_words = (_capitalised(first), *others)
+    return GrammarSentence(
+        source=_written_out(derivation.words),
+        target=_written_out(target_words),
+        tree=f"(TOP{derivation.bracketed()})",
+        source_words=tuple(derivation.words),
+        target_words=target_words,
+        alignment=_alignment(german),
+        antecedents=tuple(sorted(derivation.antecedents)),
+        combinations=tuple(derivation.combinations),
+    )
+
+
+def _adapt_articles(derivation: Derivation) -> None:
+    """Write an before a vowel, which is known only when the next word is."""
+    for position, (word, following) in enumerate(pairwise(derivation.words)):
+        if word == "a" and following[0] in "aeiou":
+            derivation.put(position, "an")
+
+
+def _capitalised(word: str) -> str:
+    return word[0].upper() + word[1:]
+
+
+def _alignment(german: list[TargetWord]) -> tuple[tuple[int, int], ...]:
+    pairs = {
+        (source, target)
+        for target, word in enumerate(german)
+        for source in word.sources
+    }
+    return tuple(sorted(pairs))
+
+
+def _written_out(words: Sequence[str]) -> str:
+    text = " ".join(words)
+    for tokens, written in ((" ,", ","), (" .", "."), (" 's", "'s")):
+        text = text.replace(tokens, written)
+    return text.replace("can not", "cannot")
+
+
+def is_held_out(combination: Combination) -> bool:
+    """Whether training never shows the combination: one pair in about sixteen."""
+    digest = crc32("+".join(combination).encode())
+    return digest % 100 < HELD_OUT_PERCENT

@@ -1,0 +1,203 @@
+"""Sub-word tokenizers: shared byte-pair encoding and word-pieces (section 5.1).
+
+Learned and applied by the Hugging Face `tokenizers` library. What this module adds is
+that nothing is ever unknown: a character that is not in the vocabulary is spelt by
+the bytes of its UTF-8 form, so `decode(encode(text)) == normalize(text)` for any text,
+and special tokens typed by a user are ordinary text.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+import tokenizers
+from tokenizers import Regex, models, pre_tokenizers, trainers
+
+from transduce.errors import CheckpointError, ConfigError
+
+PAD, BOS, EOS = 0, 1, 2
+SPECIAL_PIECES = ("<pad>", "<s>", "</s>")
+
+FIRST_BYTE = 0xF700
+"""Byte b is written as the character U+F700 + b, from Unicode's private use area. A
+user's own character of that range is itself spelt in bytes, so nothing is ambiguous."""
+BYTE_PIECES = tuple(chr(FIRST_BYTE + byte) for byte in range(256))
+_BYTE_SET = frozenset(BYTE_PIECES)
+
+NUM_RESERVED = len(SPECIAL_PIECES) + len(BYTE_PIECES)
+
+# A piece never crosses the border between letters, digits and other characters, so no
+# learned piece can spell a special token. The space before a word belongs to it. Runs
+# are bounded since word-piece takes time quadratic in their length.
+WORD = Regex(
+    r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^ \p{L}\p{M}\p{N}]{1,64}| +"
+)
+
+LEARNING_CHARACTERS = 200_000_000
+"""What the vocabulary is learned from at most: bounds the memory for distinct words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerConfig:
+    """How the vocabulary is learned (section 5.1)."""
+
+    kind: Literal["bpe", "word-piece"] = "bpe"
+    """Byte-pair encoding (the paper's en-de) or word-pieces (its en-fr)."""
+    vocab_size: int = 37_000
+    """Pieces at most, specials and bytes included; small corpora give fewer."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("bpe", "word-piece"):
+            raise ConfigError(
+                f'`tokenizer.kind` must be "bpe" or "word-piece", but is "{self.kind}".'
+            )
+        if self.vocab_size <= NUM_RESERVED:
+            raise ConfigError(
+                f"`tokenizer.vocab_size` must be above {NUM_RESERVED} (special tokens "
+                f"and bytes), but is {self.vocab_size}."
+            )
+
+
+def normalize(text: str) -> str:
+    """The one normalisation: Unicode NFC, and each run of white space one space."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+class Tokenizer:
+    """Text to ids and back; `decode(encode(text))` is the text, normalized."""
+
+    def __init__(self, pieces: tokenizers.Tokenizer) -> None:
+        vocabulary = pieces.get_vocab(with_added_tokens=False)
+        self._pieces = pieces
+        self._piece_of = sorted(vocabulary, key=vocabulary.__getitem__)
+        alphabet = {p for p in vocabulary if len(p) == 1} - set(BYTE_PIECES)
+        self._outside_alphabet = re.compile(
+            "[^ " + "".join(map(re.escape, sorted(alphabet))) + "]"
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._piece_of)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the pieces; no special token among them."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` for many texts at once, on all cores."""
+        spelt = [self._spell(text) for text in texts]
+        return [encoding.ids for encoding in self._pieces.encode_batch(spelt)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids; special tokens are left out."""
+        pieces = "".join(self._piece_of[i] for i in ids if i > EOS)
+        return normalize(_unspell(pieces))
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The pieces themselves, for people to read; a word's first has a space."""
+        return [_readable(self._piece_of[i]) for i in ids]
+
+    def save(self, path: Path) -> None:
+        """Write the vocabulary as `tokenizers` JSON."""
+        path.write_text(self._pieces.to_str(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Read what `save` wrote; `CheckpointError` if it is missing or damaged."""
+        try:
+            pieces = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise CheckpointError(
+                f"{path}: the tokenizer is missing or damaged ({error}); restore the "
+                "file or train again."
+            ) from None
+        if [pieces.id_to_token(i) for i in range(3)] != list(SPECIAL_PIECES):
+            raise CheckpointError(
+                f"{path}: the tokenizer must begin with {', '.join(SPECIAL_PIECES)}, "
+                "but does not; it was not made by transduce."
+            )
+        return cls(pieces)
+
+    def _spell(self, text: str) -> str:
+        """Normalize, and write what is not in the alphabet as bytes."""
+        text = normalize(text)
+        return self._outside_alphabet.sub(_bytes_of, " " + text) if text else ""
+
+
+def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    """Learn a vocabulary from a stream of lines of both languages (section 5.1).
+
+    Memory is bounded: beyond `LEARNING_CHARACTERS` characters the stream is left
+    unread, so interleave the languages.
+    """
+    learner = tokenizers.Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.Split(WORD, behavior="isolated")
+    learned_size = config.vocab_size - NUM_RESERVED
+    trainer = trainers.BpeTrainer(
+        vocab_size=learned_size,
+        # Rare characters are spelt in bytes, or Chinese would fill the vocabulary.
+        limit_alphabet=max(learned_size // 4, 1),
+        show_progress=False,
+    )
+    learner.train_from_iterator(_learning_text(lines), trainer)
+    return Tokenizer(_assemble(learner, config.kind))
+
+
+def _learning_text(lines: Iterable[str]) -> Iterator[str]:
+    characters = 0
+    for line in lines:
+        text = re.sub(f"[{BYTE_PIECES[0]}-{BYTE_PIECES[-1]}]", " ", normalize(line))
+        yield " " + normalize(text)
+        characters += len(text)
+        if characters > LEARNING_CHARACTERS:
+            return
+
+
+def _assemble(
+    learner: tokenizers.Tokenizer, kind: Literal["bpe", "word-piece"]
+) -> tokenizers.Tokenizer:
+    """Put specials and bytes before what was learned; add no special token to find."""
+    learned = learner.get_vocab()
+    pieces = [*SPECIAL_PIECES, *BYTE_PIECES, *sorted(learned, key=learned.__getitem__)]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    model: models.BPE | models.WordPiece
+    if kind == "bpe":
+        model = models.BPE(vocab=vocabulary, merges=_merges(learner))
+    else:
+        model = models.WordPiece(
+            vocab=vocabulary,
+            unk_token=SPECIAL_PIECES[PAD],  # named as it must be; never met
+            continuing_subword_prefix="",
+        )
+    assembled = tokenizers.Tokenizer(model)
+    assembled.pre_tokenizer = pre_tokenizers.Split(WORD, behavior="isolated")
+    return assembled
+
+
+def _merges(learner: tokenizers.Tokenizer) -> list[tuple[str, str]]:
+    merges = json.loads(learner.to_str())["model"]["merges"]
+    return [(left, right) for left, right in merges]
+
+
+def _bytes_of(match: re.Match[str]) -> str:
+    return "".join(BYTE_PIECES[b] for b in match[0].encode("utf-8", "replace"))
+
+
+def _readable(piece: str) -> str:
+    return f"<0x{ord(piece) - FIRST_BYTE:02X}>" if piece in _BYTE_SET else piece
+
+
+def _unspell(pieces: str) -> str:
+    return "".join(
+        bytes(ord(c) - FIRST_BYTE for c in run).decode("utf-8", "replace")
+        if is_bytes
+        else "".join(run)
+        for is_bytes, run in groupby(pieces, lambda c: c in _BYTE_SET)
+    )
+
+

@@ -1,0 +1,38 @@
+"""Ctrl-C and SIGTERM as a request to stop at the next good moment."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Turn the first signal into a request that the given function tells of.
+
+    A second signal acts as it would have without this. Outside the main thread
+    nothing can be caught, and the function never says yes.
+    """
+    requested = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield requested.is_set
+        return
+    previous = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def request(_number: int, _frame: FrameType | None) -> None:
+        requested.set()
+        restore()
+
+    for number in previous:
+        signal.signal(number, request)
+    try:
+        yield requested.is_set
+    finally:
+        restore()

@@ -1,0 +1,43 @@
+"""A checkpoint of a run: the model, and all that is needed to go on."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from transduce.checkpoint import (
+    Checkpoint,
+    load_tensors,
+    read_json,
+    save_tensors,
+    write_folder,
+    write_model,
+)
+from transduce.errors import CheckpointError
+from transduce.training.trainer import Progress, TrainingState
+
+STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
+
+
+def save_training(checkpoint: Checkpoint, state: TrainingState, folder: Path) -> None:
+    """Write model and state, whole or not at all."""
+
+    def write(new: Path) -> None:
+        write_model(checkpoint, new)
+        save_tensors(state.tensors, new / STATE_TENSORS)
+        text = json.dumps(asdict(state.progress)) + "\n"
+        (new / STATE_PROGRESS).write_text(text, encoding="utf-8")
+
+    write_folder(folder, write)
+
+
+def load_training_state(folder: Path) -> TrainingState:
+    """Read the state that stands beside a model; `CheckpointError` if damaged."""
+    content = read_json(folder / STATE_PROGRESS)
+    try:
+        progress = Progress(**content)
+    except TypeError:
+        raise CheckpointError(
+            f"{folder / STATE_PROGRESS}: must hold a run's progress, but does not; "
+            "remove this checkpoint and resume from the one before."
+        ) from None
+    return TrainingState(progress=progress, tensors=load_tensors(folder / STATE_TENSORS))

@@ -1,0 +1,164 @@
+"""What many tests share: a seed, a tiny model, a 40-line corpus, a trained checkpoint."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.checkpoint import Checkpoint
+from transduce.data.batches import Batcher, BatchingConfig, SpecialIds
+from transduce.data.dataset import Dataset, EncodedPair, EncodedSide, write_dataset
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.text.tokenizer import (
+    BOS,
+    EOS,
+    PAD,
+    Tokenizer,
+    TokenizerConfig,
+    learn_tokenizer,
+)
+from transduce.training.device import Hardware
+from transduce.training.trainer import Trainer, TrainingConfig
+
+NUMBERS = {
+    "one": "eins",
+    "two": "zwei",
+    "three": "drei",
+    "four": "vier",
+    "five": "fünf",
+    "six": "sechs",
+    "seven": "sieben",
+    "eight": "acht",
+}
+IdPairs = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(20170612)
+
+
+@pytest.fixture(scope="session")
+def cpu() -> Hardware:
+    return Hardware(device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def special() -> SpecialIds:
+    return SpecialIds(pad=PAD, bos=BOS, eos=EOS)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> ModelConfig:
+    """A model small enough to be worked out by loops; no dropout."""
+    return ModelConfig(
+        vocab_size=23, num_layers=2, d_model=16, d_ff=20, num_heads=2, d_k=8, d_v=8,
+        dropout=0.0, max_positions=12,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def corpus() -> tuple[list[str], list[str]]:
+    """Forty lines a side: English numbers and the same in German."""
+    random = np.random.default_rng(1)
+    english = list(NUMBERS)
+    source = [
+        " ".join(english[i] for i in random.integers(8, size=random.integers(1, 7)))
+        for _ in range(40)
+    ]
+    target = [" ".join(NUMBERS[word] for word in line.split()) for line in source]
+    return source, target
+
+
+@pytest.fixture(scope="session")
+def corpus_files(
+    corpus: tuple[list[str], list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """The corpus as two text files."""
+    folder = tmp_path_factory.mktemp("corpus")
+    paths = (folder / "train.en", folder / "train.de")
+    for path, lines in zip(paths, corpus, strict=True):
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return paths
+
+
+@pytest.fixture(scope="session")
+def tokenizer(corpus: tuple[list[str], list[str]]) -> Tokenizer:
+    config = TokenizerConfig(vocab_size=360)
+    return learn_tokenizer([*corpus[0], *corpus[1]], config)
+
+
+@pytest.fixture(scope="session")
+def make_dataset() -> Callable[[IdPairs], Dataset]:
+    """Ids of sentence pairs as a dataset in memory."""
+
+    def side(sentences: Sequence[Sequence[int]]) -> EncodedSide:
+        ids = np.array([i for ids in sentences for i in ids], dtype="<u4")
+        ends = np.cumsum([len(ids) for ids in sentences], dtype="<i8")
+        return EncodedSide(ids=ids, offsets=np.concatenate([np.zeros(1, "<i8"), ends]))
+
+    def make(pairs: IdPairs) -> Dataset:
+        return Dataset(
+            source=side([source for source, _ in pairs]),
+            target=side([target for _, target in pairs]),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def random_pairs() -> Callable[[int, int], IdPairs]:
+    """So many pairs of at most so many ids of the tiny model's vocabulary."""
+
+    def make(count: int, longest: int) -> IdPairs:
+        random = np.random.default_rng(count)
+
+        def sentence() -> list[int]:
+            return random.integers(3, 23, size=random.integers(longest + 1)).tolist()
+
+        return [(sentence(), sentence()) for _ in range(count)]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def trained_checkpoint(
+    corpus: tuple[list[str], list[str]],
+    tokenizer: Tokenizer,
+    special: SpecialIds,
+    cpu: Hardware,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Checkpoint:
+    """A tiny model that has seen its corpus for some seconds."""
+    torch.manual_seed(1)
+    pairs = (
+        EncodedPair(source=tokenizer.encode(source), target=tokenizer.encode(target))
+        for source, target in zip(*corpus, strict=True)
+    )
+    dataset = write_dataset(pairs, tmp_path_factory.mktemp("dataset"))
+    model = Transformer(
+        ModelConfig(
+            vocab_size=tokenizer.vocab_size, num_layers=1, d_model=32, d_ff=64,
+            num_heads=4, d_k=8, d_v=8,
+        )
+    )  # fmt: skip
+    config = TrainingConfig(steps=80, warmup_steps=40, learning_rate_scale=0.5)
+    batcher = Batcher(
+        dataset, BatchingConfig(source_tokens=150, target_tokens=150), special, seed=1
+    )
+    trainer = Trainer(model, batcher, config, cpu)
+    trainer.train(lambda _: None, lambda: None, lambda: False)
+    return Checkpoint(
+        config=model.config,
+        weights=model.state_dict(),
+        tokenizer=tokenizer,
+        step=config.steps,
+    )

@@ -1,0 +1,268 @@
+"""Line-aligned files: where a line ends, and what is said of a file that is none."""
+
+import gzip
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import DataError
+from transduce.text.corpus import (
+    BYTE_ORDER_MARK,
+    MAX_LINE_BYTES,
+    SentencePair,
+    aligned_lines,
+    read_lines,
+    read_pairs,
+    read_text,
+    write_lines,
+)
+
+NO_LINE_ENDS = ["\u2028", "\u2029", "\u0085", "\f", "\v", "\r", "\x1c", "\x1e"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str, bytes], Path]:
+    def write(name: str, content: bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+def texts(path: Path) -> list[str]:
+    return list(read_text([path]))
+
+
+@pytest.mark.parametrize("character", NO_LINE_ENDS, ids=ascii)
+def test_other_control_characters_stay_inside_the_line(file, character):
+    path = file("text", f"a{character}b\n{character}c\nd\n".encode())
+    assert texts(path) == [f"a{character}b", f"{character}c", "d"]
+
+
+def test_crlf_ends_a_line_like_lf(file):
+    assert texts(file("text", b"a\r\nb\nc\r\n")) == ["a", "b", "c"]
+
+
+def test_only_one_cr_belongs_to_the_line_end(file):
+    assert texts(file("text", b"a\r\r\nb\n")) == ["a\r", "b"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"a\n\n\nb\n",
+        b"a\r\nb\r\n",
+        b"a\rb\rc\n",
+        "a\u2028b\u0085c\fd\ve\n".encode(),
+        b"\r\n\r\n",
+    ],
+)
+def test_line_counts_agree_with_wc(file, content):
+    path = file("text", content)
+    told = subprocess.run(
+        ["wc", "-l", path], capture_output=True, check=True, text=True
+    ).stdout
+    assert len(texts(path)) == int(told.split()[0])
+
+
+def test_the_last_line_needs_no_end(file):
+    assert texts(file("text", b"a\nb")) == ["a", "b"]
+
+
+def test_lines_are_numbered_from_one_and_know_their_place(file):
+    path = file("text", b"a\n\nc\n")
+    assert [line.place for line in read_lines(path)] == [f"{path}:{n}" for n in (1, 2, 3)]
+
+
+def test_a_byte_order_mark_is_no_text(file):
+    assert texts(file("text", BYTE_ORDER_MARK + b"a\nb\n")) == ["a", "b"]
+
+
+def test_a_byte_order_mark_is_text_after_the_first_line(file):
+    content = b"a\n" + BYTE_ORDER_MARK + b"b\n"
+    assert texts(file("text", content)) == ["a", "\ufeffb"]
+
+
+def test_a_gzip_file_is_told_by_its_content_not_its_name(file):
+    path = file("text", gzip.compress("ä\r\nb\u2028c\n".encode()))
+    assert texts(path) == ["ä", "b\u2028c"]
+
+
+def test_a_plain_file_may_be_named_like_a_gzip_file(file):
+    assert texts(file("text.gz", b"a\n")) == ["a"]
+
+
+def test_a_gzip_file_may_begin_with_a_byte_order_mark(file):
+    path = file("text", gzip.compress(BYTE_ORDER_MARK + b"a\n"))
+    assert texts(path) == ["a"]
+
+
+def test_gzip_files_put_end_to_end_are_one_file(file):
+    path = file("text", gzip.compress(b"a\n") + gzip.compress(b"b\n"))
+    assert texts(path) == ["a", "b"]
+
+
+def test_several_files_are_read_as_one_text(file):
+    paths = [file("one", b"a\nb"), file("two", gzip.compress(b"c\n"))]
+    assert list(read_text(paths)) == ["a", "b", "c"]
+
+
+def test_pairs_come_line_by_line_and_file_by_file(file):
+    source = [file("one.en", b"a\nb\n"), file("two.en", b"c\n")]
+    target = [file("one.de", b"A\r\nB\r\n"), file("two.de", gzip.compress(b"C\n"))]
+    assert list(read_pairs(source, target)) == [
+        SentencePair(source=source, target=target)
+        for source, target in [("a", "A"), ("b", "B"), ("c", "C")]
+    ]
+
+
+def test_aligned_lines_are_not_decoded(file):
+    path = file("latin", b"caf\xe9\n")
+    [(source, target)] = aligned_lines([path], [path])
+    assert source.content == target.content == b"caf\xe9"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "shorter", "line", "counts"),
+    [
+        (b"a\nb\n", b"A\nB\nC\nD\n", "source", 3, (2, 4)),
+        (b"a\nb\nc\n", b"A\n", "target", 2, (1, 3)),
+        (b"", b"A\n", "source", 1, (0, 1)),
+        (b"a\n" * 1_200, b"A\n", "target", 2, (1, "1,200")),
+    ],
+)
+def test_unequal_counts_name_the_place_and_both_totals(
+    file, source, target, shorter, line, counts
+):
+    paths = {"source": file("s.en", source), "target": file("t.de", target)}
+    longer = "target" if shorter == "source" else "source"
+    message = (
+        f"^{paths[shorter]}:{line}: source and target must have equally many lines, "
+        f"but {paths[shorter]} has {counts[0]} and {paths[longer]} has {counts[1]}\\.$"
+    )
+    with pytest.raises(DataError, match=message):
+        list(read_pairs([paths["source"]], [paths["target"]]))
+
+
+def test_unequal_counts_are_found_in_the_file_that_has_them(file):
+    source = [file("one.en", b"a\nb\n"), file("two.en", b"c\n")]
+    target = [file("one.de", b"A\n"), file("two.de", b"C\nD\n")]
+    with pytest.raises(DataError, match=f"^{target[0]}:2: "):
+        list(read_pairs(source, target))
+
+
+def test_pairs_before_the_end_of_the_shorter_side_are_given(file):
+    pairs = read_pairs([file("s", b"a\nb\n")], [file("t", b"A\n")])
+    assert next(pairs) == SentencePair(source="a", target="A")
+
+
+def test_both_sides_must_have_equally_many_files(file):
+    path = file("text", b"a\n")
+    with pytest.raises(DataError, match="equally many files, but have 2 and 1"):
+        list(read_pairs([path, path], [path]))
+
+
+def test_bytes_that_are_no_utf8_are_told_with_file_line_and_byte(file):
+    path = file("text", b"a\nb\ncaf\xe9 au lait\n")
+    message = f"^{path}:3: a line must be valid UTF-8, but byte 4 .* 0xe9; convert"
+    with pytest.raises(DataError, match=message):
+        texts(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80", b"\xe2\x82"]
+)
+def test_surrogates_overlong_and_unfinished_forms_are_no_utf8(file, content):
+    path = file("text", b"a\n" + content + b"\n")
+    with pytest.raises(DataError, match=f"^{path}:2: a line must be valid UTF-8"):
+        texts(path)
+
+
+def test_a_nul_byte_is_told_with_file_and_line(file):
+    path = file("text", b"a\nb\0c\n")
+    with pytest.raises(DataError, match=f"^{path}:2: .* holds a NUL byte; remove it"):
+        texts(path)
+
+
+def test_utf16_is_not_taken_for_text(file):
+    path = file("text", "Hallo\n".encode("utf-16"))
+    with pytest.raises(DataError, match=f"^{path}:1: "):
+        texts(path)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
+@pytest.mark.parametrize("begin", [b"", BYTE_ORDER_MARK])
+def test_the_longest_line_allowed_is_read_whole(file, begin, end):
+    path = file("text", begin + b"a" * MAX_LINE_BYTES + end)
+    assert [len(text) for text in texts(path)] == [MAX_LINE_BYTES]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"", b"a" * 10 + b"\n"])
+@pytest.mark.parametrize("begin", [b"", BYTE_ORDER_MARK])
+def test_a_longer_line_is_told_with_file_and_line(file, begin, end):
+    path = file("text", begin + b"a" * (MAX_LINE_BYTES + 1) + end)
+    with pytest.raises(DataError, match=f"^{path}:1: .* at most 1,000,000 bytes long"):
+        texts(path)
+
+
+def test_a_longer_line_is_told_wherever_it_stands(file):
+    path = file("text", b"a\nb\n" + b"c" * (2 * MAX_LINE_BYTES))
+    with pytest.raises(DataError, match=f"^{path}:3: .* one sentence a line\\?$"):
+        texts(path)
+
+
+def test_a_missing_file_is_told(tmp_path):
+    path = tmp_path / "absent"
+    with pytest.raises(DataError, match=f"^{path}: .*No such file or directory"):
+        texts(path)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(DataError, match=f"^{tmp_path}: .*Is a directory"):
+        texts(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="everything may be read by root")
+def test_a_file_that_may_not_be_read_is_told(file):
+    path = file("text", b"a\n")
+    path.chmod(0)
+    with pytest.raises(DataError, match=f"^{path}: .*Permission denied"):
+        texts(path)
+
+
+WHOLE = gzip.compress(bytes(range(10, 250)) * 20 + b"\n", mtime=0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        WHOLE[:-4],
+        WHOLE[: len(WHOLE) // 2],
+        WHOLE[:2],
+        WHOLE[:12] + b"\xff" * 20 + WHOLE[32:],
+        WHOLE[:-8] + bytes(byte ^ 1 for byte in WHOLE[-8:]),
+        WHOLE + b"no gzip",
+    ],
+    ids=["no end", "half", "magic alone", "payload", "checksum", "something after"],
+)
+def test_a_damaged_gzip_file_is_told(file, content):
+    path = file("text.gz", content)
+    with pytest.raises(DataError, match=f"^{path}: the gzip file is damaged or cut"):
+        list(read_lines(path))
+
+
+def test_lines_written_are_the_lines_read(file, tmp_path):
+    lines = ["", "ä\u2028b", "a\u0085b\fc", "d "]
+    write_lines(tmp_path / "text", lines)
+    assert texts(tmp_path / "text") == lines
+
+
+def test_lines_are_written_with_lf_alone(tmp_path):
+    write_lines(tmp_path / "text", ["a", "b"])
+    assert (tmp_path / "text").read_bytes() == b"a\nb\n"
