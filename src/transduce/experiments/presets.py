@@ -98,8 +98,8 @@ PRESETS = {
         training=TrainingConfig(
             steps=4_000,
             warmup_steps=1_000,
-            learning_rate_scale=1.4,
-            checkpoint_steps=200,
+            learning_rate_scale=1.25,
+            checkpoint_steps=100,
             keep_checkpoints=10,
         ),
         search=SearchConfig(beam_size=5, length_penalty=0.6),
