@@ -1,8 +1,9 @@
 """What many tests share: a seed, a tiny model, a 40-line corpus, a trained checkpoint."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -44,6 +45,14 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(20170612)
+
+
+@pytest.fixture
+def unchecked_types() -> Iterator[None]:
+    """Let wrong types in, as outside of tests, so that the code itself refuses them."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

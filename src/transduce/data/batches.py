@@ -1,13 +1,15 @@
-"""Updates of about N tokens, cut into batches of similar lengths (section 5.1).
+"""Batches of similar lengths, and updates of about N tokens (section 5.1).
 
-An update is a random draw of sentence pairs, as many as its token budget holds,
-whatever the hardware. Inside the update, pairs are sorted by length and cut into
-batches that fit the device: "sentence pairs were batched together by approximate
-sequence length". So devices and memory change only how an update is cut.
+"Sentence pairs were batched together by approximate sequence length": an epoch's pairs
+are sorted by length and cut into batches; an update is a random draw of batches, as
+many as its token budget holds. With the paper's budget of 25,000 tokens and batches of
+3,125 that makes eight, one for each of its devices. How many devices and how much
+memory there are changes nothing of this.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -20,15 +22,14 @@ from transduce.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingConfig:
-    """How many tokens make an update and how it is cut (section 5.1)."""
+    """How many tokens make an update and a batch (section 5.1)."""
 
     source_tokens: int = 25_000
-    """Source tokens of one update at most, padding not counted."""
+    """Source tokens of one update, about; padding not counted."""
     target_tokens: int = 25_000
-    """Target tokens of one update at most, padding not counted."""
-    batch_tokens: int = 4_096
-    """Positions a side, padding included, that one batch may have: a matter of
-    memory and speed, not of the result."""
+    """Target tokens of one update, about; padding not counted."""
+    batch_tokens: int = 3_125
+    """Positions a side, padding included, that a batch of similar lengths may have."""
     max_length: int = 256
     """Longer pairs, in tokens of either side with its end token, are left out."""
 
@@ -93,37 +94,59 @@ class Batcher:
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[Update]:
         """The updates of an epoch in their random order, from the first-th on."""
-        order = np.random.default_rng((self._seed, epoch)).permutation(
-            len(self._dataset)
-        )
-        bounds = self._update_bounds(order)
-        for start, end in list(zip(bounds, bounds[1:], strict=False))[first:]:
-            yield self.cut(order[start:end])
+        random = np.random.default_rng((self._seed, epoch))
+        batches = self._batches(random.permutation(len(self._dataset)))
+        batches = [batches[i] for i in random.permutation(len(batches))]
+        bounds = self._update_bounds(batches)
+        for start, end in list(pairwise(bounds))[first:]:
+            yield self._update(batches[start:end])
 
     def in_order(self) -> Iterator[Batch]:
         """All pairs once, similar lengths together, for measuring a loss."""
-        update = self.cut(np.arange(len(self._dataset)))
-        return map(self.load, update.batches)
+        return map(self.load, self._batches(np.arange(len(self._dataset))))
 
-    def cut(self, indices: Integer[np.ndarray, " pairs"]) -> Update:
-        """Sort the pairs of an update by length and cut them into batches."""
+    def _batches(
+        self, indices: Integer[np.ndarray, " pairs"]
+    ) -> list[Integer[np.ndarray, " batch"]]:
+        """Sort pairs by length and cut them where a batch is full."""
         source, target = self._source_lengths[indices], self._target_lengths[indices]
-        order = np.lexsort((source, target, np.maximum(source, target)))
-        longest = np.maximum(source, target)[order]
-        sorted_indices = indices[order]
-        batches, positions, end = [], 0, len(order)
-        while end > 0:
-            rows = max(self._config.batch_tokens // int(longest[end - 1]), 1)
-            start = max(end - rows, 0)
-            batch = sorted_indices[start:end]
-            batches.append(batch)
-            positions += len(batch) * self._width(batch)
-            end = start
+        # Sources grow and shrink by turns, so that they do not leap where the length
+        # of the targets changes.
+        turned = np.where(target % 2, source, -source)
+        indices = indices[np.lexsort((turned, target))]
+        longest = np.maximum(
+            self._source_lengths[indices], self._target_lengths[indices]
+        ).tolist()
+        starts, widest = [0], 0
+        for i, length in enumerate(longest):
+            widest = max(widest, length)
+            if (i + 1 - starts[-1]) * widest > self._config.batch_tokens and i > starts[-1]:
+                starts.append(i)
+                widest = length
+        return np.split(indices, starts[1:])
+
+    def _update_bounds(self, batches: list[Integer[np.ndarray, " batch"]]) -> list[int]:
+        """Where one update ends and the next begins; all are filled alike."""
+        shares = [
+            max(
+                self._source_lengths[batch].sum() / self._config.source_tokens,
+                self._target_lengths[batch].sum() / self._config.target_tokens,
+            )
+            for batch in batches
+        ]
+        filled = np.concatenate([[0.0], np.cumsum(shares)])
+        num_updates = max(round(filled[-1]), 1)
+        ends = np.linspace(0, filled[-1], num_updates + 1)[1:-1]
+        bounds = [0, *np.searchsorted(filled, ends).tolist(), len(batches)]
+        return sorted(set(bounds))
+
+    def _update(self, batches: list[Integer[np.ndarray, " batch"]]) -> Update:
+        pairs = np.concatenate(batches)
         return Update(
             batches=tuple(batches),
-            num_source_tokens=int(source.sum()),
-            num_target_tokens=int(target.sum()),
-            num_positions=positions,
+            num_source_tokens=int(self._source_lengths[pairs].sum()),
+            num_target_tokens=int(self._target_lengths[pairs].sum()),
+            num_positions=sum(len(batch) * self._width(batch) for batch in batches),
         )
 
     def load(self, indices: Integer[np.ndarray, " batch"]) -> Batch:
@@ -141,18 +164,6 @@ class Batcher:
         return int(
             self._source_lengths[batch].max() + self._target_lengths[batch].max()
         )
-
-    def _update_bounds(self, order: Integer[np.ndarray, " pairs"]) -> list[int]:
-        """Where one update ends and the next begins; all are filled alike."""
-        budgets = np.maximum(
-            self._source_lengths[order] / self._config.source_tokens,
-            self._target_lengths[order] / self._config.target_tokens,
-        )
-        filled = np.concatenate([[0.0], np.cumsum(budgets)])
-        num_updates = max(round(filled[-1]), 1)
-        ends = np.linspace(0, filled[-1], num_updates + 1)[1:-1]
-        bounds = [0, *np.searchsorted(filled, ends).tolist(), len(order)]
-        return sorted(set(bounds))
 
 
 def pad_rows(rows: list[list[int]], pad: int) -> Int[Tensor, "batch length"]:

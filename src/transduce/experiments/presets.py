@@ -93,7 +93,7 @@ PRESETS = {
         tokenizer=TokenizerConfig(vocab_size=6_000),
         model=SMALL_MODEL,
         batching=BatchingConfig(
-            source_tokens=4_096, target_tokens=4_096, batch_tokens=1_024
+            source_tokens=4_096, target_tokens=4_096, batch_tokens=2_048
         ),
         training=TrainingConfig(
             steps=4_000,

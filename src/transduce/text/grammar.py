@@ -13,13 +13,8 @@ from itertools import pairwise
 from random import Random
 from zlib import crc32
 
-from transduce.text.grammar_derivation import (
-    Combination,
-    Derivation,
-    RuleBook,
-    TargetWord,
-    joined,
-)
+from transduce.text.grammar_book import Combination, Count, RuleBook
+from transduce.text.grammar_derivation import Derivation, TargetWord, joined
 from transduce.text.grammar_rules import GrammarFile, read_grammar
 
 BUILT_IN = "grammar_en_de.toml"
@@ -44,7 +39,7 @@ class GrammarSentence:
     """Pairs of a source and a target word."""
     antecedents: tuple[tuple[int, int], ...]
     """Pairs of a pronoun and the noun it stands for, both in the source."""
-    combinations: tuple[Combination, ...]
+    combinations: tuple[Combination, ...] = ()
     """Verb and subject, verb and object, adjective and noun; each pair in order."""
 
 
@@ -77,13 +72,16 @@ class Grammar:
 
     def num_sentences(self) -> int:
         """A lower bound: the derivations without pronouns, which all differ."""
-        return self._book.count(START)
+        return Count(self._book).of(START)
 
     def _sentences(self, book: RuleBook, rng: Random) -> Iterator[GrammarSentence]:
         while True:
-            derivation = Derivation(book, rng)
-            german = derivation.expand(START, ())["all"]
-            yield _sentence(derivation, self._written(german))
+            yield self.derive(Derivation(book, rng))
+
+    def derive(self, derivation: Derivation) -> GrammarSentence:
+        """Say the sentence of a new derivation."""
+        german = derivation.expand(START, ())["all"]
+        return _sentence(derivation, self._written(german))
 
     def _written(self, words: list[TargetWord]) -> list[TargetWord]:
         """Contract articles, and keep one of the commas that meet."""
@@ -91,7 +89,7 @@ class Grammar:
         for word in words:
             last = written[-1].text if written else ""
             if last == "," and word.text in (",", "."):
-                word = joined([TargetWord("", written.pop().sources), word])[0]
+                word = joined([TargetWord("", written.pop().sources), word])
             elif word.text.startswith(CLITIC):
                 word = self._article(word, written)
             written.append(word)
@@ -114,7 +112,7 @@ def _sentence(derivation: Derivation, german: list[TargetWord]) -> GrammarSenten
     return GrammarSentence(
         source=_written_out(derivation.words),
         target=_written_out(target_words),
-        tree=f"(TOP{derivation.bracketed()})",
+        tree=f"(TOP{''.join(derivation.tree)})",
         source_words=tuple(derivation.words),
         target_words=target_words,
         alignment=_alignment(german),

@@ -17,6 +17,8 @@ from transduce.errors import DataError
 CHOICE = re.compile(r"\?(\w+) in ([\w|?.]+)(?:\[(.*?)\])?(?: with \?(\w+))?$")
 HEAD = re.compile(r"(\w+)(?:\[(.*)\])?$")
 ITEM = re.compile(r"\((?P<label>\S+)|(?P<close>\))|(?P<word>(?:[^\s()\[]|\[[^\]]*\])+)")
+REFERENT_TABLES = ("antecedent", "possessor")
+"""Not in the lexicon: nouns that are in the sentence already."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -81,16 +83,19 @@ class Call:
     symbol: str
     terms: tuple[Term, ...]
     arguments: Callable[[Mapping[str, Any]], tuple[Any, ...]]
-    """What the terms are, from all that the rule has in its `Rule.bindings`."""
+    """The values of the terms, taken from the variables of the calling rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """A labelled constituent of the English tree."""
+    """The begin or end of a constituent of the English tree, maybe of a clause."""
 
-    label: str
-    opens_clause: bool
-    children: tuple["Bracket | Call | Word", ...]
+    text: str
+    opens_clause: bool = False
+    closes_clause: bool = False
+
+
+English = tuple[Bracket | Call | Word, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +119,13 @@ class Rule:
     parameters: tuple[Pattern, ...]
     names: tuple[str, ...]
     """Of the parameters."""
-    constants: dict[str, Term]
+    constants: dict[str, str | tuple[str, ...]]
     """What the rule passes on as it stands, by key."""
     features: tuple[tuple[str, Path], ...]
     """What the rule passes on of its variables, by key."""
     choices: tuple[Choice, ...]
-    english: tuple[Bracket | Call | Word, ...]
+    english: English
+    calls: tuple[Call, ...]
     german: dict[str, German]
     others: str
     """The called phrase whose remaining German fields are passed on, if any."""
@@ -138,19 +144,14 @@ def read_grammar(text: str, name: str) -> GrammarFile:
     """Read the text of a data file; `name` is what errors call it."""
     try:
         return _read(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{name}: must be TOML, but {error}.") from error
-    except _EntryError as error:
+    except ValueError as error:
         raise DataError(f"{name}: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{name}: an entry is missing or malformed: {error}.") from error
-
-
-class _EntryError(Exception):
-    """One sentence on one entry, still without the name of the file."""
 
 
 def _read(data: Mapping[str, Any]) -> GrammarFile:
+    for key in ("contractions", "lexicon", "rule"):
+        if key not in data:
+            raise ValueError(f"the file must have the entry `{key}`, but has not.")
     tables = {
         table: tuple(_lexemes(table, entry)) for table, entry in data["lexicon"].items()
     }
@@ -163,13 +164,15 @@ def _read(data: Mapping[str, Any]) -> GrammarFile:
 
 
 def _lexemes(table: str, entry: Mapping[str, Any]) -> Iterator[Lexeme]:
+    if not {"columns", "rows"} <= entry.keys():
+        raise ValueError(f"lexicon.{table} must have `columns` and `rows`.")
     columns = [column.split("+") for column in entry["columns"].split()]
     for line in entry["rows"].strip().splitlines():
         cells = line.replace("|", " ").split()
         if not cells or line.startswith("#"):
             continue
         if len(cells) != len(columns):
-            raise _EntryError(
+            raise ValueError(
                 f"the row `{cells[0]}` of lexicon.{table} must have {len(columns)} "
                 f"cells, but has {len(cells)}."
             )
@@ -205,40 +208,50 @@ def _cell(cell: str, path: str) -> str | tuple[str, ...]:
 
 
 def _rule(entry: Mapping[str, Any]) -> Rule:
-    head = HEAD.match(entry["head"])
-    if head is None:
-        raise _EntryError(f"the head of the rule `{entry['head']}` must be a symbol.")
     try:
-        english = _english(entry["english"])
-        names = {call.name for call in calls_of(english)}
-        terms = {key_of(term): term for call in calls_of(english) for term in call.terms}
-        parameters = tuple(map(_pattern, (head[2] or "").split()))
-        german = entry.get("german", {})
-        fields = {"all": german} if isinstance(german, str) else german
-        return Rule(
-            symbol=head[1],
-            weight=float(entry.get("weight", 1)),
-            parameters=parameters,
-            names=tuple(parameter.name for parameter in parameters),
-            constants={
-                key: term for key, term in terms.items() if not isinstance(term, Path)
-            },
-            features=tuple(
-                (key, term)
-                for key, term in terms.items()
-                if isinstance(term, Path) and term.steps
-            ),
-            choices=tuple(map(_choice, _split(entry.get("choose", "")))),
-            english=english,
-            german={
-                field: _german(text, names)
-                for field, text in fields.items()
-                if field != "others"
-            },
-            others=fields.get("others", ""),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise _EntryError(f"the rule `{entry['head']}` is malformed: {error}.") from error
+        return _read_rule(entry)
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the rule `{entry.get('head')}` must have a readable head, english and "
+            f"german, but {error}."
+        ) from error
+
+
+def _read_rule(entry: Mapping[str, Any]) -> Rule:
+    symbol, parameters = _head(entry["head"])
+    english = tuple(_english(entry["english"]))
+    calls = tuple(item for item in english if isinstance(item, Call))
+    terms = {key_of(term): term for call in calls for term in call.terms}
+    german = entry.get("german", {})
+    fields = {"all": german} if isinstance(german, str) else dict(german)
+    others = fields.pop("others", "")
+    names = {call.name for call in calls}
+    return Rule(
+        symbol=symbol,
+        weight=float(entry.get("weight", 1)),
+        parameters=parameters,
+        names=tuple(parameter.name for parameter in parameters),
+        choices=tuple(map(_choice, _split(entry.get("choose", "")))),
+        constants={
+            key: term for key, term in terms.items() if not isinstance(term, Path)
+        },
+        features=tuple(
+            (key, term)
+            for key, term in terms.items()
+            if isinstance(term, Path) and term.steps
+        ),
+        english=english,
+        calls=calls,
+        german={field: _german(text, names) for field, text in fields.items()},
+        others=others,
+    )
+
+
+def _head(text: str) -> tuple[str, tuple[Pattern, ...]]:
+    match = HEAD.match(text)
+    if match is None:
+        raise ValueError(f"`{text}` is no symbol")
+    return match[1], tuple(map(_pattern, (match[2] or "").split()))
 
 
 def _split(text: str) -> list[str]:
@@ -294,27 +307,19 @@ def _word(text: str) -> Word:
     return Word(text=path, link=link or path.root, anaphor_of=anaphor_of)
 
 
-def _english(text: str) -> tuple[Bracket | Call | Word, ...]:
-    stack: list[tuple[str, list[Bracket | Call | Word]]] = [("", [])]
+def _english(text: str) -> Iterator[Bracket | Call | Word]:
+    labels: list[str] = []
     for match in ITEM.finditer(text):
-        if match["label"]:
-            stack.append((match["label"], []))
+        if label := match["label"]:
+            labels.append(label)
+            name = label.removesuffix("*")
+            yield Bracket(text=f" ({name}", opens_clause=label != name)
         elif match["close"]:
-            label, children = stack.pop()
-            stack[-1][1].append(_bracket(label, children))
+            yield Bracket(text=")", closes_clause=labels.pop().endswith("*"))
         else:
-            stack[-1][1].append(_call(match["word"]) or _word(match["word"]))
-    if len(stack) != 1:
-        raise ValueError(f"the brackets of `{text}` must balance")
-    return tuple(stack[0][1])
-
-
-def _bracket(label: str, children: list[Bracket | Call | Word]) -> Bracket:
-    return Bracket(
-        label=label.removesuffix("*"),
-        opens_clause=label.endswith("*"),
-        children=tuple(children),
-    )
+            yield _call(match["word"]) or _word(match["word"])
+    if labels:
+        raise ValueError(f"`({labels[-1]}` is not closed")
 
 
 def _call(text: str) -> Call | None:
@@ -334,7 +339,9 @@ def key_of(term: Term) -> str:
     """Under which a rule's variables hold a term that it passes on."""
     if not isinstance(term, Path):
         return f"={term}"
-    steps = [f".?{step}" if is_variable else f".{step}" for is_variable, step in term.steps]
+    steps = [
+        f".?{step}" if is_variable else f".{step}" for is_variable, step in term.steps
+    ]
     return term.root + "".join(steps)
 
 
@@ -363,35 +370,30 @@ def _german_part(text: str, names: set[str]) -> Word | Reference:
     return _word(text)
 
 
-def calls_of(items: tuple[Bracket | Call | Word, ...]) -> Iterator[Call]:
-    """All phrases that an English side calls, from left to right."""
-    for item in items:
-        if isinstance(item, Bracket):
-            yield from calls_of(item.children)
-        elif isinstance(item, Call):
-            yield item
-
-
 def _check_names(
     rules: Mapping[str, tuple[Rule, ...]], tables: Mapping[str, tuple[Lexeme, ...]]
 ) -> None:
-    known_tables = {*tables, "antecedent", "possessor"}
     for rule in (rule for group in rules.values() for rule in group):
-        for call in calls_of(rule.english):
-            if call.symbol not in rules:
-                raise _EntryError(
-                    f"the rule `{rule.symbol}` calls `{call.symbol}`, "
-                    "which must have a rule, but has none."
-                )
-            if len(call.terms) != len(rules[call.symbol][0].parameters):
-                raise _EntryError(
-                    f"the rule `{rule.symbol}` must give `{call.symbol}` "
-                    f"{len(rules[call.symbol][0].parameters)} values, "
-                    f"but gives {len(call.terms)}."
-                )
+        for call in rule.calls:
+            _check_call(rule, call, rules)
         for choice in rule.choices:
-            if isinstance(choice.source, str) and choice.source not in known_tables:
-                raise _EntryError(
-                    f"the rule `{rule.symbol}` chooses from `{choice.source}`, "
-                    "which must be a table of the lexicon, but is not."
+            source = choice.source
+            if isinstance(source, str) and source not in {*tables, *REFERENT_TABLES}:
+                raise ValueError(
+                    f"the rule `{rule.symbol}` must choose from a table of the "
+                    f"lexicon, but chooses from `{source}`."
                 )
+
+
+def _check_call(rule: Rule, call: Call, rules: Mapping[str, tuple[Rule, ...]]) -> None:
+    if call.symbol not in rules:
+        raise ValueError(
+            f"the rule `{rule.symbol}` must call a symbol that has a rule, "
+            f"but calls `{call.symbol}`."
+        )
+    expected = len(rules[call.symbol][0].parameters)
+    if len(call.terms) != expected:
+        raise ValueError(
+            f"the rule `{rule.symbol}` must give `{call.symbol}` {expected} values, "
+            f"but gives {len(call.terms)}."
+        )

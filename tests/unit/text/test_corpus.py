@@ -16,6 +16,7 @@ from transduce.text.corpus import (
     aligned_lines,
     read_lines,
     read_pairs,
+    read_stream,
     read_text,
     write_lines,
 )
@@ -111,6 +112,30 @@ def test_gzip_files_put_end_to_end_are_one_file(file):
 def test_several_files_are_read_as_one_text(file):
     paths = [file("one", b"a\nb"), file("two", gzip.compress(b"c\n"))]
     assert list(read_text(paths)) == ["a", "b", "c"]
+
+
+def test_a_stream_is_read_like_a_file(file):
+    content = BYTE_ORDER_MARK + "a\r\nb\u2028c\n\nd".encode()
+    with file("text", content).open("rb") as stream:
+        assert list(read_stream(stream)) == ["a", "b\u2028c", "", "d"]
+
+
+def test_a_stream_gives_its_first_line_before_its_second_is_there():
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as pipe:
+        pipe.write(b"a\n")
+        lines = read_stream(stream)
+        assert next(lines) == "a"
+        pipe.write(b"b\n")
+        assert next(lines) == "b"
+
+
+def test_a_bad_line_of_a_stream_is_told_with_its_number(file):
+    with file("text", b"a\n\xff\n").open("rb") as stream:
+        lines = read_stream(stream)
+        assert next(lines) == "a"
+        with pytest.raises(DataError, match="^standard input:2: .* valid UTF-8"):
+            next(lines)
 
 
 def test_pairs_come_line_by_line_and_file_by_file(file):

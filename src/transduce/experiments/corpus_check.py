@@ -1,0 +1,377 @@
+"""What training would make of a corpus, found out before it (section 5.1).
+
+The corpus goes through the tokenizer, the filter and the batcher that training would
+use. The report is plain numbers and strings; showing it is not done here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Integer
+
+from transduce.data.batches import Batcher, SpecialIds
+from transduce.data.dataset import ID_TYPE, Dataset, EncodedSide
+from transduce.experiments.corpus_survey import (
+    FATES,
+    NUM_EXAMPLES,
+    FilePair,
+    Finding,
+    LengthBin,
+    SideReport,
+    Survey,
+    sound_texts,
+    survey_corpus,
+)
+from transduce.experiments.preparation import CorpusFiles
+from transduce.experiments.presets import RunConfig
+from transduce.text.tokenizer import BOS, EOS, PAD, learn_tokenizer
+
+LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10
+"""A pair is lopsided if one side is longer by more than this factor and by at least so
+many tokens: a word or two may well take three times as many in another language."""
+
+REMEDIES = {
+    "replacement character": "letters were lost there: fetch the text again",
+    "text decoded twice": "decode it once, or fetch it again",
+    "line separator": "it ends no line here, so see that the lines match; make it a "
+    "space",
+    "control character": "remove it",
+}
+"""What to do about each of the survey's marks, worst first."""
+
+NOTEWORTHY = 0.01
+"""A smaller share of odd pairs is in every corpus, and no reason to warn."""
+MANY_EPOCHS = 100
+MUCH_PADDING = 0.25
+
+DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, so that digests of two sides are mixed into one without loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairReport:
+    """What becomes of the pairs; from `lopsided` on, of those that are kept."""
+
+    total: int
+    """Lines that have one on the other side."""
+    invalid: int
+    """With a line that training refuses to read."""
+    kept: int
+    empty_source: Finding
+    empty_target: Finding
+    empty_both: Finding
+    overlong: Finding
+    lopsided: Finding
+    identical: Finding
+    """Both sides are the same text."""
+    repeated: Finding
+    """Both sides have stood together before."""
+    ambiguous_sources: int
+    """Sources that stand with several targets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitReport:
+    """The training or the dev corpus."""
+
+    source: SideReport
+    target: SideReport
+    pairs: PairReport
+    unequal: tuple[FilePair, ...]
+    """Files whose line counts differ."""
+    lengths: tuple[LengthBin, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What of the dev corpus stands in training."""
+
+    pairs: Finding
+    sources: Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochReport:
+    """The first pass over the corpus, cut as training would."""
+
+    updates: int
+    padding: float
+    """The share of positions of all batches that hold no token."""
+    steps: int
+    epochs: float
+    """That the steps make."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusReport:
+    """All that was found out about a corpus."""
+
+    training: SplitReport
+    dev: SplitReport | None
+    overlap: Overlap | None
+    """None without a dev corpus."""
+    epoch: EpochReport | None
+    """None if no pair is kept."""
+    vocab_size: int
+    asked_vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What is wrong, and what to do about it."""
+
+    problem: str
+    remedy: str
+    is_refusal: bool = False
+    """Training would not start."""
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}."
+
+
+def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
+    """Read a corpus as training would, but to its end.
+
+    `DataError` only where a file cannot be read at all. Faults of its lines are in the
+    report.
+    """
+    max_length = config.batching.max_length
+    tokenizer = learn_tokenizer(
+        sound_texts(files.source, files.target), config.tokenizer
+    )
+    training = survey_corpus(files.source, files.target, tokenizer, max_length)
+    dev = None
+    if files.dev_source or files.dev_target:
+        dev = survey_corpus(files.dev_source, files.dev_target, tokenizer, max_length)
+    return CorpusReport(
+        training=_split_report(training),
+        dev=_split_report(dev) if dev else None,
+        overlap=_overlap(training.kept(), dev.kept()) if dev else None,
+        epoch=_epoch_report(training.kept(), config),
+        vocab_size=tokenizer.vocab_size,
+        asked_vocab_size=config.tokenizer.vocab_size,
+    )
+
+
+def advise(report: CorpusReport) -> tuple[Advice, ...]:
+    """What to do before training, worst first; refusals come before all else."""
+    splits = {"training": report.training, "dev": report.dev}
+    named = [(name, split) for name, split in splits.items() if split is not None]
+    return (
+        *(advice for name, split in named for advice in _refusals(name, split)),
+        *(_overlap_advice(report.overlap) if report.overlap else ()),
+        *(advice for name, split in named for advice in _text_advice(name, split)),
+        *_pair_advice(report.training.pairs),
+        *(_epoch_advice(report.epoch) if report.epoch else ()),
+        *_vocabulary_advice(report),
+    )
+
+
+def _split_report(survey: Survey) -> SplitReport:
+    return SplitReport(
+        source=survey.side("source"),
+        target=survey.side("target"),
+        pairs=_pair_report(survey),
+        unequal=tuple(f for f in survey.files if f.source_lines != f.target_lines),
+        lengths=survey.length_bins(),
+    )
+
+
+def _pair_report(survey: Survey) -> PairReport:
+    rows, kept = survey.rows, survey.kept()
+    has_source, has_target = rows["source_length"] > 0, rows["target_length"] > 0
+    total = sum(min(f.source_lines, f.target_lines) for f in survey.files)
+    return PairReport(
+        total=total,
+        invalid=total - len(rows),
+        kept=len(kept.rows),
+        empty_source=survey.finding(~has_source & has_target, "source"),
+        empty_target=survey.finding(has_source & ~has_target, "target"),
+        empty_both=survey.finding(~has_source & ~has_target),
+        overlong=survey.finding(rows["fate"] == FATES.index("overlong")),
+        lopsided=kept.finding(_is_lopsided(kept)),
+        identical=kept.finding(
+            kept.rows["source_digest"] == kept.rows["target_digest"]
+        ),
+        repeated=_repeated(kept),
+        ambiguous_sources=_num_ambiguous_sources(kept),
+    )
+
+
+def _is_lopsided(survey: Survey) -> Bool[np.ndarray, " pairs"]:
+    source, target = survey.rows["source_length"], survey.rows["target_length"]
+    shorter, longer = np.minimum(source, target), np.maximum(source, target)
+    return (longer > LOPSIDED_RATIO * shorter) & (longer - shorter >= LOPSIDED_TOKENS)
+
+
+def _repeated(survey: Survey) -> Finding:
+    first = _first_rows(_pair_digests(survey))
+    repeats = np.flatnonzero(first != np.arange(len(first)))
+    return Finding(
+        count=len(repeats),
+        examples=tuple(
+            f"{survey.place(row)} repeats {survey.place(int(first[row]))}"
+            for row in repeats[:NUM_EXAMPLES].tolist()
+        ),
+    )
+
+
+def _num_ambiguous_sources(survey: Survey) -> int:
+    _, distinct = np.unique(_pair_digests(survey), return_index=True)
+    sources = survey.rows["source_digest"][distinct]
+    _, num_targets = np.unique(sources, return_counts=True)
+    return int((num_targets > 1).sum())
+
+
+def _overlap(training: Survey, dev: Survey) -> Overlap:
+    return Overlap(
+        pairs=_standing_in(training, dev, _pair_digests(training), _pair_digests(dev)),
+        sources=_standing_in(
+            training, dev, training.rows["source_digest"], dev.rows["source_digest"]
+        ),
+    )
+
+
+def _standing_in(
+    training: Survey,
+    dev: Survey,
+    known: Integer[np.ndarray, " training"],
+    asked: Integer[np.ndarray, " dev"],
+) -> Finding:
+    rows = np.flatnonzero(np.isin(asked, known))
+    return Finding(
+        count=len(rows),
+        examples=tuple(
+            f"{dev.place(row)} is {training.place(int(np.argmax(known == asked[row])))}"
+            for row in rows[:NUM_EXAMPLES].tolist()
+        ),
+    )
+
+
+def _pair_digests(survey: Survey) -> Integer[np.ndarray, " pairs"]:
+    return survey.rows["source_digest"] * DIGEST_FACTOR + survey.rows["target_digest"]
+
+
+def _first_rows(digests: Integer[np.ndarray, " pairs"]) -> Integer[np.ndarray, " pairs"]:
+    """For each row, the one in which its digest stands first."""
+    _, first, which = np.unique(digests, return_index=True, return_inverse=True)
+    return first[which]
+
+
+def _epoch_report(kept: Survey, config: RunConfig) -> EpochReport | None:
+    if not len(kept.rows):
+        return None
+    dataset = Dataset(
+        source=_only_lengths(kept.rows["source_length"]),
+        target=_only_lengths(kept.rows["target_length"]),
+    )
+    special = SpecialIds(pad=PAD, bos=BOS, eos=EOS)
+    batcher = Batcher(dataset, config.batching, special, config.training.seed)
+    updates = tokens = positions = 0
+    for update in batcher.epoch(0):
+        updates += 1
+        tokens += update.num_source_tokens + update.num_target_tokens
+        positions += update.num_positions
+    return EpochReport(
+        updates=updates,
+        padding=1 - tokens / positions,
+        steps=config.training.steps,
+        epochs=config.training.steps / updates,
+    )
+
+
+def _only_lengths(lengths: Integer[np.ndarray, " sentences"]) -> EncodedSide:
+    """A side whose sentences are so long, but hold nothing: the batcher cuts by length."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return EncodedSide(ids=np.empty(0, ID_TYPE), offsets=np.insert(ends, 0, 0))
+
+
+def _refusals(name: str, split: SplitReport) -> Iterator[Advice]:
+    invalid = split.source.invalid.count + split.target.invalid.count
+    if invalid:
+        yield Advice(
+            problem=f"lines of the {name} corpus that are not UTF-8 text: {invalid:,}",
+            remedy="convert the files to UTF-8 and remove NUL bytes",
+            is_refusal=True,
+        )
+    for files in split.unequal:
+        yield Advice(
+            problem=f"{files.source} has {files.source_lines:,} lines, but "
+            f"{files.target} has {files.target_lines:,}",
+            remedy="find where a line was lost or broken: all after it are mismatched",
+            is_refusal=True,
+        )
+    if not split.pairs.kept:
+        yield Advice(
+            problem=f"no pair of the {name} corpus is left of {split.pairs.total:,}",
+            remedy="give files with text on both sides, or raise batching.max_length",
+            is_refusal=True,
+        )
+
+
+def _overlap_advice(overlap: Overlap) -> Iterator[Advice]:
+    if overlap.sources.count:
+        yield Advice(
+            problem=f"dev sources that stand in training: {overlap.sources.count:,} "
+            f"({overlap.pairs.count:,} with the same target)",
+            remedy="take them out of the training files, or dev scores are too good",
+        )
+
+
+def _text_advice(name: str, split: SplitReport) -> Iterator[Advice]:
+    for kind, remedy in REMEDIES.items():
+        lines = split.source.suspicious[kind].count + split.target.suspicious[kind].count
+        if lines:
+            yield Advice(
+                problem=f"lines of the {name} corpus with a {kind}: {lines:,}",
+                remedy=remedy,
+            )
+
+
+def _pair_advice(pairs: PairReport) -> Iterator[Advice]:
+    empty = sum(
+        finding.count
+        for finding in (pairs.empty_source, pairs.empty_target, pairs.empty_both)
+    )
+    odd = (
+        (empty, "with an empty side", "see that the files belong together"),
+        (pairs.overlong.count, "too long", "split them or raise batching.max_length"),
+        (pairs.identical.count, "of twice the same text", "take them out"),
+        (pairs.lopsided.count, "of very unlike length", "see that the lines match"),
+        (pairs.repeated.count, "that repeat an earlier one", "keep one of each"),
+    )
+    for number, description, remedy in odd:
+        if number and number >= NOTEWORTHY * pairs.total:
+            share = number / pairs.total
+            yield Advice(
+                problem=f"pairs {description}: {number:,} ({share:.1%})", remedy=remedy
+            )
+
+
+def _epoch_advice(epoch: EpochReport) -> Iterator[Advice]:
+    if epoch.epochs < 1:
+        yield Advice(
+            problem=f"{epoch.steps:,} steps see only {epoch.epochs:.0%} of the corpus",
+            remedy=f"see all of it once by --set training.steps={epoch.updates}",
+        )
+    if epoch.epochs > MANY_EPOCHS:
+        yield Advice(
+            problem=f"{epoch.steps:,} steps go over the corpus {epoch.epochs:,.0f} times",
+            remedy="choose a preset for small corpora, or fewer steps: --set "
+            f"training.steps={MANY_EPOCHS * epoch.updates} makes {MANY_EPOCHS} epochs",
+        )
+    if epoch.padding > MUCH_PADDING:
+        yield Advice(
+            problem=f"padding takes {epoch.padding:.0%} of the positions computed",
+            remedy="lower batching.batch_tokens, so that lengths in a batch are alike",
+        )
+
+
+def _vocabulary_advice(report: CorpusReport) -> Iterator[Advice]:
+    if report.vocab_size < report.asked_vocab_size:
+        yield Advice(
+            problem=f"the corpus gives only {report.vocab_size:,} of the "
+            f"{report.asked_vocab_size:,} pieces of tokenizer.vocab_size",
+            remedy="nothing is lost, but a preset for small corpora may suit it better",
+        )

@@ -1,0 +1,215 @@
+"""Updates and batches: every pair once, budgets kept, the same order when asked again."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.data.batches import (
+    Batch,
+    Batcher,
+    BatchingConfig,
+    SpecialIds,
+    pad_rows,
+)
+from transduce.errors import ConfigError
+
+PAIRS, LONGEST = 300, 20
+BATCH_TOKENS = 90
+
+
+@pytest.fixture(scope="module")
+def dataset(make_dataset, random_pairs):
+    return make_dataset(random_pairs(PAIRS, LONGEST))
+
+
+@pytest.fixture(scope="module")
+def make_batcher(dataset, special):
+    def make(seed=7, **settings):
+        defaults = {"source_tokens": 200, "target_tokens": 200}
+        config = {**defaults, "batch_tokens": BATCH_TOKENS, **settings}
+        return Batcher(dataset, BatchingConfig(**config), special, seed)
+
+    return make
+
+
+def indices(update) -> list[int]:
+    return np.concatenate(update.batches).tolist()
+
+
+def drawn(updates) -> list[list[list[int]]]:
+    return [[batch.tolist() for batch in update.batches] for update in updates]
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 50, 10_000])
+@pytest.mark.parametrize("budget", [1, 150, 1_000_000])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_every_pair_comes_exactly_once_an_epoch(make_batcher, batch_tokens, budget, epoch):
+    batcher = make_batcher(
+        source_tokens=budget, target_tokens=budget, batch_tokens=batch_tokens
+    )
+    seen = [i for update in batcher.epoch(epoch) for i in indices(update)]
+    assert sorted(seen) == list(range(PAIRS))
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("budget", [50, 200, 900, 2_300, 10_000])
+def test_updates_keep_about_their_budget(make_batcher, side, budget):
+    other = "target" if side == "source" else "source"
+    budgets = {f"{side}_tokens": budget, f"{other}_tokens": 1_000_000}
+    updates = list(make_batcher(**budgets).epoch(0))
+    counts = [getattr(update, f"num_{side}_tokens") for update in updates]
+    # Their number is rounded, and what is dealt out are whole batches.
+    assert max(counts) <= budget * (1 + 0.5 / len(counts)) + BATCH_TOKENS
+
+
+@pytest.mark.parametrize("budget", [100, 200, 900])
+def test_updates_are_filled_alike(make_batcher, budget):
+    updates = make_batcher(source_tokens=budget, target_tokens=1_000_000).epoch(0)
+    counts = [update.num_source_tokens for update in updates]
+    assert len(counts) > 1
+    assert max(counts) - min(counts) <= 2 * BATCH_TOKENS
+
+
+def test_a_pair_beyond_the_budget_is_an_update_of_its_own(make_dataset, special):
+    dataset = make_dataset([([3] * 9, [4]), ([5], [6] * 9), ([7] * 9, [8] * 9)])
+    config = BatchingConfig(source_tokens=1, target_tokens=1, batch_tokens=1)
+    updates = list(Batcher(dataset, config, special, seed=1).epoch(0))
+    assert [len(indices(update)) for update in updates] == [1, 1, 1]
+
+
+def test_the_same_seed_gives_the_same_order(make_batcher):
+    assert drawn(make_batcher().epoch(2)) == drawn(make_batcher().epoch(2))
+
+
+def test_another_epoch_has_another_order(make_batcher):
+    batcher = make_batcher()
+    assert drawn(batcher.epoch(0)) != drawn(batcher.epoch(1))
+
+
+def test_another_seed_has_another_order(make_batcher):
+    assert drawn(make_batcher(seed=7).epoch(0)) != drawn(make_batcher(seed=8).epoch(0))
+
+
+@pytest.mark.parametrize("first", [0, 1, 5, 1_000])
+def test_beginning_later_is_skipping_updates(make_batcher, first):
+    batcher = make_batcher()
+    assert drawn(batcher.epoch(1, first=first)) == drawn(batcher.epoch(1))[first:]
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 21, 60, 200])
+def test_batches_keep_their_bound_unless_one_pair_breaks_it(make_batcher, batch_tokens):
+    batcher = make_batcher(batch_tokens=batch_tokens)
+    sizes = [
+        (batch.source.size(0), max(batch.source.numel(), batch.target_in.numel()))
+        for update in batcher.epoch(0)
+        for batch in map(batcher.load, update.batches)
+    ]
+    assert [numel for rows, numel in sizes if numel > batch_tokens and rows > 1] == []
+
+
+def test_batches_are_filled(make_batcher, dataset):
+    batcher = make_batcher(batch_tokens=200)
+    num_batches = sum(len(update.batches) for update in batcher.epoch(0))
+    positions = np.maximum(dataset.source.lengths(), dataset.target.lengths()) + 1
+    assert num_batches < 1.5 * positions.sum() / 200 + 1
+
+
+def test_pairs_of_similar_length_share_a_batch(make_batcher, dataset):
+    lengths = dataset.target.lengths()
+    ranges = sorted(
+        (lengths[batch].min(), lengths[batch].max())
+        for update in make_batcher().epoch(0)
+        for batch in update.batches
+    )
+    assert len(ranges) > 20
+    assert all(shorter[1] <= longer[0] for shorter, longer in pairwise(ranges))
+
+
+def test_an_update_is_a_random_draw_of_batches(make_batcher, dataset):
+    lengths = dataset.target.lengths()
+    update = next(make_batcher(source_tokens=700, target_tokens=700).epoch(0))
+    longest = [int(lengths[batch].max()) for batch in update.batches]
+    assert longest not in (sorted(longest), sorted(longest, reverse=True))
+    assert max(longest) > LONGEST / 2 > min(longest)
+
+
+def test_another_epoch_has_other_batches(make_batcher):
+    batcher = make_batcher()
+    first, second = (
+        {frozenset(batch) for update in drawn(batcher.epoch(n)) for batch in update}
+        for n in (0, 1)
+    )
+    assert len(first & second) < len(first) / 2
+
+
+def test_an_update_counts_its_tokens_and_positions(make_batcher):
+    batcher = make_batcher()
+    update = next(batcher.epoch(0))
+    batches = [batcher.load(batch) for batch in update.batches]
+    assert update.num_source_tokens == sum(int((b.source != 0).sum()) for b in batches)
+    assert update.num_target_tokens == sum(
+        int((b.target_out != 0).sum()) for b in batches
+    )
+    assert update.num_positions == sum(
+        b.source.numel() + b.target_in.numel() for b in batches
+    )
+
+
+def test_a_batch_is_padded_at_the_end_with_its_special_tokens(make_dataset):
+    dataset = make_dataset([([11, 12, 13], [21]), ([14], [22, 23]), ([], [])])
+    special = SpecialIds(pad=9, bos=7, eos=8)
+    batch = Batcher(dataset, BatchingConfig(), special, seed=1).load(np.array([0, 2, 1]))
+    assert batch.source.tolist() == [[11, 12, 13, 8], [8, 9, 9, 9], [14, 8, 9, 9]]
+    assert batch.target_in.tolist() == [[7, 21, 9], [7, 9, 9], [7, 22, 23]]
+    assert batch.target_out.tolist() == [[21, 8, 9], [8, 9, 9], [22, 23, 8]]
+    assert batch.source.dtype == torch.int64
+
+
+def test_in_order_gives_every_pair_once(make_batcher, dataset):
+    batcher = make_batcher()
+    batches = list(batcher.in_order())
+    rows = [
+        (source[source > 2].tolist(), target[target > 2].tolist())
+        for batch in batches
+        for source, target in zip(batch.source, batch.target_out, strict=True)
+    ]
+    expected = [
+        (dataset.source[i].tolist(), dataset.target[i].tolist()) for i in range(PAIRS)
+    ]
+    assert sorted(rows) == sorted(expected)
+
+
+def test_a_batch_moves_to_a_device_whole():
+    ids = torch.tensor([[1, 2]])
+    batch = Batch(source=ids, target_in=ids + 1, target_out=ids + 2)
+    moved = batch.to(torch.device("meta"))
+    shapes = (moved.source.shape, moved.target_in.shape, moved.target_out.shape)
+    assert {moved.source.device, moved.target_in.device, moved.target_out.device} == {
+        torch.device("meta")
+    }
+    assert shapes == (ids.shape,) * 3
+
+
+def test_a_batch_moves_without_a_change():
+    ids = torch.tensor([[1, 2]])
+    batch = Batch(source=ids, target_in=ids + 1, target_out=ids + 2)
+    moved = batch.to(torch.device("cpu"))
+    assert moved.source.tolist() == [[1, 2]]
+    assert moved.target_in.tolist() == [[2, 3]]
+    assert moved.target_out.tolist() == [[3, 4]]
+
+
+def test_rows_are_padded_to_the_longest():
+    assert pad_rows([[1], [], [2, 3]], pad=0).tolist() == [[1, 0], [0, 0], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "name", ["source_tokens", "target_tokens", "batch_tokens", "max_length"]
+)
+@pytest.mark.parametrize("value", [0, -5])
+def test_a_setting_below_one_is_refused(name, value):
+    message = f"`batching.{name}` must be at least 1, but is {value}\\."
+    with pytest.raises(ConfigError, match=message):
+        BatchingConfig(**{name: value})

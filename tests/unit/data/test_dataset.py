@@ -1,0 +1,76 @@
+"""An encoded corpus: what is written is what is read, empty sentences included."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transduce.data.dataset import (
+    EncodedPair,
+    iterate_pairs,
+    open_dataset,
+    write_dataset,
+)
+
+LARGEST_ID = 2**32 - 1
+SENTENCES = st.lists(st.integers(0, LARGEST_ID), max_size=5)
+
+
+def encoded(pairs: list[tuple[list[int], list[int]]]) -> list[EncodedPair]:
+    return [EncodedPair(source=source, target=target) for source, target in pairs]
+
+
+@settings(deadline=None, max_examples=50)
+@given(pairs=st.lists(st.tuples(SENTENCES, SENTENCES), max_size=6))
+def test_pairs_read_are_the_pairs_written(tmp_path_factory, pairs):
+    dataset = write_dataset(encoded(pairs), tmp_path_factory.mktemp("dataset"))
+    assert list(iterate_pairs(dataset)) == encoded(pairs)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [],
+        [([], [])],
+        [([], [5]), ([], [6, 7]), ([], [])],
+        [([5], []), ([6, 7], []), ([], [])],
+        [([], [5]), ([6], []), ([], []), ([7], [8])],
+    ],
+    ids=["no pairs", "one empty pair", "no source", "no target", "some"],
+)
+def test_empty_sides_are_kept(tmp_path, pairs):
+    dataset = write_dataset(encoded(pairs), tmp_path)
+    assert list(iterate_pairs(dataset)) == encoded(pairs)
+    assert len(dataset) == len(pairs)
+
+
+def test_a_dataset_can_be_opened_again(tmp_path):
+    pairs = encoded([([3, 4], [5]), ([], [6, 7, 8])])
+    write_dataset(pairs, tmp_path / "new" / "folder")
+    assert list(iterate_pairs(open_dataset(tmp_path / "new" / "folder"))) == pairs
+
+
+def test_writing_again_replaces_the_dataset(tmp_path):
+    write_dataset(encoded([([3, 4], [5])] * 9), tmp_path)
+    dataset = write_dataset(encoded([([6], [7, 8])]), tmp_path)
+    assert list(iterate_pairs(dataset)) == encoded([([6], [7, 8])])
+
+
+def test_lengths_count_the_ids_of_each_sentence(tmp_path):
+    dataset = write_dataset(encoded([([3, 4], [5]), ([], [6, 7, 8])]), tmp_path)
+    assert dataset.source.lengths().tolist() == [2, 0]
+    assert dataset.target.lengths().tolist() == [1, 3]
+
+
+def test_one_sentence_can_be_picked(tmp_path):
+    dataset = write_dataset(encoded([([3, 4], [5]), ([9], [6, 7, 8])]), tmp_path)
+    assert dataset.source[1].tolist() == [9]
+    assert dataset.target[1].tolist() == [6, 7, 8]
+
+
+def test_pairs_are_streamed_to_disk_and_mapped_from_it(tmp_path):
+    pairs = (EncodedPair(source=[i], target=[i, i]) for i in range(1_000))
+    dataset = write_dataset(pairs, tmp_path)
+    assert isinstance(dataset.source.ids, np.memmap)
+    assert isinstance(dataset.target.offsets, np.memmap)
+    assert dataset.target[999].tolist() == [999, 999]

@@ -1,0 +1,75 @@
+"""The model's settings: the paper's by default, impossible ones refused."""
+
+from dataclasses import FrozenInstanceError, asdict
+
+import pytest
+
+from transduce.errors import ConfigError
+from transduce.model.config import ModelConfig
+
+SIZES = [
+    "vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v",
+    "max_positions", "neighbourhood",
+]  # fmt: skip
+
+
+def test_the_defaults_are_the_papers_base_model():
+    assert asdict(ModelConfig()) == {
+        "vocab_size": 37_000,
+        "num_layers": 6,
+        "d_model": 512,
+        "d_ff": 2048,
+        "num_heads": 8,
+        "d_k": 64,
+        "d_v": 64,
+        "dropout": 0.1,
+        "positions": "sinusoidal",
+        "max_positions": 1024,
+        "norm": "post",
+        "scores": "scaled",
+        "neighbourhood": None,
+    }
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [0, -2])
+def test_a_size_below_one_is_refused(name, value):
+    message = f"`model.{name}` must be at least 1, but is {value}\\."
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(**{name: value})
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, 1.5, float("nan")])
+def test_a_dropout_that_is_no_share_is_refused(dropout):
+    message = f"`model.dropout` must be at least 0 and below 1, but is {dropout}\\."
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(dropout=dropout)
+
+
+def test_sinusoids_need_an_even_width():
+    with pytest.raises(ConfigError, match="must be even for sinusoidal .* is 63"):
+        ModelConfig(d_model=63)
+
+
+def test_learned_positions_may_have_an_odd_width():
+    assert ModelConfig(d_model=63, positions="learned").d_model == 63
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("positions", '"sinusoidal", "learned"'),
+        ("norm", '"post", "pre"'),
+        ("scores", '"scaled", "unscaled", "additive"'),
+    ],
+)
+@pytest.mark.usefixtures("unchecked_types")
+def test_an_unknown_choice_is_refused_with_the_known_ones(name, choices):
+    message = f'`model.{name}` must be one of {choices}, but is "other"\\.'
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(**{name: "other"})
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        ModelConfig().d_model = 8

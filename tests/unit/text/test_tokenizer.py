@@ -1,0 +1,384 @@
+"""Tokenizers: nothing is unknown, nothing typed is special, learning is repeatable."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from transduce.errors import CheckpointError, ConfigError
+from transduce.text import tokenizer as module
+from transduce.text.tokenizer import (
+    BOS,
+    BYTE_PIECES,
+    EOS,
+    NUM_RESERVED,
+    PAD,
+    SPECIAL_PIECES,
+    Tokenizer,
+    TokenizerConfig,
+    learn_tokenizer,
+    normalize,
+)
+
+KINDS = ["bpe", "word-piece"]
+CORPUS = [
+    "The cat sat on the mat, and the 12 dogs sat on the 34 cats.",
+    "Die Katze saß auf der Matte; die 12 Hunde saßen auf den 34 Katzen!",
+    "Żółw pływał w łódce pod Świętokrzyskiem - co za żart?",
+    "私は猫が好きです。猫は私が好きです。",
+    "القطة على السجادة والقطة على الكلب",
+] * 3
+
+HARD_TEXTS = [
+    "我们在这里测试没有学过的汉字：龘靐齉爩",
+    "مرحباً بالعالم، كيف حالك؟",
+    "👩‍👩‍👧‍👦 🇩🇪 🏴󠁧󠁢󠁥󠁮󠁧󠁿 ✊🏽",
+    "Z̸̡͎a̶̛͜l̵͓̈́g̷̱̽o̴̢̕ é é ở",
+    " ̈begins with a mark",
+    "\uf700\uf741\uf7ff a\uf763b",
+    "▁Hello▁world ▁ ▁▁",
+    "<s> </s> <pad> <unk> <0xE2> [UNK] ##ing @@ </w>",
+    "<s></s><pad>text<s>",
+    "tab\tline\nfeed\u2028separator\u00a0space\u3000wide",
+    "x" * 1_000 + "é" * 500 + "7" * 300 + "!" * 300,
+    "á" * 200,
+    "^[]-\\ &&~~||--[[",
+    "\0\x01\x7f\ufeff\ufffd\ufffe\U0010ffff",
+    "ﬁﬃ① ½ Å Å",
+]
+
+
+@functools.cache
+def learned(kind: str) -> Tokenizer:
+    return learn_tokenizer(CORPUS, TokenizerConfig(kind=kind, vocab_size=500))
+
+
+def vocabulary(tokenizer: Tokenizer) -> list[str]:
+    return json.loads(tokenizer._pieces.to_str())["model"]["vocab"]
+
+
+def learned_pieces(tokenizer: Tokenizer) -> list[str]:
+    return tokenizer.pieces(range(NUM_RESERVED, tokenizer.vocab_size))
+
+
+AWKWARD = st.text(alphabet=st.sampled_from("aé猫 <s>/pd12.\u0301\u0308\uf700\uf7c3\u2581"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=150)
+@given(text=st.text() | AWKWARD)
+@example(text="")
+def test_decoding_undoes_encoding(kind, text):
+    tokenizer = learned(kind)
+    assert tokenizer.decode(tokenizer.encode(text)) == normalize(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", [*HARD_TEXTS, *CORPUS[:5]])
+def test_decoding_undoes_encoding_of_hard_texts(kind, text):
+    tokenizer = learned(kind)
+    assert tokenizer.decode(tokenizer.encode(text)) == normalize(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=50)
+@given(text=st.text() | AWKWARD)
+@example(text=" ".join(SPECIAL_PIECES))
+def test_no_text_becomes_a_special_id(kind, text):
+    tokenizer = learned(kind)
+    assert all(EOS < i < tokenizer.vocab_size for i in tokenizer.encode(text))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=50)
+@given(data=st.data())
+def test_any_ids_can_be_decoded(kind, data):
+    tokenizer = learned(kind)
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1)))
+    text = tokenizer.decode(ids)
+    assert text == normalize(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["", " ", "\n\t\u2028\u3000"])
+def test_white_space_alone_has_no_ids(kind, text):
+    assert learned(kind).encode(text) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_encoding_many_texts_is_encoding_each(kind):
+    tokenizer = learned(kind)
+    texts = [*HARD_TEXTS, "", *CORPUS]
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_ids_are_left_out_of_the_text(kind):
+    tokenizer = learned(kind)
+    cat, mat = tokenizer.encode("cat"), tokenizer.encode("mat")
+    assert tokenizer.decode([BOS, *cat, PAD, *mat, EOS, PAD]) == "cat mat"
+
+
+def test_special_ids_come_first():
+    assert learned("bpe").pieces([PAD, BOS, EOS]) == list(SPECIAL_PIECES)
+    assert (PAD, BOS, EOS) == (0, 1, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_character_outside_the_alphabet_is_spelt_in_bytes(kind):
+    tokenizer = learned(kind)
+    pieces = tokenizer.pieces(tokenizer.encode("龘"))
+    assert pieces[-3:] == [f"<0x{byte:02X}>" for byte in "龘".encode()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_a_character_is_decoded_as_a_replacement_character(kind):
+    tokenizer = learned(kind)
+    ids = tokenizer.encode("龘")
+    assert tokenizer.decode(ids[:-1]) == "\ufffd"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_pieces_of_a_text_spell_it(kind):
+    tokenizer = learned(kind)
+    pieces = tokenizer.pieces(tokenizer.encode("the cats sat on"))
+    assert "".join(pieces) == " the cats sat on"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_frequent_word_becomes_one_piece_with_its_space(kind):
+    tokenizer = learned(kind)
+    assert tokenizer.pieces(tokenizer.encode("on the"))[-1] == " the"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learned_words_take_fewer_ids_than_characters(kind):
+    tokenizer = learned(kind)
+    text = normalize(CORPUS[0])
+    assert len(tokenizer.encode(text)) < len(text) / 2
+
+
+def test_word_pieces_take_the_longest_piece_first():
+    tokenizer = learn_tokenizer(
+        ["ab ab ab ab bcd bcd bcd abcd"],
+        TokenizerConfig(kind="word-piece", vocab_size=NUM_RESERVED + 12),
+    )
+    pieces = tokenizer.pieces(tokenizer.encode("abcd"))
+    longest = max(
+        (p for p in learned_pieces(tokenizer) if " abcd".startswith(p)), key=len
+    )
+    assert pieces[0] == longest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", HARD_TEXTS)
+def test_pieces_never_join_letters_digits_and_signs(kind, text):
+    tokenizer = learn_tokenizer(
+        [f"{text} abc123!? 5x5 <s>"] * 5, TokenizerConfig(kind=kind, vocab_size=600)
+    )
+    classes = [
+        {unicodedata.category(c)[0] for c in piece if c != " "} & {"L", "N", "P"}
+        for piece in learned_pieces(tokenizer)
+    ]
+    assert max(map(len, classes)) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loaded_tokenizer_encodes_as_the_saved_one(kind, tmp_path):
+    learned(kind).save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    texts = [*CORPUS, *HARD_TEXTS]
+    assert loaded.vocab_size == learned(kind).vocab_size
+    assert loaded.encode_batch(texts) == learned(kind).encode_batch(texts)
+    ids = range(loaded.vocab_size)
+    assert loaded.pieces(ids) == learned(kind).pieces(ids)
+    assert loaded.decode(ids) == learned(kind).decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saving_what_was_loaded_gives_the_same_file(kind, tmp_path):
+    learned(kind).save(tmp_path / "one.json")
+    Tokenizer.load(tmp_path / "one.json").save(tmp_path / "two.json")
+    one, two = (tmp_path / "one.json", tmp_path / "two.json")
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_missing_file_is_told(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    with pytest.raises(CheckpointError, match=f"^{path}: the tokenizer is missing or"):
+        Tokenizer.load(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[: len(content) // 2],
+        lambda content: b"\xff\xfe" + content,
+        lambda content: content.replace(b'"BPE"', b'"XYZ"'),
+        lambda content: b"[]",
+    ],
+    ids=["empty", "half", "no UTF-8", "unknown model", "no object"],
+)
+def test_a_damaged_file_is_told(damage, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    learned("bpe").save(path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CheckpointError, match=f"^{path}: the tokenizer is .* damaged"):
+        Tokenizer.load(path)
+
+
+def test_a_tokenizer_from_elsewhere_is_told(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    learned("bpe").save(path)
+    text = path.read_text(encoding="utf-8").replace('"<s>"', '"[CLS]"')
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(CheckpointError, match="must begin with <pad>, <s>, </s>, but"):
+        Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learning_twice_gives_the_same_tokenizer(kind, tmp_path):
+    config = TokenizerConfig(kind=kind, vocab_size=500)
+    again = learn_tokenizer(CORPUS, config)
+    assert vocabulary(again) == vocabulary(learned(kind))
+    again.save(tmp_path / "again.json")
+    learned(kind).save(tmp_path / "first.json")
+    first, second = (tmp_path / "first.json", tmp_path / "again.json")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_learning_in_another_process_gives_the_same_tokenizer(tmp_path):
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer\n"
+        "lines = Path(sys.argv[1]).read_text(encoding='utf-8').split('\\n')\n"
+        "learn_tokenizer(lines, TokenizerConfig(vocab_size=500)).save(Path(sys.argv[2]))"
+    )
+    (tmp_path / "corpus").write_text("\n".join(CORPUS), encoding="utf-8")
+    learned("bpe").save(tmp_path / "here.json")
+    source = str(Path(module.__file__).parents[2])
+    subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "corpus", tmp_path / "there.json"],
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": source},
+    )
+    here, there = (tmp_path / "here.json", tmp_path / "there.json")
+    assert here.read_bytes() == there.read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("vocab_size", [NUM_RESERVED + n for n in (1, 2, 10, 60, 200)])
+def test_the_vocabulary_keeps_its_bound(kind, vocab_size):
+    config = TokenizerConfig(kind=kind, vocab_size=vocab_size)
+    tokenizer = learn_tokenizer(CORPUS, config)
+    assert NUM_RESERVED < tokenizer.vocab_size <= vocab_size
+    assert len(vocabulary(tokenizer)) == tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_large_enough_corpus_fills_the_vocabulary(kind):
+    tokenizer = learn_tokenizer(CORPUS, TokenizerConfig(kind=kind, vocab_size=320))
+    assert tokenizer.vocab_size == 320
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("lines", "vocab_size"),
+    [
+        ([], 300),
+        ([""], 300),
+        (["aa"], NUM_RESERVED + 1),
+        (["aaa bbb"], NUM_RESERVED + 2),
+        (["猫" * 40 + "犬" * 30 + "鳥" * 20], NUM_RESERVED + 8),
+    ],
+)
+def test_even_the_poorest_vocabulary_keeps_every_text(kind, lines, vocab_size):
+    config = TokenizerConfig(kind=kind, vocab_size=vocab_size)
+    tokenizer = learn_tokenizer(lines, config)
+    assert tokenizer.decode(tokenizer.encode("a cat, 猫 12")) == "a cat, 猫 12"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_corpus_full_of_special_tokens_collides_with_none(kind):
+    line = " ".join(SPECIAL_PIECES) + "".join(SPECIAL_PIECES)
+    tokenizer = learn_tokenizer(
+        [line] * 200, TokenizerConfig(kind=kind, vocab_size=NUM_RESERVED + 60)
+    )
+    ids = tokenizer.encode(line)
+    assert min(ids) > EOS
+    assert tokenizer.decode(ids) == line
+    assert tokenizer.pieces(range(3)) == list(SPECIAL_PIECES)
+    assert not set(SPECIAL_PIECES) & set(learned_pieces(tokenizer))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_corpus_full_of_byte_characters_collides_with_none(kind):
+    line = "".join(BYTE_PIECES) + " a\uf7c3\uf7a4 " + BYTE_PIECES[-1] * 5
+    tokenizer = learn_tokenizer(
+        [line, "a"] * 50, TokenizerConfig(kind=kind, vocab_size=NUM_RESERVED + 60)
+    )
+    assert tokenizer.decode(tokenizer.encode(line)) == line
+    assert not set("".join(learned_pieces(tokenizer))) & set(BYTE_PIECES)
+
+
+def test_learning_stops_reading_after_enough_characters(monkeypatch):
+    monkeypatch.setattr(module, "LEARNING_CHARACTERS", 100)
+    num_read = 0
+
+    def lines():
+        nonlocal num_read
+        while True:
+            num_read += 1
+            yield "ten chars."
+
+    tokenizer = learn_tokenizer(lines(), TokenizerConfig(vocab_size=300))
+    assert num_read == 11
+    assert " ten" in learned_pieces(tokenizer)
+
+
+def test_the_language_after_the_limit_is_not_learned(monkeypatch):
+    monkeypatch.setattr(module, "LEARNING_CHARACTERS", 50)
+    lines = ["abcabc abc"] * 10 + ["xyzxyz xyz"] * 10
+    tokenizer = learn_tokenizer(lines, TokenizerConfig(vocab_size=320))
+    assert set("".join(learned_pieces(tokenizer))) == set("abc ")
+
+
+@pytest.mark.parametrize("vocab_size", [0, 3, NUM_RESERVED])
+def test_a_vocabulary_without_room_for_bytes_is_refused(vocab_size):
+    message = f"`tokenizer.vocab_size` must be above 259 .*, but is {vocab_size}"
+    with pytest.raises(ConfigError, match=message):
+        TokenizerConfig(vocab_size=vocab_size)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ConfigError, match='must be "bpe" or "word-piece", but is "unig'):
+        TokenizerConfig(kind="unigram")
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("e\u0301", "é"),
+        ("\u212b", "Å"),
+        ("  a \t\r\n b\u2028c\u00a0\u3000d ", "a b c d"),
+        ("ﬁ①", "ﬁ①"),
+        ("", ""),
+    ],
+)
+def test_normal_form_is_nfc_with_single_spaces(text, normal):
+    assert normalize(text) == normal
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=st.text())
+def test_normalizing_twice_is_normalizing_once(text):
+    assert normalize(normalize(text)) == normalize(text)
