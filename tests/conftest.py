@@ -1,4 +1,4 @@
-"""What many tests share: a seed, a tiny model, a 40-line corpus, a trained checkpoint."""
+"""What many tests share: a seed, a tiny model, a 40-line corpus, a checkpoint."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -164,7 +164,12 @@ def trained_checkpoint(
         dataset, BatchingConfig(source_tokens=150, target_tokens=150), special, seed=1
     )
     trainer = Trainer(model, batcher, config, cpu)
-    trainer.train(lambda _: None, lambda: None, lambda: False)
+    trainer.train(
+        on_step=lambda _: None,
+        save=lambda: None,
+        on_checkpoint=lambda: None,
+        should_stop=lambda: False,
+    )
     return Checkpoint(
         config=model.config,
         weights=model.state_dict(),

@@ -99,7 +99,9 @@ def checkpoints_of(run: Path) -> list[Path]:
 def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     """The plain mean of the weights (section 6.1); all must be of one model."""
     if not checkpoints:
-        raise CheckpointError("An average must have at least one checkpoint, but has 0.")
+        raise CheckpointError(
+            "An average must have at least one checkpoint, but has 0."
+        )
     last = checkpoints[-1]
     for other in checkpoints:
         if other.config != last.config:
@@ -108,7 +110,9 @@ def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
                 f"{other.step} and {last.step} have different settings."
             )
     mean = {
-        name: torch.stack([c.weights[name].double() for c in checkpoints]).mean(0).float()
+        name: torch.stack([c.weights[name].double() for c in checkpoints])
+        .mean(0)
+        .float()
         for name in last.weights
     }
     return Checkpoint(

@@ -1,7 +1,7 @@
 """`transduce check`: a report on a corpus before training."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
@@ -16,7 +16,6 @@ from transduce.errors import DataError
 from transduce.experiments.corpus_check import (
     Advice,
     CorpusReport,
-    EpochReport,
     Overlap,
     PairReport,
     SplitReport,
@@ -108,43 +107,187 @@ class CorpusDisplay:
 
     def show(self, report: CorpusReport, advice: Sequence[Advice]) -> None:
         """Print the figures, the places of what is odd, and the verdict."""
-        splits = [split for split in (report.training, report.dev) if split is not None]
+        splits = {"training": report.training}
+        if report.dev is not None:
+            splits["dev"] = report.dev
         self._show_files(splits)
         self._show_sides(splits)
-        self._show_pairs([split.pairs for split in splits])
-        if report.overlap is not None:
-            self._show_overlap(report.overlap, splits[-1].pairs)
-        self._show_places(report)
+        self._show_pairs(splits)
+        self._show_places(_places(splits, report.overlap))
         self._show_lengths(report.training.lengths)
         self._show_batches(report)
         self._show_verdict(advice)
 
-    def _show_files(self, splits: Sequence[SplitReport]) -> None:
-        for name, split in zip(SPLITS, splits, strict=False):
-            for side, report in (("source", split.source), ("target", split.target)):
-                paths = " ".join(map(str, report.files))
-                self._print(f"{name} {side}".ljust(LABEL_WIDTH) + f"  {paths}")
+    def _show_files(self, splits: Mapping[str, SplitReport]) -> None:
+        for name, side in _named_sides(splits):
+            self._row(name, "  " + " ".join(map(str, side.files)))
 
-    def _show_sides(self, splits: Sequence[SplitReport]) -> None:
-        sides = [side for split in splits for side in (split.source, split.target)]
-        self._heading("Lines", [f"{name}" for name in SPLITS[: len(splits)]])
-        self._row("", ["source", "target"] * len(splits))
-        for label, figure in SIDE_FIGURES.items():
-            self._row(label, [figure(side) for side in sides])
+    def _show_sides(self, splits: Mapping[str, SplitReport]) -> None:
+        self._heading("Lines", [cell for name in splits for cell in (name, "")])
+        self._row("", _cells(["source", "target"] * len(splits)), "dim")
+        figures = [_side_figures(side) for _, side in _named_sides(splits)]
+        for label in figures[0]:
+            self._row(label, _cells([each[label] for each in figures]))
 
-    def _show_pairs(self, splits: Sequence[PairReport]) -> None:
-        self._heading("Pairs", SPLITS[: len(splits)])
-        for label, count in PAIR_COUNTS.items():
-            cells = [_count_and_share(count(pairs), pairs.total) for pairs in splits]
-            is_odd = label not in SOUND and any(map(count, splits))
-            self._row(label, [cell for pair in cells for cell in pair], ODD * is_odd)
+    def _show_pairs(self, splits: Mapping[str, SplitReport]) -> None:
+        self._heading("Pairs", [cell for name in splits for cell in (name, "")])
+        counts = [_pair_counts(split.pairs) for split in splits.values()]
+        for label in counts[0]:
+            cells = [
+                cell
+                for each in counts
+                for cell in (f"{each[label]:,}", _share(each[label], each["total"]))
+            ]
+            is_odd = label not in ("total", "kept") and any(c[label] for c in counts)
+            self._row(label, _cells(cells), "yellow" if is_odd else "")
 
-    def _show_places(self, report: CorpusReport) -> None:
-        findings = [item for item in _findings(report) if item[1].count]
-        if findings:
-            self._heading("Places", [])
-        for label, finding in findings:
-            rest = finding.count - len(finding.examples)
-            more = [f"and {rest:,} more"] if rest else []
-            self._row(f"{label}: {finding.count:,}", [])
-            self._paragraph(", ".join([*finding.examples, *more]), "    ", "dim")
+    def _show_places(self, places: Mapping[str, Sequence[str]]) -> None:
+        if places:
+            self._heading("Places")
+        for label, lines in places.items():
+            self._row(label)
+            for line in lines:
+                self._print(f"    {line}", "dim")
+
+    def _show_lengths(self, bins: Sequence[LengthBin]) -> None:
+        if not bins:
+            return
+        self._print("")
+        self._print(f"{'Tokens a line':<18}{'source':<{BAR_WIDTH + 9}}target", "bold")
+        totals = sum(each.source for each in bins), sum(each.target for each in bins)
+        shares = [
+            (each.source / max(totals[0], 1), each.target / max(totals[1], 1))
+            for each in bins
+        ]
+        scale = BAR_WIDTH / max(map(max, shares))
+        for each, pair in zip(bins, shares, strict=True):
+            bars = [
+                f"{share:>7.1%} {self._block * round(share * scale):<{BAR_WIDTH}}"
+                for share in pair
+            ]
+            label = f"{each.shortest:,}-{each.longest:,}"
+            self._print(f"  {label:>13}  {' '.join(bars)}", "cyan")
+
+    def _show_batches(self, report: CorpusReport) -> None:
+        self._heading("Training")
+        pieces = f"{report.vocab_size:,} pieces, {report.asked_vocab_size:,} asked for"
+        self._row("vocabulary", f"  {pieces}")
+        if (epoch := report.epoch) is not None:
+            self._row("updates an epoch", f"  {epoch.updates:,}")
+            self._row("epochs", f"  {epoch.epochs:,.1f} in {epoch.steps:,} steps")
+            self._row("padding", f"  {epoch.padding:.1%} of the positions computed")
+
+    def _show_verdict(self, advice: Sequence[Advice]) -> None:
+        would_train = not any(each.is_refusal for each in advice)
+        self._heading("Verdict")
+        if would_train:
+            self._print("  Training would start.", "green")
+        else:
+            self._print("  Training would refuse this corpus.", "red")
+        for number, each in enumerate(advice, start=1):
+            style = "red" if each.is_refusal else "yellow"
+            self._paragraph(f"{number:>2}. {each}", "  ", style)
+
+    def _heading(self, title: str, cells: Sequence[str] = ()) -> None:
+        self._print("")
+        self._print(f"{title:<{LABEL_WIDTH + 2}}{_cells(cells)}", "bold")
+
+    def _row(self, label: str, rest: str = "", style: str = "") -> None:
+        self._print(f"  {label:<{LABEL_WIDTH}}{rest}", style)
+
+    def _paragraph(self, text: str, indent: str, style: str) -> None:
+        filled = fill(
+            text,
+            self._width,
+            initial_indent=indent,
+            subsequent_indent=indent + "    ",
+            # A path is worth nothing in halves.
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        self._print(filled, style)
+
+    def _print(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text.rstrip()), style=style)
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return "".join(f"{cell:>{CELL_WIDTH}}" for cell in cells)
+
+
+def _share(count: int, total: int) -> str:
+    """Of pairs; nothing for none, and never a rounded zero."""
+    if not count:
+        return ""
+    return f"{count / total:.1%}" if count / total >= 0.0005 else "< 0.1%"
+
+
+def _side_figures(side: SideReport) -> dict[str, str]:
+    return {
+        "lines": f"{side.lines:,}",
+        "not UTF-8 text": f"{side.invalid.count:,}",
+        "words": f"{side.words:,}",
+        "characters": f"{side.characters:,}",
+        "tokens": f"{side.tokens:,}",
+        "tokens a word": f"{side.tokens_per_word:.2f}",
+        "tokens a line, mean": f"{side.mean_length:.1f}",
+        "  median": f"{side.median_length:g}",
+        "  95 % have at most": f"{side.percentile_95_length:,}",
+        "  longest": f"{side.longest:,}",
+    }
+
+
+def _pair_counts(pairs: PairReport) -> dict[str, int]:
+    findings = {label: each.count for label, each in _pair_findings(pairs).items()}
+    return {
+        "total": pairs.total,
+        "kept": pairs.kept,
+        "left out, not UTF-8 text": pairs.invalid,
+        **findings,
+        "sources of several targets": pairs.ambiguous_sources,
+    }
+
+
+def _pair_findings(pairs: PairReport) -> dict[str, Finding]:
+    return {
+        "left out, source empty": pairs.empty_source,
+        "left out, target empty": pairs.empty_target,
+        "left out, both empty": pairs.empty_both,
+        "left out, too long": pairs.overlong,
+        "kept but lopsided": pairs.lopsided,
+        "kept but same text twice": pairs.identical,
+        "kept but repeated": pairs.repeated,
+    }
+
+
+def _places(
+    splits: Mapping[str, SplitReport], overlap: Overlap | None
+) -> dict[str, tuple[str, ...]]:
+    """Where the first of everything found stand, by what was found."""
+    places: dict[str, tuple[str, ...]] = {}
+    findings: dict[str, Finding] = {}
+    for name, side in _named_sides(splits):
+        if side.longest_place:
+            label = f"{name}, longest line: {side.longest:,} tokens"
+            places[label] = (side.longest_place,)
+        findings[f"{name}, not UTF-8 text"] = side.invalid
+        findings |= {f"{name}, {kind}": each for kind, each in side.suspicious.items()}
+    for name, split in splits.items():
+        pairs = _pair_findings(split.pairs)
+        findings |= {f"{name} pairs, {label}": each for label, each in pairs.items()}
+    if overlap is not None:
+        findings["dev pairs that stand in training"] = overlap.pairs
+        findings["dev sources that stand in training"] = overlap.sources
+    met = {label: finding for label, finding in findings.items() if finding.count}
+    return places | {f"{label}: {f.count:,}": _examples(f) for label, f in met.items()}
+
+
+def _named_sides(splits: Mapping[str, SplitReport]) -> Iterator[tuple[str, SideReport]]:
+    for name, split in splits.items():
+        yield f"{name} source", split.source
+        yield f"{name} target", split.target
+
+
+def _examples(finding: Finding) -> tuple[str, ...]:
+    rest = finding.count - len(finding.examples)
+    return (*finding.examples, f"and {rest:,} more") if rest else finding.examples

@@ -42,7 +42,9 @@ def score(
     pairs = read_pairs(source, target)
     total, num_tokens, num_pairs = 0.0, 0, 0
     while window := list(islice(pairs, WINDOW_LINES)):
-        scores = translator.score([p.source for p in window], [p.target for p in window])
+        scores = translator.score(
+            [p.source for p in window], [p.target for p in window]
+        )
         for found in scores:
             line = {
                 "log_probability": found.log_probability,

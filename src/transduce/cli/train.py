@@ -13,7 +13,7 @@ from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.preparation import CorpusFiles
 from transduce.training.device import Precision, choose_hardware
-from transduce.training.trainer import Interrupted
+from transduce.training.trainer import TrainingStoppedError
 
 
 def train(
@@ -68,8 +68,8 @@ def train(
             else:
                 files = _corpus_files(source, target, dev_source, dev_target)
                 result = train_run(files, run, out, hardware, display)
-        except Interrupted as interrupted:
-            raise Interrupted(
+        except TrainingStoppedError as interrupted:
+            raise TrainingStoppedError(
                 f"{interrupted} Go on with: transduce train --out {out} --resume"
             ) from None
     display.finished(result)

@@ -71,7 +71,7 @@ class SpecialIds:
 class Update:
     """The pairs of one optimizer step, cut into batches of indices."""
 
-    batches: tuple[Integer[np.ndarray, " batch"], ...]
+    batches: tuple[Integer[np.ndarray, " _"], ...]
     num_source_tokens: int
     num_target_tokens: int
     num_positions: int
@@ -107,7 +107,7 @@ class Batcher:
 
     def _batches(
         self, indices: Integer[np.ndarray, " pairs"]
-    ) -> list[Integer[np.ndarray, " batch"]]:
+    ) -> list[Integer[np.ndarray, " _"]]:
         """Sort pairs by length and cut them where a batch is full."""
         source, target = self._source_lengths[indices], self._target_lengths[indices]
         # Sources grow and shrink by turns, so that they do not leap where the length
@@ -120,12 +120,14 @@ class Batcher:
         starts, widest = [0], 0
         for i, length in enumerate(longest):
             widest = max(widest, length)
-            if (i + 1 - starts[-1]) * widest > self._config.batch_tokens and i > starts[-1]:
+            if (i + 1 - starts[-1]) * widest > self._config.batch_tokens and i > starts[
+                -1
+            ]:
                 starts.append(i)
                 widest = length
         return np.split(indices, starts[1:])
 
-    def _update_bounds(self, batches: list[Integer[np.ndarray, " batch"]]) -> list[int]:
+    def _update_bounds(self, batches: list[Integer[np.ndarray, " _"]]) -> list[int]:
         """Where one update ends and the next begins; all are filled alike."""
         shares = [
             max(
@@ -140,7 +142,7 @@ class Batcher:
         bounds = [0, *np.searchsorted(filled, ends).tolist(), len(batches)]
         return sorted(set(bounds))
 
-    def _update(self, batches: list[Integer[np.ndarray, " batch"]]) -> Update:
+    def _update(self, batches: list[Integer[np.ndarray, " _"]]) -> Update:
         pairs = np.concatenate(batches)
         return Update(
             batches=tuple(batches),

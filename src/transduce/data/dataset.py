@@ -48,7 +48,10 @@ class Dataset:
 def write_dataset(pairs: Iterable[EncodedPair], folder: Path) -> Dataset:
     """Stream pairs to files in the folder, and open them."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _SideWriter(folder, "source") as source, _SideWriter(folder, "target") as target:
+    with (
+        _SideWriter(folder, "source") as source,
+        _SideWriter(folder, "target") as target,
+    ):
         for pair in pairs:
             source.write(pair.source)
             target.write(pair.target)
@@ -57,7 +60,9 @@ def write_dataset(pairs: Iterable[EncodedPair], folder: Path) -> Dataset:
 
 def open_dataset(folder: Path) -> Dataset:
     """Map the files that `write_dataset` wrote."""
-    return Dataset(source=_open_side(folder, "source"), target=_open_side(folder, "target"))
+    return Dataset(
+        source=_open_side(folder, "source"), target=_open_side(folder, "target")
+    )
 
 
 class _SideWriter:

@@ -9,7 +9,7 @@ best finished one; then it leaves the batch.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -45,6 +45,7 @@ class SearchConfig:
             )
 
 
+@runtime_checkable
 class NextTokenModel(Protocol):
     """What search needs of a model. A row is one hypothesis of one sentence.
 
@@ -109,7 +110,9 @@ def _advance(
     live: list["_Beam"], log_probs: Float[Tensor, "rows vocab"], beam_size: int
 ) -> tuple[list["_Beam"], Int[Tensor, " rows"], Int[Tensor, " rows"]]:
     """Grow all beams by a token; those that go on, their rows and last ids."""
-    alive = torch.tensor([beam.log_probabilities() for beam in live], dtype=torch.float64)
+    alive = torch.tensor(
+        [beam.log_probabilities() for beam in live], dtype=torch.float64
+    )
     totals = log_probs.double().view(len(live), beam_size, -1) + alive.to(
         log_probs.device
     ).unsqueeze(-1)
@@ -162,7 +165,8 @@ class _Beam:
     ) -> list[int]:
         """Take the best candidates; return the parent of each that goes on."""
         self._length += 1
-        alive, parents = [], []
+        alive: list[_Alive] = []
+        parents: list[int] = []
         for value, index in zip(values, indices, strict=True):
             parent, token = divmod(index, vocab_size)
             if value == -math.inf:

@@ -78,7 +78,9 @@ class Translator:
         while window := list(islice(lines, WINDOW_LINES)):
             yield from self._translate_window(window, config)
 
-    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[TargetScore]:
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str]
+    ) -> list[TargetScore]:
         """How likely the model holds given translations."""
         if len(sources) != len(targets):
             raise RequestError(
@@ -123,12 +125,15 @@ class Translator:
         limits = [len(ids) + 1 + config.extra_length for ids in source_ids]
         if config.beam_size == 1:
             greedy = greedy_search(
-                steps, limits, config.length_penalty, bos=BOS, eos=EOS, excluded=(PAD, BOS)
+                steps,
+                limits,
+                config.length_penalty,
+                bos=BOS,
+                eos=EOS,
+                excluded=(PAD, BOS),
             )
             return [[hypothesis] for hypothesis in greedy]
-        return beam_search(
-            steps, limits, config, bos=BOS, eos=EOS, excluded=(PAD, BOS)
-        )
+        return beam_search(steps, limits, config, bos=BOS, eos=EOS, excluded=(PAD, BOS))
 
     def _pad(self, source_ids: list[list[int]]) -> Int[Tensor, "batch source"]:
         return pad_rows([[*ids, EOS] for ids in source_ids], PAD).to(self.device)

@@ -33,7 +33,7 @@ many tokens: a word or two may well take three times as many in another language
 
 REMEDIES = {
     "replacement character": "letters were lost there: fetch the text again",
-    "text decoded twice": "decode it once, or fetch it again",
+    "doubly encoded letter": "undo one encoding, or fetch the text again",
     "line separator": "it ends no line here, so see that the lines match; make it a "
     "space",
     "control character": "remove it",
@@ -163,8 +163,7 @@ def advise(report: CorpusReport) -> tuple[Advice, ...]:
         *(_overlap_advice(report.overlap) if report.overlap else ()),
         *(advice for name, split in named for advice in _text_advice(name, split)),
         *_pair_advice(report.training.pairs),
-        *(_epoch_advice(report.epoch) if report.epoch else ()),
-        *_vocabulary_advice(report),
+        *(_training_advice(report, report.epoch) if report.epoch else ()),
     )
 
 
@@ -253,7 +252,9 @@ def _pair_digests(survey: Survey) -> Integer[np.ndarray, " pairs"]:
     return survey.rows["source_digest"] * DIGEST_FACTOR + survey.rows["target_digest"]
 
 
-def _first_rows(digests: Integer[np.ndarray, " pairs"]) -> Integer[np.ndarray, " pairs"]:
+def _first_rows(
+    digests: Integer[np.ndarray, " pairs"],
+) -> Integer[np.ndarray, " pairs"]:
     """For each row, the one in which its digest stands first."""
     _, first, which = np.unique(digests, return_index=True, return_inverse=True)
     return first[which]
@@ -282,7 +283,7 @@ def _epoch_report(kept: Survey, config: RunConfig) -> EpochReport | None:
 
 
 def _only_lengths(lengths: Integer[np.ndarray, " sentences"]) -> EncodedSide:
-    """A side whose sentences are so long, but hold nothing: the batcher cuts by length."""
+    """A side of such sentences without their ids, since batches are cut by length."""
     ends = np.cumsum(lengths, dtype=np.int64)
     return EncodedSide(ids=np.empty(0, ID_TYPE), offsets=np.insert(ends, 0, 0))
 
@@ -304,7 +305,7 @@ def _refusals(name: str, split: SplitReport) -> Iterator[Advice]:
         )
     if not split.pairs.kept:
         yield Advice(
-            problem=f"no pair of the {name} corpus is left of {split.pairs.total:,}",
+            problem=f"pairs of the {name} corpus to keep: 0 of {split.pairs.total:,}",
             remedy="give files with text on both sides, or raise batching.max_length",
             is_refusal=True,
         )
@@ -321,7 +322,9 @@ def _overlap_advice(overlap: Overlap) -> Iterator[Advice]:
 
 def _text_advice(name: str, split: SplitReport) -> Iterator[Advice]:
     for kind, remedy in REMEDIES.items():
-        lines = split.source.suspicious[kind].count + split.target.suspicious[kind].count
+        lines = (
+            split.source.suspicious[kind].count + split.target.suspicious[kind].count
+        )
         if lines:
             yield Advice(
                 problem=f"lines of the {name} corpus with a {kind}: {lines:,}",
@@ -349,7 +352,7 @@ def _pair_advice(pairs: PairReport) -> Iterator[Advice]:
             )
 
 
-def _epoch_advice(epoch: EpochReport) -> Iterator[Advice]:
+def _training_advice(report: CorpusReport, epoch: EpochReport) -> Iterator[Advice]:
     if epoch.epochs < 1:
         yield Advice(
             problem=f"{epoch.steps:,} steps see only {epoch.epochs:.0%} of the corpus",
@@ -357,7 +360,7 @@ def _epoch_advice(epoch: EpochReport) -> Iterator[Advice]:
         )
     if epoch.epochs > MANY_EPOCHS:
         yield Advice(
-            problem=f"{epoch.steps:,} steps go over the corpus {epoch.epochs:,.0f} times",
+            problem=f"{epoch.steps:,} steps pass the corpus {epoch.epochs:,.0f} times",
             remedy="choose a preset for small corpora, or fewer steps: --set "
             f"training.steps={MANY_EPOCHS * epoch.updates} makes {MANY_EPOCHS} epochs",
         )
@@ -366,9 +369,6 @@ def _epoch_advice(epoch: EpochReport) -> Iterator[Advice]:
             problem=f"padding takes {epoch.padding:.0%} of the positions computed",
             remedy="lower batching.batch_tokens, so that lengths in a batch are alike",
         )
-
-
-def _vocabulary_advice(report: CorpusReport) -> Iterator[Advice]:
     if report.vocab_size < report.asked_vocab_size:
         yield Advice(
             problem=f"the corpus gives only {report.vocab_size:,} of the "

@@ -5,18 +5,17 @@ left out, and reading goes on. Of each sound pair only place, lengths and digest
 are kept: 33 bytes, whatever its text. Knows nothing of what to do about a fault.
 """
 
-import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import count, tee, zip_longest
+from itertools import count, pairwise, tee, zip_longest
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Shaped
+from jaxtyping import Bool, Num, Shaped
 
 from transduce.errors import DataError
 from transduce.experiments.preparation import encode_pairs, fate_of
@@ -36,8 +35,8 @@ MARKS = {
     "line separator": re.compile(r"[\v\f\r\x1c-\x1e\x85\u2028\u2029]"),
     "control character": re.compile(r"[\x01-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]"),
     "replacement character": re.compile("\ufffd"),
-    # The two bytes of a letter such as u-umlaut, each taken for a letter of Latin-1.
-    "text decoded twice": re.compile(r"[\xc2\xc3][\x80-\xbf]"),
+    # The two bytes of a letter such as u-umlaut, taken for two letters of Latin-1.
+    "doubly encoded letter": re.compile(r"[\xc2\xc3][\x80-\xbf]"),
 }
 """What training reads without complaint, but an author hardly wrote."""
 
@@ -92,9 +91,11 @@ class SideReport:
     mean_length: float
     """Lengths are in tokens, of the lines that hold any."""
     median_length: float
-    percentile_95_length: float
+    percentile_95_length: int
+    """The least that 95 of 100 lines do not exceed."""
     longest: int
     longest_place: str
+    """Nothing where no line holds any token."""
     invalid: Finding
     """Lines that are not UTF-8 or hold a NUL byte."""
     suspicious: dict[str, Finding]
@@ -240,12 +241,12 @@ class Survey:
             examples=tuple(self.place(row, side) for row in first),
         )
 
-
     def side(self, side: Side) -> SideReport:
         """All that is to be said of one side."""
         notes: SideNotes = getattr(self, side)
         lengths = self.rows[f"{side}_length"]
-        filled = lengths[lengths > 0] if lengths.any() else np.zeros(1)
+        is_blank = not lengths.any()
+        filled = np.zeros(1) if is_blank else lengths[lengths > 0]
         return SideReport(
             files=tuple(getattr(file, side) for file in self.files),
             lines=notes.num_lines,
@@ -255,9 +256,9 @@ class Survey:
             tokens_per_word=float(lengths.sum() / max(notes.num_words, 1)),
             mean_length=float(filled.mean()),
             median_length=float(np.median(filled)),
-            percentile_95_length=float(np.percentile(filled, 95)),
+            percentile_95_length=_percentile(filled, 95),
             longest=int(filled.max()),
-            longest_place=self.place(int(lengths.argmax()), side) if len(lengths) else "",
+            longest_place="" if is_blank else self.place(int(lengths.argmax()), side),
             invalid=notes.invalid.finding(),
             suspicious={kind: tally.finding() for kind, tally in notes.marks.items()},
         )
@@ -268,21 +269,29 @@ class Survey:
         either = np.maximum(source, target)
         if not either.any():
             return ()
-        usual, longest = math.ceil(np.percentile(either, 99)), int(either.max())
+        usual, longest = _percentile(either, 99), int(either.max())
         width = _bin_width(usual)
-        starts = np.arange(1, usual + 1 + width, width).tolist()
-        edges = sorted({*starts, max(starts[-1], longest + 1)})
-        counts = [np.histogram(side, edges)[0].tolist() for side in (source, target)]
+        edges = list(range(1, usual + 1 + width, width))
+        if longest >= edges[-1]:
+            edges.append(longest + 1)
+        in_source, _ = np.histogram(source, edges)
+        in_target, _ = np.histogram(target, edges)
         return tuple(
-            LengthBin(shortest=start, longest=end - 1, source=in_source, target=in_target)
-            for start, end, in_source, in_target in zip(
-                edges[:-1], edges[1:], *counts, strict=True
+            LengthBin(
+                shortest=start,
+                longest=end - 1,
+                source=int(in_source[i]),
+                target=int(in_target[i]),
             )
+            for i, (start, end) in enumerate(pairwise(edges))
         )
 
 
 def survey_corpus(
-    source: Sequence[Path], target: Sequence[Path], tokenizer: Tokenizer, max_length: int
+    source: Sequence[Path],
+    target: Sequence[Path],
+    tokenizer: Tokenizer,
+    max_length: int,
 ) -> Survey:
     """Read a corpus to its end, as training would encode it."""
     reader = CorpusReader(source, target)
@@ -320,6 +329,11 @@ def _rows(
             _digest(read.pair.source),
             _digest(read.pair.target),
         )
+
+
+def _percentile(lengths: Num[np.ndarray, " lines"], percent: int) -> int:
+    """The least length that so many of 100 lines do not exceed."""
+    return int(np.percentile(lengths, percent, method="inverted_cdf"))
 
 
 def _bin_width(longest: int) -> int:

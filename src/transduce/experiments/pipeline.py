@@ -1,10 +1,9 @@
 """From two text files to a trained, averaged, scored model (sections 5 and 6.1)."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -73,6 +72,7 @@ class RunResult:
     picture: Path
 
 
+@runtime_checkable
 class RunObserver(Protocol):
     """Who is told how a run goes."""
 
@@ -83,7 +83,11 @@ class RunObserver(Protocol):
 
 
 def train(
-    files: CorpusFiles, config: RunConfig, out: Path, hardware: Hardware, observer: RunObserver
+    files: CorpusFiles,
+    config: RunConfig,
+    out: Path,
+    hardware: Hardware,
+    observer: RunObserver,
 ) -> RunResult:
     """Train a new run in the folder `out`."""
     folder, preparation = RunFolder.create(out, files, config)
@@ -142,7 +146,8 @@ class _Run:
         with stop_on_signal() as should_stop:
             trainer.train(
                 on_step=self._stepped,
-                on_checkpoint=lambda: self._checkpoint(trainer),
+                save=lambda: self._save(trainer),
+                on_checkpoint=lambda: self._score(trainer),
                 should_stop=should_stop,
             )
         return self._finish(trainer)
@@ -185,14 +190,20 @@ class _Run:
             self._folder.log("step", **asdict(report))
         self._observer.stepped(report)
 
-    def _checkpoint(self, trainer: Trainer) -> None:
-        """Save, score, and drop the checkpoints that are no longer needed."""
+    def _save(self, trainer: Trainer) -> None:
+        """Save a checkpoint, and drop those that are no longer needed."""
         step = trainer.progress.step
         checkpoint = self._at_rest(trainer.model, step)
         save_training(checkpoint, trainer.state(), self._folder.checkpoint(step))
-        for old in self._folder.checkpoints()[: -self._config.training.keep_checkpoints]:
+        for old in self._folder.checkpoints()[
+            : -self._config.training.keep_checkpoints
+        ]:
             shutil.rmtree(old)
+
+    def _score(self, trainer: Trainer) -> None:
+        """Score the model on the dev corpus, keep it if it is the best, and draw."""
         if self._dev is not None:
+            checkpoint = self._at_rest(trainer.model, trainer.progress.step)
             greedy = replace(self._config.search, beam_size=1)
             score = self._dev.score(checkpoint, trainer, greedy)
             self._log_score("dev", score)
@@ -245,7 +256,9 @@ class _Run:
 class _Dev:
     """The held-out corpus of a run."""
 
-    def __init__(self, batcher: Batcher, sources: list[str], references: list[str]) -> None:
+    def __init__(
+        self, batcher: Batcher, sources: list[str], references: list[str]
+    ) -> None:
         self._batcher = batcher
         self._sources = sources
         self._references = references

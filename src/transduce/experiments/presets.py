@@ -124,9 +124,7 @@ PRESETS = {
         model=ModelConfig(
             num_layers=1, d_model=32, d_ff=64, num_heads=2, d_k=16, d_v=16
         ),
-        batching=BatchingConfig(
-            source_tokens=512, target_tokens=512, batch_tokens=512
-        ),
+        batching=BatchingConfig(source_tokens=512, target_tokens=512, batch_tokens=512),
         training=TrainingConfig(
             steps=20, warmup_steps=10, checkpoint_steps=10, keep_checkpoints=2
         ),

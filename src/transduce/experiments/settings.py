@@ -86,9 +86,7 @@ def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
             return float(value)
         elif type(value) is option:
             return value
-    raise ConfigError(
-        f"{where}`{key}` must be {_describe(options)}, but is {value!r}."
-    )
+    raise ConfigError(f"{where}`{key}` must be {_describe(options)}, but is {value!r}.")
 
 
 def _is_union(expected: Any) -> bool:
@@ -108,5 +106,7 @@ def _describe(options: Sequence[Any]) -> str:
 
 def _unknown(key: str, known: list[str], where: str) -> str:
     matches = get_close_matches(key, known, n=1, cutoff=0.4)
-    hint = f"did you mean `{matches[0]}`?" if matches else f"known are {', '.join(known)}."
+    hint = (
+        f"did you mean `{matches[0]}`?" if matches else f"known are {', '.join(known)}."
+    )
     return f"{where}there is no setting `{key}`; {hint}"

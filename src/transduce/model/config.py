@@ -48,7 +48,8 @@ class ModelConfig:
         self._check_choice("scores", get_args(Scores))
         if not 0 <= self.dropout < 1:
             raise ConfigError(
-                f"`model.dropout` must be at least 0 and below 1, but is {self.dropout}."
+                "`model.dropout` must be at least 0 and below 1, but is "
+                f"{self.dropout}."
             )
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise ConfigError(
@@ -67,4 +68,6 @@ class ModelConfig:
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         if (value := getattr(self, name)) not in choices:
             known = ", ".join(f'"{choice}"' for choice in choices)
-            raise ConfigError(f'`model.{name}` must be one of {known}, but is "{value}".')
+            raise ConfigError(
+                f'`model.{name}` must be one of {known}, but is "{value}".'
+            )

@@ -21,7 +21,7 @@ class Dropout(nn.Module):
         if not self.training or self.rate == 0:
             return x
         if x.device.type == "cpu":
-            return _CpuDropout.apply(x, self.rate)
+            return _CpuDropout.apply(x, self.rate)  # type: ignore[no-untyped-call] # torch's own
         return functional.dropout(x, self.rate)
 
 

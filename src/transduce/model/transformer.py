@@ -1,6 +1,8 @@
 """The Transformer (section 3; Figure 1)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -45,8 +47,8 @@ class Transformer(nn.Module):
         layers = range(config.num_layers)
         self.encoder_layers = nn.ModuleList(EncoderLayer(config) for _ in layers)
         self.decoder_layers = nn.ModuleList(DecoderLayer(config) for _ in layers)
-        self.encoder_norm = _final_norm(config)
-        self.decoder_norm = _final_norm(config)
+        self.encoder_norm: nn.Module = _final_norm(config)
+        self.decoder_norm: nn.Module = _final_norm(config)
 
     def forward(
         self,
@@ -84,7 +86,7 @@ class Transformer(nn.Module):
     def start(self, memory: Memory, beam_size: int) -> DecodingState:
         """The state before the first step, with `beam_size` rows a sentence."""
         return DecodingState(
-            layers=[layer.start(memory.states) for layer in self.decoder_layers],
+            layers=[layer.start(memory.states) for layer in self._decoder()],
             memory_mask=memory.mask,
             beam_size=beam_size,
         )
@@ -98,13 +100,16 @@ class Transformer(nn.Module):
         mask = None
         if self.config.neighbourhood is not None:
             mask = self._near(1, state.length, last_ids.device)
-        for layer, cache in zip(self.decoder_layers, state.layers, strict=True):
+        for layer, cache in zip(self._decoder(), state.layers, strict=True):
             x = layer.step(x, cache, mask, state.memory_mask)
         return self.logits(self.decoder_norm(x).squeeze(1))
 
     def num_parameters(self) -> int:
         """Numbers learned, each counted once (Table 3, last column)."""
         return sum(p.numel() for p in self.parameters())
+
+    def _decoder(self) -> Iterable[DecoderLayer]:
+        return cast(Iterable[DecoderLayer], self.decoder_layers)
 
     def _embed(
         self, ids: Int[Tensor, "batch length"], first: int

@@ -108,7 +108,9 @@ def aligned_lines(
             yield source_line, target_line
 
 
-def read_pairs(source: Sequence[Path], target: Sequence[Path]) -> Iterator[SentencePair]:
+def read_pairs(
+    source: Sequence[Path], target: Sequence[Path]
+) -> Iterator[SentencePair]:
     """The sentence pairs of line-aligned files, several a side if need be."""
     for source_line, target_line in aligned_lines(source, target):
         yield SentencePair(source=source_line.text(), target=target_line.text())

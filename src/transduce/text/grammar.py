@@ -80,7 +80,7 @@ class Grammar:
 
     def derive(self, derivation: Derivation) -> GrammarSentence:
         """Say the sentence of a new derivation."""
-        german = derivation.expand(START, ())["all"]
+        german = derivation.expand(START).fields["all"]
         return _sentence(derivation, self._written(german))
 
     def _written(self, words: list[TargetWord]) -> list[TargetWord]:

@@ -33,6 +33,7 @@ from transduce.text.grammar_rules import (
     Reference,
     Rule,
     Word,
+    key_of,
 )
 
 
@@ -61,12 +62,12 @@ class Derivation:
         self._book = book
         self._rng = rng
 
-    def expand(self, symbol: str, arguments: Sequence[Value]) -> Fields:
-        """Say one phrase: English goes to the sentence, German to the caller."""
-        rule, variables = self._draw(symbol, arguments)
-        expansion = Expansion(self, variables)
-        expansion.say(rule)
-        return expansion.translate(rule)
+    def expand(self, symbol: str, arguments: Sequence[Value] = ()) -> "Expansion":
+        """Say one phrase: English goes to the sentence, German to the expansion."""
+        expansion = Expansion(self, *self._draw(symbol, arguments))
+        expansion.say()
+        expansion.translate()
+        return expansion
 
     def add_bracket(self, bracket: Bracket) -> None:
         self.tree.append(bracket.text)
@@ -130,7 +131,9 @@ class Derivation:
                 return rule, derive(rule, variables)
             del self.combinations[start:]
             selection = selection.without(rule)
-        raise DataError(f"the grammar must have a rule for this `{symbol}`, but has none.")
+        raise DataError(
+            f"the grammar must have a rule for this `{symbol}`, but has none."
+        )
 
     def _choose(self, choice: Choice, variables: Variables) -> bool:
         candidates = self._values(choice, variables)
@@ -173,25 +176,36 @@ class Derivation:
 class Expansion:
     """One use of a rule: its variables, and what its words and phrases became."""
 
-    __slots__ = ("_derivation", "_links", "_phrases", "_variables")
+    __slots__ = ("_derivation", "_links", "_phrases", "_rule", "_variables", "fields")
 
-    def __init__(self, derivation: Derivation, variables: Variables) -> None:
+    def __init__(
+        self, derivation: Derivation, rule: Rule, variables: Variables
+    ) -> None:
+        self.fields: Fields = {}
+        self._rule = rule
         self._derivation = derivation
         self._variables = variables
         self._links: dict[str, tuple[int, ...]] = {}
         self._phrases: dict[str, Fields] = {}
 
-    def say(self, rule: Rule) -> None:
+    def say(self) -> None:
         """Say the English side."""
-        for item in rule.english:
+        for item in self._rule.english:
             if isinstance(item, Call):
-                arguments = item.arguments(self._variables)
-                phrase = self._derivation.expand(item.symbol, arguments)
-                self._phrases[item.name] = phrase
+                self._say_phrase(item)
             elif isinstance(item, Bracket):
                 self._derivation.add_bracket(item)
             else:
                 self._say_word(item)
+
+    def _say_phrase(self, call: Call) -> None:
+        arguments = call.arguments(self._variables)
+        phrase = self._derivation.expand(call.symbol, arguments)
+        self._phrases[call.name] = phrase.fields
+        names = phrase._rule.names
+        for name, positions in phrase._links.items():
+            if name in names:
+                self._link(key_of(call.terms[names.index(name)]), *positions)
 
     def _say_word(self, word: Word) -> None:
         if isinstance(word.text, str):
@@ -217,13 +231,15 @@ class Expansion:
             number = self._variables["number"] if path.steps else "singular"
             derivation.introduce(lexeme, str(number), position)
 
-    def _link(self, link: str, position: int) -> None:
-        self._links[link] = (*self._links.get(link, ()), position)
+    def _link(self, link: str, *positions: int) -> None:
+        self._links[link] = (*self._links.get(link, ()), *positions)
 
-    def translate(self, rule: Rule) -> Fields:
-        """The German fields of the rule, once its English is said."""
-        fields = {name: self._field(german) for name, german in rule.german.items()}
-        return {**self._phrases[rule.others], **fields} if rule.others else fields
+    def translate(self) -> None:
+        """Fill the German fields, once the English is said."""
+        if self._rule.others:
+            self.fields.update(self._phrases[self._rule.others])
+        for name, german in self._rule.german.items():
+            self.fields[name] = self._field(german)
 
     def _field(self, german: German) -> list[TargetWord]:
         words: list[TargetWord] = []
@@ -238,11 +254,10 @@ class Expansion:
         text = part.text
         if isinstance(text, Path):
             lexeme: Any = self._variables[text.root]
-            form = lexeme.german
-            text = (
-                form if isinstance(form, str) else form_at(form, text, self._variables)
-            )
-        return [TargetWord(text, self._links.get(part.link, ()))] if text else ()
+            text = form_at(lexeme.german, text, self._variables)
+            if not text:
+                return ()
+        return [TargetWord(str(text), self._links.get(part.link, ()))]
 
 
 def joined(words: Sequence[TargetWord]) -> TargetWord:

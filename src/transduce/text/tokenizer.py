@@ -34,9 +34,7 @@ NUM_RESERVED = len(SPECIAL_PIECES) + len(BYTE_PIECES)
 # A piece never crosses the border between letters, digits and other characters, so no
 # learned piece can spell a special token. The space before a word belongs to it. Runs
 # are bounded since word-piece takes time quadratic in their length.
-WORD = Regex(
-    r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^ \p{L}\p{M}\p{N}]{1,64}| +"
-)
+WORD = Regex(r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^ \p{L}\p{M}\p{N}]{1,64}| +")
 
 LEARNING_CHARACTERS = 200_000_000
 """What the vocabulary is learned from at most: bounds the memory for distinct words."""
@@ -199,5 +197,3 @@ def _unspell(pieces: str) -> str:
         else "".join(run)
         for is_bytes, run in groupby(pieces, lambda c: c in _BYTE_SET)
     )
-
-

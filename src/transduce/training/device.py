@@ -40,7 +40,9 @@ def choose_hardware(device: str = "auto", precision: Precision = "auto") -> Hard
     Precision "auto" is bf16 where the processor multiplies it faster than fp32.
     """
     if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f'`device` must be "auto", "cpu" or "cuda", but is "{device}".')
+        raise ConfigError(
+            f'`device` must be "auto", "cpu" or "cuda", but is "{device}".'
+        )
     if device == "cuda" and not torch.cuda.is_available():
         raise RequestError(
             "The device must be present, but this machine (or this build of PyTorch) "

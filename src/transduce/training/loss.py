@@ -27,7 +27,7 @@ def smoothed_cross_entropy(
 
     The true token gets 1 - epsilon, and epsilon is shared by all tokens alike.
     """
-    smoothed, negative_log_likelihood = _SmoothedCrossEntropy.apply(
+    smoothed, negative_log_likelihood = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call] # torch's own
         logits, target_out, label_smoothing
     )
     return Loss(

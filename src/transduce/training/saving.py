@@ -40,4 +40,6 @@ def load_training_state(folder: Path) -> TrainingState:
             f"{folder / STATE_PROGRESS}: must hold a run's progress, but does not; "
             "remove this checkpoint and resume from the one before."
         ) from None
-    return TrainingState(progress=progress, tensors=load_tensors(folder / STATE_TENSORS))
+    return TrainingState(
+        progress=progress, tensors=load_tensors(folder / STATE_TENSORS)
+    )

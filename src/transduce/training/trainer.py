@@ -17,7 +17,6 @@ from transduce.training.device import Hardware
 from transduce.training.loss import Loss, smoothed_cross_entropy
 from transduce.training.schedule import learning_rate
 
-
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 LOGIT_ROWS = 256
 """Rows of logits in memory at a time: few enough for a processor's cache."""
@@ -110,7 +109,7 @@ class TrainingState:
     tensors: dict[str, Tensor]
 
 
-class Interrupted(TransduceError):
+class TrainingStoppedError(TransduceError):
     """Training was asked to stop, and has saved where it stands."""
 
 
@@ -142,21 +141,26 @@ class Trainer:
     def train(
         self,
         on_step: Callable[[StepReport], None],
+        save: Callable[[], None],
         on_checkpoint: Callable[[], None],
         should_stop: Callable[[], bool],
     ) -> None:
-        """Train to the last step; `Interrupted` once `should_stop` says so.
+        """Train to the last step; `TrainingStoppedError` once `should_stop` says so.
 
-        `on_checkpoint` is called when one is due, at the end, and before stopping.
+        `save` is called when a checkpoint is due, at the end, and before stopping;
+        `on_checkpoint` after it, unless training is to stop at once.
         """
         for update in self._updates():
             on_step(self._step(update))
-            is_stopping = should_stop()
-            if is_stopping or self._is_checkpoint_due():
+            is_stopping = should_stop() and self.progress.step < self._config.steps
+            is_due = self._is_checkpoint_due()
+            if is_stopping or is_due:
+                save()
+            if is_due:
                 on_checkpoint()
                 self._checkpointed_at = time.monotonic()
-            if is_stopping and self.progress.step < self._config.steps:
-                raise Interrupted(
+            if is_stopping:
+                raise TrainingStoppedError(
                     f"Training was stopped after step {self.progress.step:,} of "
                     f"{self._config.steps:,}, and is saved."
                 )
@@ -299,9 +303,7 @@ class Trainer:
 def _in_chunks(
     states: Float[Tensor, "rows d_model"], target_out: Int[Tensor, " rows"]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(
-        states.split(LOGIT_ROWS), target_out.split(LOGIT_ROWS), strict=True
-    )
+    return zip(states.split(LOGIT_ROWS), target_out.split(LOGIT_ROWS), strict=True)
 
 
 def _as_tensor(loss: Loss) -> Float[Tensor, "2"]:

@@ -129,7 +129,9 @@ def test_scaled_attention_is_pytorchs():
     query, memory = torch.randn(2, 3, D_MODEL), torch.randn(2, 5, D_MODEL)
     is_token = torch.tensor([[True] * 5, [True, True, False, False, False]])
     seen = []
-    module.weights_tap.register_forward_hook(lambda _, __, weights: seen.append(weights))
+    module.weights_tap.register_forward_hook(
+        lambda _, __, weights: seen.append(weights)
+    )
     expected, weights = oracle(
         query, memory, memory, key_padding_mask=~is_token, average_attn_weights=False
     )
@@ -142,7 +144,9 @@ def test_scaled_attention_is_pytorchs():
 def test_a_listening_hook_sees_weights_that_sum_to_one(scores):
     module = random_attention(3, 4, 2, scores)
     seen = []
-    module.weights_tap.register_forward_hook(lambda _, __, weights: seen.append(weights))
+    module.weights_tap.register_forward_hook(
+        lambda _, __, weights: seen.append(weights)
+    )
     query, memory = torch.randn(2, 4, D_MODEL), torch.randn(2, 4, D_MODEL)
     module(query, memory, causal_mask(4, 4, CPU))
     [weights] = seen

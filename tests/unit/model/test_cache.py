@@ -30,7 +30,8 @@ def test_the_newest_positions_come_last():
     cache.append(*first)
     key, value = cache.append(*second)
     assert key[0, 0, :, 0].tolist() == value[0, 0, :, 0].tolist() == [0, 1, 1]
-    assert (cache.key is key) and (cache.value is value)
+    assert cache.key is key
+    assert cache.value is value
 
 
 def test_an_empty_past_has_no_rows_to_reorder():

@@ -43,7 +43,9 @@ def test_wavelengths_grow_from_two_pi_towards_ten_thousand_times_that():
     assert even[-1] == pytest.approx(10_000 ** (-510 / 512), rel=1e-6)
 
 
-@pytest.mark.parametrize("lengths", [[3], [1, 200, 500, 10], [128, 129, 1_000]], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [[3], [1, 200, 500, 10], [128, 129, 1_000]], ids=str
+)
 def test_positions_of_any_length_are_the_sinusoids(lengths):
     positions = SinusoidalPositions(8)
     known = [positions(0, length, CPU) for length in lengths]

@@ -264,7 +264,13 @@ def test_only_pre_norm_normalizes_after_the_stacks(tiny):
 @torch.no_grad()
 def test_the_first_loss_is_that_of_guessing():
     config = ModelConfig(
-        vocab_size=4_000, num_layers=4, d_model=128, d_ff=256, num_heads=4, d_k=32, d_v=32
+        vocab_size=4_000,
+        num_layers=4,
+        d_model=128,
+        d_ff=256,
+        num_heads=4,
+        d_k=32,
+        d_v=32,
     )
     model = Transformer(config).eval()
     ids = torch.randint(3, 4_000, (8, 12))
@@ -276,7 +282,9 @@ def test_the_first_loss_is_that_of_guessing():
 def test_dropout_falls_on_the_sum_of_embedding_and_position(tiny):
     model = Transformer(replace(tiny, dropout=0.5, num_layers=1)).train()
     seen = []
-    model.encoder_layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
+    model.encoder_layers[0].register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs)
+    )
     model.encode(SOURCE)
     model.eval()
     model.encode(SOURCE)

@@ -72,13 +72,16 @@ def test_line_counts_agree_with_wc(file, content):
     assert len(texts(path)) == int(told.split()[0])
 
 
-def test_the_last_line_needs_no_end(file):
-    assert texts(file("text", b"a\nb")) == ["a", "b"]
+@pytest.mark.parametrize("last", ["b", "b\r", "\r"], ids=ascii)
+def test_the_last_line_needs_no_end(file, last):
+    assert texts(file("text", b"a\n" + last.encode())) == ["a", last]
 
 
 def test_lines_are_numbered_from_one_and_know_their_place(file):
     path = file("text", b"a\n\nc\n")
-    assert [line.place for line in read_lines(path)] == [f"{path}:{n}" for n in (1, 2, 3)]
+    assert [line.place for line in read_lines(path)] == [
+        f"{path}:{n}" for n in (1, 2, 3)
+    ]
 
 
 def test_a_byte_order_mark_is_no_text(file):

@@ -5,7 +5,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
-from itertools import islice
+from itertools import accumulate, islice
 from random import Random
 from typing import Any
 
@@ -31,8 +31,8 @@ BY_HAND = {
     "The farmer sold the car, but it was broken.": (
         "Der Bauer verkaufte das Auto, aber es war kaputt."
     ),
-    "When the women danced, the children saw them.": (
-        "Als die Frauen tanzten, sahen die Kinder sie."
+    "When the women danced, the king saw them.": (
+        "Als die Frauen tanzten, sah der König sie."
     ),
     "The dog bites its child.": "Der Hund beißt sein Kind.",
     "The cat bites its child.": "Die Katze beißt ihr Kind.",
@@ -66,9 +66,7 @@ BY_HAND = {
     "Yesterday, the baker saw an old house.": (
         "Gestern sah der Bäcker ein altes Haus."
     ),
-    "After the party, every guest was tired.": (
-        "Nach der Feier war jeder Gast müde."
-    ),
+    "After the party, every guest was tired.": ("Nach der Feier war jeder Gast müde."),
     # relative clauses
     "The man who sees the dog laughs.": "Der Mann, der den Hund sieht, lacht.",
     "The dog that the man sees sleeps.": "Der Hund, den der Mann sieht, schläft.",
@@ -120,7 +118,7 @@ BY_HAND = {
 }
 
 
-class Astray(Exception):
+class AstrayError(Exception):
     """The derivation says another sentence than the wanted one."""
 
 
@@ -133,24 +131,22 @@ class Guided(Derivation):
 
     def add_word(self, text: str) -> int:
         if self.wanted[len(self.words)] != text.lower():
-            raise Astray
+            raise AstrayError
         return super().add_word(text)
 
 
 class Repeated(Random):
     """Repeats given numbers before it draws new ones."""
 
-    def __init__(self, numbers: list[float]) -> None:
-        super().__init__(str(numbers))
-        self.numbers = numbers
+    def repeat(self, numbers: list[float]) -> None:
+        self.given = numbers
         self.used: list[float] = []
 
     def random(self) -> float:
         position = len(self.used)
-        is_given = position < len(self.numbers)
-        number = self.numbers[position] if is_given else super().random()
-        self.used.append(number)
-        return number
+        is_given = position < len(self.given)
+        self.used.append(self.given[position] if is_given else super().random())
+        return self.used[-1]
 
 
 def from_grammar(file: GrammarFile, source: str) -> GrammarSentence:
@@ -161,31 +157,37 @@ def from_grammar(file: GrammarFile, source: str) -> GrammarSentence:
     """
     words = re.findall(r"'s|\w+|[,.]", source.lower().replace("cannot", "can not"))
     wanted = tuple("a" if word == "an" else word for word in words)
-    tables = {
-        name: tuple(lexeme for lexeme in table if may_occur(lexeme, wanted))
-        for name, table in file.tables.items()
-    }
-    restricted = replace(file, tables=tables)
-    grammar, book, rng = Grammar(restricted), RuleBook(restricted), Random(0)
+    file = with_words(file, wanted)
+    grammar, book = Grammar(file), RuleBook(file)
+    rng, chance = Repeated(0), Random(1)
     best: list[float] = []
     farthest = 0
     for attempt in range(50_000):
         if attempt % 1_500 == 0:
             best, farthest = [], 0
-        repeated = Repeated(changed(best, rng))
-        derivation = Guided(book, repeated, wanted)
-        with suppress(Astray, DataError):
+        rng.repeat(changed(best, chance))
+        derivation = Guided(book, rng, wanted)
+        with suppress(AstrayError, DataError):
             return grammar.derive(derivation)
         if len(derivation.words) >= farthest:
-            best, farthest = repeated.used, len(derivation.words)
+            best, farthest = rng.used, len(derivation.words)
     raise AssertionError(f"the grammar does not say `{source}`")
 
 
-def changed(numbers: list[float], rng: Random) -> list[float]:
+def changed(numbers: list[float], chance: Random) -> list[float]:
     """Draw one number anew, and sometimes all after it."""
-    position = rng.randrange(len(numbers) + 1)
-    rest = numbers[position + 1 :] if rng.random() < 0.5 else []
-    return [*numbers[:position], rng.random(), *rest]
+    position = chance.randrange(len(numbers) + 1)
+    rest = numbers[position + 1 :] if chance.random() < 0.5 else []
+    return [*numbers[:position], chance.random(), *rest]
+
+
+def with_words(file: GrammarFile, words: tuple[str, ...]) -> GrammarFile:
+    """Cut the lexicon down to these words."""
+    tables = {
+        name: tuple(lexeme for lexeme in table if may_occur(lexeme, words))
+        for name, table in file.tables.items()
+    }
+    return replace(file, tables=tables)
 
 
 def may_occur(lexeme: Lexeme, words: tuple[str, ...]) -> bool:
@@ -216,3 +218,304 @@ def test_the_german_is_what_a_german_would_write(
 ) -> None:
     sentence = from_grammar(grammar_file, source)
     assert (sentence.source, sentence.target) == (source, target)
+
+
+@pytest.fixture(scope="module")
+def training(grammar: Grammar) -> list[GrammarSentence]:
+    return list(islice(grammar.training_sentences(1), 4_000))
+
+
+@pytest.fixture(scope="module")
+def held_out(grammar: Grammar) -> list[GrammarSentence]:
+    return list(islice(grammar.held_out_sentences(2), 400))
+
+
+@pytest.fixture(scope="module")
+def sentences(
+    training: list[GrammarSentence], held_out: list[GrammarSentence]
+) -> list[GrammarSentence]:
+    return training + held_out
+
+
+def test_one_english_sentence_has_one_german_and_one_tree(
+    grammar_file: GrammarFile,
+) -> None:
+    words = "a the this his her its man women lamp dog saw turned off old because it"
+    file = with_words(grammar_file, tuple(words.split()))
+    grammar, book, rng = Grammar(file), RuleBook(file), Random(3)
+    said: dict[str, tuple[str, str]] = {}
+    for _ in range(4_000):
+        with suppress(DataError):
+            sentence = grammar.derive(Derivation(book, rng))
+            first = said.setdefault(sentence.source, (sentence.target, sentence.tree))
+            assert first == (sentence.target, sentence.tree)
+    assert len(said) < 3_500
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_sentences_have_one_german_each(grammar: Grammar) -> None:
+    said: dict[str, str] = {}
+    for sentence in islice(grammar.training_sentences(4), 100_000):
+        assert said.setdefault(sentence.source, sentence.target) == sentence.target
+
+
+def test_a_seed_always_gives_the_same_sentences(grammar: Grammar) -> None:
+    first = list(islice(grammar.training_sentences(5), 50))
+    assert first == list(islice(Grammar.built_in().training_sentences(5), 50))
+    assert first != list(islice(grammar.training_sentences(6), 50))
+
+
+def test_the_leaves_of_a_tree_are_the_source_words(
+    sentences: list[GrammarSentence],
+) -> None:
+    for sentence in sentences:
+        leaves = re.findall(r"([^\s()]+)\)", sentence.tree)
+        assert tuple(leaves) == sentence.source_words
+
+
+def test_a_tree_is_balanced_and_has_one_child_below_top(
+    sentences: list[GrammarSentence],
+) -> None:
+    for sentence in sentences:
+        depths = depths_of(sentence.tree)
+        assert depths[-1] == 0
+        assert 0 not in depths[:-1]
+        assert depths.count(1) == 2
+        assert sentence.tree.startswith("(TOP (S (")
+
+
+def depths_of(tree: str) -> list[int]:
+    """The depth after each bracket."""
+    brackets = re.findall(r"[()]", tree)
+    return list(accumulate(1 if bracket == "(" else -1 for bracket in brackets))
+
+
+def test_no_constituent_is_empty(sentences: list[GrammarSentence]) -> None:
+    assert not [
+        sentence.tree
+        for sentence in sentences
+        if re.search(r"\([^\s()]*\s*\)", sentence.tree)
+    ]
+
+
+def test_the_words_of_a_tree_have_the_tags_of_the_treebank(
+    sentences: list[GrammarSentence],
+) -> None:
+    tags = {
+        tag
+        for sentence in sentences
+        for tag in re.findall(r"\((\S+) [^\s()]+\)", sentence.tree)
+    }
+    assert tags == {
+        *("DT", "NN", "NNS", "NNP", "PRP", "PRP$", "POS", "CD", "JJ", "RB", "RP", "IN"),
+        *("TO", "CC", "MD", "VB", "VBD", "VBP", "VBZ", "WP", "WDT", ",", "."),
+    }
+
+
+def test_all_words_but_commas_are_aligned(sentences: list[GrammarSentence]) -> None:
+    for sentence in sentences:
+        sources = {source for source, _ in sentence.alignment}
+        targets = {target for _, target in sentence.alignment}
+        assert unaligned(sentence.source_words, sources) <= {","}
+        assert unaligned(sentence.target_words, targets) <= {","}
+
+
+def unaligned(words: tuple[str, ...], aligned: set[int]) -> set[str]:
+    assert aligned <= set(range(len(words)))
+    return {word for position, word in enumerate(words) if position not in aligned}
+
+
+@pytest.mark.parametrize(
+    ("source", "word", "translations"),
+    [
+        ("The teacher turns off the lamp.", "turns", {"schaltet", "aus"}),
+        ("The teacher turns off the lamp.", "off", {"schaltet", "aus"}),
+        ("The thief does not lock the box.", "does", {"schließt", "ab"}),
+        ("The student lives in the house.", "in", {"im"}),
+        ("The student lives in the house.", "house", {"Haus"}),
+        ("The lamp fell because it was old.", "it", {"sie"}),
+        ("The woman whom the king helps works.", "whom", {"der"}),
+        ("The boy wants to open the box.", "to", {"will"}),
+        ("The boy tries to open the box.", "to", {"zu"}),
+        ("Anna's dog sleeps.", "'s", {"Annas"}),
+    ],
+)
+def test_words_are_aligned_to_their_translations(
+    grammar_file: GrammarFile, source: str, word: str, translations: set[str]
+) -> None:
+    sentence = from_grammar(grammar_file, source)
+    position = sentence.source_words.index(word)
+    aligned = {
+        sentence.target_words[target]
+        for source_word, target in sentence.alignment
+        if source_word == position
+    }
+    assert aligned == translations
+
+
+@pytest.mark.parametrize(
+    ("source", "pairs"),
+    [
+        ("The lamp fell because it was old.", [("it", "lamp")]),
+        ("The man bought the lamp because it was new.", [("it", "lamp")]),
+        ("Peter sold his car because he washed it.", None),
+        ("The dog that the man sees sleeps.", [("that", "dog")]),
+        ("The king helps his friend.", [("his", "king")]),
+    ],
+)
+def test_pronouns_know_their_antecedents(
+    grammar_file: GrammarFile, source: str, pairs: list[tuple[str, str]] | None
+) -> None:
+    sentence = from_grammar(grammar_file, source)
+    words = sentence.source_words
+    found = [(words[pronoun], words[noun]) for pronoun, noun in sentence.antecedents]
+    assert found == (pairs or [("his", "Peter"), ("he", "Peter"), ("it", "car")])
+
+
+def test_it_has_the_gender_of_its_antecedent(
+    grammar_file: GrammarFile, sentences: list[GrammarSentence]
+) -> None:
+    pronouns = {"masculine": {"er", "ihn", "ihm"}, "feminine": {"sie", "ihr"}}
+    pronouns["neuter"] = {"es", "ihm"}
+    genders = {
+        noun.english["singular"]: noun.features["agreement"]["singular"]
+        for noun in grammar_file.tables["noun"]
+    }
+    seen: Counter[str] = Counter()
+    for sentence in sentences:
+        for pronoun, noun in sentence.antecedents:
+            if sentence.source_words[pronoun] == "it":
+                gender = genders[sentence.source_words[noun].lower()]
+                german = dict(sentence.alignment)[pronoun]
+                assert sentence.target_words[german] in pronouns[gender]
+                seen[gender] += 1
+    assert min(seen[gender] for gender in pronouns) >= 10
+
+
+def test_a_pronoun_follows_its_antecedent(sentences: list[GrammarSentence]) -> None:
+    for sentence in sentences:
+        assert all(noun < pronoun for pronoun, noun in sentence.antecedents)
+
+
+def test_training_has_no_held_out_combination(
+    training: list[GrammarSentence],
+) -> None:
+    for sentence in training:
+        assert not any(map(is_held_out, sentence.combinations))
+
+
+def test_each_held_out_sentence_has_a_held_out_combination(
+    held_out: list[GrammarSentence],
+) -> None:
+    for sentence in held_out:
+        assert any(map(is_held_out, sentence.combinations))
+
+
+def test_held_out_sentences_are_different(held_out: list[GrammarSentence]) -> None:
+    assert len({sentence.source for sentence in held_out}) == len(held_out)
+
+
+@pytest.mark.parametrize(
+    ("source", "combinations"),
+    [
+        ("The old dog saw a cat.", {("dog", "see"), ("cat", "see"), ("dog", "old")}),
+        ("The cat is old.", {("cat", "old")}),
+        ("The dog that the man sees sleeps.", {("dog", "see"), ("dog", "sleep")}),
+        ("The lamp fell because it was old.", {("fall", "lamp"), ("lamp", "old")}),
+    ],
+)
+def test_combinations_are_of_verbs_adjectives_and_nouns(
+    grammar_file: GrammarFile, source: str, combinations: set[tuple[str, str]]
+) -> None:
+    assert combinations <= set(from_grammar(grammar_file, source).combinations)
+
+
+def test_five_to_ten_percent_of_the_combinations_are_held_out(
+    grammar_file: GrammarFile,
+) -> None:
+    nouns = [noun.lemma for noun in grammar_file.tables["noun"]]
+    verbs = [verb.lemma for verb in grammar_file.tables["verb"]]
+    pairs = [is_held_out((noun, verb)) for noun in nouns for verb in verbs]
+    assert 0.05 < sum(pairs) / len(pairs) < 0.1
+
+
+def test_every_word_occurs_in_training(
+    training: list[GrammarSentence], grammar_file: GrammarFile
+) -> None:
+    said = {word.lower() for one in training for word in one.source_words}
+    nouns = {noun.english["singular"] for noun in grammar_file.tables["noun"]}
+    verbs = {verb.english["base"] for verb in grammar_file.tables["verb"]}
+    adjectives = {adjective.english for adjective in grammar_file.tables["adjective"]}
+    assert nouns | verbs | adjectives <= said
+
+
+def test_there_are_more_than_a_thousand_million_sentences(grammar: Grammar) -> None:
+    assert grammar.num_sentences() >= 10**9
+
+
+TINY = """
+[contractions]
+[lexicon.noun]
+columns = "english german features.kind"
+rows = '''
+dog Hund animal
+cat Katze animal
+key Schlüssel thing
+'''
+[[rule]]
+head = "Sentence"
+choose = "?kind in animal|thing"
+english = "(S Noun[?kind] (. .))"
+german = "Noun ."
+[[rule]]
+head = "Noun[?kind]"
+choose = "?noun in noun[kind=?kind]"
+english = "(NN ?noun)"
+german = "?noun"
+[[rule]]
+head = "Noun[animal]"
+choose = "?noun in noun[kind=animal], ?other in noun"
+english = "(NP (NN ?noun) (CC and) (NN ?other))"
+german = "?noun und ?other"
+"""
+
+
+def test_the_count_is_that_of_all_sentences() -> None:
+    grammar = Grammar(read_grammar(TINY, "tiny.toml"))
+    said = {one.source for one in islice(grammar.training_sentences(1), 500)}
+    assert grammar.num_sentences() == len(said) == 3 + 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[contractions]", "", "the file must have the entry `contractions`"),
+        ("[contractions]", "contractions = ", "tiny.toml: Invalid value"),
+        ('columns = "english', 'colums = "english', "lexicon.noun must have `columns`"),
+        ("cat Katze animal", "cat Katze", "row `cat` of lexicon.noun must have 3"),
+        ('"Noun[?kind]"', '"[?kind]"', r"rule `\[\?kind\]` must have a readable"),
+        ('"Noun[?kind]"', '"Noun[?k=?i]"', "`[?]k=[?]i` is no parameter"),
+        (
+            "?kind in animal|thing",
+            "?kind of animal",
+            "of animal` is no choice",
+        ),
+        ("(NN ?noun)", "(NN ?noun", "`[(]NN` is not closed"),
+        ("(NN ?noun)", "(NN ?noun))", "the rule `Noun.*` must have a readable"),
+        ("S Noun[?kind]", "S Noun[]", "must give `Noun` 1 values, but gives 0"),
+        ("S Noun[?kind]", "S Nuon[?kind]", "but calls `Nuon`"),
+        ("in noun[kind=?kind]", "in nuon[kind=?kind]", "but chooses from `nuon`"),
+    ],
+)
+def test_a_malformed_file_is_refused_in_one_sentence(
+    old: str, new: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as raised:
+        read_grammar(TINY.replace(old, new, 1), "tiny.toml")
+    assert str(raised.value).startswith("tiny.toml: ")
+
+
+def test_a_phrase_without_a_rule_is_refused() -> None:
+    file = read_grammar(TINY.replace("key Schlüssel thing", ""), "tiny.toml")
+    with pytest.raises(DataError, match="must have a rule for this `Noun`"):
+        list(islice(Grammar(file).training_sentences(1), 50))

@@ -1,0 +1,104 @@
+"""Commands are called in this process; what they print and exit with is kept."""
+
+import contextlib
+import io
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from transduce.checkpoint import Checkpoint, save_model
+from transduce.cli import main
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+class Command(Protocol):
+    def __call__(self, *arguments: object, stdin: bytes = b"") -> Outcome: ...
+
+
+def call(*arguments: object, stdin: bytes = b"") -> Outcome:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
+    err, code, before = io.StringIO(), 0, sys.stdin
+    with tempfile.TemporaryFile("w+") as file:
+        file.buffer.write(stdin)
+        file.seek(0)
+        sys.stdin = file
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                main([str(argument) for argument in arguments])
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        finally:
+            sys.stdin = before
+    out.flush()
+    written = out.buffer.getvalue().decode("utf-8")  # type: ignore[attr-defined] # BytesIO
+    return Outcome(code=code, out=written, err=err.getvalue())
+
+
+@pytest.fixture
+def command() -> Command:
+    """Call `transduce`, whatever comes of it."""
+    return call
+
+
+@pytest.fixture
+def succeeds() -> Callable[..., str]:
+    """Call `transduce`, which must succeed; what it writes to standard output."""
+
+    def run(*arguments: object, stdin: bytes = b"") -> str:
+        outcome = call(*arguments, stdin=stdin)
+        assert outcome.err == ""
+        assert outcome.code == 0
+        return outcome.out
+
+    return run
+
+
+@pytest.fixture
+def refuses() -> Callable[..., str]:
+    """Call `transduce`, which must refuse in one sentence; the sentence."""
+
+    def run(*arguments: object, stdin: bytes = b"") -> str:
+        outcome = call(*arguments, stdin=stdin)
+        assert outcome.code == 2
+        assert re.fullmatch(r"transduce: [^\n]+\n", outcome.err), outcome.err
+        return outcome.err.removeprefix("transduce: ").removesuffix("\n")
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run(
+    corpus_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A run of the tiny preset with a dev corpus. Copy it before changing it."""
+    source, target = corpus_files
+    out = tmp_path_factory.mktemp("commands") / "run"
+    outcome = call(
+        *("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu"),
+        *("--source", source, "--target", target),
+        *("--dev-source", source, "--dev-target", target, "--out", out),
+    )
+    assert outcome.code == 0, outcome.err
+    return out
+
+
+@pytest.fixture(scope="session")
+def model(
+    trained_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A model folder that knows some of its corpus. Copy it before changing it."""
+    folder = tmp_path_factory.mktemp("model") / "model"
+    save_model(trained_checkpoint, folder)
+    return folder

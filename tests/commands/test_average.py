@@ -1,0 +1,57 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from transduce.checkpoint import load_model
+
+
+def test_the_model_is_the_mean_of_the_weights(
+    succeeds: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    members = sorted((run / "checkpoints").iterdir())
+    out = succeeds("average", *members, "--out", tmp_path / "a" / "model")
+    assert out == f"The average of 2 checkpoints is in {tmp_path}/a/model.\n"
+    found = load_model(tmp_path / "a" / "model").weights
+    first, second = (load_model(member).weights for member in members)
+    for name, weight in found.items():
+        assert torch.allclose(weight, (first[name] + second[name]) / 2, atol=1e-7)
+
+
+def test_the_average_of_one_is_itself(
+    succeeds: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    member = run / "checkpoints" / "step-00000010"
+    succeeds("average", member, "--out", tmp_path / "model")
+    found, expected = load_model(tmp_path / "model"), load_model(member)
+    assert found.step == 10
+    assert all(torch.equal(found.weights[n], w) for n, w in expected.weights.items())
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_is_there_is_not_overwritten(
+    refuses: Callable[..., str], run: Path, tmp_path: Path, kind: str
+) -> None:
+    out = tmp_path / "model"
+    if kind == "folder":
+        out.mkdir()
+    else:
+        out.write_text("precious")
+    assert "must be new, but exists" in refuses("average", run, "--out", out)
+
+
+def test_models_of_other_sizes_are_refused(
+    refuses: Callable[..., str], run: Path, model: Path, tmp_path: Path
+) -> None:
+    message = refuses("average", run, model, "--out", tmp_path / "out")
+    assert "must be of one model" in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_checkpoint_leaves_nothing_behind(
+    refuses: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    message = refuses("average", run, tmp_path / "no", "--out", tmp_path / "out")
+    assert f"{tmp_path}/no: must be a model or a run" in message
+    assert not list(tmp_path.iterdir())

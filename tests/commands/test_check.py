@@ -1,0 +1,177 @@
+"""`transduce check`: what it prints, and when it ends with which code."""
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from transduce.cli import main
+from transduce.cli.check import CorpusDisplay
+from transduce.experiments.corpus_check import advise, check_corpus
+from transduce.experiments.preparation import CorpusFiles
+from transduce.experiments.presets import PRESETS
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> tuple[str, str]:
+    """Two files with a fault of every kind."""
+    source = [b"one two", b"", b"caf\xe9", b"same", "a\u2028b".encode(), b"one  two"]
+    target = [b"eins zwei", b"leer", b"kaffee", b"same", b"c", b"eins zwei", b"mehr"]
+    for name, lines in (("a.en", source), ("a.de", target)):
+        (tmp_path / name).write_bytes(b"".join(line + b"\n" for line in lines))
+    return str(tmp_path / "a.en"), str(tmp_path / "a.de")
+
+
+def _check(files: tuple[object, object], *options: str) -> None:
+    main(["check", "--source", str(files[0]), "--target", str(files[1]), *options])
+
+
+def _fail(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    """The one sentence on standard error of a command that ends with code 2."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("transduce: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def test_a_sound_corpus_is_reported_on_and_accepted(corpus_files, capsys):
+    _check(corpus_files, "--preset", "tiny")
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert f"  training source             {corpus_files[0]}\n" in output.out
+    assert "  lines                               40          40\n" in output.out
+    assert "  kept                                40      100.0%\n" in output.out
+    assert "  Training would start.\n" in output.out
+    assert "dev" not in output.out
+
+
+def test_plain_output_fits_eighty_columns_of_ascii(corpus_files, capsys, monkeypatch):
+    monkeypatch.chdir(corpus_files[0].parent)
+    _check(("train.en", "train.de"), "--preset", "tiny")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "".join(lines).isascii()
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_a_report_is_the_same_each_time(corpus_files, capsys):
+    _check(corpus_files, "--preset", "tiny")
+    first = capsys.readouterr().out
+    _check(corpus_files, "--preset", "tiny")
+    assert capsys.readouterr().out == first
+
+
+def test_a_dev_corpus_has_columns_and_an_overlap(corpus_files, capsys):
+    source, target = map(str, corpus_files)
+    _check(corpus_files, "--dev-source", source, "--dev-target", target)
+    output = capsys.readouterr().out
+    assert (
+        "  lines                               40          40          40          40\n"
+        in output
+    )
+    assert "dev sources that stand in training: 40\n" in output
+    assert f"    {source}:1 is {source}:1\n" in output
+    assert "    and 37 more\n" in output
+
+
+def test_a_faulty_corpus_is_reported_on_to_its_end_and_refused(faulty, capsys):
+    with pytest.raises(SystemExit) as ended:
+        _check(faulty, "--preset", "tiny")
+    assert ended.value.code == 2
+    output = capsys.readouterr()
+    source, target = faulty
+    for line in (
+        f"    {source}:3 (byte 4 is 0xe9)",
+        f"    {source}:5 (U+2028)",
+        f"    {source}:2",
+        f"    {source}:4",
+        f"    {source}:6 repeats {source}:1",
+        "  Training would refuse this corpus.",
+    ):
+        assert f"{line}\n" in output.out
+    assert " ".join(output.out.split()).count(f"{source} has 6 lines, but") == 1
+    assert output.err == (
+        "transduce: Training would refuse this corpus for 2 reasons, first: lines of "
+        "the training corpus that are not UTF-8 text: 1; convert the files to UTF-8 "
+        "and remove NUL bytes.\n"
+    )
+
+
+def test_json_is_one_object_with_the_same_figures(corpus_files, capsys):
+    _check(corpus_files, "--preset", "tiny", "--json")
+    report = json.loads(capsys.readouterr().out)
+    assert report["would_train"] is True
+    assert report["training"]["pairs"]["kept"] == 40
+    assert report["training"]["source"]["files"] == [str(corpus_files[0])]
+    assert report["dev"] is None
+    assert report["epoch"]["steps"] == PRESETS["tiny"].training.steps
+    assert report["advice"][-1].keys() == {"problem", "remedy", "is_refusal"}
+
+
+def test_json_of_a_refused_corpus_is_whole(faulty, capsys):
+    with pytest.raises(SystemExit) as ended:
+        _check(faulty, "--preset", "tiny", "--json")
+    assert ended.value.code == 2
+    output = capsys.readouterr()
+    report = json.loads(output.out)
+    assert report["would_train"] is False
+    assert report["training"]["unequal"][0]["target_lines"] == 7
+    assert report["training"]["source"]["invalid"]["count"] == 1
+    assert output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "options", [["--set", "batching.max_length=5"], ["--config", "settings.toml"]]
+)
+def test_settings_decide_what_is_kept(
+    options, corpus_files, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("settings.toml").write_text("[batching]\nmax_length = 5\n")
+    _check(corpus_files, "--preset", "tiny", "--json", *options)
+    pairs = json.loads(capsys.readouterr().out)["training"]["pairs"]
+    assert 0 < pairs["kept"] < 40
+    assert pairs["kept"] + pairs["overlong"]["count"] == 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--target", "a"], "source"),
+        (["--source", "none", "--target", "none"], "none: the file cannot be read"),
+        (
+            ["--source", "a", "a", "--target", "a"],
+            "equally many files, but have 2 and 1",
+        ),
+        (["--source", "a", "--target", "a", "--dev-source", "a"], "but only a is"),
+        (["--source", "a", "--target", "a", "--preset", "bas"], "did you mean 'base'"),
+        (["--source", "a", "--target", "a", "--set", "x=1"], "there is no setting `x`"),
+        (["--source", "a", "--target", "b"], "corpus to keep: 0 of 1"),
+        (["--source", "b", "--target", "b"], "corpus to keep: 0 of 1"),
+        (["--source", "gz", "--target", "a"], "damaged or cut short"),
+    ],
+)
+def test_a_mistake_ends_with_one_sentence(
+    arguments, sentence, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("a").write_text("one\n")
+    Path("b").write_text("\n")
+    Path("gz").write_bytes(b"\x1f\x8b\x08\x00")
+    assert sentence in _fail(capsys, ["check", *arguments])
+
+
+def test_a_terminal_gets_colours_and_blocks(faulty):
+    files = CorpusFiles(source=(Path(faulty[0]),), target=(Path(faulty[1]),))
+    report = check_corpus(files, PRESETS["tiny"])
+    output = StringIO()
+    console = Console(file=output, force_terminal=True, width=60, highlight=False)
+    CorpusDisplay(console).show(report, advise(report))
+    assert "\x1b[31m  Training would refuse this corpus.\x1b[0m" in output.getvalue()
+    assert "█" in output.getvalue()
+    assert "#" not in output.getvalue()

@@ -1,0 +1,184 @@
+import gzip
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from transduce.checkpoint import load_model
+from transduce.cli.display import TrainingDisplay
+from transduce.training.trainer import StepReport
+
+TINY = ("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu")
+MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json"}
+STATE_FILES = {"training.json", "training.safetensors"}
+
+
+@pytest.fixture
+def corpus_options(corpus_files: tuple[Path, Path]) -> tuple[object, ...]:
+    source, target = corpus_files
+    return ("--source", source, "--target", target)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def log(run: Path) -> list[dict[str, object]]:
+    lines = (run / "log.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_run_holds_what_is_promised(run: Path) -> None:
+    assert names(run) == {
+        *("config.json", "tokenizer.json", "corpus", "checkpoints", "averaged"),
+        *("best", "log.jsonl", "learning_curve.png"),
+    }
+    assert names(run / "averaged") == MODEL_FILES
+    assert names(run / "best") == MODEL_FILES
+    assert names(run / "checkpoints") == {"step-00000010", "step-00000020"}
+    assert names(run / "checkpoints" / "step-00000020") == MODEL_FILES | STATE_FILES
+
+
+def test_the_log_is_json_lines(run: Path) -> None:
+    found = [(entry["kind"], entry["step"]) for entry in log(run)]
+    assert found == [
+        ("step", 10),
+        ("dev", 10),
+        ("step", 20),
+        ("dev", 20),
+        ("averaged", 20),
+    ]
+
+
+def test_training_says_what_it_does(
+    succeeds: Callable[..., str], corpus_options: tuple[object, ...], tmp_path: Path
+) -> None:
+    out = succeeds(*TINY, *corpus_options, "--out", tmp_path / "run")
+    assert "Training pairs: 40 of 40 pairs kept" in out
+    assert "parameters, vocabulary of" in out
+    assert f"The average of the last 2 checkpoints is in {tmp_path}/run/avera" in out
+
+
+def test_settings_come_from_preset_file_and_command_line_in_that_order(
+    succeeds: Callable[..., str], corpus_options: tuple[object, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "a.toml").write_text("[model]\nd_ff = 48\n[training]\nsteps = 3\n")
+    settings = ("--set", "training.steps=2", "training.seed=5")
+    files = ("--config", tmp_path / "a.toml")
+    succeeds(*TINY, *corpus_options, *files, *settings, "--out", tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
+    assert record["model"]["d_ff"] == 48
+    assert record["model"]["d_model"] == 32
+    assert record["training"]["steps"] == 2
+    assert record["training"]["seed"] == 5
+    assert load_model(tmp_path / "run").step == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace(b"\n", b"\r\n"),
+        lambda text: b"\xef\xbb\xbf" + text,
+        gzip.compress,
+        lambda text: text.removesuffix(b"\n"),
+    ],
+    ids=["CRLF", "byte order mark", "gzip", "no last line end"],
+)
+def test_the_form_of_a_file_changes_nothing(
+    succeeds: Callable[..., str],
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+    change: Callable[[bytes], bytes],
+) -> None:
+    source, target = corpus_files
+    (tmp_path / "source").write_bytes(change(source.read_bytes()))
+    few = ("--set", "training.steps=2")
+    for name, path in (("one", source), ("other", tmp_path / "source")):
+        out = tmp_path / name
+        succeeds(*TINY, "--source", path, "--target", target, *few, "--out", out)
+    weights = [load_model(tmp_path / name).weights for name in ("one", "other")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_several_files_are_read_as_one(
+    succeeds: Callable[..., str], corpus_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, target = corpus_files
+    both = ("--source", source, source, "--target", target, target)
+    few = ("--set", "training.steps=1")
+    out = succeeds(*TINY, *both, *few, "--out", tmp_path / "run")
+    assert "80 of 80 pairs kept" in out
+
+
+class TestStopping:
+    @pytest.fixture
+    def stop_at_step_3(self, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+        def stepped(self: TrainingDisplay, report: StepReport) -> None:
+            if report.step == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        monkeypatch.setattr(TrainingDisplay, "stepped", stepped)
+        return monkeypatch
+
+    def test_a_run_that_is_stopped_says_how_to_go_on(
+        self,
+        stop_at_step_3: pytest.MonkeyPatch,
+        refuses: Callable[..., str],
+        succeeds: Callable[..., str],
+        corpus_options: tuple[object, ...],
+        tmp_path: Path,
+    ) -> None:
+        out = tmp_path / "run"
+        message = refuses(*TINY, *corpus_options, "--out", out)
+        assert message == (
+            "Training was stopped after step 3 of 20, and is saved. "
+            f"Go on with: transduce train --out {out} --resume"
+        )
+        stop_at_step_3.undo()
+        text = succeeds(*message.partition("transduce ")[2].split())
+        assert "Going on after step 3." in text
+        assert load_model(out).step == 20
+
+    def test_a_run_is_resumed_with_the_options_it_was_begun_with(
+        self,
+        stop_at_step_3: pytest.MonkeyPatch,
+        refuses: Callable[..., str],
+        succeeds: Callable[..., str],
+        corpus_options: tuple[object, ...],
+        tmp_path: Path,
+    ) -> None:
+        options = (*TINY, *corpus_options, "--set", "training.steps=5")
+        refuses(*options, "--out", tmp_path / "run")
+        stop_at_step_3.undo()
+        succeeds(*options, "--out", tmp_path / "run", "--resume")
+        assert load_model(tmp_path / "run").step == 5
+
+
+def test_a_damaged_checkpoint_is_warned_of(
+    command: Callable[..., object], run: Path, tmp_path: Path
+) -> None:
+    # Rich would take the brackets for mark-up of its own.
+    copy = tmp_path / "run[red] [/b]"
+    shutil.copytree(run, copy)
+    (copy / "checkpoints" / "step-00000020" / "model.safetensors").write_bytes(b"x")
+    outcome = command("train", "--out", copy, "--resume", "--precision", "fp32")
+    assert outcome.code == 0
+    assert f"Warning: {copy}/checkpoints/step-00000020/model.safetensors" in outcome.out
+    assert f"is in {copy}/averaged" in outcome.out
+
+
+def test_another_corpus_is_not_resumed(
+    refuses: Callable[..., str],
+    run: Path,
+    tmp_path: Path,
+    corpus_files: tuple[Path, Path],
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    target, source = corpus_files
+    other = ("--source", source, "--target", target)
+    refuses("train", "--out", tmp_path / "run", "--resume", *other)

@@ -1,0 +1,209 @@
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import transduce
+
+LINES = b"one two\n\nthree four five\n  \neight\n"
+
+
+def test_every_line_has_one_line(succeeds: Callable[..., str], model: Path) -> None:
+    lines = succeeds("translate", model, stdin=LINES).split("\n")
+    assert [bool(line) for line in lines] == [True, False, True, False, True, False]
+
+
+def test_files_give_what_streams_give(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_bytes(LINES)
+    files = ("--input", tmp_path / "in", "--output", tmp_path / "out")
+    assert succeeds("translate", model, *files) == ""
+    expected = succeeds("translate", model, stdin=LINES)
+    assert (tmp_path / "out").read_bytes() == expected.encode()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace(b"\n", b"\r\n"),
+        lambda text: b"\xef\xbb\xbf" + text,
+        lambda text: text.removesuffix(b"\n"),
+    ],
+    ids=["CRLF", "byte order mark", "no last line end"],
+)
+def test_the_form_of_the_text_changes_nothing(
+    succeeds: Callable[..., str], model: Path, change: Callable[[bytes], bytes]
+) -> None:
+    expected = succeeds("translate", model, stdin=LINES)
+    assert succeeds("translate", model, stdin=change(LINES)) == expected
+
+
+def test_no_line_gives_no_line(succeeds: Callable[..., str], model: Path) -> None:
+    assert succeeds("translate", model, stdin=b"") == ""
+
+
+def test_line_separators_of_unicode_end_no_line(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    odd = "one\u2028two\x85three\ffour\n".encode()
+    assert succeeds("translate", model, stdin=odd).count("\n") == 1
+
+
+def test_the_n_best_stand_together_and_begin_with_the_best(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    best = succeeds("translate", model, stdin=LINES).splitlines()
+    three = succeeds("translate", model, "--nbest", 3, stdin=LINES).splitlines()
+    assert len(three) == 3 * len(best)
+    assert three[::3] == best
+    assert three[3:6] == ["", "", ""]
+
+
+def test_json_lines_have_text_scores_and_hypotheses(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    options = ("--jsonl", "--nbest", 2, "--length-penalty", 1.0)
+    out = succeeds("translate", model, *options, stdin=b"one two\n\n")
+    full, empty = (json.loads(line) for line in out.splitlines())
+    assert full["text"] == full["hypotheses"][0]["text"]
+    assert full["score"] == full["hypotheses"][0]["score"]
+    assert len(full["hypotheses"]) == 2
+    assert all(h["log_probability"] < h["score"] < 0 for h in full["hypotheses"])
+    assert empty == {"text": "", "score": 0.0, "hypotheses": []}
+
+
+def test_no_length_penalty_scores_by_probability(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    options = ("--jsonl", "--length-penalty", 0)
+    [line] = succeeds("translate", model, *options, stdin=b"one two\n").splitlines()
+    best = json.loads(line)["hypotheses"][0]
+    assert best["score"] == best["log_probability"]
+
+
+def test_letters_are_written_as_letters(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    out = succeeds("translate", model, "--jsonl", stdin=b"five five\n")
+    assert "\\u" not in out
+    assert "fünf" in out
+
+
+def test_a_run_translates_as_its_average(
+    succeeds: Callable[..., str], run: Path
+) -> None:
+    expected = succeeds("translate", run / "averaged", "--jsonl", stdin=LINES)
+    assert succeeds("translate", run, "--jsonl", stdin=LINES) == expected
+
+
+def test_python_gives_what_the_command_gives(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    translator = transduce.load(str(model))
+    sources = LINES.decode().split("\n")[:-1]
+    texts = [t.text for t in translator.translate(sources)]
+    assert succeeds("translate", model, stdin=LINES) == "\n".join(texts) + "\n"
+    [translation] = translator.translate(["one two"], beam_size=4, length_penalty=0.6)
+    assert isinstance(translation, transduce.Translation)
+    assert translation.score == translation.hypotheses[0].score
+
+
+def test_a_pipe_may_be_the_input_file(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    # Open for reading too, so that a reader who comes twice does not wait for ever.
+    keep = os.open(pipe, os.O_RDWR)
+    os.write(keep, LINES)
+    threading.Timer(1.0, os.close, [keep]).start()
+    threading.Timer(1.5, _open_and_close, [pipe]).start()
+    out = succeeds("translate", model, "--input", pipe)
+    assert out == succeeds("translate", model, stdin=LINES)
+
+
+def _open_and_close(pipe: Path) -> None:
+    with contextlib.suppress(OSError):  # nobody reads
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def test_a_reader_that_goes_away_is_no_error(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"one\n" * 5_000)
+    command = [sys.executable, "-m", "transduce", "translate", str(model)]
+    options = ["--beam-size", "1", "--input", str(tmp_path / "in")]
+    process = subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
+
+
+def test_an_input_is_never_its_own_output(
+    refuses: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_bytes(LINES)
+    files = ("--input", tmp_path / "text", "--output", tmp_path / "text")
+    refuses("translate", model, *files)
+    assert (tmp_path / "text").read_bytes() == LINES
+
+
+@pytest.mark.parametrize("content", [None, b"one\ntwo\n\xff\n"], ids=["missing", "bad"])
+def test_an_input_at_fault_leaves_no_output(
+    refuses: Callable[..., str], model: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "in").write_bytes(content)
+    files = ("--input", tmp_path / "in", "--output", tmp_path / "out")
+    message = refuses("translate", model, *files)
+    assert message.startswith(f"{tmp_path}/in:")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [("no/out", "No such file or directory"), (".", "Is a directory")],
+)
+def test_an_output_that_cannot_be_written_is_refused(
+    refuses: Callable[..., str], model: Path, tmp_path: Path, output: str, reason: str
+) -> None:
+    message = refuses("translate", model, "--output", tmp_path / output, stdin=LINES)
+    assert message == f"{tmp_path / output}: cannot be written ({reason})."
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_full_disk_is_one_sentence(refuses: Callable[..., str], model: Path) -> None:
+    message = refuses("translate", model, "--output", "/dev/full", stdin=LINES)
+    assert "/dev/full" in message
+    assert "No space left on device" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--beam-size", 0], "beam.size.* must be at least 1, but is 0"),
+        (["--nbest", 5], "`nbest` must be from 1 to the beam size 4, but is 5"),
+        (["--nbest", 0], "`nbest` must be from 1 to the beam size 4, but is 0"),
+        (["--length-penalty", -1], "length_penalty` must be at least 0, but is -1"),
+        (["--length-penalty", 1000], "length_penalty` must be"),
+        (["--length-penalty", "nan"], "length_penalty` must be"),
+        (["--beam-size", "four"], "--beam-size: unable to convert \"four\" into int"),
+        (["--device", "tpu"], '`device` must be "auto", "cpu" or "cuda"'),
+    ],
+    ids=str,
+)
+def test_an_impossible_option_is_refused(
+    refuses: Callable[..., str], model: Path, options: list[object], message: str
+) -> None:
+    assert re.search(message, refuses("translate", model, *options, stdin=LINES))

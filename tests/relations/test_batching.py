@@ -1,0 +1,122 @@
+"""What stands beside a sentence, and who listens, does not change what comes of it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.transformer import PAD, Transformer
+
+SOURCES = [[5, 9, 4, 17, 2], [8, 2], [3, 12, 20, 2], [2]]
+TARGETS = [[1, 6], [1, 11, 22, 7, 9], [1], [1, 3, 4]]
+
+VARIANTS = {
+    "the paper's": {},
+    "pre-norm": {"norm": "pre"},
+    "learned positions": {"positions": "learned"},
+    "unscaled": {"scores": "unscaled"},
+    "additive": {"scores": "additive"},
+    "neighbourhood": {"neighbourhood": 1},
+}
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+def model(request, tiny) -> Transformer:
+    model = Transformer(replace(tiny, **request.param))
+    for name, parameter in model.named_parameters():
+        if not name.endswith(("embedding.weight", "positions.weight")):
+            nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+def padded(rows: list[list[int]], extra: int = 0) -> Tensor:
+    width = max(map(len, rows)) + extra
+    return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
+
+
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("row", range(len(SOURCES)))
+def test_a_batch_of_n_is_n_batches_of_one(model, row):
+    together = model(padded(SOURCES), padded(TARGETS))
+    alone = model(torch.tensor([SOURCES[row]]), torch.tensor([TARGETS[row]]))
+    assert_close(together[row, : len(TARGETS[row])], alone[0])
+
+
+@pytest.mark.parametrize("extra", [1, 30])
+def test_padding_does_not_change_the_output(model, extra):
+    source, target_in = torch.tensor([SOURCES[0]]), torch.tensor([TARGETS[0]])
+    expected = model(source, target_in)
+    longer = model(padded([SOURCES[0]], extra), padded([TARGETS[0]], extra))
+    assert_close(longer[:, : target_in.size(1)], expected)
+
+
+def test_what_the_padding_is_embedded_as_does_not_matter(model):
+    rows = torch.tensor([True, False, True])
+    source, target_in = padded(SOURCES[:3]), padded([TARGETS[1]] * 3)
+    before = model(source, target_in)
+    model.embedding.weight[PAD] += 100
+    after = model(source, target_in)
+    words = torch.arange(23) != PAD
+    assert_close(after[rows][..., words], before[rows][..., words])
+
+
+def test_the_order_of_the_rows_does_not_matter(model):
+    order = [2, 0, 3, 1]
+    together = model(padded(SOURCES), padded(TARGETS))
+    shuffled = model(
+        padded([SOURCES[i] for i in order]), padded([TARGETS[i] for i in order])
+    )
+    assert_close(shuffled, together[order])
+
+
+def test_the_memory_of_a_sentence_does_not_depend_on_the_others(model):
+    memory = model.encode(padded(SOURCES)).states
+    alone = model.encode(torch.tensor([SOURCES[1]])).states
+    assert_close(memory[1, :2], alone[0])
+
+
+def attentions(model: Transformer) -> list[MultiHeadAttention]:
+    return [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
+
+
+def test_listening_to_the_weights_does_not_change_the_output(model):
+    source, target_in = padded(SOURCES), padded(TARGETS)
+    expected = model(source, target_in)
+    seen: list[Tensor] = []
+    for attention in attentions(model):
+        attention.weights_tap.register_forward_hook(
+            lambda _, __, weights: seen.append(weights)
+        )
+    listened = model(source, target_in)
+    assert len(seen) == 3 * model.config.num_layers
+    rows, positions = (padded(TARGETS) != PAD).nonzero(as_tuple=True)
+    assert_close(listened[rows, positions], expected[rows, positions])
+
+
+def test_weights_of_every_head_sum_to_one_and_miss_the_padding(model):
+    seen: list[Tensor] = []
+    for attention in attentions(model):
+        attention.weights_tap.register_forward_hook(
+            lambda _, __, weights: seen.append(weights)
+        )
+    source = padded(SOURCES[:3])
+    model.encode(source)
+    assert len(seen) == model.config.num_layers
+    is_token = source != PAD
+    weights = torch.stack(seen).transpose(2, 3)[
+        :, is_token
+    ]  # (layers, tokens, heads, keys)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    padding = (~is_token)[is_token.nonzero()[:, 0]]  # (tokens, keys)
+    assert not (weights * padding[:, None, :]).any()

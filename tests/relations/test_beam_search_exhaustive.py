@@ -1,0 +1,212 @@
+"""Search against brute force over a table-driven model of four words."""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from transduce.decoding.beam_search import (
+    Hypothesis,
+    SearchConfig,
+    beam_search,
+    length_penalty,
+)
+from transduce.decoding.greedy_search import greedy_search
+
+BOS, EOS, VOCAB_SIZE = 0, 1, 6
+WORDS = range(2, VOCAB_SIZE)
+MAX_LENGTH = 4
+WIDE = 160
+"""Twice as many candidates are weighed: all 4^3 * 5 that the last step can have."""
+ALPHAS = [0.0, 0.6, 1.0, 2.0]
+SEEDS = range(6)
+
+
+@lru_cache(maxsize=None)
+def log_probs(seed: int, prefix: tuple[int, ...]) -> tuple[float, ...]:
+    """A random distribution for each prefix; the same for the same seed."""
+    random = np.random.default_rng((seed, *prefix))
+    weights = random.dirichlet(np.full(VOCAB_SIZE - 1, 0.7)) + 1e-9
+    return (-np.inf, *np.log(weights / weights.sum()).tolist())
+
+
+class RandomModel:
+    """Each sentence has a seed of its own; `rows` of them stand together."""
+
+    def __init__(self, seeds: Sequence[int], rows: int) -> None:
+        self._rows = [(seed, ()) for seed in seeds for _ in range(rows)]
+        self._is_first = True
+
+    def step(self, last_ids: Tensor) -> Tensor:
+        # The first token read is the beginning, which all prefixes share.
+        grown = [] if self._is_first else last_ids.tolist()
+        self._is_first = False
+        if grown:
+            self._rows = [
+                (seed, (*prefix, last))
+                for (seed, prefix), last in zip(self._rows, grown, strict=True)
+            ]
+        rows = [log_probs(*row) for row in self._rows]
+        return torch.tensor(rows, dtype=torch.float64).float()
+
+    def reorder(self, rows: Tensor) -> None:
+        self._rows = [self._rows[row] for row in rows.tolist()]
+
+
+def log_probability(seed: int, ids: Sequence[int]) -> float:
+    return sum(log_probs(seed, tuple(ids[:i]))[ids[i]] for i in range(len(ids)))
+
+
+def all_finished(max_length: int) -> Iterator[tuple[int, ...]]:
+    for length in range(max_length):
+        yield from ((*words, EOS) for words in product(WORDS, repeat=length))
+
+
+def exhaustive(seed: int, alpha: float, max_length: int = MAX_LENGTH) -> list[float]:
+    """The scores of all finished sequences, best first."""
+    scores = (
+        log_probability(seed, ids) / length_penalty(len(ids), alpha)
+        for ids in all_finished(max_length)
+    )
+    return sorted(scores, reverse=True)
+
+
+def without_early_stop(
+    seed: int, beam_size: int, alpha: float, max_length: int
+) -> float | None:
+    """The best score of a beam that always goes to the maximum length."""
+    alive: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    finished = []
+    for length in range(1, max_length + 1):
+        candidates = sorted(
+            (
+                (total + value, (*ids, token))
+                for total, ids in alive
+                for token, value in enumerate(log_probs(seed, ids))
+                if token != BOS
+            ),
+            reverse=True,
+        )[: 2 * beam_size]
+        finished += [
+            total / length_penalty(length, alpha)
+            for total, ids in candidates
+            if ids[-1] == EOS
+        ]
+        alive = [c for c in candidates if c[1][-1] != EOS][:beam_size]
+    return max(finished, default=None)
+
+
+def search(
+    seeds: Sequence[int], beam_size: int, alpha: float, max_lengths: Sequence[int]
+) -> list[list[Hypothesis]]:
+    return beam_search(
+        RandomModel(seeds, beam_size),
+        max_lengths,
+        SearchConfig(beam_size=beam_size, length_penalty=alpha),
+        bos=BOS,
+        eos=EOS,
+        excluded=(BOS,),
+    )
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_wide_beam_finds_the_best_of_all_sequences(seed: int, alpha: float) -> None:
+    [[best, *_]] = search([seed], WIDE, alpha, [MAX_LENGTH])
+    assert best.score == pytest.approx(exhaustive(seed, alpha)[0], abs=1e-5)
+    assert log_probability(seed, [*best.ids, EOS]) == pytest.approx(
+        best.log_probability, abs=1e-5
+    )
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    beam_size=st.integers(1, 6),
+    alpha=st.sampled_from(ALPHAS),
+    max_length=st.integers(1, 5),
+)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_stopping_early_loses_nothing(
+    seed: int, beam_size: int, alpha: float, max_length: int
+) -> None:
+    [[best, *_]] = search([seed], beam_size, alpha, [max_length])
+    expected = without_early_stop(seed, beam_size, alpha, max_length)
+    assert best.is_finished == (expected is not None)
+    if expected is not None:
+        assert best.score == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("beam_size", [1, 3, 8])
+def test_a_sentence_is_searched_alike_among_others(
+    beam_size: int, alpha: float
+) -> None:
+    seeds, limits = [3, 1, 4, 15, 9], [4, 1, 6, 2, 5]
+    together = search(seeds, beam_size, alpha, limits)
+    alone = [
+        search([seed], beam_size, alpha, [limit])[0]
+        for seed, limit in zip(seeds, limits, strict=True)
+    ]
+    assert together == alone
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_hypothesis_is_finished_distinct_and_scored_by_its_path(
+    seed: int, alpha: float
+) -> None:
+    [hypotheses] = search([seed], 6, alpha, [MAX_LENGTH])
+    expected = [
+        log_probability(seed, [*h.ids, EOS]) / length_penalty(len(h.ids) + 1, alpha)
+        for h in hypotheses
+    ]
+    assert [h.score for h in hypotheses] == pytest.approx(expected, abs=1e-5)
+    assert expected == sorted(expected, reverse=True)
+    assert len({h.ids for h in hypotheses}) == len(hypotheses)
+
+
+def greedy_path(seed: int, max_length: int) -> tuple[int, ...]:
+    ids: tuple[int, ...] = ()
+    while len(ids) < max_length and (not ids or ids[-1] != EOS):
+        values = log_probs(seed, ids)
+        ids = (*ids, values.index(max(values)))
+    return ids
+
+
+def greedy(seeds: Sequence[int], alpha: float, max_length: int) -> list[Hypothesis]:
+    return greedy_search(
+        RandomModel(seeds, 1),
+        [max_length] * len(seeds),
+        alpha,
+        bos=BOS,
+        eos=EOS,
+        excluded=(BOS,),
+    )
+
+
+@pytest.mark.parametrize("max_length", [1, 3, 9])
+def test_greedy_search_takes_the_likeliest_word_each_time(max_length: int) -> None:
+    seeds = list(range(12))
+    found = greedy(seeds, 0.6, max_length)
+    paths = [greedy_path(seed, max_length) for seed in seeds]
+    assert [(*h.ids, EOS) if h.is_finished else h.ids for h in found] == paths
+    assert [h.log_probability for h in found] == pytest.approx(
+        [log_probability(s, p) for s, p in zip(seeds, paths, strict=True)], abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("seed", range(12))
+def test_a_beam_of_one_is_never_behind_greedy_search(seed: int, alpha: float) -> None:
+    """It may be ahead: it remembers an end that was second best in its step."""
+    max_length = 30
+    [of_greedy] = greedy([seed], alpha, max_length)
+    [[of_beam]] = search([seed], 1, alpha, [max_length])
+    assert of_greedy.is_finished
+    assert of_beam.score >= of_greedy.score - 1e-6

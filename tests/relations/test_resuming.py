@@ -1,0 +1,178 @@
+"""Training that was stopped and resumed is training that was not, bit for bit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transduce.data.batches import Batcher, BatchingConfig
+from transduce.model.transformer import Transformer
+from transduce.training.trainer import (
+    StepReport,
+    Trainer,
+    TrainingConfig,
+    TrainingState,
+    TrainingStoppedError,
+)
+
+BATCHING = BatchingConfig(source_tokens=60, target_tokens=60, batch_tokens=60)
+CONFIG = TrainingConfig(
+    steps=4, warmup_steps=3, learning_rate_scale=0.5, checkpoint_minutes=1_000.0
+)
+
+
+@pytest.fixture(scope="module")
+def batcher(make_dataset, random_pairs, special) -> Batcher:
+    return Batcher(make_dataset(random_pairs(24, 9)), BATCHING, special, seed=1)
+
+
+@pytest.fixture
+def make_trainer(tiny, batcher, cpu):
+    def make(steps: int, weights=None) -> Trainer:
+        torch.manual_seed(3)
+        model = Transformer(replace(tiny, num_layers=1, dropout=0.3))
+        if weights is not None:
+            model.load_state_dict(weights)
+        return Trainer(model, batcher, replace(CONFIG, steps=steps), cpu)
+
+    return make
+
+
+def run(
+    trainer: Trainer, stop_at: int | None = None, on_step=lambda _: None
+) -> list[StepReport]:
+    reports: list[StepReport] = []
+
+    def note(report: StepReport) -> None:
+        reports.append(report)
+        on_step(report)
+
+    trainer.train(
+        on_step=note,
+        save=lambda: None,
+        on_checkpoint=lambda: None,
+        should_stop=lambda: trainer.progress.step == stop_at,
+    )
+    return reports
+
+
+def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: w.clone() for name, w in trainer.model.state_dict().items()}
+
+
+def copy_of(state: TrainingState) -> TrainingState:
+    tensors = {name: tensor.clone() for name, tensor in state.tensors.items()}
+    return replace(state, tensors=tensors)
+
+
+def untimed(reports: list[StepReport]) -> list[StepReport]:
+    return [replace(report, seconds=0.0) for report in reports]
+
+
+def assert_equal(actual: Trainer, expected: Trainer) -> None:
+    ours, theirs = weights_of(actual), weights_of(expected)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    state, other = actual.state(), expected.state()
+    assert state.progress == other.progress
+    assert [
+        name
+        for name in other.tensors
+        if not torch.equal(state.tensors[name], other.tensors[name])
+    ] == []
+
+
+def test_the_steps_below_cross_an_epoch(batcher):
+    assert 2 < len(list(batcher.epoch(0))) < 6
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 6])
+def test_a_resumed_run_is_an_uninterrupted_one(make_trainer, stop_at):
+    whole = make_trainer(steps=7)
+    expected = run(whole)
+    stopped = make_trainer(steps=7)
+    with pytest.raises(TrainingStoppedError):
+        run(stopped, stop_at)
+    weights, state = weights_of(stopped), stopped.state()
+    torch.rand(100)
+    resumed = make_trainer(steps=7, weights=weights)
+    resumed.restore(state)
+    assert untimed(run(resumed)) == untimed(expected[stop_at:])
+    assert_equal(resumed, whole)
+
+
+def test_four_steps_are_two_and_two(make_trainer):
+    whole = make_trainer(steps=4)
+    run(whole)
+    first = make_trainer(steps=2)
+    run(first)
+    weights, state = weights_of(first), first.state()
+    second = make_trainer(steps=4, weights=weights)
+    second.restore(state)
+    run(second)
+    assert_equal(second, whole)
+
+
+def test_a_run_may_be_stopped_at_every_step(make_trainer):
+    whole = make_trainer(steps=4)
+    run(whole)
+    trainer = make_trainer(steps=1)
+    run(trainer)
+    for steps in (2, 3, 4):
+        state, weights = trainer.state(), weights_of(trainer)
+        trainer = make_trainer(steps, weights)
+        trainer.restore(state)
+        run(trainer)
+    assert_equal(trainer, whole)
+
+
+def test_asking_for_the_state_changes_nothing(make_trainer):
+    plain = make_trainer(steps=4)
+    run(plain)
+    asked = make_trainer(steps=4)
+    run(asked, on_step=lambda _: asked.state())
+    assert [
+        name
+        for name, weight in weights_of(plain).items()
+        if not torch.equal(weight, weights_of(asked)[name])
+    ] == []
+
+
+def test_a_state_stays_as_it_was_while_training_goes_on(make_trainer):
+    trainer = make_trainer(steps=4)
+    states = []
+    run(
+        trainer,
+        on_step=lambda _: states.append((trainer.state(), copy_of(trainer.state()))),
+    )
+    state, copy = states[0]
+    assert [
+        name
+        for name in copy.tensors
+        if not torch.equal(copy.tensors[name], state.tensors[name])
+    ] == []
+
+
+def test_a_state_can_be_restored_twice(make_trainer):
+    first = make_trainer(steps=2)
+    run(first)
+    weights, state = weights_of(first), first.state()
+    one, other = make_trainer(4, weights), make_trainer(4, weights)
+    one.restore(state)
+    run(one)
+    other.restore(state)
+    run(other)
+    assert_equal(other, one)
+
+
+def test_without_the_random_state_a_run_goes_on_otherwise(make_trainer):
+    whole = make_trainer(steps=4)
+    run(whole)
+    first = make_trainer(steps=2)
+    run(first)
+    state = copy_of(first.state())
+    torch.manual_seed(99)
+    state.tensors["random.cpu"] = torch.get_rng_state()
+    second = make_trainer(steps=4, weights=weights_of(first))
+    second.restore(state)
+    run(second)
+    assert not torch.equal(second.model.embedding.weight, whole.model.embedding.weight)

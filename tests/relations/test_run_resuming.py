@@ -1,0 +1,293 @@
+"""A run that was stopped and resumed is the run that was not, bit for bit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.checkpoint import load_model
+from transduce.experiments.pipeline import DevScore, RunStart, resume, train
+from transduce.experiments.preparation import CorpusFiles
+from transduce.experiments.presets import PRESETS, RunConfig
+from transduce.experiments.run_folder import RunFolder
+from transduce.training.device import Hardware
+from transduce.training.trainer import StepReport, TrainingStoppedError
+
+CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
+STEPS, CHECKPOINT_STEPS = 20, 5
+TINY = PRESETS["tiny"]
+# Four updates an epoch, so that most steps are in the middle of one.
+CONFIG = replace(
+    TINY,
+    batching=replace(
+        TINY.batching, source_tokens=50, target_tokens=50, batch_tokens=30
+    ),
+    training=replace(
+        TINY.training,
+        steps=STEPS,
+        checkpoint_steps=CHECKPOINT_STEPS,
+        keep_checkpoints=2,
+    ),
+)
+
+
+class SendsSignal:
+    """An observer that raises a signal in the middle of a step."""
+
+    def __init__(
+        self, at_step: int | None = None, number: int = signal.SIGINT
+    ) -> None:
+        self._at_step = at_step
+        self._number = number
+        self.warnings: list[str] = []
+        self.first_step = -1
+        self.epochs: set[int] = set()
+
+    def started(self, start: RunStart) -> None:
+        self.first_step = start.first_step
+
+    def stepped(self, report: StepReport) -> None:
+        self.epochs.add(report.epoch)
+        if report.step == self._at_step:
+            os.kill(os.getpid(), self._number)
+
+    def scored(self, score: DevScore) -> None: ...
+
+    def warned(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    """Drawing takes longer than training does here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "transduce.experiments.pipeline.draw_learning_curve", lambda *_: None
+        )
+        yield
+
+
+@pytest.fixture(scope="module")
+def files(corpus_files: tuple[Path, Path]) -> CorpusFiles:
+    source, target = ((path,) for path in corpus_files)
+    return CorpusFiles(source=source, target=target)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    files: CorpusFiles, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    train(files, CONFIG, out, CPU, SendsSignal())
+    return out
+
+
+def start_and_stop(
+    files: CorpusFiles,
+    out: Path,
+    step: int,
+    number: int = signal.SIGINT,
+    config: RunConfig = CONFIG,
+) -> None:
+    with pytest.raises(
+        TrainingStoppedError, match=rf"was stopped after step {step} of \d+, and is sav"
+    ):
+        train(files, config, out, CPU, SendsSignal(step, number))
+
+
+def last_checkpoint(run: Path) -> Path:
+    return RunFolder(run).checkpoints()[-1]
+
+
+def assert_same_weights(model: Path, expected: Path) -> None:
+    found, wanted = load_model(model), load_model(expected)
+    assert found.step == wanted.step
+    assert found.weights.keys() == wanted.weights.keys()
+    different = [
+        name
+        for name, weight in wanted.weights.items()
+        if not torch.equal(weight, found.weights[name])
+    ]
+    assert different == []
+
+
+def assert_logs_agree(run: Path, expected: Path) -> None:
+    def lines(path: Path) -> list[tuple[str, int, float | None]]:
+        log = RunFolder(path).read_log()
+        return [(e["kind"], e["step"], e.get("loss")) for e in log]
+
+    assert lines(run) == lines(expected)
+
+
+def test_a_run_repeated_is_the_same(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    observer = SendsSignal()
+    train(files, CONFIG, tmp_path / "run", CPU, observer)
+    assert_same_weights(tmp_path / "run", uninterrupted)
+    assert observer.epochs == set(range(STEPS // 4))
+
+
+@pytest.mark.parametrize("step", [1, 7, 12])
+def test_a_run_stopped_at_any_step_ends_at_the_same_weights(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path, step: int
+) -> None:
+    start_and_stop(files, tmp_path / "run", step)
+    observer = SendsSignal()
+    resume(tmp_path / "run", CPU, observer)
+    assert observer.first_step == step
+    assert_same_weights(
+        last_checkpoint(tmp_path / "run"), last_checkpoint(uninterrupted)
+    )
+    assert_logs_agree(tmp_path / "run", uninterrupted)
+
+
+@pytest.mark.parametrize("step", [10, 17])
+def test_a_run_stopped_at_any_step_ends_at_the_same_average(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path, step: int
+) -> None:
+    start_and_stop(files, tmp_path / "run", step)
+    resume(tmp_path / "run", CPU, SendsSignal())
+    assert_same_weights(tmp_path / "run", uninterrupted)
+
+
+def test_a_run_stopped_many_times_ends_at_the_same_weights(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    start_and_stop(files, tmp_path / "run", 3)
+    for step in (4, 13):
+        with pytest.raises(TrainingStoppedError, match=f"after step {step} of 20"):
+            resume(tmp_path / "run", CPU, SendsSignal(step))
+    resume(tmp_path / "run", CPU, SendsSignal())
+    assert_same_weights(
+        last_checkpoint(tmp_path / "run"), last_checkpoint(uninterrupted)
+    )
+    assert_logs_agree(tmp_path / "run", uninterrupted)
+
+
+def test_termination_is_a_request_to_stop_too(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    start_and_stop(files, tmp_path / "run", 6, signal.SIGTERM)
+    assert last_checkpoint(tmp_path / "run").name == "step-00000006"
+
+
+def test_a_signal_at_the_last_step_is_too_late_to_stop(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    result = train(files, CONFIG, tmp_path / "run", CPU, SendsSignal(STEPS))
+    assert_same_weights(result.model, uninterrupted)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["model.safetensors", "training.safetensors", "training.json"],
+)
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path, file: str
+) -> None:
+    start_and_stop(files, tmp_path / "run", 12)
+    damaged = last_checkpoint(tmp_path / "run") / file
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    observer = SendsSignal()
+    resume(tmp_path / "run", CPU, observer)
+    assert observer.first_step == 10
+    [warning] = observer.warnings
+    assert str(damaged) in warning
+    assert warning.endswith("Going on from the one before.")
+    assert_same_weights(tmp_path / "run", uninterrupted)
+    assert_logs_agree(tmp_path / "run", uninterrupted)
+
+
+def test_a_state_that_lacks_tensors_is_passed_over_with_a_warning(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    start_and_stop(files, tmp_path / "run", 10)
+    newest = last_checkpoint(tmp_path / "run")
+    # Sound in itself, but the tensors are those of a model.
+    (newest / "training.safetensors").write_bytes(
+        (newest / "model.safetensors").read_bytes()
+    )
+    observer = SendsSignal()
+    resume(tmp_path / "run", CPU, observer)
+    assert len(observer.warnings) == 1
+    assert_same_weights(tmp_path / "run", uninterrupted)
+
+
+def test_a_run_whose_only_checkpoint_is_damaged_begins_again(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    start_and_stop(files, tmp_path / "run", 2)
+    (last_checkpoint(tmp_path / "run") / "training.json").unlink()
+    observer = SendsSignal()
+    resume(tmp_path / "run", CPU, observer)
+    assert observer.first_step == 0
+    assert_same_weights(tmp_path / "run", uninterrupted)
+    assert_logs_agree(tmp_path / "run", uninterrupted)
+
+
+LONG = replace(
+    CONFIG, training=replace(CONFIG.training, steps=200, checkpoint_steps=50)
+)
+
+
+@pytest.fixture(scope="module")
+def long_uninterrupted(
+    files: CorpusFiles, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("long") / "run"
+    train(files, LONG, out, CPU, SendsSignal())
+    return out
+
+
+def train_until_killed(files: CorpusFiles, out: Path, after_s: float) -> None:
+    """A process of its own, killed so long after its checkpoint of step 100."""
+    training = LONG.training
+    settings = (
+        f"batching.source_tokens={LONG.batching.source_tokens}",
+        f"batching.target_tokens={LONG.batching.target_tokens}",
+        f"batching.batch_tokens={LONG.batching.batch_tokens}",
+        f"training.steps={training.steps}",
+        f"training.checkpoint_steps={training.checkpoint_steps}",
+    )
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "transduce", "train", "--preset", "tiny"),
+            *("--source", str(files.source[0]), "--target", str(files.target[0])),
+            *("--out", str(out), "--precision", "fp32", "--device", "cpu"),
+            *("--set", *settings),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+    )
+    while not RunFolder(out).checkpoint(100).exists() and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(after_s)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_a_run_killed_at_any_moment_ends_at_the_same_weights(
+    files: CorpusFiles, long_uninterrupted: Path, tmp_path: Path
+) -> None:
+    after_s = np.random.default_rng().uniform(0, 0.2)
+    train_until_killed(files, tmp_path / "run", after_s)
+    observer = SendsSignal()
+    resume(tmp_path / "run", CPU, observer)
+    assert observer.first_step in (100, 150)
+    assert_same_weights(tmp_path / "run", long_uninterrupted)
+    assert_logs_agree(tmp_path / "run", long_uninterrupted)
+    counts = Counter(
+        (e["kind"], e["step"]) for e in RunFolder(tmp_path / "run").read_log()
+    )
+    assert set(counts.values()) == {1}
+    assert not list((tmp_path / "run").rglob("*.new"))

@@ -1,0 +1,237 @@
+"""Searches over tables written out by hand; a missing word has probability zero."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.decoding.beam_search import (
+    Hypothesis,
+    SearchConfig,
+    beam_search,
+    length_penalty,
+)
+from transduce.errors import ConfigError
+
+BOS, EOS, A, B, C = range(5)
+VOCAB_SIZE = 5
+Table = Mapping[tuple[int, ...], Mapping[int, float]]
+
+TWO_WORDS: Table = {
+    (): {A: 0.6, B: 0.3, EOS: 0.1},
+    (A,): {EOS: 0.5, A: 0.3, B: 0.2},
+    (B,): {EOS: 0.9, A: 0.1},
+    (A, A): {EOS: 1.0},
+    (A, B): {EOS: 1.0},
+    (B, A): {EOS: 1.0},
+}
+NEVER_ENDING: Table = {
+    (): {A: 0.7, B: 0.3},
+    (A,): {A: 0.8, B: 0.2},
+    (B,): {A: 0.5, B: 0.5},
+    (A, A): {A: 1.0},
+    (A, B): {A: 1.0},
+    (B, A): {A: 1.0},
+    (B, B): {A: 1.0},
+}
+LATE_END: Table = {
+    (): {EOS: 0.5, A: 0.5},
+    (A,): {A: 1.0},
+    (A, A): {EOS: 1.0},
+}
+"""Both ends have probability one half; the penalty decides between them."""
+
+
+class TableModel:
+    """The probability of the next word by the words so far; rows may share a table."""
+
+    def __init__(self, tables: Sequence[Table], beam_size: int) -> None:
+        self._rows = [(table, ()) for table in tables for _ in range(beam_size)]
+        self.steps = 0
+
+    def step(self, last_ids: Tensor) -> Tensor:
+        if self.steps > 0:
+            self._rows = [
+                (table, (*prefix, last))
+                for (table, prefix), last in zip(
+                    self._rows, last_ids.tolist(), strict=True
+                )
+            ]
+        self.steps += 1
+        return torch.stack([self._log_probs(*row) for row in self._rows])
+
+    def reorder(self, rows: Tensor) -> None:
+        self._rows = [self._rows[row] for row in rows.tolist()]
+
+    @staticmethod
+    def _log_probs(table: Table, prefix: tuple[int, ...]) -> Tensor:
+        # A row that leads nowhere is asked too, and its answer must not matter.
+        words = table.get(prefix, {A: 0.5, EOS: 0.5})
+        return torch.tensor([words.get(i, 0.0) for i in range(VOCAB_SIZE)]).log()
+
+
+def search(
+    tables: Sequence[Table],
+    max_lengths: Sequence[int],
+    *,
+    beam_size: int = 4,
+    alpha: float = 0.0,
+    excluded: Sequence[int] = (BOS,),
+) -> list[list[Hypothesis]]:
+    return beam_search(
+        TableModel(tables, beam_size),
+        max_lengths,
+        SearchConfig(beam_size=beam_size, length_penalty=alpha),
+        bos=BOS,
+        eos=EOS,
+        excluded=excluded,
+    )
+
+
+def test_the_best_hypothesis_has_the_probability_of_its_path() -> None:
+    [best, *_] = search([TWO_WORDS], [5])[0]
+    assert best.ids == (A,)
+    assert best.is_finished
+    assert best.log_probability == pytest.approx(math.log(0.6 * 0.5))
+
+
+def test_hypotheses_are_ranked_by_probability_when_alpha_is_zero() -> None:
+    [hypotheses] = search([TWO_WORDS], [5], beam_size=8)
+    probabilities = {h.ids: math.exp(h.log_probability) for h in hypotheses}
+    first_two = list(probabilities.items())[:2]
+    assert first_two == [
+        ((A,), pytest.approx(0.30)),
+        ((B,), pytest.approx(0.27)),
+    ]
+
+
+def test_scores_fall_from_first_to_last() -> None:
+    [hypotheses] = search([TWO_WORDS], [5], alpha=0.6)
+    scores = [h.score for h in hypotheses]
+    assert len(scores) > 1
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_no_hypothesis_stands_twice() -> None:
+    [hypotheses] = search([TWO_WORDS], [5], beam_size=8, alpha=2.0)
+    assert len({h.ids for h in hypotheses}) == len(hypotheses)
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 3])
+def test_no_more_hypotheses_than_the_beam_come_back(beam_size: int) -> None:
+    [hypotheses] = search([TWO_WORDS], [5], beam_size=beam_size, alpha=2.0)
+    assert len(hypotheses) <= beam_size
+
+
+def test_the_score_is_the_log_probability_over_the_penalty_with_the_end_token() -> None:
+    [best, *_] = search([LATE_END], [5], alpha=1.0)[0]
+    assert best.ids == (A, A)
+    assert best.score == pytest.approx(math.log(0.5) / (8 / 6))
+
+
+@pytest.mark.parametrize(("alpha", "ids"), [(0.0, ()), (0.6, (A, A))])
+def test_a_penalty_prefers_the_longer_of_two_equals(
+    alpha: float, ids: tuple[int, ...]
+) -> None:
+    assert search([LATE_END], [5], alpha=alpha)[0][0].ids == ids
+
+
+@pytest.mark.parametrize(
+    ("length", "alpha", "penalty"),
+    [
+        (1, 0.6, 1.0),
+        (7, 1.0, 2.0),
+        (13, 2.0, 9.0),
+        (19, 0.5, 2.0),
+        (30, 0.0, 1.0),
+        (31, 0.6, 6**0.6),
+    ],
+)
+def test_the_length_penalty_is_that_of_wu_et_al(
+    length: int, alpha: float, penalty: float
+) -> None:
+    assert length_penalty(length, alpha) == pytest.approx(penalty)
+
+
+@pytest.mark.parametrize("max_length", [1, 2, 3])
+def test_what_does_not_end_is_cut_at_the_maximum_length(max_length: int) -> None:
+    [hypotheses] = search([NEVER_ENDING], [max_length], beam_size=2)
+    assert {len(h.ids) for h in hypotheses} == {max_length}
+    assert not any(h.is_finished for h in hypotheses)
+
+
+def test_what_is_cut_short_is_scored_by_the_tokens_it_has() -> None:
+    [best, *_] = search([NEVER_ENDING], [2], beam_size=2, alpha=1.0)[0]
+    assert best.ids == (A, A)
+    assert best.score == pytest.approx(math.log(0.7 * 0.8) / (7 / 6))
+
+
+def test_nothing_unfinished_comes_back_if_anything_finished() -> None:
+    table = {(): {A: 0.99, EOS: 0.01}, (A,): {A: 0.99, B: 0.01}}
+    [hypotheses] = search([table], [2], alpha=2.0)
+    assert [h.ids for h in hypotheses] == [()]
+    assert hypotheses[0].is_finished
+
+
+def test_the_end_token_counts_towards_the_maximum_length() -> None:
+    [hypotheses] = search([TWO_WORDS], [2], beam_size=8)
+    assert {h.ids for h in hypotheses} == {(A,), (B,), ()}
+
+
+@pytest.mark.parametrize("excluded", [(BOS, A), (BOS, B), (BOS, A, B)])
+def test_an_excluded_id_is_never_put_out(excluded: tuple[int, ...]) -> None:
+    [hypotheses] = search([TWO_WORDS], [5], beam_size=8, excluded=excluded)
+    assert hypotheses
+    assert not {i for h in hypotheses for i in h.ids} & set(excluded)
+
+
+def test_nothing_need_be_excluded() -> None:
+    assert search([TWO_WORDS], [5], excluded=())[0][0].ids == (A,)
+
+
+def test_a_certain_sentence_is_found_by_a_beam_wider_than_the_vocabulary() -> None:
+    table = {(): {A: 1.0}, (A,): {B: 1.0}, (A, B): {EOS: 1.0}}
+    [hypotheses] = search([table], [9], beam_size=7)
+    assert [h.ids for h in hypotheses] == [(A, B)]
+    assert hypotheses[0].log_probability == 0.0
+
+
+def test_search_over_no_sentence_finds_nothing() -> None:
+    assert search([], []) == []
+
+
+def test_search_stops_when_nothing_alive_can_overtake() -> None:
+    table = {(): {EOS: 0.9, A: 0.1}, (A,): {A: 1.0}}
+    model = TableModel([table], beam_size=2)
+    config = SearchConfig(beam_size=2, length_penalty=0.0)
+    beam_search(model, [50], config, bos=BOS, eos=EOS, excluded=(BOS,))
+    assert model.steps == 1
+
+
+def test_search_goes_on_while_something_alive_can_overtake() -> None:
+    [best, *_] = search([LATE_END], [50], alpha=0.1)[0]
+    assert best.ids == (A, A)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "bound"),
+    [
+        ("beam_size", 0, "at least 1, but is 0"),
+        ("beam_size", -3, "at least 1, but is -3"),
+        ("length_penalty", -0.1, "at least 0, but is -0.1"),
+        ("extra_length", -1, "at least 0, but is -1"),
+    ],
+)
+def test_an_impossible_setting_is_refused(
+    setting: str, value: float, bound: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"`search\.{setting}` must be {bound}\."):
+        SearchConfig(**{setting: value})
+
+
+@pytest.mark.parametrize("alpha", [math.nan, math.inf])
+def test_a_length_penalty_that_is_no_number_is_refused(alpha: float) -> None:
+    with pytest.raises(ConfigError, match=r"`search\.length_penalty` must be"):
+        SearchConfig(length_penalty=alpha)

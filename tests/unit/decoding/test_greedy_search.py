@@ -1,0 +1,99 @@
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.decoding.beam_search import Hypothesis
+from transduce.decoding.greedy_search import greedy_search
+
+BOS, EOS, A, B = range(4)
+
+
+class Chain:
+    """The probability of the next word by the one before it."""
+
+    TABLE = torch.tensor(
+        [
+            [0.0, 0.1, 0.6, 0.3],
+            [0.0, 1.0, 0.0, 0.0],
+            [0.0, 0.2, 0.1, 0.7],
+            [0.5, 0.4, 0.1, 0.0],
+        ]
+    ).log()
+
+    def __init__(self) -> None:
+        self.rows_kept: list[list[int]] = []
+
+    def step(self, last_ids: Tensor) -> Tensor:
+        return self.TABLE[last_ids]
+
+    def reorder(self, rows: Tensor) -> None:
+        self.rows_kept.append(rows.tolist())
+
+
+def search(
+    max_lengths: Sequence[int],
+    alpha: float = 0.0,
+    excluded: Sequence[int] = (BOS,),
+) -> list[Hypothesis]:
+    return greedy_search(
+        Chain(), max_lengths, alpha, bos=BOS, eos=EOS, excluded=excluded
+    )
+
+
+def test_each_word_is_the_likeliest_after_the_one_before() -> None:
+    [found] = search([9])
+    assert found.ids == (A, B)
+    assert found.is_finished
+    assert found.log_probability == pytest.approx(math.log(0.6 * 0.7 * 0.4))
+
+
+def test_alpha_enters_the_score_with_the_end_token_counted() -> None:
+    [found] = search([9], alpha=1.0)
+    assert found.score == pytest.approx(math.log(0.6 * 0.7 * 0.4) / (8 / 6))
+
+
+@pytest.mark.parametrize(("max_length", "ids"), [(1, (A,)), (2, (A, B))])
+def test_what_does_not_end_is_cut_at_the_maximum_length(
+    max_length: int, ids: tuple[int, ...]
+) -> None:
+    [found] = search([max_length])
+    assert found.ids == ids
+    assert not found.is_finished
+
+
+def test_what_is_cut_short_is_scored_by_the_tokens_it_has() -> None:
+    [found] = search([2], alpha=1.0)
+    assert found.score == pytest.approx(math.log(0.6 * 0.7) / (7 / 6))
+
+
+def test_an_end_at_the_maximum_length_is_an_end() -> None:
+    [found] = search([3])
+    assert found.is_finished
+
+
+@pytest.mark.parametrize(
+    ("excluded", "ids"), [((), (A, B, BOS)), ((BOS, A), (B,)), ((BOS, B), (A,))]
+)
+def test_an_excluded_id_is_never_put_out(
+    excluded: tuple[int, ...], ids: tuple[int, ...]
+) -> None:
+    [found] = search([3], excluded=excluded)
+    assert found.ids == ids
+
+
+def test_sentences_that_are_done_leave_the_batch() -> None:
+    model = Chain()
+    greedy_search(model, [1, 9, 2], 0.0, bos=BOS, eos=EOS, excluded=(BOS,))
+    assert model.rows_kept == [[1, 2], [0]]
+
+
+def test_the_result_of_a_sentence_does_not_depend_on_the_others() -> None:
+    together = search([1, 9, 2, 3])
+    assert together == [search([limit])[0] for limit in (1, 9, 2, 3)]
+
+
+def test_search_over_no_sentence_finds_nothing() -> None:
+    assert search([]) == []

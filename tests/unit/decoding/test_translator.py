@@ -1,0 +1,108 @@
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from transduce.checkpoint import Checkpoint, save_model
+from transduce.decoding.beam_search import SearchConfig
+from transduce.decoding.translator import Translator, load
+from transduce.errors import CheckpointError, ConfigError, RequestError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def translator(trained_checkpoint: Checkpoint) -> Translator:
+    return Translator(trained_checkpoint, CPU)
+
+
+def test_a_translation_is_the_best_of_its_hypotheses(translator: Translator) -> None:
+    [translation] = translator.translate(["one two three"], beam_size=4)
+    assert translation.text == translation.hypotheses[0].text
+    assert translation.score == translation.hypotheses[0].score
+
+
+def test_hypotheses_are_as_many_as_the_beam_and_best_first(
+    translator: Translator,
+) -> None:
+    [translation] = translator.translate(["one two three"], beam_size=3)
+    scores = [h.score for h in translation.hypotheses]
+    assert 1 < len(scores) <= 3
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_a_beam_of_one_gives_one_hypothesis(translator: Translator) -> None:
+    [translation] = translator.translate(["one two three"], beam_size=1)
+    assert len(translation.hypotheses) == 1
+
+
+@pytest.mark.parametrize("source", ["", "   ", "\t", "\u2028"])
+def test_an_empty_source_has_an_empty_translation(
+    translator: Translator, source: str
+) -> None:
+    [translation] = translator.translate([source])
+    assert translation.text == ""
+    assert translation.hypotheses == ()
+
+
+def test_no_sentence_has_no_translation(translator: Translator) -> None:
+    assert translator.translate([]) == []
+
+
+def test_no_extra_length_keeps_a_translation_as_short_as_its_source(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    translator = Translator(trained_checkpoint, CPU)
+    source = "one"
+    limit = len(translator.tokenizer.encode(source)) + 1
+    [translation] = translator.translate([source], extra_length=0)
+    assert len(translator.tokenizer.encode(translation.text)) <= limit
+
+
+def test_an_impossible_beam_is_refused(translator: Translator) -> None:
+    with pytest.raises(ConfigError, match=r"`search\.beam_size` must be at least 1"):
+        translator.translate(["one"], beam_size=0)
+
+
+def test_sources_without_as_many_targets_are_refused(translator: Translator) -> None:
+    with pytest.raises(RequestError, match="must be equally many, but are 2 and 1"):
+        translator.score(["one", "two"], ["eins"])
+
+
+def test_targets_are_scored_in_their_order(translator: Translator) -> None:
+    sources = ["one", "one two three four five six", "", "two"]
+    targets = ["eins", "eins zwei drei vier fünf sechs", "acht", ""]
+    together = translator.score(sources, targets)
+    alone = [
+        translator.score([source], [target])[0]
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    assert [s.num_tokens for s in together] == [s.num_tokens for s in alone]
+    assert [s.log_probability for s in together] == pytest.approx(
+        [s.log_probability for s in alone], abs=1e-4
+    )
+
+
+def test_a_stream_without_end_is_translated_a_window_at_a_time(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.decoding.translator.WINDOW_LINES", 3)
+    endless = ("one" if number % 2 else "" for number in count())
+    config = SearchConfig(beam_size=1)
+    texts = [t.text for t in islice(translator.translate_stream(endless, config), 7)]
+    assert texts == ["", texts[1], "", texts[1], "", texts[1], ""]
+
+
+def test_a_model_folder_is_loaded_to_translate(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    save_model(trained_checkpoint, tmp_path / "model")
+    loaded = load(str(tmp_path / "model"), device="cpu")
+    expected = Translator(trained_checkpoint, CPU).translate(["two three"])
+    assert loaded.translate(["two three"]) == expected
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="must be a model or a run, but holds no"):
+        load(tmp_path)

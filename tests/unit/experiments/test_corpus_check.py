@@ -1,0 +1,383 @@
+"""What a report says of a corpus, held against what training makes of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from transduce.data.batches import Batcher
+from transduce.data.dataset import open_dataset
+from transduce.errors import DataError
+from transduce.experiments.corpus_check import (
+    LOPSIDED_TOKENS,
+    REMEDIES,
+    CorpusReport,
+    advise,
+    check_corpus,
+)
+from transduce.experiments.corpus_survey import MARKS, NUM_EXAMPLES
+from transduce.experiments.preparation import CorpusFiles, prepare
+from transduce.experiments.presets import PRESETS, RunConfig
+
+Lines = Sequence[bytes]
+Check = Callable[..., CorpusReport]
+
+TINY = PRESETS["tiny"]
+GOOD = ([b"one", b"two three", b"four"], [b"eins", b"zwei drei", b"vier"])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[..., CorpusFiles]:
+    """Files of the given lines, named by their side."""
+
+    def write(
+        source: Lines, target: Lines, dev_source: Lines = (), dev_target: Lines = ()
+    ) -> CorpusFiles:
+        sides = {
+            "source": source,
+            "target": target,
+            "dev_source": dev_source,
+            "dev_target": dev_target,
+        }
+        for name, lines in sides.items():
+            (tmp_path / name).write_bytes(b"".join(line + b"\n" for line in lines))
+        names = [
+            "source",
+            "target",
+            *(["dev_source", "dev_target"] if dev_source else []),
+        ]
+        return CorpusFiles(**{name: (tmp_path / name,) for name in names})
+
+    return write
+
+
+@pytest.fixture
+def check(files: Callable[..., CorpusFiles], monkeypatch: pytest.MonkeyPatch) -> Check:
+    """The report on the given lines; its places are bare file names."""
+
+    def run(*sides: Lines, config: RunConfig = TINY) -> CorpusReport:
+        corpus = files(*sides)
+        monkeypatch.chdir(corpus.source[0].parent)
+        return check_corpus(
+            CorpusFiles(
+                source=_bare(corpus.source),
+                target=_bare(corpus.target),
+                dev_source=_bare(corpus.dev_source),
+                dev_target=_bare(corpus.dev_target),
+            ),
+            config,
+        )
+
+    return run
+
+
+def _bare(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    return tuple(Path(path.name) for path in paths)
+
+
+def _problems(report: CorpusReport) -> str:
+    return "\n".join(map(str, advise(report)))
+
+
+def _at_most(config: RunConfig, max_length: int) -> RunConfig:
+    return replace(config, batching=replace(config.batching, max_length=max_length))
+
+
+def test_figures_agree_with_what_training_prepares(corpus_files, tmp_path):
+    files = CorpusFiles(source=(corpus_files[0],), target=(corpus_files[1],))
+    config = _at_most(TINY, 5)
+    report = check_corpus(files, config)
+    prepared = prepare(files, config, tmp_path)
+    dataset = open_dataset(tmp_path / "corpus" / "training")
+    assert report.vocab_size == prepared.vocab_size
+    assert report.training.pairs.kept == prepared.training.kept
+    assert report.training.pairs.overlong.count == prepared.training.overlong > 0
+    assert report.training.source.tokens > dataset.source.offsets[-1]
+
+
+def test_the_epoch_is_the_one_that_training_begins_with(
+    corpus_files, tmp_path, special
+):
+    files = CorpusFiles(source=(corpus_files[0],), target=(corpus_files[1],))
+    batching = replace(
+        TINY.batching, source_tokens=60, target_tokens=60, batch_tokens=40
+    )
+    config = replace(TINY, batching=batching)
+    epoch = check_corpus(files, config).epoch
+    prepare(files, config, tmp_path)
+    dataset = open_dataset(tmp_path / "corpus" / "training")
+    batcher = Batcher(dataset, batching, special, config.training.seed)
+    updates = list(batcher.epoch(0))
+    batches = [batcher.load(batch) for update in updates for batch in update.batches]
+    sides = [side for batch in batches for side in (batch.source, batch.target_in)]
+    is_padding = [(side == special.pad).sum().item() for side in sides]
+    assert epoch is not None
+    assert epoch.updates == len(updates) > 1
+    assert epoch.epochs == config.training.steps / len(updates)
+    assert epoch.padding == pytest.approx(
+        sum(is_padding) / sum(side.numel() for side in sides)
+    )
+
+
+REFUSED = {
+    "invalid UTF-8": ([b"one", b"caf\xe9"], [b"eins", b"zwei"]),
+    "a NUL byte": ([b"one", b"two"], [b"eins", b"z\0wei"]),
+    "a shorter source": ([b"one"], [b"eins", b"zwei"]),
+    "a shorter target": ([b"one", b"two"], [b"eins"]),
+    "no line": ([], []),
+    "nothing but space": ([b" ", b""], [b"", b"\xe2\x80\xa8"]),
+    "nothing short enough": ([b"word " * 300], [b"wort"]),
+    "an empty dev side": (*GOOD, [b"one"], [b" "]),
+    "an invalid dev line": (*GOOD, [b"one\xff"], [b"eins"]),
+}
+ACCEPTED = {
+    "sound lines": GOOD,
+    "an empty line among others": ([*GOOD[0], b""], [*GOOD[1], b"x"]),
+    "a dev corpus": (*GOOD, [b"one"], [b"eins"]),
+    "odd characters": (["a\u2028b\ufffd\x07".encode(), b"two"], [b"c\rd", b"zwei"]),
+}
+
+
+@pytest.mark.parametrize("sides", REFUSED.values(), ids=REFUSED)
+def test_what_training_refuses_is_refused(sides, check, files, tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(DataError):
+        prepare(files(*sides), TINY, tmp_path / "run")
+    assert advise(check(*sides))[0].is_refusal
+
+
+@pytest.mark.parametrize("sides", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_training_accepts_is_not_refused(sides, check, files, tmp_path):
+    (tmp_path / "run").mkdir()
+    prepare(files(*sides), TINY, tmp_path / "run")
+    assert not any(advice.is_refusal for advice in advise(check(*sides)))
+
+
+def test_reading_goes_on_after_faults_and_leaves_their_pairs_out(check):
+    report = check(
+        [b"one", b"caf\xe9", b"two", b"a\0b", b"three four"],
+        [b"eins", b"x", b"\xffzwei", b"y", b"drei vier"],
+    )
+    training = report.training
+    assert training.source.invalid.count == 2
+    assert training.source.invalid.examples == (
+        "source:2 (byte 4 is 0xe9)",
+        "source:4 (byte 2 is 0x00)",
+    )
+    assert training.target.invalid.examples == ("target:3 (byte 1 is 0xff)",)
+    assert (training.pairs.total, training.pairs.invalid, training.pairs.kept) == (
+        5,
+        3,
+        2,
+    )
+    assert (training.source.lines, training.source.words) == (5, 3)
+    assert "not UTF-8 text: 3; convert" in _problems(report)
+
+
+def test_all_faults_are_counted_but_only_the_first_are_named(check):
+    report = check([b"good", *[b"\xff"] * 20], [b"gut", *[b"x"] * 20])
+    assert report.training.source.invalid.count == 20
+    assert len(report.training.source.invalid.examples) == NUM_EXAMPLES
+
+
+def test_unequal_files_are_named_with_both_counts(check):
+    report = check([b"one", b"two", b"three"], [b"eins"])
+    (unequal,) = report.training.unequal
+    assert (unequal.source_lines, unequal.target_lines) == (3, 1)
+    assert report.training.pairs.total == 1
+    assert "source has 3 lines, but target has 1" in _problems(report)
+
+
+def test_places_go_on_in_the_next_files(tmp_path):
+    paths = [tmp_path / name for name in ("a.en", "a.de", "b.en", "b.de")]
+    contents = [b"one\ntwo\n", b"eins\n", b"three\n\n", b"drei\nvier\n"]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    a_en, a_de, b_en, b_de = paths
+    report = check_corpus(CorpusFiles(source=(a_en, b_en), target=(a_de, b_de)), TINY)
+    assert report.training.pairs.empty_source.examples == (f"{b_en}:2",)
+    assert [files.source for files in report.training.unequal] == [a_en]
+    assert report.training.source.lines == 4
+
+
+def test_an_unequal_number_of_files_cannot_be_read(corpus_files):
+    source, target = corpus_files
+    files = CorpusFiles(source=(source, source), target=(target,))
+    with pytest.raises(DataError, match="equally many files, but have 2 and 1"):
+        check_corpus(files, TINY)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "side"),
+    [
+        (b"", b"eins", "empty_source"),
+        (b"one", b" \t", "empty_target"),
+        (b"", b"", "empty_both"),
+        (b"one two three four five six seven", b"eins", "overlong"),
+        (b"one", b"eins zwei drei vier sechs sieben acht", "overlong"),
+    ],
+)
+def test_a_pair_that_is_left_out_is_named_under_its_reason(source, target, side, check):
+    lines = [b"one"] * 30, [b"eins"] * 30
+    config = _at_most(TINY, 5)
+    report = check([*lines[0], source], [*lines[1], target], config=config)
+    name = "target" if side == "empty_target" else "source"
+    assert getattr(report.training.pairs, side).examples == (f"{name}:31",)
+    assert report.training.pairs.kept == 30
+
+
+@pytest.mark.parametrize(
+    ("source_words", "target_words", "is_lopsided"),
+    [(1, 1, False), (1, 8, False), (10, 20, False), (10, 30, False), (10, 31, True),
+     (31, 10, True), (1, 1 + LOPSIDED_TOKENS, True), (1, LOPSIDED_TOKENS, False)],
+)  # fmt: skip
+def test_a_pair_is_lopsided_by_ratio_and_difference(
+    source_words, target_words, is_lopsided, check
+):
+    # Each letter has become a piece with its space, so that a word is a token.
+    pair = [b" ".join([b"a"] * source_words)], [b" ".join([b"b"] * target_words)]
+    filler = [b"a a"] * 40, [b"b b"] * 40
+    report = check([*pair[0], *filler[0]], [*pair[1], *filler[1]])
+    assert report.training.pairs.lopsided.count == is_lopsided
+    assert report.training.pairs.kept == 41
+
+
+def test_sides_are_the_same_after_normalisation(check):
+    source = ["cafe\u0301  noir", "same", "other"]
+    target = ["caf\u00e9 noir ", "same", "anders"]
+    pairs = check(
+        [s.encode() for s in source], [t.encode() for t in target]
+    ).training.pairs
+    assert pairs.identical.examples == ("source:1", "source:2")
+
+
+def test_repeats_are_named_with_the_first_of_them(check):
+    source = [b"one", b"two", b"one ", b"one", b"two", b"one"]
+    target = [b"eins", b"zwei", b"eins", b"ein", b"zwei", b"eins"]
+    pairs = check(source, target).training.pairs
+    assert pairs.repeated.count == 3
+    assert pairs.repeated.examples == (
+        "source:3 repeats source:1",
+        "source:5 repeats source:2",
+        "source:6 repeats source:1",
+    )
+    assert pairs.ambiguous_sources == 1
+
+
+def test_pairs_left_out_are_no_repeats(check):
+    pairs = check([b"one", b"", b""], [b"eins", b"x", b"x"]).training.pairs
+    assert (pairs.repeated.count, pairs.empty_source.count) == (0, 2)
+
+
+def test_dev_pairs_and_dev_sources_in_training_are_told_apart(check):
+    report = check(*GOOD, [b"new", b"four", b"one"], [b"neu", b"VIER", b"eins"])
+    assert report.overlap is not None
+    assert report.overlap.pairs.examples == ("dev_source:3 is source:1",)
+    assert report.overlap.sources.examples == (
+        "dev_source:2 is source:3",
+        "dev_source:3 is source:1",
+    )
+    assert "dev sources that stand in training: 2 (1 with" in _problems(report)
+
+
+def test_a_dev_corpus_of_its_own_has_no_overlap(check):
+    report = check(*GOOD, [b"new"], [b"neu"])
+    assert report.overlap is not None
+    assert report.overlap.sources.count == report.overlap.pairs.count == 0
+    assert "dev" not in _problems(report)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "code"),
+    [
+        ("a\u2028b", "line separator", "U+2028"),
+        ("a\u0085b", "line separator", "U+0085"),
+        ("a\fb", "line separator", "U+000C"),
+        ("a\rb", "line separator", "U+000D"),
+        ("a\x07b", "control character", "U+0007"),
+        ("a\x9fb", "control character", "U+009F"),
+        ("a\ufffdb", "replacement character", "U+FFFD"),
+        ("\u00c3\u00bcber", "doubly encoded letter", "U+00C3 U+00BC"),
+    ],
+    ids=ascii,
+)
+def test_suspicious_lines_are_counted_by_their_kind(text, kind, code, check):
+    report = check([b"one", text.encode()], [b"eins", b"zwei"])
+    met = {k: f for k, f in report.training.source.suspicious.items() if f.count}
+    assert list(met) == [kind]
+    assert met[kind].examples == (f"source:2 ({code})",)
+    assert f"corpus with a {kind}: 1" in _problems(report)
+
+
+def test_there_is_a_remedy_for_each_mark():
+    assert REMEDIES.keys() == MARKS.keys()
+
+
+def _with_training(**changes: int) -> RunConfig:
+    return replace(TINY, training=replace(TINY.training, **changes))
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (_with_training(steps=5_000), "5,000 steps pass the corpus 5,000 times"),
+        (_with_training(steps=5_000), "--set training.steps=100 makes 100 epochs"),
+        (TINY, "of the 400 pieces of tokenizer.vocab_size"),
+    ],
+)
+def test_settings_that_do_not_suit_the_corpus_are_advised_on(config, problem, check):
+    assert problem in _problems(check(*GOOD, config=config))
+
+
+def test_too_few_steps_for_one_epoch_are_advised_on(check):
+    batching = replace(
+        TINY.batching, source_tokens=10, target_tokens=10, batch_tokens=10
+    )
+    config = replace(_with_training(steps=2), batching=batching)
+    report = check([b"one"] * 80, [b"eins"] * 80, config=config)
+    assert report.epoch is not None
+    problems = _problems(report)
+    assert f"2 steps see only {2 / report.epoch.updates:.0%} of" in problems
+    assert f"--set training.steps={report.epoch.updates}." in problems
+
+
+def test_much_padding_is_advised_on(check):
+    source = [b"a"] * 20 + [b" ".join([b"a"] * 40)]
+    batching = replace(TINY.batching, batch_tokens=5_000)
+    report = check(source, [b"b"] * 21, config=replace(TINY, batching=batching))
+    assert "padding takes" in _problems(report)
+
+
+@pytest.mark.parametrize(
+    ("pair", "problem"),
+    [
+        ((b"", b"x"), "pairs with an empty side: 1 (10.0%)"),
+        ((b"w " * 300, b"x"), "pairs too long: 1 (10.0%)"),
+        ((b"same", b"same"), "pairs of twice the same text: 1 (10.0%)"),
+        ((b"w " * 30, b"x"), "pairs of very unlike length: 1 (10.0%)"),
+        ((b"a0", b"b0"), "pairs that repeat an earlier one: 1 (10.0%)"),
+    ],
+)
+def test_odd_pairs_are_advised_on_when_they_are_many(pair, problem, check):
+    sides = [[f"{side}{n}".encode() for n in range(9)] for side in "ab"]
+    assert problem in _problems(check([*sides[0], pair[0]], [*sides[1], pair[1]]))
+
+
+def test_a_few_odd_pairs_are_no_reason_to_advise(check):
+    odd = [(b"", b"x"), (b"same", b"same"), (b"a0", b"b0")]
+    source = [*(f"a{n}".encode() for n in range(400)), *(pair[0] for pair in odd)]
+    target = [*(f"b{n}".encode() for n in range(400)), *(pair[1] for pair in odd)]
+    report = check(source, target)
+    assert report.training.pairs.repeated.count == 1
+    assert "pairs" not in _problems(report)
+
+
+def test_refusals_come_first_and_settings_last(check):
+    sides = ([b"one", b"\xff", "a\u2028".encode()], [b"eins", b"x", b"y"])
+    advice = advise(check(*sides, [b"one"], [b"eins"]))
+    told = [str(each).split()[0] for each in advice]
+    assert advice[0].is_refusal
+    assert [each.is_refusal for each in advice] == [True] + [False] * (len(advice) - 1)
+    assert told[:3] == ["lines", "dev", "lines"]
+    assert "vocab_size" in str(advice[-1])

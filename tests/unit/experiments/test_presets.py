@@ -1,0 +1,162 @@
+"""Presets against the paper: field by field, and by their number of parameters."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from transduce.errors import ConfigError
+from transduce.experiments.presets import BASE, BIG, PRESETS, TABLE_3, preset
+from transduce.model.transformer import Transformer
+
+BASE_PARAMETERS = 63_082_496
+# Computed from Table 3 for 37,000 shared pieces, with biases on all projections and
+# feed-forward networks. The paper's own column counts 40,960 pieces.
+PARAMETERS = {
+    "base": BASE_PARAMETERS,
+    "A-h1": BASE_PARAMETERS,
+    "A-h4": BASE_PARAMETERS,
+    "A-h16": BASE_PARAMETERS,
+    "A-h32": BASE_PARAMETERS,
+    "B-dk16": 55_990_784,
+    "B-dk32": 58_354_688,
+    "C-N2": 33_656_832,
+    "C-N4": 48_369_664,
+    "C-N8": 77_795_328,
+    "C-d256": 26_834_944,
+    "C-d1024": 163_889_152,
+    "C-ff1024": 50_487_296,
+    "C-ff4096": 88_272_896,
+    "D-drop0": BASE_PARAMETERS,
+    "D-drop0.2": BASE_PARAMETERS,
+    "D-smooth0": BASE_PARAMETERS,
+    "D-smooth0.2": BASE_PARAMETERS,
+    "E-learned": BASE_PARAMETERS + 1024 * 512,
+    "big": 214_245_376,
+}
+BASE_FIELDS = {
+    "tokenizer.kind": "bpe",
+    "tokenizer.vocab_size": 37_000,
+    "model.num_layers": 6,
+    "model.d_model": 512,
+    "model.d_ff": 2048,
+    "model.num_heads": 8,
+    "model.d_k": 64,
+    "model.d_v": 64,
+    "model.dropout": 0.1,
+    "model.positions": "sinusoidal",
+    "model.norm": "post",
+    "model.scores": "scaled",
+    "model.neighbourhood": None,
+    "batching.source_tokens": 25_000,
+    "batching.target_tokens": 25_000,
+    "training.steps": 100_000,
+    "training.warmup_steps": 4_000,
+    "training.learning_rate_scale": 1.0,
+    "training.beta1": 0.9,
+    "training.beta2": 0.98,
+    "training.epsilon": 1e-9,
+    "training.label_smoothing": 0.1,
+    "training.checkpoint_minutes": 10.0,
+    "training.checkpoint_steps": None,
+    "training.keep_checkpoints": 5,
+    "search.beam_size": 4,
+    "search.length_penalty": 0.6,
+    "search.extra_length": 50,
+}
+BIG_FIELDS = BASE_FIELDS | {
+    "model.d_model": 1024,
+    "model.d_ff": 4096,
+    "model.num_heads": 16,
+    "model.dropout": 0.3,
+    "training.steps": 300_000,
+    "training.keep_checkpoints": 20,
+}
+# What each row changes of base, as Table 3 prints it.
+ROWS = {
+    "A-h1": {"num_heads": 1, "d_k": 512, "d_v": 512},
+    "A-h4": {"num_heads": 4, "d_k": 128, "d_v": 128},
+    "A-h16": {"num_heads": 16, "d_k": 32, "d_v": 32},
+    "A-h32": {"num_heads": 32, "d_k": 16, "d_v": 16},
+    "B-dk16": {"d_k": 16},
+    "B-dk32": {"d_k": 32},
+    "C-N2": {"num_layers": 2},
+    "C-N4": {"num_layers": 4},
+    "C-N8": {"num_layers": 8},
+    "C-d256": {"d_model": 256, "d_k": 32, "d_v": 32},
+    "C-d1024": {"d_model": 1024, "d_k": 128, "d_v": 128},
+    "C-ff1024": {"d_ff": 1024},
+    "C-ff4096": {"d_ff": 4096},
+    "D-drop0": {"dropout": 0.0},
+    "D-drop0.2": {"dropout": 0.2},
+    "E-learned": {"positions": "learned"},
+}
+
+
+def field(config: object, key: str) -> object:
+    part, name = key.split(".")
+    return getattr(getattr(config, part), name)
+
+
+@pytest.mark.parametrize(("row", "parameters"), PARAMETERS.items())
+def test_a_row_of_table_3_has_its_number_of_parameters(
+    row: str, parameters: int
+) -> None:
+    with torch.device("meta"):
+        model = Transformer(replace(TABLE_3[row].model, vocab_size=37_000))
+    assert model.num_parameters() == parameters
+
+
+def test_every_row_of_table_3_is_counted() -> None:
+    assert set(PARAMETERS) == set(TABLE_3)
+
+
+@pytest.mark.parametrize(("key", "value"), BASE_FIELDS.items())
+def test_base_is_the_papers(key: str, value: object) -> None:
+    assert field(BASE, key) == value
+
+
+@pytest.mark.parametrize(("key", "value"), BIG_FIELDS.items())
+def test_big_is_the_papers(key: str, value: object) -> None:
+    assert field(BIG, key) == value
+
+
+@pytest.mark.parametrize(("row", "changes"), ROWS.items())
+def test_a_row_changes_nothing_but_what_table_3_says(
+    row: str, changes: dict[str, object]
+) -> None:
+    assert asdict(TABLE_3[row]) == asdict(BASE) | {
+        "model": asdict(BASE.model) | changes
+    }
+
+
+@pytest.mark.parametrize(("row", "smoothing"), [("D-smooth0", 0.0), ("D-smooth0.2", 0.2)])
+def test_rows_of_label_smoothing_change_nothing_else(
+    row: str, smoothing: float
+) -> None:
+    training = replace(BASE.training, label_smoothing=smoothing)
+    assert TABLE_3[row] == replace(BASE, training=training)
+
+
+@pytest.mark.parametrize("name", ["base-en-fr", "big-en-fr"])
+def test_french_has_32000_word_pieces(name: str) -> None:
+    assert PRESETS[name].tokenizer.kind == "word-piece"
+    assert PRESETS[name].tokenizer.vocab_size == 32_000
+
+
+def test_big_french_has_less_dropout() -> None:
+    assert PRESETS["big-en-fr"].model == replace(BIG.model, dropout=0.1)
+
+
+def test_a_preset_is_found_by_its_name() -> None:
+    assert preset("C-N2") is PRESETS["C-N2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("tyni", "tiny"), ("multi30", "multi30k"), ("C-n2", "C-N2"), ("", "")],
+)
+def test_an_unknown_preset_names_the_nearest(name: str, nearest: str) -> None:
+    pattern = rf"must be one of base, .*, but is '{name}'; did you mean '{nearest}"
+    with pytest.raises(ConfigError, match=pattern):
+        preset(name)

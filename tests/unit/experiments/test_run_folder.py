@@ -1,0 +1,158 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import CheckpointError, ConfigError, DataError
+from transduce.experiments.preparation import CorpusFiles
+from transduce.experiments.presets import PRESETS
+from transduce.experiments.run_folder import RunFolder
+
+TINY = PRESETS["tiny"]
+
+
+@pytest.fixture
+def files(corpus_files: tuple[Path, Path]) -> CorpusFiles:
+    source, target = corpus_files
+    return CorpusFiles(source=(source,), target=(target,))
+
+
+@pytest.fixture
+def run(tmp_path: Path, files: CorpusFiles) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", files, TINY)[0]
+
+
+def change_record(run: RunFolder, **values: object) -> None:
+    path = run.path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_run_is_opened_with_the_settings_it_was_begun_with(
+    tmp_path: Path, files: CorpusFiles
+) -> None:
+    config = replace(TINY, model=replace(TINY.model, dropout=0.35))
+    RunFolder.create(tmp_path / "run", files, config)
+    assert RunFolder.open(tmp_path / "run")[1] == config
+
+
+def test_the_record_names_the_files_and_every_setting(
+    run: RunFolder, files: CorpusFiles
+) -> None:
+    record = json.loads((run.path / "config.json").read_text())
+    assert record["files"]["source"] == [str(files.source[0])]
+    assert record["files"]["dev_source"] == []
+    assert record["settings"]["model"]["d_model"] == TINY.model.d_model
+
+
+def test_an_empty_folder_may_hold_a_new_run(tmp_path: Path, files: CorpusFiles) -> None:
+    (tmp_path / "run").mkdir()
+    RunFolder.create(tmp_path / "run", files, TINY)
+    assert (tmp_path / "run" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_is_there_is_not_overwritten(
+    tmp_path: Path, files: CorpusFiles, kind: str
+) -> None:
+    out = tmp_path / "run"
+    there = out / "mine" if kind == "folder" else out
+    there.parent.mkdir(exist_ok=True)
+    there.write_text("precious")
+    with pytest.raises(ConfigError, match="must be new or empty, but is not; go on"):
+        RunFolder.create(out, files, TINY)
+    assert there.read_text() == "precious"
+
+
+def test_a_folder_whose_name_only_looks_like_ours_is_left_alone(
+    tmp_path: Path, files: CorpusFiles
+) -> None:
+    (tmp_path / "run.new").mkdir()
+    (tmp_path / "run.new" / "mine").write_text("precious")
+    RunFolder.create(tmp_path / "run", files, TINY)
+    assert (tmp_path / "run.new" / "mine").read_text() == "precious"
+
+
+def test_a_corpus_at_fault_leaves_nothing_behind(
+    tmp_path: Path, files: CorpusFiles
+) -> None:
+    faulty = replace(files, target=(tmp_path / "missing",))
+    with pytest.raises(DataError, match="missing: the file cannot be read"):
+        RunFolder.create(tmp_path / "a" / "run", faulty, TINY)
+    assert not list(tmp_path.glob("a/*"))
+
+
+def test_the_current_folder_may_hold_a_new_run(
+    tmp_path: Path, files: CorpusFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    RunFolder.create(Path(), files, TINY)
+    assert (tmp_path / "run" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("missing", [".", "config.json", "corpus"])
+def test_what_is_no_run_is_not_resumed(run: RunFolder, missing: str) -> None:
+    (run.path / missing).rename(run.path.parent / "elsewhere")
+    with pytest.raises(CheckpointError, match="must be a run to resume, but holds none"):
+        RunFolder.open(run.path)
+
+
+def test_a_run_of_another_version_is_not_resumed(run: RunFolder) -> None:
+    change_record(run, format=99)
+    message = r"config\.json: the format must be 1, but is 99; the run was begun by"
+    with pytest.raises(CheckpointError, match=message):
+        RunFolder.open(run.path)
+
+
+@pytest.mark.parametrize("settings", [None, [], "x"], ids=repr)
+def test_a_record_without_settings_is_refused(
+    run: RunFolder, settings: object
+) -> None:
+    change_record(run, settings=settings)
+    with pytest.raises((CheckpointError, ConfigError), match=r"config\.json: "):
+        RunFolder.open(run.path)
+
+
+def test_a_record_of_unknown_settings_is_refused(run: RunFolder) -> None:
+    change_record(run, settings={"model": {"d_modl": 3}})
+    with pytest.raises(ConfigError, match=r"config\.json: .*did you mean `model\.d_mo"):
+        RunFolder.open(run.path)
+
+
+def test_a_run_without_dev_text_has_no_dev_corpus(run: RunFolder) -> None:
+    assert run.dev_corpus is None
+
+
+def test_checkpoints_stand_in_the_order_of_their_steps(run: RunFolder) -> None:
+    for step in (100, 20, 3):
+        run.checkpoint(step).mkdir(parents=True)
+    (run.path / "checkpoints" / "step-00000200.new").mkdir()
+    assert run.checkpoints() == [run.checkpoint(step) for step in (3, 20, 100)]
+
+
+def test_a_log_gives_back_what_was_logged(run: RunFolder) -> None:
+    run.log("step", step=1, loss=0.5)
+    run.log("dev", step=1, bleu=3.0)
+    assert list(run.read_log()) == [
+        {"kind": "step", "step": 1, "loss": 0.5},
+        {"kind": "dev", "step": 1, "bleu": 3.0},
+    ]
+
+
+def test_a_run_without_a_log_has_an_empty_one(run: RunFolder) -> None:
+    assert list(run.read_log()) == []
+
+
+def test_a_line_cut_short_is_passed_over(run: RunFolder) -> None:
+    run.log("step", step=1)
+    with (run.path / "log.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')
+    assert [entry["step"] for entry in run.read_log()] == [1]
+
+
+def test_what_will_be_logged_again_is_forgotten(run: RunFolder) -> None:
+    for step in (10, 20, 30):
+        run.log("step", step=step)
+    run.forget_log_after(20)
+    assert [entry["step"] for entry in run.read_log()] == [10, 20]

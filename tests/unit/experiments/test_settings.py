@@ -1,0 +1,142 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.errors import ConfigError
+from transduce.experiments.presets import BASE, PRESETS, RunConfig
+from transduce.experiments.settings import (
+    apply_assignments,
+    apply_file,
+    apply_mapping,
+    as_mapping,
+)
+
+
+def value(config: RunConfig, key: str) -> object:
+    part, name = key.split(".")
+    return getattr(getattr(config, part), name)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "key", "expected"),
+    [
+        ("model.dropout=0.25", "model.dropout", 0.25),
+        ("model.dropout=0", "model.dropout", 0.0),
+        ("model.num_layers=3", "model.num_layers", 3),
+        ("batching.source_tokens=1_000", "batching.source_tokens", 1000),
+        ("model.positions=learned", "model.positions", "learned"),
+        ('model.positions="learned"', "model.positions", "learned"),
+        (" model.norm = pre ", "model.norm", "pre"),
+        ("training.checkpoint_steps=7", "training.checkpoint_steps", 7),
+        ("training.epsilon=1e-8", "training.epsilon", 1e-8),
+        ("model.neighbourhood=none", "model.neighbourhood", None),
+    ],
+)
+def test_an_assignment_changes_a_setting(
+    assignment: str, key: str, expected: object
+) -> None:
+    changed = value(apply_assignments(BASE, [assignment]), key)
+    assert changed == expected
+    assert type(changed) is type(expected)
+
+
+def test_an_assignment_changes_nothing_else() -> None:
+    changed = apply_assignments(BASE, ["model.dropout=0.25"])
+    assert apply_assignments(changed, ["model.dropout=0.1"]) == BASE
+
+
+def test_the_last_assignment_of_a_setting_counts() -> None:
+    changed = apply_assignments(BASE, ["model.d_ff=64", "model.d_ff=128"])
+    assert changed.model.d_ff == 128
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("model.dropout", r"must be `key=value`, but is 'model\.dropout'"),
+        ("model.dropuot=0.2", r"no setting `model\.dropuot`; did you mean `model\.drop"),
+        ("modle.dropout=0.2", "no setting `modle`; did you mean `model`"),
+        ("zzz=1", "no setting `zzz`; known are tokenizer, model, batching, training"),
+        ("=1", "no setting ``; known are tokenizer"),
+        ("model=3", "`model` must be a table, but is 3"),
+        ("model.d_ff=2.5", r"`model\.d_ff` must be a whole number, but is 2\.5"),
+        ("model.d_ff=true", r"`model\.d_ff` must be a whole number, but is True"),
+        ("model.d_ff=", r"`model\.d_ff` must be a whole number, but is ''"),
+        ("model.d_ff=[", r"`model\.d_ff` must be a whole number, but is '\['"),
+        ("model.d_ff=none", r"`model\.d_ff` must be a whole number, but is None"),
+        ("model.dropout=high", r"`model\.dropout` must be a number, but is 'high'"),
+        ("model.norm=mid", r'`model\.norm` must be "post" or "pre", but is \'mid\''),
+        (
+            "training.checkpoint_steps=x",
+            r"`training\.checkpoint_steps` must be a whole number or none, but is 'x'",
+        ),
+        ("model.d_ff.x=1", r"`model\.d_ff` must be a whole number, but is {'x': 1}"),
+    ],
+)
+def test_a_faulty_assignment_is_refused(assignment: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        apply_assignments(BASE, [assignment])
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "training.beta1=2.0",
+        "training.beta2=1.0",
+        "training.epsilon=-1.0",
+        "training.seed=-1",
+        "training.seed=99999999999999999999999",
+        "training.learning_rate_scale=-1.0",
+        "training.learning_rate_scale=nan",
+        "training.checkpoint_minutes=-1.0",
+        "search.length_penalty=nan",
+    ],
+)
+def test_a_value_that_no_run_can_use_is_refused(assignment: str) -> None:
+    name = assignment.partition("=")[0].replace(".", r"\.")
+    with pytest.raises(ConfigError, match=f"`{name}` must be"):
+        apply_assignments(BASE, [assignment])
+
+
+def test_a_file_changes_the_settings_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\ndropout = 0.3\nnorm = "pre"\n[training]\nsteps = 5\n')
+    changed = apply_file(BASE, path)
+    expected = ["model.dropout=0.3", "model.norm=pre", "training.steps=5"]
+    assert changed == apply_assignments(BASE, expected)
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").touch()
+    assert apply_file(BASE, tmp_path / "run.toml") == BASE
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[model\n", "must be TOML, but: Expected"),
+        (b"\xff\n", "must be TOML, but: 'utf-8' codec"),
+        (b"[model]\nd_modl = 3\n", "no setting `model.d_modl`; did you mean"),
+        (b"[model]\nd_model = 'x'\n", "`model.d_model` must be a whole number"),
+        (b"model = [1]\n", r"`model` must be a table, but is \[1\]"),
+        (b"[moddel]\na = 1\n", "no setting `moddel`; did you mean `model`"),
+        (b"[model]\nd_ff = 1\nd_ff = 2\n", "must be TOML, but: Cannot overwrite"),
+    ],
+)
+def test_a_faulty_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"run\.toml: .*{message}"):
+        apply_file(BASE, path)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read .Is a directory"):
+        apply_file(BASE, tmp_path)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_settings_survive_being_written_down(name: str) -> None:
+    written: dict[str, Any] = as_mapping(PRESETS[name])
+    assert apply_mapping(RunConfig(), written, where="") == PRESETS[name]

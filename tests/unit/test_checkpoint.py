@@ -1,0 +1,554 @@
+"""Model folders: whole or not at all, exact when read back, refused when damaged."""
+
+import errno
+import json
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from transduce import checkpoint as module
+from transduce.checkpoint import (
+    Checkpoint,
+    average,
+    checkpoints_of,
+    find_model,
+    load_model,
+    load_tensors,
+    read_json,
+    save_model,
+    save_tensors,
+    write_folder,
+)
+from transduce.errors import CheckpointError
+from transduce.model.transformer import Transformer
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "half": lambda content: content[: len(content) // 2],
+    "one byte short": lambda content: content[:-2],
+    "garbage": lambda content: b"\xff\x00garbage" * 20,
+    "head": lambda content: b"\xff" * 8 + content[8:],
+}
+
+
+@pytest.fixture(scope="module")
+def make_checkpoint(tiny, tokenizer):
+    def make(seed: int = 1, step: int = 7, **changes: object) -> Checkpoint:
+        torch.manual_seed(seed)
+        config = replace(tiny, vocab_size=tokenizer.vocab_size, **changes)
+        return Checkpoint(
+            config=config,
+            weights=Transformer(config).state_dict(),
+            tokenizer=tokenizer,
+            step=step,
+        )
+
+    return make
+
+
+@pytest.fixture
+def folder(make_checkpoint, tmp_path) -> Path:
+    """A model folder that is sound."""
+    save_model(make_checkpoint(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def different(checkpoint: Checkpoint, other: Checkpoint) -> list[str]:
+    return [
+        name
+        for name in checkpoint.weights.keys() | other.weights.keys()
+        if not torch.equal(checkpoint.weights[name], other.weights[name])
+    ]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def edit(path: Path, change: Callable[[dict], None]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm": "pre", "positions": "learned", "scores": "additive"},
+        {"neighbourhood": 3, "num_heads": 3, "d_k": 5, "d_v": 7, "dropout": 0.25},
+    ],
+    ids=str,
+)
+def test_a_model_read_is_the_model_saved(make_checkpoint, tmp_path, changes):
+    saved = make_checkpoint(**changes)
+    save_model(saved, tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    assert loaded.config == saved.config
+    assert loaded.step == saved.step
+    assert different(loaded, saved) == []
+    text = "one two 三"
+    assert loaded.tokenizer.encode(text) == saved.tokenizer.encode(text)
+
+
+def test_a_model_folder_holds_three_files(folder):
+    assert set(contents(folder)) == {CONFIG, WEIGHTS, TOKENIZER}
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_the_config_file_tells_format_step_and_settings(folder):
+    content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    assert (content["format"], content["step"]) == (1, 7)
+    assert content["model"]["d_model"] == 16
+
+
+def test_a_built_model_computes_as_the_one_that_was_saved(make_checkpoint, tmp_path):
+    saved = make_checkpoint(dropout=0.5)
+    model = Transformer(saved.config).eval()
+    model.load_state_dict(saved.weights)
+    save_model(saved, tmp_path / "model")
+    built = load_model(tmp_path / "model").build()
+    source, target_in = torch.tensor([[5, 6, 2]]), torch.tensor([[1, 7]])
+    assert not built.training
+    assert torch.equal(built(source, target_in), model(source, target_in))
+
+
+def test_a_trained_model_comes_back_as_it_was(trained_checkpoint, tmp_path):
+    save_model(trained_checkpoint, tmp_path / "model")
+    assert different(load_model(tmp_path / "model"), trained_checkpoint) == []
+
+
+def test_weights_that_lie_scattered_in_memory_are_saved(make_checkpoint, tmp_path):
+    saved = make_checkpoint()
+    scattered = {
+        name: w.clone().t().contiguous().t()
+        for name, w in saved.weights.items()
+        if w.dim() == 2
+    }
+    assert not scattered["embedding.weight"].is_contiguous()
+    save_model(
+        replace(saved, weights={**saved.weights, **scattered}), tmp_path / "model"
+    )
+    assert different(load_model(tmp_path / "model"), saved) == []
+
+
+def test_parents_are_made(make_checkpoint, tmp_path):
+    path = tmp_path / "run" / "checkpoints" / "step-00000001"
+    save_model(make_checkpoint(), path)
+    assert load_model(path).step == 7
+
+
+def test_saving_again_replaces_the_old_model(make_checkpoint, folder):
+    save_model(make_checkpoint(seed=2, step=8), folder)
+    assert load_model(folder).step == 8
+    assert different(load_model(folder), make_checkpoint(seed=2)) == []
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_saving_the_same_model_gives_the_same_bytes(make_checkpoint, folder, tmp_path):
+    save_model(make_checkpoint(), tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(folder)
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_damaged_weights_are_refused(folder, damage):
+    path = folder / WEIGHTS
+    path.write_bytes(damage(path.read_bytes()))
+    message = f"^{path}: the weights are missing or damaged .*use another checkpoint"
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["empty", "half", "one byte short", "garbage"])
+def test_a_damaged_config_is_refused(folder, name):
+    path = folder / CONFIG
+    path.write_bytes(DAMAGE[name](path.read_bytes()))
+    message = f"^{path}: the file is missing or damaged .*use another checkpoint"
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_tokenizer_is_refused(folder, damage):
+    path = folder / TOKENIZER
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CheckpointError, match=f"^{path}: the tokenizer is .* damaged"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("name", [CONFIG, TOKENIZER])
+def test_a_missing_file_is_told(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(
+        CheckpointError, match=f"^{folder / name}: .* missing or damaged"
+    ):
+        load_model(folder)
+
+
+def test_missing_tensors_are_told(tmp_path):
+    path = tmp_path / WEIGHTS
+    with pytest.raises(CheckpointError, match=f"^{path}: the weights are missing"):
+        load_tensors(path)
+
+
+def test_a_config_that_is_no_object_is_refused(folder):
+    (folder / CONFIG).write_text("[1]", encoding="utf-8")
+    with pytest.raises(
+        CheckpointError, match=f"^{folder / CONFIG}: must hold a JSON obj"
+    ):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("value", [0, 2, "1", None])
+def test_another_format_is_refused(folder, value):
+    edit(folder / CONFIG, lambda content: content.update(format=value))
+    message = f"the format must be 1, but is {value}; .* another version of transduce"
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["model"].update(num_experts=4),
+        lambda content: content.update(model=[]),
+        lambda content: content.pop("model"),
+    ],
+    ids=["unknown", "no object", "missing"],
+)
+def test_unknown_settings_are_refused(folder, change):
+    edit(folder / CONFIG, change)
+    message = f"^{folder / CONFIG}: `model` must hold the settings d_ff, d_k, .*others"
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("d_model", 0),
+        ("d_model", "16"),
+        ("d_k", None),
+        ("norm", 3),
+        ("dropout", "high"),
+    ],
+)
+def test_settings_no_model_can_have_are_refused(folder, name, value):
+    edit(folder / CONFIG, lambda content: content["model"].update({name: value}))
+    with pytest.raises(CheckpointError, match=str(folder / CONFIG)):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("value", ["seven", None, []])
+def test_a_step_that_is_no_number_is_refused(folder, value):
+    edit(folder / CONFIG, lambda content: content.update(step=value))
+    with pytest.raises(CheckpointError, match=str(folder / CONFIG)):
+        load_model(folder)
+
+
+def test_a_tokenizer_of_another_model_is_refused(make_checkpoint, folder):
+    edit(folder / CONFIG, lambda content: content["model"].update(vocab_size=300))
+    size = make_checkpoint().tokenizer.vocab_size
+    message = (
+        f"the model's 300 pieces, but has {size}; the files are of different models"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights: weights.pop("encoder_layers.1.feed_forward.inner.bias"),
+        lambda weights: weights.update(another=torch.zeros(2)),
+        lambda weights: weights.update({"embedding.weight": torch.zeros(5, 16)}),
+        lambda weights: weights.clear(),
+    ],
+    ids=["one missing", "one more", "another shape", "none"],
+)
+def test_weights_that_do_not_fit_the_settings_are_refused(folder, change):
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file(weights, folder / WEIGHTS)
+    message = f"^{folder / WEIGHTS}: the weights must fit the settings beside them"
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
+
+
+class Trap:
+    """What would be run if it were unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_is_not_opened(folder, tmp_path):
+    (folder / WEIGHTS).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    with pytest.raises(CheckpointError, match="the weights are missing or damaged"):
+        load_model(folder)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        (["averaged", "best", "checkpoints/step-00000002"], "averaged"),
+        (["best", "checkpoints/step-00000002"], "best"),
+        (["checkpoints/step-00000002", "checkpoints/step-00000010"], "step-00000010"),
+        (
+            ["checkpoints/step-00000002", "checkpoints/step-00000010.new"],
+            "step-00000002",
+        ),
+        ([".", "averaged"], "run"),
+    ],
+    ids=str,
+)
+def test_a_run_gives_its_averaged_else_best_else_newest_model(
+    tmp_path, there, expected
+):
+    run = tmp_path / "run"
+    for name in there:
+        (run / name).mkdir(parents=True, exist_ok=True)
+        (run / name / WEIGHTS).touch()
+    assert find_model(run).name == expected
+
+
+def test_a_checkpoint_without_weights_is_passed_over(tmp_path):
+    whole, cut = (tmp_path / "checkpoints" / f"step-0000000{n}" for n in (1, 2))
+    whole.mkdir(parents=True)
+    cut.mkdir()
+    (whole / WEIGHTS).touch()
+    assert find_model(tmp_path) == whole
+
+
+def test_the_model_of_a_run_is_loaded(make_checkpoint, tmp_path):
+    save_model(make_checkpoint(step=3), tmp_path / "checkpoints" / "step-00000003")
+    save_model(make_checkpoint(step=4), tmp_path / "averaged")
+    assert load_model(tmp_path).step == 4
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_folder_without_a_model_is_told(tmp_path, is_there):
+    path = tmp_path / "run"
+    if is_there:
+        (path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    message = f"^{path}: must be a model or a run, but holds no model.safetensors"
+    with pytest.raises(CheckpointError, match=message):
+        load_model(path)
+
+
+def test_checkpoints_are_listed_oldest_first(tmp_path):
+    for name in ("step-00000010", "step-00000009", "step-00000009.new", "other"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    names = [path.name for path in checkpoints_of(tmp_path)]
+    assert names == ["step-00000009", "step-00000010"]
+
+
+def test_a_run_without_checkpoints_has_none(tmp_path):
+    assert checkpoints_of(tmp_path) == []
+
+
+def test_an_average_is_the_plain_mean(make_checkpoint):
+    members = [make_checkpoint(seed=n) for n in (1, 2, 3)]
+    mean = average(members)
+    for name, weight in mean.weights.items():
+        exact = sum(member.weights[name].double() for member in members) / 3
+        torch.testing.assert_close(weight, exact.float(), atol=0, rtol=0)
+    assert mean.weights.keys() == members[0].weights.keys()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
+def test_an_average_of_the_same_is_the_same_bit_for_bit(make_checkpoint, count):
+    member = make_checkpoint()
+    mean = average([member] * count)
+    assert different(mean, member) == []
+    assert {weight.dtype for weight in mean.weights.values()} == {torch.float32}
+
+
+def test_an_average_does_not_change_its_members(make_checkpoint):
+    members = [make_checkpoint(seed=1), make_checkpoint(seed=2)]
+    average(members)
+    assert different(members[0], make_checkpoint(seed=1)) == []
+    assert different(members[1], make_checkpoint(seed=2)) == []
+
+
+def test_an_average_is_of_the_last_members_step(make_checkpoint):
+    mean = average([make_checkpoint(step=10), make_checkpoint(step=20)])
+    assert mean.step == 20
+    assert mean.config == make_checkpoint().config
+
+
+def test_an_average_of_different_models_is_refused(make_checkpoint):
+    members = [make_checkpoint(step=3, dropout=0.5), make_checkpoint(step=4)]
+    message = "must be of one model, but those of step 3 and 4 have different settings"
+    with pytest.raises(CheckpointError, match=message):
+        average(members)
+
+
+def test_an_average_of_nothing_is_refused():
+    with pytest.raises(CheckpointError, match="at least one checkpoint, but has 0"):
+        average([])
+
+
+def failing(error: BaseException) -> Callable[[Path], None]:
+    def write(new: Path) -> None:
+        (new / CONFIG).write_text("half", encoding="utf-8")
+        raise error
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "No space left on device.*free some space and go on"),
+        (errno.EDQUOT, "quota exceeded.*free some space and go on"),
+        (errno.EIO, "error.*mend that and go on"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_leaves_the_old_one(folder, number, remedy):
+    before = contents(folder)
+    error = OSError(number, os.strerror(number))
+    with pytest.raises(CheckpointError, match=f"^{folder}: cannot be saved .*{remedy}"):
+        write_folder(folder, failing(error))
+    assert contents(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_folder_that_cannot_be_written_leaves_nothing_where_nothing_was(tmp_path):
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(CheckpointError, match="free some space"):
+        write_folder(tmp_path / "model", failing(error))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("slip")], ids=repr)
+def test_any_other_failure_passes_through_and_leaves_the_old_folder(folder, error):
+    before = contents(folder)
+    with pytest.raises(type(error)):
+        write_folder(folder, failing(error))
+    assert contents(folder) == before
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(folder, monkeypatch):
+    before = contents(folder)
+    rename = Path.rename
+
+    def refuse_the_new(path: Path, target: Path) -> Path:
+        if path.name.endswith(".new"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_the_new)
+    with pytest.raises(CheckpointError, match="cannot be saved"):
+        write_folder(folder, lambda new: (new / CONFIG).touch())
+    assert contents(folder) == before
+
+
+def test_what_an_earlier_crash_left_is_cleared(folder):
+    for name in ("model.new", "model.old"):
+        (folder.parent / name).mkdir()
+        (folder.parent / name / "junk").touch()
+    write_folder(folder, lambda new: (new / CONFIG).touch())
+    assert set(contents(folder)) == {CONFIG}
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_parent_that_is_a_file_is_told(tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(CheckpointError, match="cannot be saved .*directory"):
+        write_folder(tmp_path / "run" / "model", lambda new: None)
+
+
+def test_subfolders_are_kept(tmp_path):
+    def write(new: Path) -> None:
+        (new / "inner").mkdir()
+        (new / "inner" / "file").write_text("text", encoding="utf-8")
+
+    write_folder(tmp_path / "model", write)
+    assert (tmp_path / "model" / "inner" / "file").read_text(encoding="utf-8") == "text"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("I/O error: No space left on device (os error 28)", errno.ENOSPC),
+        ("I/O error: Input/output error (os error 5)", errno.EIO),
+    ],
+)
+def test_tensors_that_cannot_be_written_are_an_error_of_the_system(
+    tmp_path, monkeypatch, text, number
+):
+    def refuse(*_: object) -> None:
+        raise SafetensorError(text)
+
+    monkeypatch.setattr(module, "save_file", refuse)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        save_tensors({"x": torch.zeros(1)}, tmp_path / WEIGHTS)
+    assert caught.value.errno == number
+
+
+def test_a_full_disk_ends_with_one_sentence(make_checkpoint, folder, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(module, "save_file", refuse)
+    before = contents(folder)
+    with pytest.raises(CheckpointError, match="No space left on device.; free some"):
+        save_model(make_checkpoint(seed=2), folder)
+    assert contents(folder) == before
+
+
+def test_tensors_to_a_folder_that_is_not_there_are_an_error_of_the_system(tmp_path):
+    with pytest.raises(OSError, match=r"."):
+        save_tensors({"x": torch.zeros(1)}, tmp_path / "absent" / WEIGHTS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+def test_tensors_read_are_the_tensors_saved(tmp_path, dtype):
+    tensors = {"x": torch.arange(6).view(2, 3).to(dtype), "empty": torch.empty(0)}
+    save_tensors(tensors, tmp_path / WEIGHTS)
+    torch.testing.assert_close(
+        load_tensors(tmp_path / WEIGHTS), tensors, atol=0, rtol=0
+    )
+
+
+def test_a_json_object_is_read(tmp_path):
+    (tmp_path / "x.json").write_text('{"ä": [1]}', encoding="utf-8")
+    assert read_json(tmp_path / "x.json") == {"ä": [1]}
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="the system does not tell open files"
+)
+def test_files_and_folder_are_forced_to_disk_before_they_are_put_in_place(
+    tmp_path, monkeypatch
+):
+    events: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def note_fsync(descriptor: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def note_rename(path: Path, target: Path) -> Path:
+        events.append(f"{path.name} -> {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+    write_folder(tmp_path / "model", lambda new: (new / CONFIG).touch())
+    assert events == [CONFIG, "model.new", "model.new -> model", tmp_path.name]

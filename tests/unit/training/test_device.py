@@ -1,0 +1,117 @@
+"""Where to compute: what is asked for, what there is, what is faster."""
+
+import ctypes
+import platform
+
+import pytest
+import torch
+
+from transduce.errors import ConfigError, RequestError
+from transduce.training.device import Hardware, choose_hardware, keep_freed_memory
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def with_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.fixture
+def without_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize("device", ["gpu", "tpu", "cuda:1", ""])
+def test_an_unknown_device_is_refused(device):
+    message = f'`device` must be "auto", "cpu" or "cuda", but is "{device}"\\.'
+    with pytest.raises(ConfigError, match=message):
+        choose_hardware(device)
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(RequestError, match="has no CUDA; use --device cpu"):
+        choose_hardware("cuda")
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_auto_is_the_cpu_where_there_is_nothing_else():
+    assert choose_hardware("auto", "fp32") == Hardware(device=CPU, dtype=torch.float32)
+
+
+@pytest.mark.usefixtures("with_cuda")
+def test_auto_is_cuda_where_there_is_one():
+    assert choose_hardware("auto", "bf16") == Hardware(
+        device=CUDA, dtype=torch.bfloat16
+    )
+
+
+@pytest.mark.usefixtures("with_cuda")
+def test_the_cpu_may_be_asked_for_although_there_is_cuda():
+    assert choose_hardware("cpu", "fp32").device == CPU
+
+
+@pytest.mark.parametrize(
+    ("amx", "avx512", "dtype"),
+    [
+        (True, False, torch.bfloat16),
+        (False, True, torch.bfloat16),
+        (False, False, torch.float32),
+    ],
+)
+def test_a_cpu_computes_in_bf16_if_it_has_the_instructions(
+    monkeypatch, amx, avx512, dtype
+):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    assert choose_hardware("cpu").dtype == dtype
+
+
+@pytest.mark.usefixtures("with_cuda")
+@pytest.mark.parametrize(
+    ("is_supported", "dtype"), [(True, torch.bfloat16), (False, torch.float32)]
+)
+def test_cuda_computes_in_bf16_if_it_is_not_emulated(monkeypatch, is_supported, dtype):
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation: is_supported and not including_emulation,
+    )
+    assert choose_hardware("cuda").dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text"), [(torch.float32, "cpu (fp32)"), (torch.bfloat16, "cpu (bf16)")]
+)
+def test_hardware_is_told_in_words(dtype, text):
+    assert str(Hardware(device=CPU, dtype=dtype)) == text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_matrix_products_are_computed_in_the_chosen_precision(dtype):
+    matrix = torch.ones(2, 2)
+    with Hardware(device=CPU, dtype=dtype).autocast():
+        assert (matrix @ matrix).dtype == dtype
+    assert (matrix @ matrix).dtype == torch.float32
+
+
+class Library:
+    """What glibc's malloc is asked for."""
+
+    def __init__(self, _name: None) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+    def mallopt(self, parameter: int, value: int) -> int:
+        self.calls.append((parameter, value))
+        return 1
+
+
+@pytest.mark.parametrize(("library", "num_calls"), [("glibc", 3), ("musl", 0), ("", 0)])
+def test_only_glibc_is_asked_to_keep_freed_memory(monkeypatch, library, num_calls):
+    libc = Library(None)
+    monkeypatch.setattr(platform, "libc_ver", lambda: (library, "2.36"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
+    keep_freed_memory()
+    assert len(libc.calls) == num_calls
+    assert all(0 < value < 2**31 for _, value in libc.calls)

@@ -1,0 +1,94 @@
+"""A run's checkpoint: model and training state, both exact, or neither."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transduce.checkpoint import load_model, save_tensors
+from transduce.errors import CheckpointError
+from transduce.training import saving
+from transduce.training.saving import load_training_state, save_training
+from transduce.training.trainer import Progress, TrainingState
+
+TENSORS, PROGRESS = "training.safetensors", "training.json"
+
+
+@pytest.fixture
+def state() -> TrainingState:
+    return TrainingState(
+        progress=Progress(step=80, epoch=3, update=4),
+        tensors={
+            "random.cpu": torch.get_rng_state(),
+            "exp_avg.embedding.weight": torch.randn(3, 4),
+        },
+    )
+
+
+@pytest.fixture
+def folder(trained_checkpoint, state, tmp_path):
+    save_training(trained_checkpoint, state, tmp_path / "step-00000080")
+    return tmp_path / "step-00000080"
+
+
+def test_a_state_read_is_the_state_saved(folder, state):
+    loaded = load_training_state(folder)
+    assert loaded.progress == state.progress
+    assert loaded.tensors.keys() == state.tensors.keys()
+    assert all(torch.equal(loaded.tensors[k], state.tensors[k]) for k in state.tensors)
+
+
+def test_a_checkpoint_is_a_model_too(folder, trained_checkpoint):
+    assert load_model(folder).step == trained_checkpoint.step
+
+
+def test_model_and_state_are_saved_together_or_not_at_all(
+    folder, trained_checkpoint, state, monkeypatch
+):
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saving, "save_tensors", refuse)
+    later = replace(state, progress=Progress(step=90))
+    with pytest.raises(CheckpointError, match="free some space"):
+        save_training(trained_checkpoint, later, folder)
+    assert load_training_state(folder).progress.step == 80
+
+
+@pytest.mark.parametrize("name", [TENSORS, PROGRESS])
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_damaged_state_is_refused(folder, name, damage):
+    path = folder / name
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match=f"^{path}: .* missing or damaged"):
+        load_training_state(folder)
+
+
+@pytest.mark.parametrize("content", [{"steps": 3}, {"step": 3, "lines": 7}], ids=str)
+def test_a_progress_of_another_kind_is_refused(folder, content):
+    (folder / PROGRESS).write_text(json.dumps(content), encoding="utf-8")
+    message = f"^{folder / PROGRESS}: must hold a run's progress, but does not; remove"
+    with pytest.raises(CheckpointError, match=message):
+        load_training_state(folder)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("value", ["80", None, 1.5])
+def test_a_progress_that_is_no_number_is_refused(folder, value):
+    content = {"step": value, "epoch": 0, "update": 0}
+    (folder / PROGRESS).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="must hold a run's progress"):
+        load_training_state(folder)
+
+
+def test_cut_tensors_are_found_when_the_size_is_right(folder):
+    path = folder / TENSORS
+    save_tensors({"random.cpu": torch.zeros(3)}, path)
+    content = path.read_bytes()
+    path.write_bytes(b"\xff" * 16 + content[16:])
+    with pytest.raises(CheckpointError, match="missing or damaged"):
+        load_training_state(folder)

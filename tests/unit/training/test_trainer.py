@@ -1,0 +1,372 @@
+"""The loop against plain PyTorch: updates, reports, checkpoints, stops, validation."""
+
+import math
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from transduce.data.batches import Batcher, BatchingConfig
+from transduce.errors import ConfigError, TransduceError
+from transduce.model.transformer import Transformer
+from transduce.training.trainer import (
+    Progress,
+    StepReport,
+    Trainer,
+    TrainingConfig,
+    TrainingStoppedError,
+)
+
+CONFIG = TrainingConfig(
+    steps=5, warmup_steps=3, learning_rate_scale=0.1, checkpoint_minutes=1_000.0
+)
+BATCHING = BatchingConfig(source_tokens=60, target_tokens=60, batch_tokens=60)
+
+
+@pytest.fixture(scope="module")
+def dataset(make_dataset, random_pairs):
+    return make_dataset(random_pairs(24, 9))
+
+
+@pytest.fixture
+def make_trainer(tiny, dataset, special, cpu):
+    def make(
+        config=CONFIG, batching=BATCHING, dropout=0.0, dtype=torch.float32
+    ) -> Trainer:
+        torch.manual_seed(5)
+        model = Transformer(replace(tiny, num_layers=1, dropout=dropout))
+        batcher = Batcher(dataset, batching, special, seed=config.seed)
+        return Trainer(model, batcher, config, replace(cpu, dtype=dtype))
+
+    return make
+
+
+def run(trainer: Trainer, **callbacks) -> list[StepReport]:
+    reports: list[StepReport] = []
+    trainer.train(
+        **{
+            "on_step": reports.append,
+            "save": lambda: None,
+            "on_checkpoint": lambda: None,
+            "should_stop": lambda: False,
+            **callbacks,
+        }
+    )
+    return reports
+
+
+def padded(rows: list[list[int]]) -> Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([row + [0] * (width - len(row)) for row in rows])
+
+
+def plain_loss(model: Transformer, pairs, label_smoothing: float) -> Tensor:
+    """The mean over all target tokens, all pairs in one batch, all logits at once."""
+    target_out = padded([[*target, 2] for _, target in pairs])
+    logits = model(
+        padded([[*source, 2] for source, _ in pairs]),
+        padded([[1, *target] for _, target in pairs]),
+    )
+    return functional.cross_entropy(
+        logits.transpose(1, 2),
+        target_out,
+        ignore_index=0,
+        label_smoothing=label_smoothing,
+    )
+
+
+def pairs_of(dataset, update) -> list[tuple[list[int], list[int]]]:
+    return [
+        (dataset.source[i].tolist(), dataset.target[i].tolist())
+        for batch in update.batches
+        for i in batch.tolist()
+    ]
+
+
+def test_updates_are_those_of_plain_adam_with_equation_3(
+    make_trainer, dataset, special
+):
+    plain = make_trainer().model
+    optimizer = torch.optim.Adam(plain.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    updates = Batcher(dataset, BATCHING, special, seed=1).epoch(0)
+    losses = []
+    for step, update in zip((1, 2, 3), updates, strict=False):
+        rate = 0.1 * 16**-0.5 * min(step**-0.5, step * 3**-1.5)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        loss = plain_loss(plain, pairs_of(dataset, update), 0.1)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    trainer = make_trainer(replace(CONFIG, steps=3))
+    reports = run(trainer)
+    assert [report.loss for report in reports] == pytest.approx(losses, rel=1e-5)
+    # Not the weights: a key's bias has no gradient but the error of rounding.
+    ids = torch.randint(3, 23, (4, 6))
+    torch.testing.assert_close(
+        trainer.model(ids, ids), plain(ids, ids), atol=1e-3, rtol=1e-3
+    )
+
+
+def test_the_gradient_is_that_of_the_mean_over_all_target_tokens(make_trainer, dataset):
+    whole = BatchingConfig(source_tokens=10_000, target_tokens=10_000, batch_tokens=50)
+    trainer = make_trainer(replace(CONFIG, steps=1), whole)
+    plain = make_trainer().model
+    pairs = [
+        (dataset.source[i].tolist(), dataset.target[i].tolist())
+        for i in range(len(dataset))
+    ]
+    plain_loss(plain, pairs, 0.1).backward()
+    run(trainer)
+    for ours, theirs in zip(
+        trainer.model.parameters(), plain.parameters(), strict=True
+    ):
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_a_step_is_reported(make_trainer, dataset, special):
+    trainer = make_trainer(replace(CONFIG, label_smoothing=0.0))
+    model = make_trainer().model
+    update = next(Batcher(dataset, BATCHING, special, seed=1).epoch(0))
+    likelihood = plain_loss(model, pairs_of(dataset, update), 0.0).item()
+    report = run(trainer)[0]
+    pairs = pairs_of(dataset, update)
+    num_tokens = sum(len(source) + len(target) + 2 for source, target in pairs)
+    assert (report.step, report.epoch) == (1, 0)
+    assert report.num_source_tokens == sum(len(source) + 1 for source, _ in pairs)
+    assert report.num_target_tokens == sum(len(target) + 1 for _, target in pairs)
+    assert report.padding == pytest.approx(1 - num_tokens / update.num_positions)
+    assert report.loss == pytest.approx(likelihood, rel=1e-4)
+    assert report.perplexity == pytest.approx(math.exp(likelihood), rel=1e-4)
+    assert report.learning_rate == pytest.approx(0.1 * 16**-0.5 * 3**-1.5)
+    assert 0 < report.seconds < 60
+
+
+def test_the_perplexity_leaves_the_smoothing_out(make_trainer):
+    plain = run(make_trainer(replace(CONFIG, label_smoothing=0.0)))[0]
+    smoothed = run(make_trainer(replace(CONFIG, label_smoothing=0.4)))[0]
+    assert smoothed.perplexity == pytest.approx(plain.perplexity, rel=1e-5)
+    assert smoothed.loss != pytest.approx(plain.loss, rel=1e-3)
+
+
+def test_training_lowers_the_loss(make_trainer):
+    reports = run(make_trainer(replace(CONFIG, steps=25, warmup_steps=10)))
+    assert reports[-1].loss < 0.9 * reports[0].loss
+
+
+def test_steps_and_epochs_are_counted(make_trainer, dataset, special):
+    num_updates = len(list(Batcher(dataset, BATCHING, special, seed=1).epoch(0)))
+    assert num_updates > 2
+    trainer = make_trainer(replace(CONFIG, steps=2 * num_updates + 1))
+    reports = run(trainer)
+    steps = range(1, 2 * num_updates + 2)
+    assert [report.step for report in reports] == list(steps)
+    assert [report.epoch for report in reports] == [
+        (step - 1) // num_updates for step in steps
+    ]
+    assert trainer.progress == Progress(step=steps[-1], epoch=2, update=1)
+
+
+def test_an_epoch_trains_on_every_pair_once(make_trainer, dataset, special):
+    num_updates = len(list(Batcher(dataset, BATCHING, special, seed=1).epoch(0)))
+    reports = run(make_trainer(replace(CONFIG, steps=num_updates)))
+    assert sum(report.num_source_tokens for report in reports) == sum(
+        dataset.source.lengths() + 1
+    )
+
+
+def test_a_trainer_at_its_end_does_nothing(make_trainer):
+    trainer = make_trainer()
+    run(trainer)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    assert run(trainer) == []
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_steps", "expected"),
+    [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (5, [5]), (9, [5]), (None, [5])],
+)
+def test_checkpoints_come_every_so_many_steps_and_at_the_end(
+    make_trainer, checkpoint_steps, expected
+):
+    trainer = make_trainer(replace(CONFIG, checkpoint_steps=checkpoint_steps))
+    saved, noted = [], []
+    run(
+        trainer,
+        save=lambda: saved.append(trainer.progress.step),
+        on_checkpoint=lambda: noted.append(trainer.progress.step),
+    )
+    assert saved == noted == expected
+
+
+def test_checkpoints_come_every_so_many_minutes(make_trainer, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    trainer = make_trainer(replace(CONFIG, steps=8, checkpoint_minutes=10.0))
+    saved = []
+
+    def pass_four_minutes(_: StepReport) -> None:
+        nonlocal now
+        now += 240
+
+    run(
+        trainer,
+        on_step=pass_four_minutes,
+        save=lambda: saved.append(trainer.progress.step),
+    )
+    assert saved == [3, 6, 8]
+
+
+def events_of(trainer: Trainer, stop_at: int | None = None) -> list[object]:
+    """What happens in which order, up to the end or the stop."""
+    events: list[object] = []
+    try:
+        run(
+            trainer,
+            on_step=lambda report: events.append(report.step),
+            save=lambda: events.append("saved"),
+            on_checkpoint=lambda: events.append("checkpoint"),
+            should_stop=lambda: trainer.progress.step == stop_at,
+        )
+    except TrainingStoppedError as error:
+        events.append(str(error))
+    return events
+
+
+def test_a_step_is_reported_then_saved_then_handed_on(make_trainer):
+    trainer = make_trainer(replace(CONFIG, steps=2, checkpoint_steps=1))
+    assert events_of(trainer) == [1, "saved", "checkpoint", 2, "saved", "checkpoint"]
+
+
+@pytest.mark.parametrize("checkpoint_steps", [None, 2], ids=["not due", "due"])
+def test_a_request_to_stop_saves_and_loses_no_time(make_trainer, checkpoint_steps):
+    trainer = make_trainer(replace(CONFIG, checkpoint_steps=checkpoint_steps))
+    assert events_of(trainer, stop_at=2) == [
+        1,
+        2,
+        "saved",
+        "Training was stopped after step 2 of 5, and is saved.",
+    ]
+
+
+def test_a_stopped_run_ends_with_an_error(make_trainer):
+    with pytest.raises(TrainingStoppedError, match="stopped after step 1 of 5, and is"):
+        run(make_trainer(), should_stop=lambda: True)
+
+
+def test_a_request_to_stop_at_the_last_step_is_the_end(make_trainer):
+    events = events_of(make_trainer(replace(CONFIG, steps=2)), stop_at=2)
+    assert events == [1, 2, "saved", "checkpoint"]
+
+
+def test_a_stop_is_an_error_a_user_may_see():
+    assert issubclass(TrainingStoppedError, TransduceError)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_ends_training_unsaved(make_trainer, value):
+    trainer = make_trainer()
+    with torch.no_grad():
+        trainer.model.embedding.weight[2, 0] = value
+    events = []
+    with pytest.raises(
+        TransduceError,
+        match="must be a number, but is (nan|inf) at step 1; resume with",
+    ):
+        run(trainer, on_step=events.append, save=lambda: events.append("saved"))
+    assert events == []
+
+
+def hopeless(trainer: Trainer) -> Trainer:
+    """Embeddings so long that a token's likelihood is below the smallest number."""
+    with torch.no_grad():
+        trainer.model.embedding.weight *= 1e4
+    return trainer
+
+
+def test_a_hopeless_step_has_an_infinite_perplexity(make_trainer):
+    report = run(hopeless(make_trainer(replace(CONFIG, steps=1))))[0]
+    assert math.isfinite(report.loss)
+    assert report.perplexity == math.inf
+
+
+def test_a_hopeless_model_has_an_infinite_perplexity(make_trainer, dataset, special):
+    batcher = Batcher(dataset, BATCHING, special, seed=0)
+    validation = hopeless(make_trainer()).validate(batcher)
+    assert math.isfinite(validation.loss)
+    assert validation.perplexity == math.inf
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 40, 10_000])
+def test_validation_is_the_mean_over_all_target_tokens(
+    make_trainer, dataset, special, batch_tokens
+):
+    trainer = make_trainer()
+    pairs = [
+        (dataset.source[i].tolist(), dataset.target[i].tolist())
+        for i in range(len(dataset))
+    ]
+    smoothed = plain_loss(trainer.model.eval(), pairs, 0.1).item()
+    likelihood = plain_loss(trainer.model, pairs, 0.0).item()
+    config = replace(BATCHING, batch_tokens=batch_tokens)
+    validation = trainer.validate(Batcher(dataset, config, special, seed=0))
+    assert validation.loss == pytest.approx(smoothed, rel=1e-5)
+    assert validation.perplexity == pytest.approx(math.exp(likelihood), rel=1e-5)
+
+
+def test_validation_drops_nothing_out(make_trainer, dataset, special):
+    trainer = make_trainer(dropout=0.5)
+    batcher = Batcher(dataset, BATCHING, special, seed=0)
+    assert trainer.validate(batcher) == trainer.validate(batcher)
+
+
+def test_validation_in_between_changes_nothing(make_trainer, dataset, special):
+    batcher = Batcher(dataset, BATCHING, special, seed=0)
+    config = replace(CONFIG, checkpoint_steps=2)
+    plain = make_trainer(config, dropout=0.3)
+    run(plain)
+    validated = make_trainer(config, dropout=0.3)
+    run(validated, on_checkpoint=lambda: validated.validate(batcher))
+    pairs = zip(plain.model.parameters(), validated.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_training_drops_out(make_trainer):
+    whole = run(make_trainer())[0]
+    dropped = run(make_trainer(dropout=0.3))[0]
+    assert dropped.loss != whole.loss
+
+
+def test_bf16_trains_like_fp32(make_trainer):
+    half = make_trainer(dtype=torch.bfloat16)
+    losses = [report.loss for report in run(make_trainer())]
+    assert [report.loss for report in run(half)] == pytest.approx(losses, rel=0.05)
+    assert {p.dtype for p in half.model.parameters()} == {torch.float32}
+
+
+def test_the_defaults_are_the_papers():
+    config = TrainingConfig()
+    assert (config.steps, config.warmup_steps) == (100_000, 4_000)
+    assert (config.beta1, config.beta2, config.epsilon) == (0.9, 0.98, 1e-9)
+    assert (config.label_smoothing, config.learning_rate_scale) == (0.1, 1.0)
+    assert (config.checkpoint_minutes, config.keep_checkpoints) == (10.0, 5)
+
+
+@pytest.mark.parametrize(
+    "name", ["steps", "warmup_steps", "keep_checkpoints", "checkpoint_steps"]
+)
+def test_a_count_below_one_is_refused(name):
+    message = f"`training.{name}` must be at least 1, but is 0\\."
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig(**{name: 0})
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, math.nan])
+def test_a_smoothing_that_is_no_share_is_refused(value):
+    message = f"must be at least 0 and below 1, but is {value}\\."
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig(label_smoothing=value)
