@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, ConfigError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import Tokenizer
@@ -135,7 +135,12 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         if folder.exists():
             _remove(old)
             folder.rename(old)
-        new.rename(folder)
+        try:
+            new.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
         _sync_folder(folder.parent)
         _remove(old)
     except OSError as error:
@@ -197,7 +202,15 @@ def _read_config(path: Path) -> tuple[ModelConfig, int]:
             f"{path}: `model` must hold the settings {', '.join(sorted(known))}, but "
             "holds others; the model was saved by another version of transduce."
         )
-    return ModelConfig(**settings), int(content.get("step", 0))
+    try:
+        config, step = ModelConfig(**settings), int(content["step"])
+        with torch.device("meta"):
+            Transformer(config)
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: the settings are damaged ({error}); use another checkpoint."
+        ) from None
+    return config, step
 
 
 def _check_weights(

@@ -139,15 +139,15 @@ def test_a_reader_that_goes_away_is_no_error(model: Path, tmp_path: Path) -> Non
     (tmp_path / "in").write_bytes(b"one\n" * 5_000)
     command = [sys.executable, "-m", "transduce", "translate", str(model)]
     options = ["--beam-size", "1", "--input", str(tmp_path / "in")]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    assert process.wait() == 0
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
 
 
 def test_an_input_is_never_its_own_output(
@@ -198,7 +198,7 @@ def test_a_full_disk_is_one_sentence(refuses: Callable[..., str], model: Path) -
         (["--length-penalty", -1], "length_penalty` must be at least 0, but is -1"),
         (["--length-penalty", 1000], "length_penalty` must be"),
         (["--length-penalty", "nan"], "length_penalty` must be"),
-        (["--beam-size", "four"], "--beam-size: unable to convert \"four\" into int"),
+        (["--beam-size", "four"], '--beam-size: unable to convert "four" into int'),
         (["--device", "tpu"], '`device` must be "auto", "cpu" or "cuda"'),
     ],
     ids=str,

@@ -43,9 +43,7 @@ CONFIG = replace(
 class SendsSignal:
     """An observer that raises a signal in the middle of a step."""
 
-    def __init__(
-        self, at_step: int | None = None, number: int = signal.SIGINT
-    ) -> None:
+    def __init__(self, at_step: int | None = None, number: int = signal.SIGINT) -> None:
         self._at_step = at_step
         self._number = number
         self.warnings: list[str] = []
@@ -83,9 +81,7 @@ def files(corpus_files: tuple[Path, Path]) -> CorpusFiles:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(
-    files: CorpusFiles, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def uninterrupted(files: CorpusFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("uninterrupted") / "run"
     train(files, CONFIG, out, CPU, SendsSignal())
     return out
@@ -276,6 +272,7 @@ def train_until_killed(files: CorpusFiles, out: Path, after_s: float) -> None:
     assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_moment_ends_at_the_same_weights(
     files: CorpusFiles, long_uninterrupted: Path, tmp_path: Path
 ) -> None:

@@ -154,8 +154,8 @@ class Batcher:
     def load(self, indices: Integer[np.ndarray, " batch"]) -> Batch:
         """The ids of a batch, padded, with their special tokens."""
         pad, bos, eos = self._special.pad, self._special.bos, self._special.eos
-        source = [[*self._dataset.source[i].tolist(), eos] for i in indices]
-        target = [self._dataset.target[i].tolist() for i in indices]
+        source = [[*self._dataset.source[i].tolist(), eos] for i in indices.tolist()]
+        target = [self._dataset.target[i].tolist() for i in indices.tolist()]
         return Batch(
             source=pad_rows(source, pad),
             target_in=pad_rows([[bos, *ids] for ids in target], pad),

@@ -34,7 +34,7 @@ class _CpuDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
-        num_dropped = round(rate * RANDOM_VALUES)
+        num_dropped = min(round(rate * RANDOM_VALUES), RANDOM_VALUES - 1)
         num_draws = -(-x.numel() // 4)
         draws = torch.empty(num_draws, dtype=torch.int64).random_(-(2**63), None)
         random = draws.view(torch.int16)[: x.numel()].view(x.shape)

@@ -7,12 +7,13 @@ with or without a byte order mark, plain or gzip. Knows nothing of tokens.
 
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedIOBase
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from transduce.errors import DataError
 
@@ -63,7 +64,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """The lines of a plain or gzip file, raw, one after the other."""
     try:
         with _open(path) as file:
-            yield from _lines(file, path)
+            yield from _lines(file.readline, path)
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise DataError(
             f"{path}: the gzip file is damaged or cut short; fetch it again."
@@ -76,7 +77,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 def read_stream(stream: BinaryIO) -> Iterator[str]:
     """The lines of a stream, such as standard input, as text."""
-    for line in _lines(stream, Path("standard input")):
+    for line in _lines(stream.readline, Path("standard input")):
         yield line.text()
 
 
@@ -122,16 +123,16 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         file.writelines(line + "\n" for line in lines)
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> BufferedIOBase:
     with path.open("rb") as file:
         magic = file.read(len(GZIP_MAGIC))
     if magic == GZIP_MAGIC:
-        return cast(BinaryIO, gzip.open(path, "rb"))
+        return gzip.open(path, "rb")
     return path.open("rb")
 
 
-def _lines(file: BinaryIO, path: Path) -> Iterator[Line]:
-    read = partial(file.readline, MAX_LINE_BYTES + len(b"\r\n"))
+def _lines(readline: Callable[[int], bytes], path: Path) -> Iterator[Line]:
+    read = partial(readline, MAX_LINE_BYTES + len(BYTE_ORDER_MARK + b"\r\n"))
     for number, content in enumerate(iter(read, b""), start=1):
         if number == 1:
             content = content.removeprefix(BYTE_ORDER_MARK)

@@ -9,9 +9,10 @@ and special tokens typed by a user are ordinary text.
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +37,8 @@ NUM_RESERVED = len(SPECIAL_PIECES) + len(BYTE_PIECES)
 # are bounded since word-piece takes time quadratic in their length.
 WORD = Regex(r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^ \p{L}\p{M}\p{N}]{1,64}| +")
 
+ALPHABET_CHARACTERS = 10_000_000
+"""What the alphabet is chosen by at most."""
 LEARNING_CHARACTERS = 200_000_000
 """What the vocabulary is learned from at most: bounds the memory for distinct words."""
 
@@ -136,14 +139,34 @@ def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Split(WORD, behavior="isolated")
     learned_size = config.vocab_size - NUM_RESERVED
+    text = _learning_text(lines)
+    head = list(_first(text, ALPHABET_CHARACTERS))
+    alphabet = _alphabet(head, max(learned_size // 4, 1))
     trainer = trainers.BpeTrainer(
         vocab_size=learned_size,
         # Rare characters are spelt in bytes, or Chinese would fill the vocabulary.
-        limit_alphabet=max(learned_size // 4, 1),
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    learner.train_from_iterator(_learning_text(lines), trainer)
+    learner.train_from_iterator(chain(head, text), trainer)
     return Tokenizer(_assemble(learner, config.kind))
+
+
+def _first(lines: Iterator[str], num_characters: int) -> Iterator[str]:
+    while num_characters > 0 and (line := next(lines, None)) is not None:
+        yield line
+        num_characters -= len(line)
+
+
+def _alphabet(lines: Sequence[str], size: int) -> list[str]:
+    """The space and the most frequent characters; ties go by code point.
+
+    The library would break them as its hash table falls, differently each time.
+    """
+    counts = Counter(chain.from_iterable(lines))
+    del counts[" "]
+    return [" ", *sorted(counts, key=lambda c: (-counts[c], c))][:size]
 
 
 def _learning_text(lines: Iterable[str]) -> Iterator[str]:

@@ -35,6 +35,8 @@ def load_training_state(folder: Path) -> TrainingState:
     content = read_json(folder / STATE_PROGRESS)
     try:
         progress = Progress(**content)
+        if not all(type(value) is int for value in asdict(progress).values()):
+            raise TypeError
     except TypeError:
         raise CheckpointError(
             f"{folder / STATE_PROGRESS}: must hold a run's progress, but does not; "

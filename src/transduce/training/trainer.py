@@ -156,7 +156,7 @@ class Trainer:
             is_due = self._is_checkpoint_due()
             if is_stopping or is_due:
                 save()
-            if is_due:
+            if is_due and not is_stopping:
                 on_checkpoint()
                 self._checkpointed_at = time.monotonic()
             if is_stopping:
@@ -173,7 +173,7 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             moments = self._optimizer.state[parameter]
             for moment in ADAM_MOMENTS:
-                tensors[f"{moment}.{name}"] = moments[moment].cpu()
+                tensors[f"{moment}.{name}"] = moments[moment].clone().cpu()
         return TrainingState(progress=self.progress, tensors=tensors)
 
     def restore(self, state: TrainingState) -> None:
@@ -184,7 +184,9 @@ class Trainer:
             torch.cuda.set_rng_state(state.tensors["random.cuda"])
         for name, parameter in self.model.named_parameters():
             moments = {
-                moment: state.tensors[f"{moment}.{name}"].to(parameter.device)
+                moment: state.tensors[f"{moment}.{name}"].to(
+                    parameter.device, copy=True
+                )
                 for moment in ADAM_MOMENTS
             }
             step = torch.tensor(float(state.progress.step), device=parameter.device)
@@ -224,7 +226,7 @@ class Trainer:
             step=self.progress.step,
             epoch=self.progress.epoch,
             loss=smoothed / update.num_target_tokens,
-            perplexity=math.exp(likelihood / update.num_target_tokens),
+            perplexity=_perplexity(likelihood / update.num_target_tokens),
             learning_rate=rate,
             num_source_tokens=update.num_source_tokens,
             num_target_tokens=update.num_target_tokens,
@@ -260,7 +262,7 @@ class Trainer:
                     losses += _as_tensor(self._loss(rows, targets)).cpu()
                 num_tokens += len(target_out)
         smoothed, likelihood = (losses / num_tokens).tolist()
-        return Validation(loss=smoothed, perplexity=math.exp(likelihood))
+        return Validation(loss=smoothed, perplexity=_perplexity(likelihood))
 
     def _states(
         self, batch: Batch
@@ -304,6 +306,14 @@ def _in_chunks(
     states: Float[Tensor, "rows d_model"], target_out: Int[Tensor, " rows"]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(states.split(LOGIT_ROWS), target_out.split(LOGIT_ROWS), strict=True)
+
+
+def _perplexity(negative_log_likelihood: float) -> float:
+    """Infinite where a double cannot hold it."""
+    try:
+        return math.exp(negative_log_likelihood)
+    except OverflowError:
+        return math.inf
 
 
 def _as_tensor(loss: Loss) -> Float[Tensor, "2"]:

@@ -101,7 +101,9 @@ def test_the_end_token_counts_towards_the_maximum_length(
 
 
 def test_an_empty_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
-    files = CorpusFiles(source=write(tmp_path / "s", []), target=write(tmp_path / "t", []))
+    files = CorpusFiles(
+        source=write(tmp_path / "s", []), target=write(tmp_path / "t", [])
+    )
     with pytest.raises(DataError, match=r"/s: a corpus must have at least one line"):
         prepare(files, CONFIG, folder)
 

@@ -130,7 +130,9 @@ def test_a_row_changes_nothing_but_what_table_3_says(
     }
 
 
-@pytest.mark.parametrize(("row", "smoothing"), [("D-smooth0", 0.0), ("D-smooth0.2", 0.2)])
+@pytest.mark.parametrize(
+    ("row", "smoothing"), [("D-smooth0", 0.0), ("D-smooth0.2", 0.2)]
+)
 def test_rows_of_label_smoothing_change_nothing_else(
     row: str, smoothing: float
 ) -> None:

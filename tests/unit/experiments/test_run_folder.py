@@ -94,7 +94,9 @@ def test_the_current_folder_may_hold_a_new_run(
 @pytest.mark.parametrize("missing", [".", "config.json", "corpus"])
 def test_what_is_no_run_is_not_resumed(run: RunFolder, missing: str) -> None:
     (run.path / missing).rename(run.path.parent / "elsewhere")
-    with pytest.raises(CheckpointError, match="must be a run to resume, but holds none"):
+    with pytest.raises(
+        CheckpointError, match="must be a run to resume, but holds none"
+    ):
         RunFolder.open(run.path)
 
 
@@ -106,9 +108,7 @@ def test_a_run_of_another_version_is_not_resumed(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("settings", [None, [], "x"], ids=repr)
-def test_a_record_without_settings_is_refused(
-    run: RunFolder, settings: object
-) -> None:
+def test_a_record_without_settings_is_refused(run: RunFolder, settings: object) -> None:
     change_record(run, settings=settings)
     with pytest.raises((CheckpointError, ConfigError), match=r"config\.json: "):
         RunFolder.open(run.path)

@@ -55,7 +55,10 @@ def test_the_last_assignment_of_a_setting_counts() -> None:
     ("assignment", "message"),
     [
         ("model.dropout", r"must be `key=value`, but is 'model\.dropout'"),
-        ("model.dropuot=0.2", r"no setting `model\.dropuot`; did you mean `model\.drop"),
+        (
+            "model.dropuot=0.2",
+            r"no setting `model\.dropuot`; did you mean `model\.drop",
+        ),
         ("modle.dropout=0.2", "no setting `modle`; did you mean `model`"),
         ("zzz=1", "no setting `zzz`; known are tokenizer, model, batching, training"),
         ("=1", "no setting ``; known are tokenizer"),

@@ -1,0 +1,486 @@
+"""The user's mistakes: one sentence, exit code 2, and nothing half-written."""
+
+import json
+import re
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from transduce.checkpoint import load_model
+from transduce.cli import main
+from transduce.cli.display import TrainingDisplay
+from transduce.training.trainer import StepReport
+
+TINY = ("train", "--preset", "tiny", "--precision", "fp32")
+GOOD = b"one two\nthree\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "good").write_bytes(GOOD)
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def refuses_to_train(refuses: Callable[..., str], folder: Path) -> Callable[..., str]:
+    """Nothing may appear beside what was there."""
+
+    def run(*options: object) -> str:
+        before = sorted(folder.rglob("*"))
+        message = refuses(*TINY, "--out", folder / "run", *options)
+        assert sorted(folder.rglob("*")) == before
+        return message.replace(f"{folder}/", "")
+
+    return run
+
+
+def test_a_refused_run_leaves_no_parent_folder_either(
+    refuses: Callable[..., str], folder: Path
+) -> None:
+    files = ("--source", folder / "good", "--target", folder / "missing")
+    refuses(*TINY, *files, "--out", folder / "parent" / "run")
+    assert not (folder / "parent").exists()
+
+
+CORPORA = {
+    "missing": (None, r"bad: the file cannot be read \(No such file or directory\)"),
+    "empty": (b"", "bad:1: source and target must have equally many lines"),
+    "a line too few": (b"one\n", "bad:2: .* but bad has 1 and good has 2"),
+    "a line too many": (GOOD + b"x\n", "good:3: .* but good has 2 and bad has 3"),
+    "Latin-1": (
+        b"one\ntw\xf6\n",
+        "bad:2: .*valid UTF-8, but byte 3 of this one is 0xf6",
+    ),
+    "UTF-16": ("eins\nzwei\n".encode("utf-16"), "bad:1: a line must be "),
+    "NUL": (b"one\nt\0wo\n", "bad:2: a line must be text, but .* holds a NUL byte"),
+    "long line": (b"one\n" + b"x" * 1_000_001 + b"\n", "bad:2: .* at most 1,000,000 b"),
+    "blank": (b"\n \t\n", "good: at least one pair .* but 0 of 2 .*2 empty"),
+    "cut gzip": (
+        b"\x1f\x8b\x08\0\0\0\0\0\0\xff",
+        "bad: the gzip file is damaged or cut",
+    ),
+}
+
+
+@pytest.mark.parametrize("side", ["training", "dev"])
+@pytest.mark.parametrize(("content", "message"), CORPORA.values(), ids=list(CORPORA))
+def test_a_faulty_corpus_is_refused(
+    refuses_to_train: Callable[..., str],
+    folder: Path,
+    content: bytes | None,
+    message: str,
+    side: str,
+) -> None:
+    if content is not None:
+        (folder / "bad").write_bytes(content)
+    good, bad = folder / "good", folder / "bad"
+    options = (
+        ("--source", good, "--target", bad)
+        if side == "training"
+        else (
+            *("--source", good, "--target", good),
+            *("--dev-source", good, "--dev-target", bad),
+        )
+    )
+    assert re.match(message, refuses_to_train(*options))
+
+
+def test_an_empty_corpus_is_refused(
+    refuses_to_train: Callable[..., str], folder: Path
+) -> None:
+    (folder / "empty").touch()
+    files = ("--source", folder / "empty", "--target", folder / "empty")
+    assert refuses_to_train(*files).startswith("empty: a corpus must have at least one")
+
+
+def test_a_corpus_of_nothing_but_long_pairs_is_refused(
+    refuses_to_train: Callable[..., str], folder: Path
+) -> None:
+    files = ("--source", folder / "good", "--target", folder / "good")
+    message = refuses_to_train(*files, "--set", "batching.max_length=1")
+    assert "0 of 2 pairs kept (0 empty and 2 overlong left out)" in message
+
+
+@pytest.mark.parametrize("number", [99, 100, 1234])
+def test_the_number_of_a_line_is_printed_as_it_is(
+    refuses_to_train: Callable[..., str], folder: Path, number: int
+) -> None:
+    # Rich takes ":100:" and ":1234:" for the names of pictures.
+    (folder / "bad").write_bytes(b"x\n" * (number - 1) + b"\xff\n")
+    message = refuses_to_train("--source", folder / "bad", "--target", folder / "bad")
+    assert message.startswith(f"bad:{number}: a line must be valid UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--source good", "Both sides of a corpus must be given, but only good is."),
+        ("--target good", "Both sides of a corpus must be given, but only good is."),
+        ("", "A corpus must be given: --source FILE... --target FILE..."),
+        (
+            "--source good good --target good",
+            "must have equally many files, but have 2",
+        ),
+        (
+            "--source good --target good --dev-source good",
+            "Both sides of a corpus must",
+        ),
+        ("--source folder --target good", "folder: the file cannot be read (Is a dir"),
+        ("--source good/x --target good", "good/x: the file cannot be read (Not a dir"),
+        ("--source good --target good --config folder", "folder: the settings cannot"),
+        (
+            "--source good --target good --config no.toml",
+            "no.toml: the settings cannot",
+        ),
+        ("--source good --target good --device tpu", '`device` must be "auto", "cpu"'),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    refuses_to_train: Callable[..., str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    assert message in refuses_to_train(*options.split())
+
+
+def test_an_unknown_preset_names_the_nearest(
+    refuses: Callable[..., str], folder: Path
+) -> None:
+    good, out = folder / "good", folder / "run"
+    options = ("--preset", "tyni", "--source", good, "--target", good, "--out", out)
+    assert refuses("train", *options).endswith("but is 'tyni'; did you mean 'tiny'?")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("model.dropuot=0.2", "did you mean `model.dropout`?"),
+        ("training.stepz=2", "did you mean `training.steps`?"),
+        ("model.d_model=many", "`model.d_model` must be a whole number, but is 'many'"),
+        ("model.d_model=33", "must be even for sinusoidal positions, but is 33"),
+        ("model.dropout=1.0", "`model.dropout` must be at least 0 and below 1"),
+        ("search.beam_size=0", "`search.beam_size` must be at least 1, but is 0"),
+        ("tokenizer.vocab_size=3", "`tokenizer.vocab_size` must be above 259"),
+        ("training.steps=0", "`training.steps` must be at least 1, but is 0"),
+        ("training.beta1=2.0", "`training.beta1` must be"),
+        ("training.epsilon=-1.0", "`training.epsilon` must be"),
+        ("training.seed=-1", "`training.seed` must be"),
+        ("model.vocab_size=7", "tokenizer.vocab_size"),
+        ("model.d_model=1000000000000", "memory"),
+    ],
+)
+def test_an_impossible_setting_is_refused(
+    refuses_to_train: Callable[..., str], folder: Path, assignment: str, message: str
+) -> None:
+    files = ("--source", folder / "good", "--target", folder / "good")
+    assert message in refuses_to_train(*files, "--set", assignment)
+
+
+def test_a_device_that_is_not_there_is_refused(
+    refuses_to_train: Callable[..., str],
+    refuses: Callable[..., str],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    message = "has no CUDA; use --device cpu."
+    assert message in refuses_to_train("--device", "cuda")
+    assert message in refuses("translate", model, "--device", "cuda", stdin=b"one\n")
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("full", "the output folder must be new or empty, but is not; go on with"),
+        ("good", "the output folder must be new or empty"),
+        ("good/x", "cannot be saved (Not a directory)"),
+        ("x" * 300, "File name too long"),
+    ],
+)
+def test_an_output_folder_that_cannot_be_is_refused(
+    refuses: Callable[..., str], folder: Path, out: str, message: str
+) -> None:
+    (folder / "full").mkdir()
+    (folder / "full" / "mine").touch()
+    files = ("--source", folder / "good", "--target", folder / "good")
+    before = sorted(folder.rglob("*"))
+    assert message in refuses(*TINY, *files, "--out", folder / out)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "--preset big",
+            "`tokenizer.vocab_size` of the run to resume is 400, but 37000",
+        ),
+        (
+            "--preset tiny --set model.dropout=0.3",
+            "resume is 0.1, but 0.3 is asked for",
+        ),
+        ("--preset base", "of the run to resume is"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_settings(
+    refuses: Callable[..., str], run: Path, options: str, message: str
+) -> None:
+    resume = ("train", "--out", run, "--resume", "--precision", "fp32")
+    assert message in refuses(*resume, *options.split())
+
+
+@pytest.mark.parametrize("out", ["none", "folder", "good"])
+def test_a_run_that_is_not_there_is_not_resumed(
+    refuses: Callable[..., str], folder: Path, out: str
+) -> None:
+    message = refuses("train", "--out", folder / out, "--resume")
+    assert message == (
+        f"{folder / out}: must be a run to resume, but holds none; leave out --resume "
+        "to begin one."
+    )
+
+
+DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "cut weights": (
+        "model.safetensors",
+        lambda content: content[:-100],
+        "the weights are missing or damaged",
+    ),
+    "no weights in the file": (
+        "model.safetensors",
+        lambda _: b"",
+        "the weights are missing or damaged",
+    ),
+    "cut settings": (
+        "config.json",
+        lambda content: content[:30],
+        "the file is missing or damaged",
+    ),
+    "settings that are a list": (
+        "config.json",
+        lambda _: b"[]",
+        "must hold a JSON object, but does not",
+    ),
+    "settings that are no text": (
+        "config.json",
+        lambda _: b"\xff\xfe",
+        "the file is missing or damaged",
+    ),
+    "cut tokenizer": (
+        "tokenizer.json",
+        lambda content: content[:-100],
+        "the tokenizer is missing or damaged",
+    ),
+    "tokenizer of another make": (
+        "tokenizer.json",
+        lambda content: content.replace(b'"<s>"', b'"<t>"'),
+        "must begin with <pad>, <s>, </s>, but does not",
+    ),
+    "tokenizer of another model": (
+        "tokenizer.json",
+        lambda content: content.replace(b'"</s>":2,', b'"</s>":2,"new":999,'),
+        "the files are of different models",
+    ),
+}
+
+
+@pytest.mark.parametrize(("file", "change", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_model_is_refused(
+    refuses: Callable[..., str],
+    model: Path,
+    tmp_path: Path,
+    file: str,
+    change: Callable[[bytes], bytes],
+    message: str,
+) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    path = tmp_path / "model" / file
+    path.write_bytes(change(path.read_bytes()))
+    refusal = refuses("translate", tmp_path / "model", stdin=b"one\n")
+    assert refusal.startswith(f"{tmp_path}/model")
+    assert message in refusal
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_model_that_lacks_a_file_is_refused(
+    refuses: Callable[..., str], model: Path, tmp_path: Path, file: str
+) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    (tmp_path / "model" / file).unlink()
+    assert file in refuses("translate", tmp_path / "model", stdin=b"one\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"format": 2},
+            "the format must be 1, but is 2; the model was saved by another",
+        ),
+        ({"format": None}, "the format must be 1, but is None"),
+        ({"model": None}, "`model` must hold the settings d_ff, "),
+        ({"model": {"colour": "red"}}, "`model` must hold the settings d_ff, "),
+        ({"model": {"num_layers": 2}}, "the weights must fit the settings beside them"),
+        ({"model": {"num_heads": -2}}, "`model.num_heads` must be at least 1"),
+        ({"model": {"positions": "zig"}}, "`model.positions` must be"),
+        ({"model": {"d_model": "wide"}}, "d_model"),
+        ({"model": {"d_model": 32.0}}, "d_model"),
+        ({"model": {"d_model": None}}, "d_model"),
+        ({"model": {"dropout": "0.1"}}, "dropout"),
+        ({"step": "last"}, "step"),
+    ],
+    ids=str,
+)
+def test_a_models_settings_are_checked(
+    refuses: Callable[..., str],
+    model: Path,
+    tmp_path: Path,
+    change: dict[str, object],
+    message: str,
+    unchecked_types: None,
+) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    inner = change.get("model")
+    changed = config["model"] | inner if isinstance(inner, dict) else None
+    path.write_text(
+        json.dumps(config | change | ({"model": changed} if changed else {}))
+    )
+    refusal = refuses("translate", tmp_path / "model", stdin=b"one\n")
+    assert message in refusal
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["none", "good", "folder", pytest.param("x" * 300, id="a name too long")],
+)
+@pytest.mark.parametrize("name", ["translate", "evaluate", "score", "average"])
+def test_what_is_no_model_is_refused(
+    refuses: Callable[..., str], folder: Path, name: str, path: str
+) -> None:
+    good = folder / "good"
+    options = {
+        "translate": (),
+        "evaluate": ("--source", good, "--reference", good),
+        "score": ("--source", good, "--target", good),
+        "average": ("--out", folder / "out"),
+    }[name]
+    message = refuses(name, folder / path, *options)
+    assert message.startswith(f"{folder / path}: ") or "File name too long" in message
+
+
+@contextmanager
+def disk_for(size_bytes: int) -> Iterator[None]:
+    """No file may grow beyond this: the nearest to a full disk that needs no disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def stopped_run(
+    refuses: Callable[..., str],
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """A run that was interrupted at its first checkpoint."""
+    source, target = corpus_files
+
+    def stepped(_: TrainingDisplay, report: StepReport) -> None:
+        if report.step == 11:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingDisplay, "stepped", stepped)
+        files = ("--source", source, "--target", target)
+        assert refuses(*TINY, *files, "--out", tmp_path / "run") == "Interrupted."
+    return tmp_path / "run"
+
+
+def resume(run: Path) -> tuple[object, ...]:
+    return ("train", "--out", run, "--resume", "--precision", "fp32")
+
+
+def test_a_disk_that_fills_up_costs_no_checkpoint(
+    refuses: Callable[..., str],
+    succeeds: Callable[..., str],
+    stopped_run: Path,
+    run: Path,
+) -> None:
+    checkpoints = stopped_run / "checkpoints"
+    before = load_file(checkpoints / "step-00000010" / "model.safetensors")
+    with disk_for(60_000):
+        message = refuses(*resume(stopped_run))
+    assert message.startswith(f"{checkpoints}/step-00000020: cannot be saved (")
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000010"]
+    after = load_file(checkpoints / "step-00000010" / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    succeeds(*resume(stopped_run))
+    found, expected = load_model(stopped_run).weights, load_model(run).weights
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_disk_that_fills_up_while_logging_is_one_sentence(
+    refuses: Callable[..., str], succeeds: Callable[..., str], stopped_run: Path
+) -> None:
+    with disk_for(100):
+        refuses(*resume(stopped_run))
+    succeeds(*resume(stopped_run))
+    assert load_model(stopped_run).step == 20
+
+
+def test_a_disk_too_small_for_a_run_leaves_nothing(
+    refuses: Callable[..., str], corpus_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, target = corpus_files
+    files = ("--source", source, "--target", target)
+    with disk_for(1_000):
+        message = refuses(*TINY, *files, "--out", tmp_path / "run")
+    assert message.startswith(f"{tmp_path}/run: cannot be saved (")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_too_small_for_an_average_leaves_nothing(
+    refuses: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    with disk_for(60_000):
+        message = refuses("average", run, "--out", tmp_path / "model")
+    assert "cannot be saved (" in message
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["score", "translate"])
+def test_an_output_that_takes_no_more_is_one_sentence(
+    model: Path, folder: Path, name: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    good = str(folder / "good")
+    options = {
+        "score": ["--source", good, "--target", good],
+        "translate": ["--input", good],
+    }[name]
+    with (
+        monkeypatch.context() as patch,
+        Path("/dev/full").open("w", buffering=1) as full,
+    ):
+        patch.setattr("sys.stdout", full)
+        with pytest.raises(SystemExit) as exit_:
+            main([name, str(model), *options])
+    assert exit_.value.code == 2
+    assert "No space left on device" in capsys.readouterr().err

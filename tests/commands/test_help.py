@@ -1,0 +1,83 @@
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import transduce
+from transduce.cli import COMMANDS
+
+ASK_FOR_HELP = """
+import sys
+from transduce.cli import main
+try:
+    main({arguments})
+finally:
+    heavy = {{"torch", "numpy", "matplotlib", "tokenizers", "sacrebleu"}}
+    print("imported:", *sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    script = ASK_FOR_HELP.format(arguments=["--help"])
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("imported:\n")
+    assert done.stderr == ""
+    assert [name for name in COMMANDS if name not in done.stdout] == []
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "transduce", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{transduce.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)], ids=str)
+def test_help_is_given_when_asked_for_or_nothing_is(
+    succeeds: Callable[..., str], arguments: tuple[str, ...]
+) -> None:
+    assert "Train a model: text files to averaged, scored model." in succeeds(
+        *arguments
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(succeeds: Callable[..., str], name: str) -> None:
+    text = succeeds(name, "--help")
+    assert f"transduce {name}" in text
+    assert "--" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trian",), 'Unknown command "trian"'),
+        (("train", "--bogus", "1", "--out", "o"), "Unknown option: --bogus"),
+        (("train",), "--out requires an argument"),
+        (("train", "--out"), "--out requires an argument"),
+        (("translate",), "MODEL requires an argument"),
+        (("score", "m"), "requires an argument"),
+        (("score", "m", "--source", "s"), "--target requires an argument"),
+        (("average", "m"), "--out requires an argument"),
+        (("average", "--out", "m"), "CHECKPOINT requires an argument"),
+        (("evaluate",), "--reference requires an argument"),
+        (("translate", "m", "n"), "Unused Tokens|Unexpected|unused"),
+        (("train", "--out", "o", "--precision", "fp8"), 'Invalid value "fp8"'),
+        (("translate", "m", "--nbest", "two"), 'unable to convert "two" into int'),
+        (("train", "--out", "o", "--out", "p"), "--out"),
+        (("--bogus",), "Unknown"),
+    ],
+    ids=str,
+)
+def test_a_mistyped_command_line_is_refused(
+    refuses: Callable[..., str], arguments: tuple[str, ...], message: str
+) -> None:
+    refusal = refuses(*arguments)
+    assert any(each in refusal for each in message.split("|"))
+    assert refusal.endswith("See `transduce --help`.")

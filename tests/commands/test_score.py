@@ -1,0 +1,81 @@
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def pair_options(tmp_path: Path) -> tuple[object, ...]:
+    (tmp_path / "source").write_text("one two\nthree\n\n")
+    (tmp_path / "target").write_text("eins zwei\n\nacht\n")
+    return ("--source", tmp_path / "source", "--target", tmp_path / "target")
+
+
+def test_every_pair_has_a_log_probability_and_all_have_a_total(
+    succeeds: Callable[..., str], model: Path, pair_options: tuple[object, ...]
+) -> None:
+    *lines, total = succeeds("score", model, *pair_options).splitlines()
+    assert len(lines) == 3
+    assert all(float(line) < 0 for line in lines)
+    assert total.startswith("# 3 pairs, ")
+    assert f"log-probability {sum(map(float, lines)):.4f}" in total
+
+
+def test_json_lines_end_with_the_total(
+    succeeds: Callable[..., str], model: Path, pair_options: tuple[object, ...]
+) -> None:
+    out = succeeds("score", model, "--jsonl", *pair_options)
+    *pairs, total = (json.loads(line) for line in out.splitlines())
+    log_probability = sum(pair["log_probability"] for pair in pairs)
+    num_tokens = sum(pair["num_tokens"] for pair in pairs)
+    assert total == {
+        "total_log_probability": pytest.approx(log_probability),
+        "total_tokens": num_tokens,
+        "perplexity": pytest.approx(math.exp(-log_probability / num_tokens)),
+    }
+    assert pairs[1]["num_tokens"] == 1  # the end token of an empty line
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_a_translation_is_scored_as_search_scored_it(
+    succeeds: Callable[..., str],
+    model: Path,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+    beam_size: int,
+) -> None:
+    options = ("--input", corpus_files[0], "--beam-size", beam_size, "--jsonl")
+    lines = succeeds("translate", model, *options).splitlines()
+    found = [json.loads(line)["hypotheses"][0] for line in lines]
+    (tmp_path / "target").write_text("".join(f"{h['text']}\n" for h in found))
+    pair = ("--source", corpus_files[0], "--target", tmp_path / "target")
+    scores = succeeds("score", model, *pair).splitlines()[:-1]
+    differences = [
+        abs(float(score) - hypothesis["log_probability"])
+        for score, hypothesis in zip(scores, found, strict=True)
+    ]
+    # Another spelling of the same text by other pieces has another probability.
+    assert sum(difference < 1e-4 for difference in differences) >= 30
+
+
+def test_no_pairs_have_no_probability(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").touch()
+    files = ("--source", tmp_path / "empty", "--target", tmp_path / "empty")
+    assert succeeds("score", model, *files).startswith("# 0 pairs, 0 tokens")
+
+
+def test_unequal_line_counts_are_refused_before_anything_is_put_out(
+    command: Callable[..., object],
+    model: Path,
+    pair_options: tuple[object, ...],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "target").write_text("eins zwei\n")
+    outcome = command("score", model, *pair_options)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert "target:2: source and target must have equally many lines" in outcome.err

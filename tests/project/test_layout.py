@@ -1,0 +1,79 @@
+"""The rules of the house that a machine can hold."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from transduce.cli import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "transduce"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+FOLDERS = sorted({path.parent for path in MODULES} - {PACKAGE, PACKAGE / "cli"})
+MAX_LINES = 400
+MAX_MODULES = 8
+SAYS_NOTHING = {"utils", "util", "helpers", "common", "misc", "base", "manager"} | {
+    "factory",
+    "core",
+    "stuff",
+    "tools",
+}
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("module", MODULES, ids=relative)
+def test_a_module_is_short(module: Path) -> None:
+    assert len(module.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=relative)
+def test_a_folder_holds_few_modules(folder: Path) -> None:
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert len(modules) <= MAX_MODULES
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    words = {
+        word: relative(path)
+        for path in [*MODULES, *FOLDERS]
+        for word in path.stem.split("_")
+    }
+    assert {words[word] for word in SAYS_NOTHING & words.keys()} == set()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=relative)
+def test_a_folder_says_what_it_is_for_and_exports_nothing(folder: Path) -> None:
+    text = (folder / "__init__.py").read_text(encoding="utf-8")
+    assert re.fullmatch(r'"""[^"]+"""\n', text)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=relative)
+def test_a_module_says_what_it_is_for(module: Path) -> None:
+    assert module.read_text(encoding="utf-8").startswith('"""')
+
+
+@pytest.mark.parametrize("module", MODULES, ids=relative)
+def test_what_is_still_to_be_done_is_not_written_into_code(module: Path) -> None:
+    assert not re.search(r"\b(TODO|FIXME|XXX)\b", module.read_text(encoding="utf-8"))
+
+
+def test_every_command_is_a_module_of_its_name() -> None:
+    modules = {path.stem for path in (PACKAGE / "cli").glob("*.py")}
+    assert set(COMMANDS) - modules == set()
+
+
+def test_the_readme_names_only_commands_that_there_are() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = " ".join(re.findall(r"```.*?```|`[^`]+`", text, flags=re.DOTALL))
+    named = set(re.findall(r"(?<![\w./-])transduce ([a-z][a-z-]+)\b", code))
+    assert named
+    assert named - set(COMMANDS) == set()
+
+
+@pytest.mark.parametrize("script", ["scripts/check", "scripts/test", ".ci/run"])
+def test_a_script_can_be_run(script: str) -> None:
+    assert (ROOT / script).stat().st_mode & 0o111
