@@ -40,9 +40,11 @@ class Checkpoint:
     """Updates it was trained for; of an average, the last member's."""
 
     def build(self) -> Transformer:
-        """The model, ready to compute on the CPU."""
-        model = Transformer(self.config)
-        model.load_state_dict(dict(self.weights))
+        """The model, ready to compute, on these very weights."""
+        # Random first weights would take time, and change what dropout draws next.
+        with torch.device("meta"):
+            model = Transformer(self.config)
+        model.load_state_dict(dict(self.weights), assign=True)
         return model.eval()
 
 
@@ -71,8 +73,9 @@ def load_model(path: Path) -> Checkpoint:
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     if tokenizer.vocab_size != config.vocab_size:
         raise CheckpointError(
-            f"{folder}: the tokenizer must have the model's {config.vocab_size} pieces, "
-            f"but has {tokenizer.vocab_size}; the files are of different models."
+            f"{folder}: the tokenizer must have the model's {config.vocab_size} "
+            f"pieces, but has {tokenizer.vocab_size}; the files are of different "
+            "models."
         )
     weights = load_tensors(folder / WEIGHTS)
     _check_weights(weights, config, folder / WEIGHTS)
@@ -125,8 +128,9 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
     `CheckpointError` if the disk is full; what was there before stays.
     """
-    new = folder.with_name(f"{folder.name}.new")
-    old = folder.with_name(f"{folder.name}.old")
+    folder = folder.absolute()
+    new = folder.with_name(f".{folder.name}.transduce-new")
+    old = folder.with_name(f".{folder.name}.transduce-old")
     try:
         _remove(new)
         new.mkdir(parents=True)

@@ -381,6 +381,16 @@ def test_what_is_no_model_is_refused(
     assert message.startswith(f"{folder / path}: ") or "File name too long" in message
 
 
+def test_an_interruption_is_one_sentence(
+    refuses: Callable[..., str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transduce.cli.translate.load", interrupt, raising=True)
+    assert refuses("translate", model, stdin=b"one\n") == "Interrupted."
+
+
 @contextmanager
 def disk_for(size_bytes: int) -> Iterator[None]:
     """No file may grow beyond this: the nearest to a full disk that needs no disk."""
@@ -394,12 +404,12 @@ def disk_for(size_bytes: int) -> Iterator[None]:
 
 @pytest.fixture
 def stopped_run(
-    refuses: Callable[..., str],
+    command: Callable[..., object],
     corpus_files: tuple[Path, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """A run that was interrupted at its first checkpoint."""
+    """A run that was broken off soon after its first checkpoint."""
     source, target = corpus_files
 
     def stepped(_: TrainingDisplay, report: StepReport) -> None:
@@ -409,7 +419,8 @@ def stopped_run(
     with monkeypatch.context() as patch:
         patch.setattr(TrainingDisplay, "stepped", stepped)
         files = ("--source", source, "--target", target)
-        assert refuses(*TINY, *files, "--out", tmp_path / "run") == "Interrupted."
+        command(*TINY, *files, "--out", tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / "step-00000010").is_dir()
     return tmp_path / "run"
 
 

@@ -14,19 +14,20 @@ SETTINGS = (
     "model.num_heads=4",
     "model.dropout=0.0",
     "tokenizer.vocab_size=270",
-    "batching.source_tokens=1500",
-    "batching.target_tokens=1500",
-    "batching.batch_tokens=1500",
+    "batching.source_tokens=600",
+    "batching.target_tokens=600",
+    "batching.batch_tokens=600",
+    "training.label_smoothing=0.0",
     "training.steps=700",
-    "training.warmup_steps=150",
-    "training.learning_rate_scale=0.5",
+    "training.warmup_steps=200",
+    "training.learning_rate_scale=0.2",
     "training.checkpoint_steps=50",
     "training.keep_checkpoints=2",
 )
 
 
 def sentences(random: np.random.Generator, count: int) -> list[str]:
-    lengths = random.integers(1, 9, size=count)
+    lengths = random.integers(1, 6, size=count)
     return [" ".join(map(str, random.integers(10, size=n))) for n in lengths]
 
 

@@ -1,7 +1,7 @@
 """Search against brute force over a table-driven model of four words."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -28,7 +28,7 @@ ALPHAS = [0.0, 0.6, 1.0, 2.0]
 SEEDS = range(6)
 
 
-@lru_cache(maxsize=None)
+@cache
 def log_probs(seed: int, prefix: tuple[int, ...]) -> tuple[float, ...]:
     """A random distribution for each prefix; the same for the same seed."""
     random = np.random.default_rng((seed, *prefix))

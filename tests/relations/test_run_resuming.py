@@ -156,6 +156,27 @@ def test_a_run_stopped_at_any_step_ends_at_the_same_average(
     assert_same_weights(tmp_path / "run", uninterrupted)
 
 
+def with_dev(files: CorpusFiles) -> CorpusFiles:
+    return replace(files, dev_source=files.source, dev_target=files.target)
+
+
+def test_scoring_a_dev_corpus_changes_nothing_of_training(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    train(with_dev(files), CONFIG, tmp_path / "run", CPU, SendsSignal())
+    assert_same_weights(tmp_path / "run" / "averaged", uninterrupted / "averaged")
+
+
+def test_a_run_with_a_dev_corpus_ends_at_the_same_weights_when_resumed(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    train(with_dev(files), CONFIG, tmp_path / "whole", CPU, SendsSignal())
+    start_and_stop(with_dev(files), tmp_path / "run", 10)
+    resume(tmp_path / "run", CPU, SendsSignal())
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    assert_logs_agree(tmp_path / "run", tmp_path / "whole")
+
+
 def test_a_run_stopped_many_times_ends_at_the_same_weights(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -287,4 +308,4 @@ def test_a_run_killed_at_any_moment_ends_at_the_same_weights(
         (e["kind"], e["step"]) for e in RunFolder(tmp_path / "run").read_log()
     )
     assert set(counts.values()) == {1}
-    assert not list((tmp_path / "run").rglob("*.new"))
+    assert not list((tmp_path / "run").rglob("*-new"))

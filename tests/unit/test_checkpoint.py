@@ -448,7 +448,7 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(folder, monkeyp
     rename = Path.rename
 
     def refuse_the_new(path: Path, target: Path) -> Path:
-        if path.name.endswith(".new"):
+        if path.name.endswith("-new"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return rename(path, target)
 
@@ -459,7 +459,7 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(folder, monkeyp
 
 
 def test_what_an_earlier_crash_left_is_cleared(folder):
-    for name in ("model.new", "model.old"):
+    for name in (".model.transduce-new", ".model.transduce-old"):
         (folder.parent / name).mkdir()
         (folder.parent / name / "junk").touch()
     write_folder(folder, lambda new: (new / CONFIG).touch())
@@ -551,4 +551,9 @@ def test_files_and_folder_are_forced_to_disk_before_they_are_put_in_place(
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(Path, "rename", note_rename)
     write_folder(tmp_path / "model", lambda new: (new / CONFIG).touch())
-    assert events == [CONFIG, "model.new", "model.new -> model", tmp_path.name]
+    assert events == [
+        CONFIG,
+        ".model.transduce-new",
+        ".model.transduce-new -> model",
+        tmp_path.name,
+    ]

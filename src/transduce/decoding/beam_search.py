@@ -34,7 +34,7 @@ class SearchConfig:
             raise ConfigError(
                 f"`search.beam_size` must be at least 1, but is {self.beam_size}."
             )
-        if self.length_penalty < 0:
+        if not 0 <= self.length_penalty < math.inf:
             raise ConfigError(
                 "`search.length_penalty` must be at least 0, but is "
                 f"{self.length_penalty}."

@@ -3,7 +3,7 @@
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -143,6 +143,7 @@ class _Run:
                 first_step=trainer.progress.step,
             )
         )
+        self._score_if_missed(trainer)
         with stop_on_signal() as should_stop:
             trainer.train(
                 on_step=self._stepped,
@@ -154,17 +155,20 @@ class _Run:
 
     def _restored_trainer(self) -> Trainer:
         """A trainer at the newest checkpoint that is sound, or at the beginning."""
-        for checkpoint in reversed(self._folder.checkpoints()):
+        # The next checkpoint removes what was saved when stopping, so that is newest.
+        stopped = [self._folder.stopped] if self._folder.stopped.exists() else []
+        for checkpoint in [*stopped, *reversed(self._folder.checkpoints())]:
             try:
                 model = load_model(checkpoint)
                 state = load_training_state(checkpoint)
+                trainer = self._trainer(model.build(), state)
             except CheckpointError as error:
                 self._observer.warned(f"{error} Going on from the one before.")
                 shutil.rmtree(checkpoint)
                 continue
             self._folder.forget_log_after(state.progress.step)
             self._recall_best()
-            return self._trainer(model.build(), state)
+            return trainer
         self._folder.forget_log_after(0)
         torch.manual_seed(self._config.training.seed)
         return self._trainer(Transformer(self._config.model), None)
@@ -194,11 +198,22 @@ class _Run:
         """Save a checkpoint, and drop those that are no longer needed."""
         step = trainer.progress.step
         checkpoint = self._at_rest(trainer.model, step)
+        if not trainer.is_checkpoint_due():
+            save_training(checkpoint, trainer.state(), self._folder.stopped)
+            return
         save_training(checkpoint, trainer.state(), self._folder.checkpoint(step))
+        shutil.rmtree(self._folder.stopped, ignore_errors=True)
         for old in self._folder.checkpoints()[
             : -self._config.training.keep_checkpoints
         ]:
             shutil.rmtree(old)
+
+    def _score_if_missed(self, trainer: Trainer) -> None:
+        """Score the checkpoint gone on from, if the run was stopped before it could."""
+        step = trainer.progress.step
+        scored = {e["step"] for e in self._folder.read_log() if e["kind"] == "dev"}
+        if self._folder.checkpoint(step).exists() and step not in scored:
+            self._score(trainer)
 
     def _score(self, trainer: Trainer) -> None:
         """Score the model on the dev corpus, keep it if it is the best, and draw."""
@@ -206,7 +221,8 @@ class _Run:
             checkpoint = self._at_rest(trainer.model, trainer.progress.step)
             greedy = replace(self._config.search, beam_size=1)
             score = self._dev.score(checkpoint, trainer, greedy)
-            self._log_score("dev", score)
+            self._folder.log("dev", **_log_entry(score))
+            self._observer.scored(score)
             if score.bleu.score > self._best_bleu:
                 self._best_bleu = score.bleu.score
                 save_model(checkpoint, self._folder.path / BEST)
@@ -221,7 +237,10 @@ class _Run:
         if self._dev is not None:
             trainer.model.load_state_dict(dict(mean.weights))
             dev = self._dev.score(mean, trainer, self._config.search)
-            self._log_score("averaged", dev)
+            # A run that was done already says so again, but does not log it.
+            if not any(e["kind"] == "averaged" for e in self._folder.read_log()):
+                self._folder.log("averaged", **_log_entry(dev))
+            self._observer.scored(dev)
         self._draw()
         return RunResult(
             model=self._folder.path / AVERAGED,
@@ -237,17 +256,6 @@ class _Run:
             tokenizer=self._tokenizer,
             step=step,
         )
-
-    def _log_score(self, kind: str, score: DevScore) -> None:
-        self._folder.log(
-            kind,
-            step=score.step,
-            loss=score.loss,
-            perplexity=score.perplexity,
-            bleu=score.bleu.score,
-            signature=score.bleu.signature,
-        )
-        self._observer.scored(score)
 
     def _draw(self) -> None:
         draw_learning_curve(self._folder.read_log(), self._folder.path / PICTURE)
@@ -290,6 +298,16 @@ class _Dev:
             perplexity=validation.perplexity,
             bleu=corpus_bleu(hypotheses, self._references),
         )
+
+
+def _log_entry(score: DevScore) -> dict[str, Any]:
+    return {
+        "step": score.step,
+        "loss": score.loss,
+        "perplexity": score.perplexity,
+        "bleu": score.bleu.score,
+        "signature": score.bleu.signature,
+    }
 
 
 SPECIAL_IDS = SpecialIds(pad=PAD, bos=BOS, eos=EOS)

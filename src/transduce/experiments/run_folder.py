@@ -13,6 +13,7 @@ from transduce.experiments.settings import apply_mapping, as_mapping
 
 FORMAT = 1
 RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
+STOPPED = "stopped"
 
 
 class RunFolder:
@@ -64,8 +65,13 @@ class RunFolder:
                 f"{record.get('format')}; the run was begun by another version of "
                 "transduce."
             )
-        where = f"{path / RECORD}: "
-        return cls(path), apply_mapping(RunConfig(), record["settings"], where)
+        settings = record.get("settings")
+        if not isinstance(settings, dict):
+            raise CheckpointError(
+                f"{path / RECORD}: must hold the run's `settings`, but does not; "
+                "restore the file, or begin another run."
+            )
+        return cls(path), apply_mapping(RunConfig(), settings, f"{path / RECORD}: ")
 
     @property
     def corpus(self) -> Path:
@@ -81,8 +87,16 @@ class RunFolder:
         return self.path / CHECKPOINTS / f"step-{step:08}"
 
     def checkpoints(self) -> list[Path]:
-        """Those that are there, oldest first."""
+        """Those of the schedule that are there, oldest first."""
         return checkpoints_of(self.path)
+
+    @property
+    def stopped(self) -> Path:
+        """Where a run that was stopped between checkpoints saves.
+
+        Apart from the others, so that stopping does not change what is averaged.
+        """
+        return self.path / STOPPED
 
     def log(self, kind: str, **values: Any) -> None:
         """Add a line to the log."""

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from transduce.data.batches import Batch, Batcher, Update
-from transduce.errors import ConfigError, TransduceError
+from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.model.transformer import PAD, Transformer
 from transduce.training.device import Hardware
 from transduce.training.loss import Loss, smoothed_cross_entropy
@@ -55,10 +55,17 @@ class TrainingConfig:
                 raise ConfigError(
                     f"`training.{name}` must be at least 1, but is {value}."
                 )
-        if not 0 <= self.label_smoothing < 1:
+        for name in ("label_smoothing", "beta1", "beta2"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise ConfigError(
+                    f"`training.{name}` must be at least 0 and below 1, but is {value}."
+                )
+        for name in ("learning_rate_scale", "epsilon", "checkpoint_minutes"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ConfigError(f"`training.{name}` must be above 0, but is {value}.")
+        if not 0 <= self.seed < 2**63:
             raise ConfigError(
-                "`training.label_smoothing` must be at least 0 and below 1, but is "
-                f"{self.label_smoothing}."
+                f"`training.seed` must be from 0 to 2^63 - 1, but is {self.seed}."
             )
 
 
@@ -153,7 +160,7 @@ class Trainer:
         for update in self._updates():
             on_step(self._step(update))
             is_stopping = should_stop() and self.progress.step < self._config.steps
-            is_due = self._is_checkpoint_due()
+            is_due = self.is_checkpoint_due()
             if is_stopping or is_due:
                 save()
             if is_due and not is_stopping:
@@ -177,7 +184,11 @@ class Trainer:
         return TrainingState(progress=self.progress, tensors=tensors)
 
     def restore(self, state: TrainingState) -> None:
-        """Go on from a saved state; the model must hold the weights saved with it."""
+        """Go on from a saved state; the model must hold the weights saved with it.
+
+        `CheckpointError` if it is the state of another model.
+        """
+        self._require_tensors(state)
         self.progress = state.progress
         torch.set_rng_state(state.tensors["random.cpu"])
         if self._hardware.device.type == "cuda" and "random.cuda" in state.tensors:
@@ -191,6 +202,22 @@ class Trainer:
             }
             step = torch.tensor(float(state.progress.step), device=parameter.device)
             self._optimizer.state[parameter] = {"step": step, **moments}
+
+    def _require_tensors(self, state: TrainingState) -> None:
+        shapes = {name: tensor.shape for name, tensor in state.tensors.items()}
+        for name, parameter in self.model.named_parameters():
+            for moment in ADAM_MOMENTS:
+                if shapes.get(f"{moment}.{name}") != parameter.shape:
+                    raise CheckpointError(
+                        f"The training state must hold `{moment}.{name}` of the "
+                        "model's shape, but does not; it is damaged or of another "
+                        "model."
+                    )
+        if "random.cpu" not in shapes:
+            raise CheckpointError(
+                "The training state must hold `random.cpu`, but does not; it is "
+                "damaged."
+            )
 
     def _updates(self) -> Iterator[Update]:
         while self.progress.step < self._config.steps:
@@ -293,7 +320,8 @@ class Trainer:
             group["lr"] = rate
         return rate
 
-    def _is_checkpoint_due(self) -> bool:
+    def is_checkpoint_due(self) -> bool:
+        """Whether the schedule, or the end, asks for a checkpoint after this step."""
         if self.progress.step == self._config.steps:
             return True
         if self._config.checkpoint_steps is not None:
