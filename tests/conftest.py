@@ -11,6 +11,7 @@ import torch
 from transduce.checkpoint import Checkpoint
 from transduce.data.batches import Batcher, BatchingConfig, SpecialIds
 from transduce.data.dataset import Dataset, EncodedPair, EncodedSide, write_dataset
+from transduce.device import Hardware
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import (
@@ -21,7 +22,6 @@ from transduce.text.tokenizer import (
     TokenizerConfig,
     learn_tokenizer,
 )
-from transduce.training.device import Hardware
 from transduce.training.trainer import Trainer, TrainingConfig
 
 NUMBERS = {

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from torch import Tensor
 from transduce.errors import CheckpointError, ConfigError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.settings import apply_mapping
 from transduce.text.tokenizer import Tokenizer
 
 FORMAT = 1
 """Of the model folder; raised when an older version could not read a newer folder."""
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
+STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +87,8 @@ def load_model(path: Path) -> Checkpoint:
 
 def find_model(path: Path) -> Path:
     """The model folder itself, or a run's averaged, else best, else newest model."""
-    candidates = [path, path / AVERAGED, path / BEST, *reversed(checkpoints_of(path))]
-    for folder in candidates:
+    newest = [path / STOPPED, *reversed(checkpoints_of(path))]
+    for folder in [path, path / AVERAGED, path / BEST, *newest]:
         if (folder / WEIGHTS).is_file():
             return folder
     raise CheckpointError(
@@ -129,6 +132,7 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     `CheckpointError` if the disk is full; what was there before stays.
     """
     folder = folder.absolute()
+    parents = [parent for parent in folder.parents if not parent.exists()]
     new = folder.with_name(f".{folder.name}.transduce-new")
     old = folder.with_name(f".{folder.name}.transduce-old")
     try:
@@ -156,6 +160,9 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         ) from None
     finally:
         _remove(new)
+        for parent in parents:
+            with suppress(OSError):  # it is in use
+                parent.rmdir()
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -199,22 +206,23 @@ def _read_config(path: Path) -> tuple[ModelConfig, int]:
             f"{path}: the format must be {FORMAT}, but is {content.get('format')}; the "
             "model was saved by another version of transduce."
         )
-    known = {field.name for field in fields(ModelConfig)}
     settings = content.get("model")
-    if not isinstance(settings, dict) or set(settings) - known:
+    known = {field.name for field in fields(ModelConfig)}
+    if not isinstance(settings, dict) or set(settings) != known:
         raise CheckpointError(
             f"{path}: `model` must hold the settings {', '.join(sorted(known))}, but "
             "holds others; the model was saved by another version of transduce."
         )
-    try:
-        config, step = ModelConfig(**settings), int(content["step"])
-        with torch.device("meta"):
-            Transformer(config)
-    except (ConfigError, KeyError, TypeError, ValueError) as error:
+    step = content.get("step")
+    if type(step) is not int:
         raise CheckpointError(
-            f"{path}: the settings are damaged ({error}); use another checkpoint."
-        ) from None
-    return config, step
+            f"{path}: `step` must be a whole number, but is {step!r}; use another "
+            "checkpoint."
+        )
+    try:
+        return apply_mapping(ModelConfig(), settings, where="", prefix="model."), step
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error} Use another checkpoint.") from None
 
 
 def _check_weights(

@@ -132,7 +132,7 @@ def test_the_number_of_a_line_is_printed_as_it_is(
             "--source good --target good --dev-source good",
             "Both sides of a corpus must",
         ),
-        ("--source folder --target good", "folder: the file cannot be read (Is a dir"),
+        ("--source folder --target good", "folder: a corpus must be a file"),
         ("--source good/x --target good", "good/x: the file cannot be read (Not a dir"),
         ("--source good --target good --config folder", "folder: the settings cannot"),
         (

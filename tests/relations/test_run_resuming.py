@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from transduce.checkpoint import load_model
+from transduce.device import Hardware
 from transduce.experiments.pipeline import DevScore, RunStart, resume, train
 from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder
-from transduce.training.device import Hardware
 from transduce.training.trainer import StepReport, TrainingStoppedError
 
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
@@ -102,6 +102,12 @@ def start_and_stop(
 
 def last_checkpoint(run: Path) -> Path:
     return RunFolder(run).checkpoints()[-1]
+
+
+def newest(run: Path) -> Path:
+    """Where a resumed run goes on from."""
+    stopped = RunFolder(run).stopped
+    return stopped if stopped.exists() else last_checkpoint(run)
 
 
 def assert_same_weights(model: Path, expected: Path) -> None:
@@ -195,7 +201,7 @@ def test_termination_is_a_request_to_stop_too(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     start_and_stop(files, tmp_path / "run", 6, signal.SIGTERM)
-    assert last_checkpoint(tmp_path / "run").name == "step-00000006"
+    assert load_model(newest(tmp_path / "run")).step == 6
 
 
 def test_a_signal_at_the_last_step_is_too_late_to_stop(
@@ -213,7 +219,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path, file: str
 ) -> None:
     start_and_stop(files, tmp_path / "run", 12)
-    damaged = last_checkpoint(tmp_path / "run") / file
+    damaged = newest(tmp_path / "run") / file
     damaged.write_bytes(damaged.read_bytes()[:-20])
     observer = SendsSignal()
     resume(tmp_path / "run", CPU, observer)
@@ -229,10 +235,10 @@ def test_a_state_that_lacks_tensors_is_passed_over_with_a_warning(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:
     start_and_stop(files, tmp_path / "run", 10)
-    newest = last_checkpoint(tmp_path / "run")
+    folder = last_checkpoint(tmp_path / "run")
     # Sound in itself, but the tensors are those of a model.
-    (newest / "training.safetensors").write_bytes(
-        (newest / "model.safetensors").read_bytes()
+    (folder / "training.safetensors").write_bytes(
+        (folder / "model.safetensors").read_bytes()
     )
     observer = SendsSignal()
     resume(tmp_path / "run", CPU, observer)
@@ -244,7 +250,7 @@ def test_a_run_whose_only_checkpoint_is_damaged_begins_again(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path
 ) -> None:
     start_and_stop(files, tmp_path / "run", 2)
-    (last_checkpoint(tmp_path / "run") / "training.json").unlink()
+    (newest(tmp_path / "run") / "training.json").unlink()
     observer = SendsSignal()
     resume(tmp_path / "run", CPU, observer)
     assert observer.first_step == 0

@@ -1,10 +1,11 @@
 """The command `transduce`: one module a sub-command, imported when it is called."""
 
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from cyclopts import App, CycloptsError
-from rich.console import Console
 
 import transduce
 from transduce.errors import TransduceError
@@ -17,6 +18,7 @@ app = App(
     help='The system of "Attention Is All You Need" as a tool.',
     version=transduce.__version__,
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,
     result_action="return_value",
 )
 
@@ -35,21 +37,34 @@ for _name, _help in COMMANDS.items():
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; the user's mistakes end with one sentence and exit code 2."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        _fail(console, f"{' '.join(str(error).split())} See `transduce --help`.")
+        _fail(f"{' '.join(str(error).split())} See `transduce --help`.")
     except TransduceError as error:
-        _fail(console, str(error))
+        _fail(str(error))
     except KeyboardInterrupt:
-        _fail(console, "Interrupted.")
+        _fail("Interrupted.")
     except BrokenPipeError:
-        # The reader of our output has gone; there is no one left to tell.
-        sys.stderr.close()
+        # The reader of our output has gone, as `head` does; that is no error.
+        _discard_output()
         sys.exit(0)
+    except OSError as error:
+        _discard_output()
+        what = error.filename or "The output"
+        _fail(f"{what}: cannot be read or written ({error.strerror or error}).")
 
 
-def _fail(console: Console, message: str) -> None:
-    console.print(f"transduce: {message}", markup=False)
+def _discard_output() -> None:
+    """Keep Python from trying to write the rest when it ends, and failing again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"transduce: {message}", file=sys.stderr)
     sys.exit(USER_ERROR)

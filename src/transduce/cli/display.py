@@ -19,7 +19,9 @@ class TrainingDisplay:
     """A progress bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self, steps: int) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = Console(
+            highlight=False, soft_wrap=True, markup=False, emoji=False
+        )
         self._progress = Progress(
             TextColumn("step {task.completed:,}/{task.total:,}"),
             BarColumn(bar_width=None),

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from transduce.cli.options import Files
 from transduce.decoding.beam_search import SearchConfig
 from transduce.decoding.translator import load
+from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import (
     BleuScore,
@@ -19,7 +20,6 @@ from transduce.evaluation.bleu import (
 )
 from transduce.evaluation.chrf import ChrfScore, corpus_chrf
 from transduce.text.corpus import read_text
-from transduce.training.device import choose_hardware
 
 
 def evaluate(
@@ -68,6 +68,8 @@ def evaluate(
             "Either a model with --source or --hypothesis must be given, but not both."
         )
     if model is None:
+        if source:
+            raise ConfigError("A --source needs a model to translate it.")
         hypotheses = list(read_text(hypothesis))
     else:
         if not source:

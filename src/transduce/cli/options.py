@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig, preset
-from transduce.experiments.settings import apply_assignments, apply_file
+from transduce.settings import apply_assignments, apply_file
 
 Files = Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")]
 """One file or several, one after the other."""
@@ -23,9 +23,16 @@ def run_config(
 ) -> RunConfig:
     """A preset, changed by a file, changed by single settings."""
     config = preset(name)
+    vocab_size = config.model.vocab_size
     if config_file is not None:
         config = apply_file(config, config_file)
-    return apply_assignments(config, assignments)
+    config = apply_assignments(config, assignments)
+    if config.model.vocab_size != vocab_size:
+        raise ConfigError(
+            "`model.vocab_size` must be left to the tokenizer, but is set; set "
+            "`tokenizer.vocab_size` instead."
+        )
+    return config
 
 
 def require_both(source: tuple[Path, ...], target: tuple[Path, ...]) -> None:

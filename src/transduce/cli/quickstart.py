@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.console import Console
 
 from transduce.cli.display import TrainingDisplay
+from transduce.device import choose_hardware
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.quickstart import QuickstartResult, run_quickstart
-from transduce.training.device import choose_hardware
 
 
 def quickstart(*, out: Path = Path("quickstart"), device: str = "auto") -> None:
@@ -30,13 +30,13 @@ def quickstart(*, out: Path = Path("quickstart"), device: str = "auto") -> None:
 
 
 def _show(result: QuickstartResult, out: Path, minutes: float) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     console.print("\nFive sentences with combinations of words never seen in training:")
     for example in result.examples:
-        console.print(f"  {example.source}", markup=False)
-        console.print(f"    -> {example.translation}", markup=False)
+        console.print(f"  {example.source}")
+        console.print(f"    -> {example.translation}")
         if example.translation != example.reference:
-            console.print(f"    expected: {example.reference}", markup=False)
+            console.print(f"    expected: {example.reference}")
     console.print(
         f"\nBLEU on unseen sentences: {result.bleu.score:.2f}\n  {result.bleu}\n"
         f"Learning curve: {result.run.picture}\n"
@@ -51,5 +51,4 @@ def _show(result: QuickstartResult, out: Path, minutes: float) -> None:
         "    --preset multi30k --out runs/mine\n"
         "(multi30k suits tens of thousands of pairs; base and big, the paper's models, "
         "suit millions.)",
-        markup=False,
     )

@@ -1,7 +1,6 @@
 """`transduce score`: how likely a model holds given translations."""
 
 import json
-import math
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +8,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.options import Files
+from transduce.decoding.scoring import perplexity
 from transduce.decoding.translator import WINDOW_LINES, load
+from transduce.device import choose_hardware
 from transduce.text.corpus import read_pairs
-from transduce.training.device import choose_hardware
 
 
 def score(
@@ -58,16 +58,16 @@ def score(
 
 
 def _print_total(total: float, num_tokens: int, num_pairs: int, jsonl: bool) -> None:
-    perplexity = math.exp(-total / max(num_tokens, 1))
+    mean = perplexity(total, max(num_tokens, 1))
     if jsonl:
         summary = {
             "total_log_probability": total,
             "total_tokens": num_tokens,
-            "perplexity": perplexity,
+            "perplexity": mean,
         }
         print(json.dumps(summary))
     else:
         print(
             f"# {num_pairs:,} pairs, {num_tokens:,} tokens: log-probability "
-            f"{total:.4f}, perplexity {perplexity:.4f} a token"
+            f"{total:.4f}, perplexity {mean:.4f} a token"
         )

@@ -7,19 +7,22 @@ from cyclopts import Parameter
 
 from transduce.cli.display import TrainingDisplay
 from transduce.cli.options import Assignments, Files, require_both, run_config
+from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
-from transduce.experiments.pipeline import refuse_changed_settings
+from transduce.experiments.pipeline import (
+    refuse_changed_files,
+    refuse_changed_settings,
+)
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.preparation import CorpusFiles
-from transduce.training.device import Precision, choose_hardware
 from transduce.training.trainer import TrainingStoppedError
 
 
 def train(
     *,
     out: Path,
-    preset: str = "base",
+    preset: str | None = None,
     source: Files = (),
     target: Files = (),
     dev_source: Files = (),
@@ -37,7 +40,8 @@ def train(
     out
         The run's folder; new, or with --resume one that holds a run.
     preset
-        The settings to begin with: base, big, a row of Table 3 (C-N2, ...), multi30k.
+        The settings to begin with: base (if none is given), big, a row of Table 3
+        (C-N2, ...), multi30k.
     source
         Text files, one sentence a line, plain or gzip.
     target
@@ -58,15 +62,20 @@ def train(
         Of matrix products: bf16 where the processor is good at it, by default.
     """
     hardware = choose_hardware(device, precision)
-    run = run_config(preset, config, settings)
+    run = run_config(preset or "base", config, settings)
+    files = _corpus_files(source, target, dev_source, dev_target)
+    if resume:
+        if preset or config or settings:
+            refuse_changed_settings(out, run)
+        if source or dev_source:
+            refuse_changed_files(out, files)
+    elif not source:
+        raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
     with TrainingDisplay(run.training.steps) as display:
         try:
             if resume:
-                if preset != "base" or config is not None or settings:
-                    refuse_changed_settings(out, run)
                 result = resume_run(out, hardware, display)
             else:
-                files = _corpus_files(source, target, dev_source, dev_target)
                 result = train_run(files, run, out, hardware, display)
         except TrainingStoppedError as interrupted:
             raise TrainingStoppedError(
@@ -83,8 +92,6 @@ def _corpus_files(
 ) -> CorpusFiles:
     require_both(source, target)
     require_both(dev_source, dev_target)
-    if not source:
-        raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
     return CorpusFiles(
         source=source, target=target, dev_source=dev_source, dev_target=dev_target
     )

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -12,9 +12,9 @@ from cyclopts import Parameter
 
 from transduce.decoding.beam_search import SearchConfig
 from transduce.decoding.translator import Translation, load
+from transduce.device import choose_hardware
 from transduce.errors import ConfigError, DataError
 from transduce.text.corpus import read_stream, read_text
-from transduce.training.device import choose_hardware
 
 
 def translate(
@@ -50,11 +50,16 @@ def translate(
     device
         auto, cpu or cuda.
     """
+    config = SearchConfig(beam_size=beam_size, length_penalty=length_penalty)
     if not 1 <= nbest <= beam_size:
         raise ConfigError(
             f"`nbest` must be from 1 to the beam size {beam_size}, but is {nbest}."
         )
-    config = SearchConfig(beam_size=beam_size, length_penalty=length_penalty)
+    if input and output and output.exists() and input.samefile(output):
+        raise ConfigError(
+            f"{output}: the output must be another file than the input, but is the "
+            "same; choose another name."
+        )
     translator = load(model, choose_hardware(device).device.type)
     lines = read_stream(sys.stdin.buffer) if input is None else read_text([input])
     with _writer(output) as file:
@@ -81,11 +86,33 @@ def _lines(translation: Translation, nbest: int, jsonl: bool) -> Iterator[str]:
         yield from found + [""] * (nbest - len(found))
 
 
-def _writer(output: Path | None) -> "nullcontext[TextIO] | TextIO":
+@contextmanager
+def _writer(output: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file that appears when all is written."""
     if output is None:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream
-        return nullcontext(sys.stdout)
+        yield sys.stdout
+    else:
+        try:
+            with _file_writer(output) as file:
+                yield file
+        except OSError as error:
+            raise DataError(
+                f"{output}: cannot be written ({error.strerror})."
+            ) from None
+
+
+@contextmanager
+def _file_writer(output: Path) -> Iterator[TextIO]:
+    if output.exists() and not output.is_file():
+        # A pipe or a device, which cannot be put in place of another.
+        with output.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        return
+    new = output.with_name(f".{output.name}.transduce-new")
     try:
-        return output.open("w", encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise DataError(f"{output}: cannot be written ({error.strerror}).") from None
+        with new.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        new.replace(output)
+    finally:
+        new.unlink(missing_ok=True)

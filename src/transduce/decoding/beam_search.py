@@ -17,6 +17,9 @@ from torch import Tensor
 
 from transduce.errors import ConfigError
 
+MAX_LENGTH_PENALTY = 10
+"""Beyond all sense, but the penalty of the longest line is still a number."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
@@ -34,10 +37,10 @@ class SearchConfig:
             raise ConfigError(
                 f"`search.beam_size` must be at least 1, but is {self.beam_size}."
             )
-        if not 0 <= self.length_penalty < math.inf:
+        if not 0 <= self.length_penalty <= MAX_LENGTH_PENALTY:
             raise ConfigError(
-                "`search.length_penalty` must be at least 0, but is "
-                f"{self.length_penalty}."
+                f"`search.length_penalty` must be from 0 to {MAX_LENGTH_PENALTY}, but "
+                f"is {self.length_penalty}."
             )
         if self.extra_length < 0:
             raise ConfigError(
@@ -53,7 +56,7 @@ class NextTokenModel(Protocol):
     """
 
     def step(self, last_ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
-        """Read one more token in each row; return log-probabilities of the next."""
+        """Read one more token in each row; log-probabilities of the next, to keep."""
         ...
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:

@@ -24,7 +24,15 @@ class TargetScore:
     @property
     def perplexity(self) -> float:
         """Of a token."""
-        return math.exp(-self.log_probability / self.num_tokens)
+        return perplexity(self.log_probability, self.num_tokens)
+
+
+def perplexity(log_probability: float, num_tokens: int) -> float:
+    """Of a token; infinite where a double cannot hold it."""
+    try:
+        return math.exp(-log_probability / num_tokens)
+    except OverflowError:
+        return math.inf
 
 
 @torch.no_grad()

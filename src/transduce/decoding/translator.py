@@ -14,6 +14,7 @@ from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import Hypothesis, SearchConfig, beam_search
 from transduce.decoding.greedy_search import greedy_search
 from transduce.decoding.scoring import TargetScore, score_targets
+from transduce.device import choose_hardware
 from transduce.errors import RequestError
 from transduce.model.cache import DecodingState
 from transduce.model.transformer import Transformer
@@ -90,7 +91,10 @@ class Translator:
         source_ids = self.tokenizer.encode_batch(sources)
         target_ids = self.tokenizer.encode_batch(targets)
         scores: dict[int, TargetScore] = {}
-        for batch in _similar_lengths(source_ids, BATCH_POSITIONS):
+        lengths = [
+            max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)
+        ]
+        for batch in _similar_lengths(lengths, BATCH_POSITIONS):
             found = score_targets(
                 self.model,
                 self._pad([source_ids[i] for i in batch]),
@@ -107,7 +111,8 @@ class Translator:
         translations = [empty] * len(sources)
         nonempty = [i for i, sentence in enumerate(ids) if sentence]
         chosen = [ids[i] for i in nonempty]
-        for batch in _similar_lengths(chosen, BATCH_POSITIONS // config.beam_size):
+        lengths = [len(sentence) for sentence in chosen]
+        for batch in _similar_lengths(lengths, BATCH_POSITIONS // config.beam_size):
             found = self._search([chosen[i] for i in batch], config)
             for i, hypotheses in zip(batch, found, strict=True):
                 translations[nonempty[i]] = self._translation(hypotheses)
@@ -171,17 +176,18 @@ class IncrementalDecoder:
 
 
 def load(path: str | Path, device: str = "auto") -> Translator:
-    """A translator from a model or run folder; `CheckpointError` if it is damaged."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Translator(load_model(Path(path)), torch.device(device))
+    """A translator from a model or run folder.
+
+    `CheckpointError` if it is damaged, `RequestError` if the device is not there.
+    """
+    return Translator(load_model(Path(path)), choose_hardware(device).device)
 
 
-def _similar_lengths(ids: list[list[int]], positions: int) -> Iterator[list[int]]:
+def _similar_lengths(lengths: list[int], positions: int) -> Iterator[list[int]]:
     """Indices of sentences in batches, longest first."""
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     start = 0
     while start < len(order):
-        rows = max(positions // (len(ids[order[start]]) + 1), 1)
+        rows = max(positions // (lengths[order[start]] + 1), 1)
         yield order[start : start + rows]
         start += rows

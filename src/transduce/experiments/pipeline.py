@@ -1,6 +1,7 @@
 """From two text files to a trained, averaged, scored model (sections 5 and 6.1)."""
 
 import shutil
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -20,19 +21,21 @@ from transduce.data.batches import Batcher, SpecialIds
 from transduce.data.dataset import open_dataset
 from transduce.decoding.beam_search import SearchConfig
 from transduce.decoding.translator import Translator
+from transduce.device import Hardware, keep_freed_memory
 from transduce.errors import CheckpointError, ConfigError
 from transduce.evaluation.bleu import BleuScore, corpus_bleu
 from transduce.experiments.preparation import CorpusFiles, Preparation
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import PICTURE, RunFolder
+from transduce.experiments.run_folder import PICTURE, RunFolder, absolute_names
 from transduce.model.transformer import Transformer
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizer
-from transduce.training.device import Hardware, keep_freed_memory
 from transduce.training.interruption import stop_on_signal
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import StepReport, Trainer, TrainingState
 
+BYTES_PER_PARAMETER = 16
+"""Weight, gradient and Adam's two moments, four bytes each."""
 LOG_STEPS = 10
 """Updates between lines of the log."""
 
@@ -89,7 +92,11 @@ def train(
     hardware: Hardware,
     observer: RunObserver,
 ) -> RunResult:
-    """Train a new run in the folder `out`."""
+    """Train a new run in the folder `out`.
+
+    `ConfigError` if the model cannot fit in memory.
+    """
+    _require_memory(config, hardware)
     folder, preparation = RunFolder.create(out, files, config)
     return _Run(folder, config, hardware, observer).train(preparation)
 
@@ -112,6 +119,32 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
                     f"but {value!r} is asked for; leave the setting out, or begin "
                     "another run."
                 )
+
+
+def refuse_changed_files(out: Path, files: CorpusFiles) -> None:
+    """`ConfigError` if a run to be resumed was begun with other files."""
+    folder, _ = RunFolder.open(out)
+    if (begun := folder.files()) != absolute_names(files):
+        raise ConfigError(
+            f"{out}: the run to resume was begun with other files "
+            f"({', '.join(begun['source'] + begun['target'])}, ...); leave the files "
+            "out, or begin another run."
+        )
+
+
+def _require_memory(config: RunConfig, hardware: Hardware) -> None:
+    try:
+        with torch.device("meta"):
+            num_parameters = Transformer(config.model).num_parameters()
+    except RuntimeError:  # more than can be counted
+        num_parameters = sys.maxsize
+    needed, present = BYTES_PER_PARAMETER * num_parameters, hardware.memory_bytes()
+    if needed > present:
+        raise ConfigError(
+            f"Training must fit in the {present / 1e9:,.0f} GB of memory, but a model "
+            f"of {num_parameters:,} parameters takes {needed / 1e9:,.0f} GB; make "
+            "`model.d_model`, `model.d_ff` or `model.num_layers` smaller."
+        )
 
 
 class _Run:

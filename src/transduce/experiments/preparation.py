@@ -159,6 +159,12 @@ def _sides(pairs: Iterable[SentencePair]) -> Iterator[str]:
 
 def _require_pairs(source: Sequence[Path], target: Sequence[Path]) -> None:
     """Read all pairs once, so that a fault anywhere is found before any work."""
+    for path in (*source, *target):
+        if path.exists() and not path.is_file():
+            raise DataError(
+                f"{path}: a corpus must be a file, since it is read several times, but "
+                "is a folder or a pipe."
+            )
     if sum(1 for _ in read_pairs(source, target)) == 0:
         raise DataError(
             f"{source[0]}: a corpus must have at least one line, but is empty."

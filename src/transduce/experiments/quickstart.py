@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from transduce.decoding.translator import load
+from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import BleuScore, corpus_bleu
 from transduce.experiments.pipeline import RunObserver, RunResult, train
@@ -13,7 +14,6 @@ from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS
 from transduce.text.corpus import write_lines
 from transduce.text.grammar import Grammar, GrammarSentence
-from transduce.training.device import Hardware
 
 NUM_TRAINING, NUM_DEV, NUM_TEST = 30_000, 300, 500
 SEED = 1

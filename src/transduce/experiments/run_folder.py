@@ -5,15 +5,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transduce.checkpoint import CHECKPOINTS, checkpoints_of, read_json, write_folder
+from transduce.checkpoint import (
+    CHECKPOINTS,
+    STOPPED,
+    checkpoints_of,
+    read_json,
+    write_folder,
+)
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.preparation import CorpusFiles, Preparation, prepare
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.settings import apply_mapping, as_mapping
+from transduce.settings import apply_mapping, as_mapping
 
 FORMAT = 1
 RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
-STOPPED = "stopped"
+
+
+def absolute_names(files: CorpusFiles) -> dict[str, list[str]]:
+    """The names of a run's files by their part, whatever the current folder."""
+    return {
+        part: [str(file.absolute()) for file in getattr(files, part)]
+        for part in ("source", "target", "dev_source", "dev_target")
+    }
 
 
 class RunFolder:
@@ -38,10 +51,7 @@ class RunFolder:
             preparations.append(prepare(files, config, new))
             record = {
                 "format": FORMAT,
-                "files": {
-                    name: [str(file.absolute()) for file in getattr(files, name)]
-                    for name in ("source", "target", "dev_source", "dev_target")
-                },
+                "files": absolute_names(files),
                 "settings": as_mapping(config),
             }
             text = json.dumps(record, indent=2) + "\n"
@@ -72,6 +82,11 @@ class RunFolder:
                 "restore the file, or begin another run."
             )
         return cls(path), apply_mapping(RunConfig(), settings, f"{path / RECORD}: ")
+
+    def files(self) -> dict[str, list[str]]:
+        """The files the run was begun with, by their part."""
+        files: dict[str, list[str]] = read_json(self.path / RECORD)["files"]
+        return files
 
     @property
     def corpus(self) -> Path:

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import BufferedIOBase
 from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
@@ -63,8 +62,11 @@ class Line:
 def read_lines(path: Path) -> Iterator[Line]:
     """The lines of a plain or gzip file, raw, one after the other."""
     try:
-        with _open(path) as file:
-            yield from _lines(file.readline, path)
+        # Opened once, as a pipe can be read but once.
+        with path.open("rb") as file:
+            is_gzip = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
+            stream = gzip.GzipFile(fileobj=file) if is_gzip else file
+            yield from _lines(stream.readline, path)
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise DataError(
             f"{path}: the gzip file is damaged or cut short; fetch it again."
@@ -121,14 +123,6 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write one line each; the only line end is LF."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(line + "\n" for line in lines)
-
-
-def _open(path: Path) -> BufferedIOBase:
-    with path.open("rb") as file:
-        magic = file.read(len(GZIP_MAGIC))
-    if magic == GZIP_MAGIC:
-        return gzip.open(path, "rb")
-    return path.open("rb")
 
 
 def _lines(readline: Callable[[int], bytes], path: Path) -> Iterator[Line]:

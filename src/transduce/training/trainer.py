@@ -11,9 +11,9 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from transduce.data.batches import Batch, Batcher, Update
+from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.model.transformer import PAD, Transformer
-from transduce.training.device import Hardware
 from transduce.training.loss import Loss, smoothed_cross_entropy
 from transduce.training.schedule import learning_rate
 
@@ -245,7 +245,7 @@ class Trainer:
         if not math.isfinite(smoothed):
             raise TransduceError(
                 f"The loss must be a number, but is {smoothed} at step "
-                f"{self.progress.step:,}; resume with a lower "
+                f"{self.progress.step:,}; begin another run with a lower "
                 "`training.learning_rate_scale`."
             )
         num_tokens = update.num_source_tokens + update.num_target_tokens

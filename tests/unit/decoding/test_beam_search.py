@@ -220,7 +220,7 @@ def test_search_goes_on_while_something_alive_can_overtake() -> None:
     [
         ("beam_size", 0, "at least 1, but is 0"),
         ("beam_size", -3, "at least 1, but is -3"),
-        ("length_penalty", -0.1, "at least 0, but is -0.1"),
+        ("length_penalty", -0.1, "from 0 to 10, but is -0.1"),
         ("extra_length", -1, "at least 0, but is -1"),
     ],
 )

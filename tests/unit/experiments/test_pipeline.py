@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import average, load_model
+from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.pipeline import (
     DevScore,
@@ -18,7 +19,6 @@ from transduce.experiments.pipeline import (
 from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import RunFolder
-from transduce.training.device import Hardware
 from transduce.training.trainer import StepReport
 
 TINY = replace(

@@ -275,7 +275,7 @@ def test_a_loss_that_is_no_number_ends_training_unsaved(make_trainer, value):
     events = []
     with pytest.raises(
         TransduceError,
-        match="must be a number, but is (nan|inf) at step 1; resume with",
+        match="must be a number, but is (nan|inf) at step 1; begin another run with",
     ):
         run(trainer, on_step=events.append, save=lambda: events.append("saved"))
     assert events == []

@@ -6,8 +6,8 @@ import platform
 import pytest
 import torch
 
+from transduce.device import Hardware, choose_hardware, keep_freed_memory
 from transduce.errors import ConfigError, RequestError
-from transduce.training.device import Hardware, choose_hardware, keep_freed_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

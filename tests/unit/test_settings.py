@@ -5,7 +5,7 @@ import pytest
 
 from transduce.errors import ConfigError
 from transduce.experiments.presets import BASE, PRESETS, RunConfig
-from transduce.experiments.settings import (
+from transduce.settings import (
     apply_assignments,
     apply_file,
     apply_mapping,

@@ -17,7 +17,7 @@ Config = TypeVar("Config")
 def apply_file(config: Config, path: Path) -> Config:
     """Change the settings that a TOML file names, table by table."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(
             f"{path}: the settings cannot be read ({error.strerror})."

@@ -1,10 +1,11 @@
 """Where to compute, and in which precision."""
 
 import ctypes
+import os
 import platform
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -29,6 +30,12 @@ class Hardware:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
+    def memory_bytes(self) -> int:
+        """What the device has in all."""
+        if self.device.type == "cuda":
+            return torch.cuda.mem_get_info(self.device)[1]
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
     def __str__(self) -> str:
         precision = "fp32" if self.dtype == torch.float32 else "bf16"
         return f"{self.device.type} ({precision})"
@@ -42,6 +49,10 @@ def choose_hardware(device: str = "auto", precision: Precision = "auto") -> Hard
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(
             f'`device` must be "auto", "cpu" or "cuda", but is "{device}".'
+        )
+    if precision not in get_args(Precision):
+        raise ConfigError(
+            f'`precision` must be "auto", "fp32" or "bf16", but is "{precision}".'
         )
     if device == "cuda" and not torch.cuda.is_available():
         raise RequestError(
