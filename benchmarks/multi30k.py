@@ -1,0 +1,123 @@
+"""Train and score the `multi30k` preset on Multi30k, by the commands a user types.
+
+    python benchmarks/multi30k.py --data DIR --out RUNS [--tasks tok-en-de de-en ...]
+
+DIR holds train, val, test_2016_flickr, test_2017_flickr and test_2017_mscoco with the
+endings .en, .de and .fr, and `tok/` the same, lower-cased and tokenised by the data
+set's authors (Elliott et al., 2016 and 2017). An interrupted run is resumed. Further
+options go to `transduce train`. Results are printed as Markdown.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from machine import describe_machine
+
+TASKS = ("tok-en-de", "en-de", "de-en", "en-fr")
+TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+BEAM_SIZE = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One direction of the corpus."""
+
+    name: str
+    folder: Path
+    source: str
+    target: str
+
+    @classmethod
+    def named(cls, name: str, data: Path) -> "Task":
+        *prefix, source, target = name.split("-")
+        folder = data / prefix[0] if prefix else data
+        return cls(name=name, folder=folder, source=source, target=target)
+
+    @property
+    def is_tokenized(self) -> bool:
+        return self.folder.name == "tok"
+
+    def files(self, split: str) -> tuple[str, str]:
+        """The two sides of a split."""
+        stem = self.folder / split
+        return f"{stem}.{self.source}", f"{stem}.{self.target}"
+
+
+def train(task: Task, run: Path, options: list[str]) -> None:
+    """Train, or go on with a run that was stopped."""
+    source, target = task.files("train")
+    dev_source, dev_target = task.files("val")
+    files = ["--source", source, "--target", target]
+    files += ["--dev-source", dev_source, "--dev-target", dev_target]
+    begin = ["--preset", "multi30k", *files, *options]
+    how = ["--resume"] if (run / "config.json").is_file() else begin
+    subprocess.run([*TRANSDUCE, "train", "--out", str(run), *how], check=True)
+
+
+def scores(task: Task, run: Path, split: str) -> dict[str, float]:
+    """Scores of the averaged model on a test set, by name."""
+    source, reference = task.files(split)
+    command = [*TRANSDUCE, "evaluate", str(run), "--source", source]
+    command += ["--reference", reference, "--language", task.target, "--json"]
+    command += ["--beam-size", str(BEAM_SIZE)]
+    command += ["--tokenized"] if task.is_tokenized else []
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {score["name"]: score["score"] for score in json.loads(printed)}
+
+
+def minutes_of(run: Path) -> float:
+    """Minutes that the updates took, by the log; scoring in between is not counted."""
+    log = map(json.loads, (run / "log.jsonl").read_text(encoding="utf-8").splitlines())
+    steps = [entry for entry in log if entry["kind"] == "step"]
+    mean = sum(entry["seconds"] for entry in steps) / len(steps)
+    return mean * steps[-1]["step"] / 60
+
+
+def report(task: Task, run: Path, minutes: float) -> str:
+    """The scores of a task as a Markdown table."""
+    found = {split: scores(task, run, split) for split in TESTS if has(task, split)}
+    names = list(next(iter(found.values())))
+    rows = [
+        f"| {split} | " + " | ".join(f"{by_name[name]:.2f}" for name in names) + " |"
+        for split, by_name in found.items()
+    ]
+    head = f"| {task.name} | " + " | ".join(names) + " |"
+    line = "|---" * (len(names) + 1) + "|"
+    times = (
+        f"{minutes_of(run):.0f} minutes of updates; {minutes:.0f} minutes in the last "
+        "call, scoring included."
+    )
+    return "\n".join([head, line, *rows, "", times, ""])
+
+
+def has(task: Task, split: str) -> bool:
+    """Whether the corpus has that test set in both languages."""
+    return all(Path(file).is_file() for file in task.files(split))
+
+
+TRANSDUCE = [sys.executable, "-m", "transduce"]
+
+
+def main() -> None:
+    """Train and score each task, and print what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
+    arguments, options = parser.parse_known_args()
+    for name in arguments.tasks:
+        task = Task.named(name, arguments.data)
+        started = time.monotonic()
+        train(task, arguments.out / name, options)
+        minutes = (time.monotonic() - started) / 60
+        print(report(task, arguments.out / name, minutes), flush=True)
+    print(describe_machine())
+
+
+if __name__ == "__main__":
+    main()
