@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from transduce.errors import CheckpointError, ConfigError
+from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.settings import apply_mapping
@@ -43,11 +43,12 @@ class Checkpoint:
     """Updates it was trained for; of an average, the last member's."""
 
     def build(self) -> Transformer:
-        """The model, ready to compute, on these very weights."""
+        """The model, ready to compute, on a copy of the weights."""
         # Random first weights would take time, and change what dropout draws next.
         with torch.device("meta"):
             model = Transformer(self.config)
-        model.load_state_dict(dict(self.weights), assign=True)
+        weights = {name: weight.clone() for name, weight in self.weights.items()}
+        model.load_state_dict(weights, assign=True)
         return model.eval()
 
 
@@ -85,6 +86,14 @@ def load_model(path: Path) -> Checkpoint:
     return Checkpoint(config=config, weights=weights, tokenizer=tokenizer, step=step)
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove a folder at once; a crash on the way leaves none of that name."""
+    going = folder.with_name(f".{folder.name}.transduce-old")
+    _remove(going)
+    folder.rename(going)
+    _remove(going)
+
+
 def find_model(path: Path) -> Path:
     """The model folder itself, or a run's averaged, else best, else newest model."""
     newest = [path / STOPPED, *reversed(checkpoints_of(path))]
@@ -93,7 +102,7 @@ def find_model(path: Path) -> Path:
             return folder
     raise CheckpointError(
         f"{path}: must be a model or a run, but holds no {WEIGHTS}, nor does any "
-        "checkpoint in it; train one with `transduce train`."
+        "checkpoint in it; name another folder, or train one with `transduce train`."
     )
 
 
@@ -110,16 +119,13 @@ def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
         )
     last = checkpoints[-1]
     for other in checkpoints:
-        if other.config != last.config:
+        if other.config != last.config or other.tokenizer != last.tokenizer:
             raise CheckpointError(
                 "Averaged checkpoints must be of one model, but those of step "
-                f"{other.step} and {last.step} have different settings."
+                f"{other.step} and {last.step} have different settings or tokenizers."
             )
     mean = {
-        name: torch.stack([c.weights[name].double() for c in checkpoints])
-        .mean(0)
-        .float()
-        for name in last.weights
+        name: _mean([c.weights[name] for c in checkpoints]) for name in last.weights
     }
     return Checkpoint(
         config=last.config, weights=mean, tokenizer=last.tokenizer, step=last.step
@@ -127,42 +133,48 @@ def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a new folder, then put it in place of the old in one move.
+    """Let `write` fill a new folder, then put it in place of the old.
 
     `CheckpointError` if the disk is full; what was there before stays.
     """
     folder = folder.absolute()
-    parents = [parent for parent in folder.parents if not parent.exists()]
+    missing_parents = [parent for parent in folder.parents if not parent.exists()]
     new = folder.with_name(f".{folder.name}.transduce-new")
-    old = folder.with_name(f".{folder.name}.transduce-old")
     try:
         _remove(new)
         new.mkdir(parents=True)
         write(new)
         _sync(new)
-        if folder.exists():
-            _remove(old)
-            folder.rename(old)
-        try:
-            new.rename(folder)
-        except OSError:
-            if old.exists():
-                old.rename(folder)
-            raise
-        _sync_folder(folder.parent)
-        _remove(old)
+        _put_in_place(new, folder)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "free some space" if full else "mend that"
         raise CheckpointError(
-            f"{folder}: cannot be saved ({error.strerror or error}); {remedy} and go "
-            "on from what was saved before."
+            f"{folder}: cannot be saved ({error.strerror or error}); {remedy} and try "
+            "again. What was saved before is still there."
         ) from None
     finally:
         _remove(new)
-        for parent in parents:
+        for parent in missing_parents:
             with suppress(OSError):  # it is in use
                 parent.rmdir()
+
+
+def _put_in_place(new: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.transduce-old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)  # a crash came between the two moves below
+    if folder.exists():
+        _remove(old)
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except BaseException:
+        if old.exists():
+            old.rename(folder)
+        raise
+    _sync_folder(folder.parent)
+    _remove(old)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -199,10 +211,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _mean(weights: Sequence[Tensor]) -> Tensor:
+    """In double precision, so that the mean of equal weights is that weight."""
+    total = weights[0].double()
+    for weight in weights[1:]:
+        total = total + weight
+    return (total / len(weights)).float()
+
+
 def _read_config(path: Path) -> tuple[ModelConfig, int]:
     content = read_json(path)
     if content.get("format") != FORMAT:
-        raise CheckpointError(
+        raise VersionError(
             f"{path}: the format must be {FORMAT}, but is {content.get('format')}; the "
             "model was saved by another version of transduce."
         )
@@ -230,8 +250,8 @@ def _check_weights(
 ) -> None:
     with torch.device("meta"):
         expected = Transformer(config).state_dict()
-    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    if shapes != {name: tuple(weight.shape) for name, weight in expected.items()}:
+    kinds = {name: (tuple(w.shape), w.dtype) for name, w in weights.items()}
+    if kinds != {name: (tuple(w.shape), w.dtype) for name, w in expected.items()}:
         raise CheckpointError(
             f"{path}: the weights must fit the settings beside them, but do not; the "
             "files are of different models."

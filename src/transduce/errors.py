@@ -3,7 +3,8 @@
 TransduceError
   ConfigError          a setting is impossible
   DataError            a file cannot be used: path and line are said
-  CheckpointError      missing, damaged or from another version
+  CheckpointError      missing or damaged
+    VersionError         ... or sound, but saved by another version of transduce
   RequestError         the caller asked for what the model or machine cannot do
 """
 
@@ -21,7 +22,11 @@ class DataError(TransduceError):
 
 
 class CheckpointError(TransduceError):
-    """A checkpoint is missing, damaged or from another version."""
+    """A checkpoint is missing or damaged."""
+
+
+class VersionError(CheckpointError):
+    """A checkpoint is sound, but was saved by another version of transduce."""
 
 
 class RequestError(TransduceError):

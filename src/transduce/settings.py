@@ -3,7 +3,7 @@
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,7 +50,7 @@ def apply_mapping(
     for name, value in content.items():
         key = f"{prefix}{name}"
         if name not in names:
-            raise ConfigError(_unknown(key, [f"{prefix}{n}" for n in names], where))
+            raise ConfigError(_unknown(key, config, prefix, where))
         current = getattr(config, name)
         if is_dataclass(current):
             if not isinstance(value, Mapping):
@@ -104,9 +104,24 @@ def _describe(options: Sequence[Any]) -> str:
     return " or ".join(described)
 
 
-def _unknown(key: str, known: list[str], where: str) -> str:
-    matches = get_close_matches(key, known, n=1, cutoff=0.4)
-    hint = (
-        f"did you mean `{matches[0]}`?" if matches else f"known are {', '.join(known)}."
-    )
+def _unknown(key: str, config: Any, prefix: str, where: str) -> str:
+    """Name what was meant: the setting beside it, or one elsewhere that ends alike."""
+    beside = [f"{prefix}{field.name}" for field in fields(config)]
+    by_ending = {name.rpartition(".")[2]: name for name in _names(config, prefix)}
+    endings = get_close_matches(key.rpartition(".")[2], by_ending, n=1)
+    matches = [
+        *get_close_matches(key, beside, n=1, cutoff=0.75),
+        *(by_ending[ending] for ending in endings),
+    ]
+    known = f"known are {', '.join(beside)}."
+    hint = f"did you mean `{matches[0]}`?" if matches else known
     return f"{where}there is no setting `{key}`; {hint}"
+
+
+def _names(config: Any, prefix: str) -> Iterator[str]:
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            yield from _names(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"

@@ -88,7 +88,7 @@ def test_a_model_without_a_source_is_refused(
     refuses: Callable[..., str], model: Path, reference: Path
 ) -> None:
     message = refuses("evaluate", model, "--reference", reference)
-    assert message == "A model must have a --source to translate."
+    assert message == "A --source and a model to translate it must go together."
 
 
 def test_a_source_without_a_model_is_refused(
@@ -103,7 +103,8 @@ def test_unequal_numbers_of_lines_are_refused(
 ) -> None:
     (tmp_path / "short").write_text("eins\n")
     files = ("--hypothesis", tmp_path / "short", "--reference", reference)
-    assert "The number of references must be 1" in refuses("evaluate", *files)
+    message = refuses("evaluate", *files)
+    assert "short:2: source and target must have equally many lines" in message
 
 
 def test_no_lines_have_no_score(refuses: Callable[..., str], tmp_path: Path) -> None:

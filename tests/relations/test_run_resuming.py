@@ -1,6 +1,7 @@
 """A run that was stopped and resumed is the run that was not, bit for bit."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch
 
 from transduce.checkpoint import load_model
 from transduce.device import Hardware
+from transduce.errors import CheckpointError, VersionError
 from transduce.experiments.pipeline import DevScore, RunStart, resume, train
 from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS, RunConfig
@@ -197,6 +199,17 @@ def test_a_run_stopped_many_times_ends_at_the_same_weights(
     assert_logs_agree(tmp_path / "run", uninterrupted)
 
 
+def test_a_run_in_bf16_ends_at_the_same_weights_when_resumed(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    bf16 = Hardware(device=torch.device("cpu"), dtype=torch.bfloat16)
+    train(files, CONFIG, tmp_path / "whole", bf16, SendsSignal())
+    with pytest.raises(TrainingStoppedError):
+        train(files, CONFIG, tmp_path / "run", bf16, SendsSignal(7))
+    resume(tmp_path / "run", bf16, SendsSignal())
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+
+
 def test_termination_is_a_request_to_stop_too(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
@@ -246,16 +259,39 @@ def test_a_state_that_lacks_tensors_is_passed_over_with_a_warning(
     assert_same_weights(tmp_path / "run", uninterrupted)
 
 
-def test_a_run_whose_only_checkpoint_is_damaged_begins_again(
-    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+def test_a_run_whose_only_checkpoint_is_damaged_is_not_begun_again(
+    files: CorpusFiles, tmp_path: Path
 ) -> None:
     start_and_stop(files, tmp_path / "run", 2)
     (newest(tmp_path / "run") / "training.json").unlink()
-    observer = SendsSignal()
-    resume(tmp_path / "run", CPU, observer)
-    assert observer.first_step == 0
+    with pytest.raises(CheckpointError, match="no checkpoint can be used; all are set"):
+        resume(tmp_path / "run", CPU, SendsSignal())
+    aside = tmp_path / "run" / "checkpoints" / "damaged-stopped"
+    assert (aside / "model.safetensors").is_file()
+
+
+def test_a_checkpoint_of_another_version_is_left_as_it_is(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    start_and_stop(files, tmp_path / "run", 7)
+    config = newest(tmp_path / "run") / "config.json"
+    config.write_text(config.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(VersionError, match="the format must be 1, but is 2"):
+        resume(tmp_path / "run", CPU, SendsSignal())
+    assert config.is_file()
+
+
+def test_a_checkpoint_half_removed_does_not_stop_the_average(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    start_and_stop(files, tmp_path / "run", 17)
+    last = CONFIG.training.keep_checkpoints
+    oldest = RunFolder(tmp_path / "run").checkpoints()[-last]
+    left = oldest.with_name("step-00000001")
+    shutil.copytree(oldest, left)
+    (left / "config.json").unlink()
+    resume(tmp_path / "run", CPU, SendsSignal())
     assert_same_weights(tmp_path / "run", uninterrupted)
-    assert_logs_agree(tmp_path / "run", uninterrupted)
 
 
 LONG = replace(

@@ -413,9 +413,9 @@ def failing(error: BaseException) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "No space left on device.*free some space and go on"),
-        (errno.EDQUOT, "quota exceeded.*free some space and go on"),
-        (errno.EIO, "error.*mend that and go on"),
+        (errno.ENOSPC, "No space left on device.*free some space and try"),
+        (errno.EDQUOT, "quota exceeded.*free some space and try"),
+        (errno.EIO, "error.*mend that and try"),
     ],
 )
 def test_a_folder_that_cannot_be_written_leaves_the_old_one(folder, number, remedy):

@@ -60,6 +60,8 @@ def test_the_last_assignment_of_a_setting_counts() -> None:
             r"no setting `model\.dropuot`; did you mean `model\.drop",
         ),
         ("modle.dropout=0.2", "no setting `modle`; did you mean `model`"),
+        ("dropout=0.2", r"no setting `dropout`; did you mean `model\.dropout`"),
+        ("steps=4", r"no setting `steps`; did you mean `training\.steps`"),
         ("zzz=1", "no setting `zzz`; known are tokenizer, model, batching, training"),
         ("=1", "no setting ``; known are tokenizer"),
         ("model=3", "`model` must be a table, but is 3"),

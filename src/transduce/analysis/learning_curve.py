@@ -12,7 +12,7 @@ TRAINING, DEV = "#4477aa", "#ee6677"
 
 
 def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Draw loss and, if there is a dev corpus, BLEU over the updates, as PNG."""
+    """Draw loss and, if there is a dev corpus, BLEU over the steps, as PNG."""
     entries = list(log)
     steps = [e for e in entries if e["kind"] == "step"]
     scores = [e for e in entries if e["kind"] == "dev"]
@@ -21,11 +21,11 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
     loss_axes, bleu_axes = figure.subplots(1, 2)
     _line(loss_axes, steps, "loss", "training (with dropout)", TRAINING)
     _line(loss_axes, scores, "loss", "dev", DEV, marker="o")
-    loss_axes.set(xlabel="update", ylabel="smoothed loss, nats per target token")
+    loss_axes.set(xlabel="step", ylabel="smoothed loss, nats per target token")
     _line(bleu_axes, scores, "bleu", "dev, greedy", DEV, marker="o")
     averaged = [e for e in entries if e["kind"] == "averaged"]
     _line(bleu_axes, averaged, "bleu", "average, beam search", TRAINING, marker="D")
-    bleu_axes.set(xlabel="update", ylabel="sacreBLEU")
+    bleu_axes.set(xlabel="step", ylabel="sacreBLEU")
     for axes in (loss_axes, bleu_axes):
         axes.grid(visible=True, alpha=0.3)
         if axes.get_legend_handles_labels()[0]:

@@ -80,8 +80,9 @@ class TrainingDisplay:
             self._console.print(f"step {report.step:,}: {figures}")
 
     def scored(self, score: DevScore) -> None:
+        of = f"average of {score.num_averaged}" if score.num_averaged > 1 else "dev"
         self._console.print(
-            f"step {score.step:,}: dev loss {score.loss:.3f}, perplexity "
+            f"step {score.step:,}: {of}: loss {score.loss:.3f}, perplexity "
             f"{score.perplexity:.2f}, {score.bleu.name} {score.bleu.score:.2f}"
         )
 

@@ -10,7 +10,6 @@ from cyclopts import Parameter
 from transduce.cli.options import Files
 from transduce.decoding.beam_search import SearchConfig
 from transduce.decoding.translator import load
-from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import (
     BleuScore,
@@ -19,7 +18,7 @@ from transduce.evaluation.bleu import (
     tokenized_bleu,
 )
 from transduce.evaluation.chrf import ChrfScore, corpus_chrf
-from transduce.text.corpus import read_text
+from transduce.text.corpus import read_pairs
 
 
 def evaluate(
@@ -62,23 +61,21 @@ def evaluate(
     device
         auto, cpu or cuda.
     """
-    references = list(read_text(reference))
     if (model is None) == (not hypothesis):
         raise ConfigError(
             "Either a model with --source or --hypothesis must be given, but not both."
         )
-    if model is None:
-        if source:
-            raise ConfigError("A --source needs a model to translate it.")
-        hypotheses = list(read_text(hypothesis))
-    else:
-        if not source:
-            raise ConfigError("A model must have a --source to translate.")
+    if (model is None) != (not source):
+        raise ConfigError("A --source and a model to translate it must go together.")
+    # Both are read, and found to be aligned, before anything is translated.
+    pairs = list(read_pairs(hypothesis or source, reference))
+    references = [pair.target for pair in pairs]
+    texts = [pair.source for pair in pairs]
+    if model is not None:
         search = SearchConfig(beam_size=beam_size, length_penalty=length_penalty)
-        translator = load(model, choose_hardware(device).device.type)
-        translations = translator.translate_stream(read_text(source), search)
-        hypotheses = [translation.text for translation in translations]
-    scores = score_hypotheses(hypotheses, references, language, tokenized=tokenized)
+        translator = load(model, device)
+        texts = [found.text for found in translator.translate_stream(texts, search)]
+    scores = score_hypotheses(texts, references, language, tokenized=tokenized)
     if json_output:
         print(json.dumps([asdict(score) for score in scores], indent=2))
     else:

@@ -26,7 +26,13 @@ def run_config(
     name: str, config_file: Path | None, assignments: tuple[str, ...]
 ) -> RunConfig:
     """A preset, changed by a file, changed by single settings."""
-    config = preset(name)
+    return changed(preset(name), config_file, assignments)
+
+
+def changed(
+    config: RunConfig, config_file: Path | None, assignments: tuple[str, ...]
+) -> RunConfig:
+    """Settings changed by a file, then by single settings."""
     vocab_size = config.model.vocab_size
     if config_file is not None:
         config = apply_file(config, config_file)

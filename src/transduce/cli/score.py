@@ -10,7 +10,6 @@ from cyclopts import Parameter
 from transduce.cli.options import Files
 from transduce.decoding.scoring import perplexity
 from transduce.decoding.translator import WINDOW_LINES, load
-from transduce.device import choose_hardware
 from transduce.text.corpus import read_pairs
 
 
@@ -38,7 +37,7 @@ def score(
     device
         auto, cpu or cuda.
     """
-    translator = load(model, choose_hardware(device).device.type)
+    translator = load(model, device)
     pairs = read_pairs(source, target)
     total, num_tokens, num_pairs = 0.0, 0, 0
     while window := list(islice(pairs, WINDOW_LINES)):

@@ -6,17 +6,23 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.display import TrainingDisplay
-from transduce.cli.options import Assignments, Files, require_both, run_config
+from transduce.cli.options import (
+    Assignments,
+    Files,
+    changed,
+    require_both,
+    run_config,
+)
 from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.pipeline import (
     refuse_changed_files,
     refuse_changed_settings,
+    settings_of,
 )
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.preparation import CorpusFiles
-from transduce.training.trainer import TrainingStoppedError
 
 
 def train(
@@ -62,25 +68,22 @@ def train(
         Of matrix products: bf16 where the processor is good at it, by default.
     """
     hardware = choose_hardware(device, precision)
-    run = run_config(preset or "base", config, settings)
+    if resume and preset is None:
+        run = changed(settings_of(out), config, settings)
+    else:
+        run = run_config(preset or "base", config, settings)
     files = _corpus_files(source, target, dev_source, dev_target)
     if resume:
-        if preset or config or settings:
-            refuse_changed_settings(out, run)
+        refuse_changed_settings(out, run)
         if source or dev_source:
             refuse_changed_files(out, files)
     elif not source:
         raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
     with TrainingDisplay(run.training.steps) as display:
-        try:
-            if resume:
-                result = resume_run(out, hardware, display)
-            else:
-                result = train_run(files, run, out, hardware, display)
-        except TrainingStoppedError as interrupted:
-            raise TrainingStoppedError(
-                f"{interrupted} Go on with: transduce train --out {out} --resume"
-            ) from None
+        if resume:
+            result = resume_run(out, hardware, display)
+        else:
+            result = train_run(files, run, out, hardware, display)
     display.finished(result)
 
 

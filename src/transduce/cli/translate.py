@@ -12,7 +12,6 @@ from cyclopts import Parameter
 
 from transduce.decoding.beam_search import SearchConfig
 from transduce.decoding.translator import Translation, load
-from transduce.device import choose_hardware
 from transduce.errors import ConfigError, DataError
 from transduce.text.corpus import read_stream, read_text
 
@@ -60,7 +59,7 @@ def translate(
             f"{output}: the output must be another file than the input, but is the "
             "same; choose another name."
         )
-    translator = load(model, choose_hardware(device).device.type)
+    translator = load(model, device)
     lines = read_stream(sys.stdin.buffer) if input is None else read_text([input])
     with _writer(output) as file:
         for translation in translator.translate_stream(lines, config):

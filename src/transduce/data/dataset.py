@@ -1,6 +1,6 @@
 """An encoded parallel corpus on disk, memory-mapped. Knows no text."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,11 +95,3 @@ def _open_side(folder: Path, side: str) -> EncodedSide:
         return EncodedSide(ids=np.empty(0, dtype=ID_TYPE), offsets=offsets)
     ids = np.memmap(folder / f"{side}.ids", dtype=ID_TYPE, mode="r")
     return EncodedSide(ids=ids, offsets=offsets)
-
-
-def iterate_pairs(dataset: Dataset) -> Iterator[EncodedPair]:
-    """The pairs in the corpus's order."""
-    for i in range(len(dataset)):
-        yield EncodedPair(
-            source=dataset.source[i].tolist(), target=dataset.target[i].tolist()
-        )

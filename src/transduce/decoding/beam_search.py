@@ -124,8 +124,9 @@ def _advance(
     num_candidates = min(2 * beam_size, beam_size * vocab_size)
     values, indices = totals.flatten(1).topk(num_candidates)
     survivors, rows, last_ids = [], [], []
-    for i, beam in enumerate(live):
-        parents = beam.grow(values[i].tolist(), indices[i].tolist(), vocab_size)
+    candidates = zip(live, values.tolist(), indices.tolist(), strict=True)
+    for i, (beam, beam_values, beam_indices) in enumerate(candidates):
+        parents = beam.grow(beam_values, beam_indices, vocab_size)
         if not beam.is_done():
             survivors.append(beam)
             rows += [i * beam_size + parent for parent in parents]

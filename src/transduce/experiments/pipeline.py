@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,9 +12,11 @@ from transduce.analysis.learning_curve import draw_learning_curve
 from transduce.checkpoint import (
     AVERAGED,
     BEST,
+    CHECKPOINTS,
     Checkpoint,
     average,
     load_model,
+    remove_folder,
     save_model,
 )
 from transduce.data.batches import Batcher, SpecialIds
@@ -22,7 +24,7 @@ from transduce.data.dataset import open_dataset
 from transduce.decoding.beam_search import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.device import Hardware, keep_freed_memory
-from transduce.errors import CheckpointError, ConfigError
+from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.evaluation.bleu import BleuScore, corpus_bleu
 from transduce.experiments.preparation import CorpusFiles, Preparation
 from transduce.experiments.presets import RunConfig
@@ -32,7 +34,12 @@ from transduce.text.corpus import read_text
 from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizer
 from transduce.training.interruption import stop_on_signal
 from transduce.training.saving import load_training_state, save_training
-from transduce.training.trainer import StepReport, Trainer, TrainingState
+from transduce.training.trainer import (
+    StepReport,
+    Trainer,
+    TrainingState,
+    TrainingStoppedError,
+)
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, four bytes each."""
@@ -49,6 +56,8 @@ class DevScore:
     perplexity: float
     """Of a target token."""
     bleu: BleuScore
+    num_averaged: int = 1
+    """Checkpoints that the model is the average of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +116,18 @@ def resume(out: Path, hardware: Hardware, observer: RunObserver) -> RunResult:
     return _Run(folder, config, hardware, observer).train(None)
 
 
+def settings_of(out: Path) -> RunConfig:
+    """The settings that the run in the folder `out` was begun with."""
+    return RunFolder.open(out)[1]
+
+
 def refuse_changed_settings(out: Path, config: RunConfig) -> None:
     """`ConfigError` if a run to be resumed was begun with other settings."""
-    _, begun = RunFolder.open(out)
-    for name in ("tokenizer", "model", "batching", "training", "search"):
+    begun = settings_of(out)
+    # The tokenizer's, and not for the caller to choose.
+    model = replace(config.model, vocab_size=begun.model.vocab_size)
+    config = replace(config, model=model)
+    for name in (field.name for field in fields(config)):
         ours, theirs = asdict(getattr(config, name)), asdict(getattr(begun, name))
         for key, value in ours.items():
             if value != theirs[key]:
@@ -163,6 +180,7 @@ class _Run:
         self._observer = observer
         self._dev = _Dev.open(folder, self._config)
         self._best_bleu = -1.0
+        self._num_kept = config.training.keep_checkpoints
 
     def train(self, preparation: Preparation | None) -> RunResult:
         keep_freed_memory()
@@ -177,34 +195,51 @@ class _Run:
             )
         )
         self._score_if_missed(trainer)
-        with stop_on_signal() as should_stop:
-            trainer.train(
-                on_step=self._stepped,
-                save=lambda: self._save(trainer),
-                on_checkpoint=lambda: self._score(trainer),
-                should_stop=should_stop,
-            )
+        try:
+            with stop_on_signal() as should_stop:
+                trainer.train(
+                    on_step=self._stepped,
+                    save=lambda: self._save(trainer),
+                    on_checkpoint=lambda: self._score(trainer),
+                    should_stop=should_stop,
+                )
+        except TrainingStoppedError as stopped:
+            command = f"transduce train --out {self._folder.path} --resume"
+            raise TrainingStoppedError(f"{stopped} Go on with: {command}") from None
         return self._finish(trainer)
 
     def _restored_trainer(self) -> Trainer:
-        """A trainer at the newest checkpoint that is sound, or at the beginning."""
+        """A trainer at the newest checkpoint that is sound, or at the beginning.
+
+        Damaged ones are set aside. `CheckpointError` if there is none but such.
+        """
         # The next checkpoint removes what was saved when stopping, so that is newest.
         stopped = [self._folder.stopped] if self._folder.stopped.exists() else []
-        for checkpoint in [*stopped, *reversed(self._folder.checkpoints())]:
+        checkpoints = [*stopped, *reversed(self._folder.checkpoints())]
+        for checkpoint in checkpoints:
             try:
-                model = load_model(checkpoint)
-                state = load_training_state(checkpoint)
-                trainer = self._trainer(model.build(), state)
+                trainer = self._trainer_at(checkpoint)
+            except VersionError:
+                raise
             except CheckpointError as error:
                 self._observer.warned(f"{error} Going on from the one before.")
-                shutil.rmtree(checkpoint)
+                self._folder.set_aside(checkpoint)
                 continue
-            self._folder.forget_log_after(state.progress.step)
+            self._folder.forget_log_after(trainer.progress.step)
             self._recall_best()
             return trainer
+        if checkpoints:
+            raise CheckpointError(
+                f"{self._folder.path}: no checkpoint can be used; all are set aside in "
+                f"{self._folder.path / CHECKPOINTS}. Begin another run."
+            )
         self._folder.forget_log_after(0)
         torch.manual_seed(self._config.training.seed)
         return self._trainer(Transformer(self._config.model), None)
+
+    def _trainer_at(self, checkpoint: Path) -> Trainer:
+        model = load_model(checkpoint)
+        return self._trainer(model.build(), load_training_state(checkpoint))
 
     def _trainer(self, model: Transformer, state: TrainingState | None) -> Trainer:
         batcher = Batcher(
@@ -231,15 +266,13 @@ class _Run:
         """Save a checkpoint, and drop those that are no longer needed."""
         step = trainer.progress.step
         checkpoint = self._at_rest(trainer.model, step)
-        if not trainer.is_checkpoint_due():
+        if not trainer.is_checkpoint_due:
             save_training(checkpoint, trainer.state(), self._folder.stopped)
             return
         save_training(checkpoint, trainer.state(), self._folder.checkpoint(step))
         shutil.rmtree(self._folder.stopped, ignore_errors=True)
-        for old in self._folder.checkpoints()[
-            : -self._config.training.keep_checkpoints
-        ]:
-            shutil.rmtree(old)
+        for old in self._folder.checkpoints()[: -self._num_kept]:
+            remove_folder(old)
 
     def _score_if_missed(self, trainer: Trainer) -> None:
         """Score the checkpoint gone on from, if the run was stopped before it could."""
@@ -254,22 +287,25 @@ class _Run:
             checkpoint = self._at_rest(trainer.model, trainer.progress.step)
             greedy = replace(self._config.search, beam_size=1)
             score = self._dev.score(checkpoint, trainer, greedy)
-            self._folder.log("dev", **_log_entry(score))
-            self._observer.scored(score)
             if score.bleu.score > self._best_bleu:
                 self._best_bleu = score.bleu.score
                 save_model(checkpoint, self._folder.path / BEST)
+            # Logged last: what the log calls best is saved, even after a crash here.
+            self._folder.log("dev", **_log_entry(score))
+            self._observer.scored(score)
         self._draw()
 
     def _finish(self, trainer: Trainer) -> RunResult:
         """Average the last checkpoints (section 6.1), and score the average."""
-        members = [load_model(folder) for folder in self._folder.checkpoints()]
+        kept = self._folder.checkpoints()[-self._num_kept :]
+        members = [load_model(folder) for folder in kept]
         mean = average(members)
         save_model(mean, self._folder.path / AVERAGED)
         dev = None
         if self._dev is not None:
             trainer.model.load_state_dict(dict(mean.weights))
-            dev = self._dev.score(mean, trainer, self._config.search)
+            score = self._dev.score(mean, trainer, self._config.search)
+            dev = replace(score, num_averaged=len(members))
             # A run that was done already says so again, but does not log it.
             if not any(e["kind"] == "averaged" for e in self._folder.read_log()):
                 self._folder.log("averaged", **_log_entry(dev))

@@ -12,7 +12,11 @@ from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.errors import DataError
 from transduce.experiments.presets import RunConfig
 from transduce.text.corpus import SentencePair, read_pairs, write_lines
-from transduce.text.tokenizer import Tokenizer, learn_tokenizer
+from transduce.text.tokenizer import (
+    LEARNING_CHARACTERS,
+    Tokenizer,
+    learn_tokenizer,
+)
 
 CHUNK_PAIRS = 10_000
 
@@ -63,10 +67,12 @@ def prepare(files: CorpusFiles, config: RunConfig, folder: Path) -> Preparation:
     All files are read to their end before anything is written. `DataError` if one
     cannot be used, or no pair is left to train on.
     """
-    _require_pairs(files.source, files.target)
+    num_characters = _require_pairs(files.source, files.target)
     if files.dev_source or files.dev_target:
         _require_pairs(files.dev_source, files.dev_target)
-    pairs = read_pairs(files.source, files.target)
+    # Beyond what a vocabulary is learned from, pairs from all of the corpus.
+    every = -(-num_characters // LEARNING_CHARACTERS)
+    pairs = islice(read_pairs(files.source, files.target), 0, None, every)
     tokenizer = learn_tokenizer(_sides(pairs), config.tokenizer)
     tokenizer.save(folder / "tokenizer.json")
     training = encode_corpus(
@@ -157,15 +163,20 @@ def _sides(pairs: Iterable[SentencePair]) -> Iterator[str]:
         yield pair.target
 
 
-def _require_pairs(source: Sequence[Path], target: Sequence[Path]) -> None:
-    """Read all pairs once, so that a fault anywhere is found before any work."""
+def _require_pairs(source: Sequence[Path], target: Sequence[Path]) -> int:
+    """Read all pairs once, so that a fault anywhere is found before any work.
+
+    Returns the number of characters of both sides.
+    """
     for path in (*source, *target):
         if path.exists() and not path.is_file():
             raise DataError(
                 f"{path}: a corpus must be a file, since it is read several times, but "
                 "is a folder or a pipe."
             )
-    if sum(1 for _ in read_pairs(source, target)) == 0:
+    lengths = (len(p.source) + len(p.target) + 1 for p in read_pairs(source, target))
+    if (num_characters := sum(lengths)) == 0:
         raise DataError(
             f"{source[0]}: a corpus must have at least one line, but is empty."
         )
+    return num_characters

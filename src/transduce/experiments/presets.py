@@ -88,7 +88,7 @@ PRESETS = {
         model=replace(BIG_MODEL, dropout=0.1),
         training=BIG_TRAINING,
     ),
-    # 29,000 image captions: sizes and learning rate of Wu et al. (2021).
+    # 29,000 image captions: the sizes and dropout of Wu et al. (2021).
     "multi30k": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=6_000),
         model=SMALL_MODEL,

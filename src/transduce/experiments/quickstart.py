@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from transduce.checkpoint import write_folder
 from transduce.decoding.translator import load
 from transduce.device import Hardware
 from transduce.errors import ConfigError
@@ -12,7 +13,7 @@ from transduce.evaluation.bleu import BleuScore, corpus_bleu
 from transduce.experiments.pipeline import RunObserver, RunResult, train
 from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS
-from transduce.text.corpus import write_lines
+from transduce.text.corpus import read_text, write_lines
 from transduce.text.grammar import Grammar, GrammarSentence
 
 NUM_TRAINING, NUM_DEV, NUM_TEST = 30_000, 300, 500
@@ -45,10 +46,13 @@ def write_corpus(folder: Path) -> CorpusFiles:
     """
     grammar = Grammar.built_in()
     held_out = grammar.held_out_sentences(SEED)
-    folder.mkdir(parents=True)
-    _write(folder / "train", islice(grammar.training_sentences(SEED), NUM_TRAINING))
-    _write(folder / "dev", islice(held_out, NUM_DEV))
-    _write(folder / "test", islice(held_out, NUM_TEST))
+
+    def write(new: Path) -> None:
+        _write(new / "train", islice(grammar.training_sentences(SEED), NUM_TRAINING))
+        _write(new / "dev", islice(held_out, NUM_DEV))
+        _write(new / "test", islice(held_out, NUM_TEST))
+
+    write_folder(folder, write)
     return CorpusFiles(
         source=(folder / "train.en",),
         target=(folder / "train.de",),
@@ -68,8 +72,8 @@ def run_quickstart(
         )
     files = write_corpus(out / "corpus")
     result = train(files, PRESETS["quickstart"], out / "run", hardware, observer)
-    sources = _read(out / "corpus" / "test.en")
-    references = _read(out / "corpus" / "test.de")
+    sources = list(read_text([out / "corpus" / "test.en"]))
+    references = list(read_text([out / "corpus" / "test.de"]))
     translator = load(result.model, hardware.device.type)
     translations = [t.text for t in translator.translate(sources)]
     examples = tuple(
@@ -87,7 +91,3 @@ def _write(stem: Path, sentences: Iterator[GrammarSentence]) -> None:
     written = list(sentences)
     write_lines(stem.with_suffix(".en"), (s.source for s in written))
     write_lines(stem.with_suffix(".de"), (s.target for s in written))
-
-
-def _read(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines()

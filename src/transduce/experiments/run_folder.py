@@ -1,7 +1,10 @@
 """The folder of a run: what lies where, its record and its log."""
 
 import json
+import math
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from transduce.checkpoint import (
     read_json,
     write_folder,
 )
-from transduce.errors import CheckpointError, ConfigError
+from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.preparation import CorpusFiles, Preparation, prepare
 from transduce.experiments.presets import RunConfig
 from transduce.settings import apply_mapping, as_mapping
@@ -27,6 +30,11 @@ def absolute_names(files: CorpusFiles) -> dict[str, list[str]]:
         part: [str(file.absolute()) for file in getattr(files, part)]
         for part in ("source", "target", "dev_source", "dev_target")
     }
+
+
+def _finite(value: Any) -> Any:
+    """The value, or none for an infinite perplexity, which JSON cannot say."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RunFolder:
@@ -48,11 +56,13 @@ class RunFolder:
         preparations = []
 
         def write(new: Path) -> None:
-            preparations.append(prepare(files, config, new))
+            preparation = prepare(files, config, new)
+            model = replace(config.model, vocab_size=preparation.vocab_size)
+            preparations.append(preparation)
             record = {
                 "format": FORMAT,
                 "files": absolute_names(files),
-                "settings": as_mapping(config),
+                "settings": as_mapping(replace(config, model=model)),
             }
             text = json.dumps(record, indent=2) + "\n"
             (new / RECORD).write_text(text, encoding="utf-8")
@@ -70,7 +80,7 @@ class RunFolder:
             )
         record = read_json(path / RECORD)
         if record.get("format") != FORMAT:
-            raise CheckpointError(
+            raise VersionError(
                 f"{path / RECORD}: the format must be {FORMAT}, but is "
                 f"{record.get('format')}; the run was begun by another version of "
                 "transduce."
@@ -113,10 +123,18 @@ class RunFolder:
         """
         return self.path / STOPPED
 
+    def set_aside(self, checkpoint: Path) -> None:
+        """Take a damaged checkpoint out of the way, but keep it."""
+        aside = self.path / CHECKPOINTS / f"damaged-{checkpoint.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.parent.mkdir(exist_ok=True)
+        checkpoint.rename(aside)
+
     def log(self, kind: str, **values: Any) -> None:
         """Add a line to the log."""
         with (self.path / LOG).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, **values}) + "\n")
+            entry = {"kind": kind, **{k: _finite(v) for k, v in values.items()}}
+            file.write(json.dumps(entry) + "\n")
 
     def read_log(self) -> Iterator[dict[str, Any]]:
         """The lines of the log; a last one cut short by a crash is passed over."""

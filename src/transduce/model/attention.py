@@ -32,6 +32,8 @@ def neighbourhood_mask(
     queries: int, keys: int, neighbourhood: int, device: torch.device
 ) -> Bool[Tensor, "1 1 queries keys"]:
     """A position may attend to those at most r away (section 4)."""
+    # Unlike the paper: r counts to either side, so that a position is in the middle of
+    # what it sees whatever r is; the paper's neighbourhood has r positions in all.
     query = torch.arange(keys - queries, keys, device=device)[:, None]
     key = torch.arange(keys, device=device)[None, :]
     return ((query - key).abs() <= neighbourhood)[None, None]

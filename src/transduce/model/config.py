@@ -51,11 +51,13 @@ class ModelConfig:
                 "`model.dropout` must be at least 0 and below 1, but is "
                 f"{self.dropout}."
             )
-        if self.positions == "sinusoidal" and self.d_model % 2:
-            raise ConfigError(
-                "`model.d_model` must be even for sinusoidal positions, but is "
-                f"{self.d_model}."
-            )
+        for name in ("d_model", "d_k"):
+            # A sine and a cosine make a pair, and a head should not part it.
+            if self.positions == "sinusoidal" and (width := getattr(self, name)) % 2:
+                raise ConfigError(
+                    f"`model.{name}` must be even for sinusoidal positions, but is "
+                    f"{width}."
+                )
 
     def _check_sizes(self) -> None:
         for name in (

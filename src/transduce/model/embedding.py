@@ -74,5 +74,6 @@ class LearnedPositions(nn.Module):
         self, first: int, length: int, device: torch.device
     ) -> Float[Tensor, "{length} d_model"]:
         position = torch.arange(first, first + length, device=device)
+        # Unlike the paper: beyond the table, which leaves such sentences open.
         rows = position.clamp(max=len(self.weight) - 1)
         return functional.embedding(rows, self.weight) * self.scale

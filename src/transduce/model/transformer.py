@@ -127,7 +127,8 @@ class Transformer(nn.Module):
 
 
 def _final_norm(config: ModelConfig) -> nn.Module:
-    """Nothing in the paper's arrangement; pre-norm leaves the last sum unscaled."""
+    """Nothing in the paper's arrangement."""
     if config.norm == "pre":
+        # Unlike the paper: one more norm, as nothing else scales the last sum.
         return nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
     return nn.Identity()

@@ -106,8 +106,10 @@ def aligned_lines(
     for source_path, target_path in zip(source, target, strict=True):
         pairs = zip_longest(read_lines(source_path), read_lines(target_path))
         for number, (source_line, target_line) in enumerate(pairs, start=1):
-            if source_line is None or target_line is None:
-                raise _unequal(source_path, target_path, source_line, number)
+            if source_line is None:
+                raise _unequal(source_path, number - 1, target_path, pairs)
+            if target_line is None:
+                raise _unequal(target_path, number - 1, source_path, pairs)
             yield source_line, target_line
 
 
@@ -150,11 +152,10 @@ def _without_end(content: bytes) -> bytes:
 
 
 def _unequal(
-    source: Path, target: Path, source_line: Line | None, number: int
+    shorter: Path, num_lines: int, longer: Path, rest: Iterator[object]
 ) -> DataError:
-    shorter, longer = (source, target) if source_line is None else (target, source)
-    total = sum(1 for _ in read_lines(longer))
+    total = num_lines + 1 + sum(1 for _ in rest)
     return DataError(
-        f"{shorter}:{number}: source and target must have equally many lines, but "
-        f"{shorter} has {number - 1:,} and {longer} has {total:,}."
+        f"{shorter}:{num_lines + 1}: source and target must have equally many lines, "
+        f"but {shorter} has {num_lines:,} and {longer} has {total:,}."
     )

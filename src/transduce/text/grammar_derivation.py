@@ -33,7 +33,6 @@ from transduce.text.grammar_rules import (
     Reference,
     Rule,
     Word,
-    key_of,
 )
 
 
@@ -205,7 +204,7 @@ class Expansion:
         names = phrase._rule.names
         for name, positions in phrase._links.items():
             if name in names:
-                self._link(key_of(call.terms[names.index(name)]), *positions)
+                self._link(call.keys[names.index(name)], *positions)
 
     def _say_word(self, word: Word) -> None:
         if isinstance(word.text, str):
@@ -244,8 +243,11 @@ class Expansion:
     def _field(self, german: German) -> list[TargetWord]:
         words: list[TargetWord] = []
         for slot in german:
+            if len(slot) == 1:
+                words += self._part(slot[0])
+                continue
             parts = [word for part in slot for word in self._part(part)]
-            words += parts if len(parts) < 2 or len(slot) < 2 else [joined(parts)]
+            words += parts if len(parts) < 2 else [joined(parts)]
         return words
 
     def _part(self, part: Word | Reference) -> Sequence[TargetWord]:

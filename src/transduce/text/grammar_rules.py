@@ -82,6 +82,8 @@ class Call:
     name: str
     symbol: str
     terms: tuple[Term, ...]
+    keys: tuple[str, ...]
+    """Under which a rule's variables hold the terms."""
     arguments: Callable[[Mapping[str, Any]], tuple[Any, ...]]
     """The values of the terms, taken from the variables of the calling rule."""
 
@@ -327,11 +329,13 @@ def _call(text: str) -> Call | None:
     if match is None:
         return None
     terms = tuple(map(_term, match[3].split()))
+    keys = tuple(map(key_of, terms))
     return Call(
         name=match[1] or match[2],
         symbol=match[2],
         terms=terms,
-        arguments=_arguments(tuple(map(key_of, terms))),
+        keys=keys,
+        arguments=_arguments(keys),
     )
 
 
@@ -386,14 +390,11 @@ def _check_names(
 
 
 def _check_call(rule: Rule, call: Call, rules: Mapping[str, tuple[Rule, ...]]) -> None:
+    who = f"the rule `{rule.symbol}` must"
     if call.symbol not in rules:
+        raise ValueError(f"{who} call a symbol that has a rule, not `{call.symbol}`.")
+    expected, given = len(rules[call.symbol][0].parameters), len(call.terms)
+    if given != expected:
         raise ValueError(
-            f"the rule `{rule.symbol}` must call a symbol that has a rule, "
-            f"but calls `{call.symbol}`."
-        )
-    expected = len(rules[call.symbol][0].parameters)
-    if len(call.terms) != expected:
-        raise ValueError(
-            f"the rule `{rule.symbol}` must give `{call.symbol}` {expected} values, "
-            f"but gives {len(call.terms)}."
+            f"{who} give `{call.symbol}` {expected} values, but gives {given}."
         )

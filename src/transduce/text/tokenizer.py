@@ -81,6 +81,12 @@ class Tokenizer:
             "[^ " + "".join(map(re.escape, sorted(alphabet))) + "]"
         )
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self._json() == other._json()
+
+    def __hash__(self) -> int:
+        return hash(self._json())
+
     @property
     def vocab_size(self) -> int:
         return len(self._piece_of)
@@ -105,7 +111,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write the vocabulary as `tokenizers` JSON."""
-        path.write_text(self._pieces.to_str(), encoding="utf-8")
+        path.write_text(self._json(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -124,6 +130,9 @@ class Tokenizer:
             )
         return cls(pieces)
 
+    def _json(self) -> str:
+        return self._pieces.to_str()
+
     def _spell(self, text: str) -> str:
         """Normalize, and write what is not in the alphabet as bytes."""
         text = normalize(text)
@@ -139,6 +148,8 @@ def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Split(WORD, behavior="isolated")
     learned_size = config.vocab_size - NUM_RESERVED
+    # Unlike the paper: word-pieces too are learned by merging the most frequent pair,
+    # as the library does; Wu et al. (2016) choose by the likelihood of the text.
     text = _learning_text(lines)
     head = list(_first(text, ALPHABET_CHARACTERS))
     alphabet = _alphabet(head, max(learned_size // 4, 1))

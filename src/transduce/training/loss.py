@@ -30,9 +30,7 @@ def smoothed_cross_entropy(
     smoothed, negative_log_likelihood = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call] # torch's own
         logits, target_out, label_smoothing
     )
-    return Loss(
-        smoothed=smoothed, negative_log_likelihood=negative_log_likelihood.detach()
-    )
+    return Loss(smoothed=smoothed, negative_log_likelihood=negative_log_likelihood)
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
@@ -47,8 +45,10 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         mean_logits = logits.mean(dim=-1, keepdim=True)
         ctx.save_for_backward(logits, target_out, log_normalizer)
         ctx.label_smoothing = label_smoothing
+        negative_log_likelihood = (log_normalizer - true_logits).sum()
+        ctx.mark_non_differentiable(negative_log_likelihood)
         expected = true_logits.lerp(mean_logits, label_smoothing)
-        return (log_normalizer - expected).sum(), (log_normalizer - true_logits).sum()
+        return (log_normalizer - expected).sum(), negative_log_likelihood
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

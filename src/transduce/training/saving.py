@@ -40,7 +40,7 @@ def load_training_state(folder: Path) -> TrainingState:
     except TypeError:
         raise CheckpointError(
             f"{folder / STATE_PROGRESS}: must hold a run's progress, but does not; "
-            "remove this checkpoint and resume from the one before."
+            "use another checkpoint."
         ) from None
     return TrainingState(
         progress=progress, tensors=load_tensors(folder / STATE_TENSORS)

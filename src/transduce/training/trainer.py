@@ -132,6 +132,8 @@ class Trainer:
     ) -> None:
         self.model = model.to(hardware.device)
         self.progress = Progress()
+        self.is_checkpoint_due = False
+        """Whether the schedule, or the end, asks for a checkpoint after this step."""
         self._batcher = batcher
         self._config = config
         self._hardware = hardware
@@ -160,10 +162,10 @@ class Trainer:
         for update in self._updates():
             on_step(self._step(update))
             is_stopping = should_stop() and self.progress.step < self._config.steps
-            is_due = self.is_checkpoint_due()
-            if is_stopping or is_due:
+            self.is_checkpoint_due = self._is_checkpoint_due()
+            if is_stopping or self.is_checkpoint_due:
                 save()
-            if is_due and not is_stopping:
+            if self.is_checkpoint_due and not is_stopping:
                 on_checkpoint()
                 self._checkpointed_at = time.monotonic()
             if is_stopping:
@@ -193,6 +195,8 @@ class Trainer:
         torch.set_rng_state(state.tensors["random.cpu"])
         if self._hardware.device.type == "cuda" and "random.cuda" in state.tensors:
             torch.cuda.set_rng_state(state.tensors["random.cuda"])
+        elif self._hardware.device.type == "cuda":
+            torch.cuda.manual_seed(self._config.seed)  # it was a CPU until now
         for name, parameter in self.model.named_parameters():
             moments = {
                 moment: state.tensors[f"{moment}.{name}"].to(
@@ -320,8 +324,7 @@ class Trainer:
             group["lr"] = rate
         return rate
 
-    def is_checkpoint_due(self) -> bool:
-        """Whether the schedule, or the end, asks for a checkpoint after this step."""
+    def _is_checkpoint_due(self) -> bool:
         if self.progress.step == self._config.steps:
             return True
         if self._config.checkpoint_steps is not None:

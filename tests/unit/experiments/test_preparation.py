@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.dataset import EncodedPair, iterate_pairs, open_dataset
+from transduce.data.dataset import Dataset, EncodedPair, open_dataset
 from transduce.errors import DataError
 from transduce.experiments.preparation import (
     CorpusFiles,
@@ -21,6 +21,12 @@ CONFIG = replace(
 )
 SOURCE = ["one two", "", "three", "four " * 40, "five"]
 TARGET = ["eins zwei", "drei", "  ", "vier", "fünf"]
+
+
+def pairs_of(dataset: Dataset) -> list[EncodedPair]:
+    sides = (dataset.source, dataset.target)
+    rows = ([side[i].tolist() for side in sides] for i in range(len(dataset)))
+    return [EncodedPair(source=source, target=target) for source, target in rows]
 
 
 def write(path: Path, lines: list[str]) -> tuple[Path, ...]:
@@ -63,7 +69,7 @@ def test_the_ids_of_the_kept_pairs_are_on_disk(
 ) -> None:
     prepare(files, CONFIG, folder)
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
-    pairs = iterate_pairs(open_dataset(folder / "corpus" / "training"))
+    pairs = pairs_of(open_dataset(folder / "corpus" / "training"))
     texts = [(tokenizer.decode(p.source), tokenizer.decode(p.target)) for p in pairs]
     assert texts == [("one two", "eins zwei"), ("five", "fünf")]
 

@@ -71,7 +71,7 @@ def test_a_damaged_state_is_refused(folder, name, damage):
 @pytest.mark.parametrize("content", [{"steps": 3}, {"step": 3, "lines": 7}], ids=str)
 def test_a_progress_of_another_kind_is_refused(folder, content):
     (folder / PROGRESS).write_text(json.dumps(content), encoding="utf-8")
-    message = f"^{folder / PROGRESS}: must hold a run's progress, but does not; remove"
+    message = f"^{folder / PROGRESS}: must hold a run's progress, but does not; use"
     with pytest.raises(CheckpointError, match=message):
         load_training_state(folder)
 

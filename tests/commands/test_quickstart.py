@@ -1,0 +1,73 @@
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from transduce.cli import main
+from transduce.experiments import quickstart
+from transduce.experiments.presets import PRESETS
+from transduce.text.grammar import Grammar
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small() -> Iterator[None]:
+    """Few sentences and few updates: what is learned is the business of CI."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quickstart, "NUM_TRAINING", 60)
+        patch.setattr(quickstart, "NUM_DEV", 6)
+        patch.setattr(quickstart, "NUM_TEST", 8)
+        tiny = replace(PRESETS["tiny"], search=PRESETS["quickstart"].search)
+        patch.setitem(PRESETS, "quickstart", tiny)
+        yield
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("quickstart") / "out"
+    main(["quickstart", "--out", str(out)])
+    return out
+
+
+def test_it_leaves_a_corpus_and_a_run_with_a_picture(out: Path) -> None:
+    assert {path.name for path in out.iterdir()} == {"corpus", "run"}
+    assert (out / "run" / "averaged" / "model.safetensors").is_file()
+    assert (out / "run" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_training_and_test_sentences_have_nothing_in_common(out: Path) -> None:
+    train, test = (
+        set((out / "corpus" / f"{part}.en").read_text().splitlines())
+        for part in ("train", "test")
+    )
+    assert len(test) == 8
+    assert not train & test
+
+
+def test_every_test_sentence_has_a_combination_held_out(out: Path) -> None:
+    held_out = Grammar.built_in().held_out_sentences(quickstart.SEED)
+    sentences = [next(held_out).source for _ in range(14)]
+    written = [
+        (out / "corpus" / f"{part}.en").read_text().splitlines()
+        for part in ("dev", "test")
+    ]
+    assert written == [sentences[:6], sentences[6:]]
+
+
+def test_it_shows_five_translations_a_score_and_what_to_type_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["quickstart", "--out", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert printed.count("    -> ") == 5
+    assert "BLEU on unseen sentences: " in printed
+    assert f"Learning curve: {tmp_path / 'out'}/run/learning_curve.png" in printed
+    assert f"| transduce translate {tmp_path / 'out'}/run" in printed
+    assert "transduce train --source my.en --target my.de" in printed
+
+
+def test_a_folder_that_is_there_is_refused(
+    refuses: Callable[..., str], out: Path
+) -> None:
+    message = refuses("quickstart", "--out", out)
+    assert "the output folder must be new, but exists" in message
