@@ -73,7 +73,7 @@ def test_the_weights_have_these_names(tiny, changes, more):
 
 
 def test_the_weights_have_these_shapes(tiny):
-    config = replace(tiny, num_layers=1, num_heads=3, d_k=5, d_v=7)
+    config = replace(tiny, num_layers=1, num_heads=3, d_k=6, d_v=7)
     shapes = {
         name: tuple(weight.shape)
         for name, weight in Transformer(config).state_dict().items()

@@ -13,7 +13,7 @@ LENGTH = 7
 
 VARIANTS = {
     "the paper's": {},
-    "widths of heads apart": {"num_heads": 3, "d_k": 5, "d_v": 7},
+    "widths of heads apart": {"num_heads": 3, "d_k": 6, "d_v": 7},
     "pre-norm": {"norm": "pre"},
     "learned positions": {"positions": "learned"},
     "fewer positions than tokens": {"positions": "learned", "max_positions": 3},

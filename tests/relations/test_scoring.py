@@ -35,7 +35,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"norm": "pre"},
     {"neighbourhood": 2},
     {"scores": "additive"},
-    {"d_k": 3, "d_v": 5},
+    {"d_k": 4, "d_v": 5},
 ]
 
 

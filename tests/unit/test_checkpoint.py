@@ -84,7 +84,7 @@ def edit(path: Path, change: Callable[[dict], None]) -> None:
     [
         {},
         {"norm": "pre", "positions": "learned", "scores": "additive"},
-        {"neighbourhood": 3, "num_heads": 3, "d_k": 5, "d_v": 7, "dropout": 0.25},
+        {"neighbourhood": 3, "num_heads": 3, "d_k": 6, "d_v": 7, "dropout": 0.25},
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ TARGET_IN = torch.tensor([[1, 6, 22, 7], [1, 11, PAD, PAD]])
 
 VARIANTS = {
     "the paper's": {},
-    "widths of heads apart": {"num_heads": 3, "d_k": 5, "d_v": 7},
+    "widths of heads apart": {"num_heads": 3, "d_k": 6, "d_v": 7},
     "one head": {"num_heads": 1, "d_k": 16, "d_v": 16},
     "pre-norm": {"norm": "pre"},
     "learned positions": {"positions": "learned"},
