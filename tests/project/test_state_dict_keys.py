@@ -82,10 +82,10 @@ def test_the_weights_have_these_shapes(tiny):
     layer = "encoder_layers.0"
     assert shapes == {
         "embedding.weight": (23, 16),
-        f"{layer}.self_attention.project_query.weight": (15, 16),
-        f"{layer}.self_attention.project_query.bias": (15,),
-        f"{layer}.self_attention.project_key_value.weight": (36, 16),
-        f"{layer}.self_attention.project_key_value.bias": (36,),
+        f"{layer}.self_attention.project_query.weight": (18, 16),
+        f"{layer}.self_attention.project_query.bias": (18,),
+        f"{layer}.self_attention.project_key_value.weight": (39, 16),
+        f"{layer}.self_attention.project_key_value.bias": (39,),
         f"{layer}.self_attention.project_output.weight": (16, 21),
         f"{layer}.self_attention.project_output.bias": (16,),
         f"{layer}.feed_forward.inner.weight": (20, 16),
