@@ -9,15 +9,12 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
-from transduce.data.batches import Batcher, BatchingConfig, SpecialIds
+from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.dataset import Dataset, EncodedPair, EncodedSide, write_dataset
 from transduce.device import Hardware
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import (
-    BOS,
-    EOS,
-    PAD,
     Tokenizer,
     TokenizerConfig,
     learn_tokenizer,
@@ -58,11 +55,6 @@ def unchecked_types() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cpu() -> Hardware:
     return Hardware(device=torch.device("cpu"), dtype=torch.float32)
-
-
-@pytest.fixture(scope="session")
-def special() -> SpecialIds:
-    return SpecialIds(pad=PAD, bos=BOS, eos=EOS)
 
 
 @pytest.fixture(scope="session")
@@ -142,7 +134,6 @@ def random_pairs() -> Callable[[int, int], IdPairs]:
 def trained_checkpoint(
     corpus: tuple[list[str], list[str]],
     tokenizer: Tokenizer,
-    special: SpecialIds,
     cpu: Hardware,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Checkpoint:
@@ -161,7 +152,7 @@ def trained_checkpoint(
     )  # fmt: skip
     config = TrainingConfig(steps=80, warmup_steps=40, learning_rate_scale=0.5)
     batcher = Batcher(
-        dataset, BatchingConfig(source_tokens=150, target_tokens=150), special, seed=1
+        dataset, BatchingConfig(source_tokens=150, target_tokens=150), seed=1
     )
     trainer = Trainer(model, batcher, config, cpu)
     trainer.train(

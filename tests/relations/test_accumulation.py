@@ -24,14 +24,14 @@ VARIANTS = {
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
-def gradients(request, tiny, make_dataset, special, cpu):
+def gradients(request, tiny, make_dataset, cpu):
     """The gradients of one update of the given pairs with batches of a given size."""
 
     def make(pairs, batch_tokens: int) -> tuple[list[Tensor], StepReport]:
         torch.manual_seed(2)
         model = Transformer(replace(tiny, num_layers=1, **request.param))
         batching = replace(ONE_UPDATE, batch_tokens=batch_tokens)
-        batcher = Batcher(make_dataset(pairs), batching, special, seed=1)
+        batcher = Batcher(make_dataset(pairs), batching, seed=1)
         config = TrainingConfig(steps=1, checkpoint_minutes=1_000.0)
         reports: list[StepReport] = []
         trainer = Trainer(model, batcher, config, cpu)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.transformer import PAD, Transformer
+from transduce.model.transformer import Transformer
+from transduce.special_ids import PAD
 
 SOURCES = [[5, 9, 4, 17, 2], [8, 2], [3, 12, 20, 2], [2]]
 TARGETS = [[1, 6], [1, 11, 22, 7, 9], [1], [1, 3, 4]]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.model.transformer import PAD, Transformer
+from transduce.model.transformer import Transformer
+from transduce.special_ids import PAD
 
 SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, PAD]])
 LENGTH = 7

@@ -22,8 +22,8 @@ CONFIG = TrainingConfig(
 
 
 @pytest.fixture(scope="module")
-def batcher(make_dataset, random_pairs, special) -> Batcher:
-    return Batcher(make_dataset(random_pairs(24, 9)), BATCHING, special, seed=1)
+def batcher(make_dataset, random_pairs) -> Batcher:
+    return Batcher(make_dataset(random_pairs(24, 9)), BATCHING, seed=1)
 
 
 @pytest.fixture

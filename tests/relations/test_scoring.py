@@ -18,7 +18,7 @@ from transduce.decoding.scoring import score_targets
 from transduce.decoding.translator import IncrementalDecoder, Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.text.tokenizer import BOS, EOS, PAD
+from transduce.special_ids import BOS, EOS, PAD
 
 SOURCE = torch.tensor(
     [

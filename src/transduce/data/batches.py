@@ -18,6 +18,7 @@ from torch import Tensor
 
 from transduce.data.dataset import Dataset
 from transduce.errors import ConfigError
+from transduce.special_ids import BOS, EOS, PAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +60,6 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpecialIds:
-    """The ids that are no text."""
-
-    pad: int
-    bos: int
-    eos: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
     """The pairs of one optimizer step, cut into batches of indices."""
 
@@ -81,12 +73,9 @@ class Update:
 class Batcher:
     """Cuts a dataset into updates, the same for the same seed and epoch."""
 
-    def __init__(
-        self, dataset: Dataset, config: BatchingConfig, special: SpecialIds, seed: int
-    ) -> None:
+    def __init__(self, dataset: Dataset, config: BatchingConfig, seed: int) -> None:
         self._dataset = dataset
         self._config = config
-        self._special = special
         self._seed = seed
         # Each side has one more token than ids: its end.
         self._source_lengths = dataset.source.lengths() + 1
@@ -153,13 +142,12 @@ class Batcher:
 
     def load(self, indices: Integer[np.ndarray, " batch"]) -> Batch:
         """The ids of a batch, padded, with their special tokens."""
-        pad, bos, eos = self._special.pad, self._special.bos, self._special.eos
-        source = [[*self._dataset.source[i].tolist(), eos] for i in indices.tolist()]
+        source = [[*self._dataset.source[i].tolist(), EOS] for i in indices.tolist()]
         target = [self._dataset.target[i].tolist() for i in indices.tolist()]
         return Batch(
-            source=pad_rows(source, pad),
-            target_in=pad_rows([[bos, *ids] for ids in target], pad),
-            target_out=pad_rows([[*ids, eos] for ids in target], pad),
+            source=pad_rows(source),
+            target_in=pad_rows([[BOS, *ids] for ids in target]),
+            target_out=pad_rows([[*ids, EOS] for ids in target]),
         )
 
     def _width(self, batch: Integer[np.ndarray, " batch"]) -> int:
@@ -168,7 +156,7 @@ class Batcher:
         )
 
 
-def pad_rows(rows: list[list[int]], pad: int) -> Int[Tensor, "batch length"]:
+def pad_rows(rows: list[list[int]]) -> Int[Tensor, "batch length"]:
     """Rows of ids as one tensor, padded at the end."""
     width = max(map(len, rows))
-    return torch.tensor([row + [pad] * (width - len(row)) for row in rows])
+    return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])

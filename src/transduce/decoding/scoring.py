@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transduce.data.batches import pad_rows
 from transduce.model.transformer import Transformer
-from transduce.text.tokenizer import BOS, EOS, PAD
+from transduce.special_ids import BOS, EOS, PAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ def score_targets(
     targets: list[list[int]],
 ) -> list[TargetScore]:
     """The log-probability of each target, in one pass over the batch."""
-    target_in = pad_rows([[BOS, *ids] for ids in targets], PAD).to(source.device)
-    target_out = pad_rows([[*ids, EOS] for ids in targets], PAD).to(source.device)
+    target_in = pad_rows([[BOS, *ids] for ids in targets]).to(source.device)
+    target_out = pad_rows([[*ids, EOS] for ids in targets]).to(source.device)
     states = model.decode(target_in, model.encode(source))
     totals = [
         _log_probability(model, row_states, row_out)

@@ -18,7 +18,8 @@ from transduce.device import choose_hardware
 from transduce.errors import RequestError
 from transduce.model.cache import DecodingState
 from transduce.model.transformer import Transformer
-from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizer
+from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.tokenizer import Tokenizer
 
 WINDOW_LINES = 2_048
 """Lines read ahead and sorted by length, so that a batch holds similar ones."""
@@ -141,7 +142,7 @@ class Translator:
         return beam_search(steps, limits, config, bos=BOS, eos=EOS, excluded=(PAD, BOS))
 
     def _pad(self, source_ids: list[list[int]]) -> Int[Tensor, "batch source"]:
-        return pad_rows([[*ids, EOS] for ids in source_ids], PAD).to(self.device)
+        return pad_rows([[*ids, EOS] for ids in source_ids]).to(self.device)
 
     def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
         decoded = tuple(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from transduce.data.batches import Batcher, SpecialIds
+from transduce.data.batches import Batcher
 from transduce.data.dataset import ID_TYPE, Dataset, EncodedSide
 from transduce.experiments.corpus_survey import (
     FATES,
@@ -25,7 +25,7 @@ from transduce.experiments.corpus_survey import (
 )
 from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import RunConfig
-from transduce.text.tokenizer import BOS, EOS, PAD, learn_tokenizer
+from transduce.text.tokenizer import learn_tokenizer
 
 LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10
 """A pair is lopsided if one side is longer by more than this factor and by at least so
@@ -267,8 +267,7 @@ def _epoch_report(kept: Survey, config: RunConfig) -> EpochReport | None:
         source=_only_lengths(kept.rows["source_length"]),
         target=_only_lengths(kept.rows["target_length"]),
     )
-    special = SpecialIds(pad=PAD, bos=BOS, eos=EOS)
-    batcher = Batcher(dataset, config.batching, special, config.training.seed)
+    batcher = Batcher(dataset, config.batching, config.training.seed)
     updates = tokens = positions = 0
     for update in batcher.epoch(0):
         updates += 1

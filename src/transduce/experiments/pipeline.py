@@ -19,7 +19,7 @@ from transduce.checkpoint import (
     remove_folder,
     save_model,
 )
-from transduce.data.batches import Batcher, SpecialIds
+from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
 from transduce.decoding.beam_search import SearchConfig
 from transduce.decoding.translator import Translator
@@ -31,7 +31,7 @@ from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import PICTURE, RunFolder, absolute_names
 from transduce.model.transformer import Transformer
 from transduce.text.corpus import read_text
-from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizer
+from transduce.text.tokenizer import Tokenizer
 from transduce.training.interruption import stop_on_signal
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import (
@@ -245,7 +245,6 @@ class _Run:
         batcher = Batcher(
             open_dataset(self._folder.corpus),
             self._config.batching,
-            SPECIAL_IDS,
             self._config.training.seed,
         )
         trainer = Trainer(model, batcher, self._config.training, self._hardware)
@@ -344,7 +343,7 @@ class _Dev:
     def open(cls, folder: RunFolder, config: RunConfig) -> "_Dev | None":
         if (path := folder.dev_corpus) is None:
             return None
-        batcher = Batcher(open_dataset(path), config.batching, SPECIAL_IDS, seed=0)
+        batcher = Batcher(open_dataset(path), config.batching, seed=0)
         return cls(
             batcher,
             list(read_text([path / "source.txt"])),
@@ -377,6 +376,3 @@ def _log_entry(score: DevScore) -> dict[str, Any]:
         "bleu": score.bleu.score,
         "signature": score.bleu.signature,
     }
-
-
-SPECIAL_IDS = SpecialIds(pad=PAD, bos=BOS, eos=EOS)

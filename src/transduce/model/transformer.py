@@ -18,9 +18,7 @@ from transduce.model.embedding import (
     SinusoidalPositions,
 )
 from transduce.model.layers import LAYER_NORM_EPSILON, DecoderLayer, EncoderLayer
-
-PAD = 0
-"""The id that fills rows up; nothing attends to it."""
+from transduce.special_ids import PAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, trainers
 
 from transduce.errors import CheckpointError, ConfigError
+from transduce.special_ids import EOS, PAD
 
-PAD, BOS, EOS = 0, 1, 2
 SPECIAL_PIECES = ("<pad>", "<s>", "</s>")
 
 FIRST_BYTE = 0xF700

@@ -13,7 +13,8 @@ from torch import Tensor
 from transduce.data.batches import Batch, Batcher, Update
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, TransduceError
-from transduce.model.transformer import PAD, Transformer
+from transduce.model.transformer import Transformer
+from transduce.special_ids import PAD
 from transduce.training.loss import Loss, smoothed_cross_entropy
 from transduce.training.schedule import learning_rate
 

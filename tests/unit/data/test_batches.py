@@ -10,7 +10,6 @@ from transduce.data.batches import (
     Batch,
     Batcher,
     BatchingConfig,
-    SpecialIds,
     pad_rows,
 )
 from transduce.errors import ConfigError
@@ -25,11 +24,11 @@ def dataset(make_dataset, random_pairs):
 
 
 @pytest.fixture(scope="module")
-def make_batcher(dataset, special):
+def make_batcher(dataset):
     def make(seed=7, **settings):
         defaults = {"source_tokens": 200, "target_tokens": 200}
         config = {**defaults, "batch_tokens": BATCH_TOKENS, **settings}
-        return Batcher(dataset, BatchingConfig(**config), special, seed)
+        return Batcher(dataset, BatchingConfig(**config), seed)
 
     return make
 
@@ -74,10 +73,10 @@ def test_updates_are_filled_alike(make_batcher, budget):
     assert max(counts) - min(counts) <= 2 * BATCH_TOKENS
 
 
-def test_a_pair_beyond_the_budget_is_an_update_of_its_own(make_dataset, special):
+def test_a_pair_beyond_the_budget_is_an_update_of_its_own(make_dataset):
     dataset = make_dataset([([3] * 9, [4]), ([5], [6] * 9), ([7] * 9, [8] * 9)])
     config = BatchingConfig(source_tokens=1, target_tokens=1, batch_tokens=1)
-    updates = list(Batcher(dataset, config, special, seed=1).epoch(0))
+    updates = list(Batcher(dataset, config, seed=1).epoch(0))
     assert [len(indices(update)) for update in updates] == [1, 1, 1]
 
 
@@ -161,13 +160,10 @@ def test_an_update_counts_its_tokens_and_positions(make_batcher):
 
 def test_a_batch_is_padded_at_the_end_with_its_special_tokens(make_dataset):
     dataset = make_dataset([([11, 12, 13], [21]), ([14], [22, 23]), ([], [])])
-    special = SpecialIds(pad=9, bos=7, eos=8)
-    batch = Batcher(dataset, BatchingConfig(), special, seed=1).load(
-        np.array([0, 2, 1])
-    )
-    assert batch.source.tolist() == [[11, 12, 13, 8], [8, 9, 9, 9], [14, 8, 9, 9]]
-    assert batch.target_in.tolist() == [[7, 21, 9], [7, 9, 9], [7, 22, 23]]
-    assert batch.target_out.tolist() == [[21, 8, 9], [8, 9, 9], [22, 23, 8]]
+    batch = Batcher(dataset, BatchingConfig(), seed=1).load(np.array([0, 2, 1]))
+    assert batch.source.tolist() == [[11, 12, 13, 2], [2, 0, 0, 0], [14, 2, 0, 0]]
+    assert batch.target_in.tolist() == [[1, 21, 0], [1, 0, 0], [1, 22, 23]]
+    assert batch.target_out.tolist() == [[21, 2, 0], [2, 0, 0], [22, 23, 2]]
     assert batch.source.dtype == torch.int64
 
 
@@ -206,7 +202,7 @@ def test_a_batch_moves_without_a_change():
 
 
 def test_rows_are_padded_to_the_longest():
-    assert pad_rows([[1], [], [2, 3]], pad=0).tolist() == [[1, 0], [0, 0], [2, 3]]
+    assert pad_rows([[1], [], [2, 3]]).tolist() == [[1, 0], [0, 0], [2, 3]]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from transduce.decoding.scoring import TargetScore, score_targets
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.text.tokenizer import BOS, EOS
+from transduce.special_ids import BOS, EOS
 
 SOURCE = torch.tensor([[5, 6, 7, EOS]])
 

@@ -19,6 +19,7 @@ from transduce.experiments.corpus_check import (
 from transduce.experiments.corpus_survey import MARKS, NUM_EXAMPLES
 from transduce.experiments.preparation import CorpusFiles, prepare
 from transduce.experiments.presets import PRESETS, RunConfig
+from transduce.special_ids import PAD
 
 Lines = Sequence[bytes]
 Check = Callable[..., CorpusReport]
@@ -96,9 +97,7 @@ def test_figures_agree_with_what_training_prepares(corpus_files, tmp_path):
     assert report.training.source.tokens > dataset.source.offsets[-1]
 
 
-def test_the_epoch_is_the_one_that_training_begins_with(
-    corpus_files, tmp_path, special
-):
+def test_the_epoch_is_the_one_that_training_begins_with(corpus_files, tmp_path):
     files = CorpusFiles(source=(corpus_files[0],), target=(corpus_files[1],))
     batching = replace(
         TINY.batching, source_tokens=60, target_tokens=60, batch_tokens=40
@@ -107,11 +106,11 @@ def test_the_epoch_is_the_one_that_training_begins_with(
     epoch = check_corpus(files, config).epoch
     prepare(files, config, tmp_path)
     dataset = open_dataset(tmp_path / "corpus" / "training")
-    batcher = Batcher(dataset, batching, special, config.training.seed)
+    batcher = Batcher(dataset, batching, config.training.seed)
     updates = list(batcher.epoch(0))
     batches = [batcher.load(batch) for update in updates for batch in update.batches]
     sides = [side for batch in batches for side in (batch.source, batch.target_in)]
-    is_padding = [(side == special.pad).sum().item() for side in sides]
+    is_padding = [(side == PAD).sum().item() for side in sides]
     assert epoch is not None
     assert epoch.updates == len(updates) > 1
     assert epoch.epochs == config.training.steps / len(updates)

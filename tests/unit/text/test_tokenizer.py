@@ -13,13 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import CheckpointError, ConfigError
+from transduce.special_ids import BOS, EOS, PAD
 from transduce.text import tokenizer as module
 from transduce.text.tokenizer import (
-    BOS,
     BYTE_PIECES,
-    EOS,
     NUM_RESERVED,
-    PAD,
     SPECIAL_PIECES,
     Tokenizer,
     TokenizerConfig,

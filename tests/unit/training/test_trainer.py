@@ -32,13 +32,13 @@ def dataset(make_dataset, random_pairs):
 
 
 @pytest.fixture
-def make_trainer(tiny, dataset, special, cpu):
+def make_trainer(tiny, dataset, cpu):
     def make(
         config=CONFIG, batching=BATCHING, dropout=0.0, dtype=torch.float32
     ) -> Trainer:
         torch.manual_seed(5)
         model = Transformer(replace(tiny, num_layers=1, dropout=dropout))
-        batcher = Batcher(dataset, batching, special, seed=config.seed)
+        batcher = Batcher(dataset, batching, seed=config.seed)
         return Trainer(model, batcher, config, replace(cpu, dtype=dtype))
 
     return make
@@ -86,12 +86,10 @@ def pairs_of(dataset, update) -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def test_updates_are_those_of_plain_adam_with_equation_3(
-    make_trainer, dataset, special
-):
+def test_updates_are_those_of_plain_adam_with_equation_3(make_trainer, dataset):
     plain = make_trainer().model
     optimizer = torch.optim.Adam(plain.parameters(), betas=(0.9, 0.98), eps=1e-9)
-    updates = Batcher(dataset, BATCHING, special, seed=1).epoch(0)
+    updates = Batcher(dataset, BATCHING, seed=1).epoch(0)
     losses = []
     for step, update in zip((1, 2, 3), updates, strict=False):
         rate = 0.1 * 16**-0.5 * min(step**-0.5, step * 3**-1.5)
@@ -127,10 +125,10 @@ def test_the_gradient_is_that_of_the_mean_over_all_target_tokens(make_trainer, d
         torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-4)
 
 
-def test_a_step_is_reported(make_trainer, dataset, special):
+def test_a_step_is_reported(make_trainer, dataset):
     trainer = make_trainer(replace(CONFIG, label_smoothing=0.0))
     model = make_trainer().model
-    update = next(Batcher(dataset, BATCHING, special, seed=1).epoch(0))
+    update = next(Batcher(dataset, BATCHING, seed=1).epoch(0))
     likelihood = plain_loss(model, pairs_of(dataset, update), 0.0).item()
     report = run(trainer)[0]
     pairs = pairs_of(dataset, update)
@@ -157,8 +155,8 @@ def test_training_lowers_the_loss(make_trainer):
     assert reports[-1].loss < 0.9 * reports[0].loss
 
 
-def test_steps_and_epochs_are_counted(make_trainer, dataset, special):
-    num_updates = len(list(Batcher(dataset, BATCHING, special, seed=1).epoch(0)))
+def test_steps_and_epochs_are_counted(make_trainer, dataset):
+    num_updates = len(list(Batcher(dataset, BATCHING, seed=1).epoch(0)))
     assert num_updates > 2
     trainer = make_trainer(replace(CONFIG, steps=2 * num_updates + 1))
     reports = run(trainer)
@@ -170,8 +168,8 @@ def test_steps_and_epochs_are_counted(make_trainer, dataset, special):
     assert trainer.progress == Progress(step=steps[-1], epoch=2, update=1)
 
 
-def test_an_epoch_trains_on_every_pair_once(make_trainer, dataset, special):
-    num_updates = len(list(Batcher(dataset, BATCHING, special, seed=1).epoch(0)))
+def test_an_epoch_trains_on_every_pair_once(make_trainer, dataset):
+    num_updates = len(list(Batcher(dataset, BATCHING, seed=1).epoch(0)))
     reports = run(make_trainer(replace(CONFIG, steps=num_updates)))
     assert sum(report.num_source_tokens for report in reports) == sum(
         dataset.source.lengths() + 1
@@ -294,8 +292,8 @@ def test_a_hopeless_step_has_an_infinite_perplexity(make_trainer):
     assert report.perplexity == math.inf
 
 
-def test_a_hopeless_model_has_an_infinite_perplexity(make_trainer, dataset, special):
-    batcher = Batcher(dataset, BATCHING, special, seed=0)
+def test_a_hopeless_model_has_an_infinite_perplexity(make_trainer, dataset):
+    batcher = Batcher(dataset, BATCHING, seed=0)
     validation = hopeless(make_trainer()).validate(batcher)
     assert math.isfinite(validation.loss)
     assert validation.perplexity == math.inf
@@ -303,7 +301,7 @@ def test_a_hopeless_model_has_an_infinite_perplexity(make_trainer, dataset, spec
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 10_000])
 def test_validation_is_the_mean_over_all_target_tokens(
-    make_trainer, dataset, special, batch_tokens
+    make_trainer, dataset, batch_tokens
 ):
     trainer = make_trainer()
     pairs = [
@@ -313,19 +311,19 @@ def test_validation_is_the_mean_over_all_target_tokens(
     smoothed = plain_loss(trainer.model.eval(), pairs, 0.1).item()
     likelihood = plain_loss(trainer.model, pairs, 0.0).item()
     config = replace(BATCHING, batch_tokens=batch_tokens)
-    validation = trainer.validate(Batcher(dataset, config, special, seed=0))
+    validation = trainer.validate(Batcher(dataset, config, seed=0))
     assert validation.loss == pytest.approx(smoothed, rel=1e-5)
     assert validation.perplexity == pytest.approx(math.exp(likelihood), rel=1e-5)
 
 
-def test_validation_drops_nothing_out(make_trainer, dataset, special):
+def test_validation_drops_nothing_out(make_trainer, dataset):
     trainer = make_trainer(dropout=0.5)
-    batcher = Batcher(dataset, BATCHING, special, seed=0)
+    batcher = Batcher(dataset, BATCHING, seed=0)
     assert trainer.validate(batcher) == trainer.validate(batcher)
 
 
-def test_validation_in_between_changes_nothing(make_trainer, dataset, special):
-    batcher = Batcher(dataset, BATCHING, special, seed=0)
+def test_validation_in_between_changes_nothing(make_trainer, dataset):
+    batcher = Batcher(dataset, BATCHING, seed=0)
     config = replace(CONFIG, checkpoint_steps=2)
     plain = make_trainer(config, dropout=0.3)
     run(plain)
