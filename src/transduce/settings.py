@@ -4,7 +4,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,11 +59,6 @@ def apply_mapping(
         else:
             changes[name] = _checked(key, value, types_by_name[name], where)
     return replace(config, **changes)  # type: ignore[type-var] # a dataclass
-
-
-def as_mapping(config: Any) -> dict[str, Any]:
-    """The settings as nested plain values, for a JSON file."""
-    return asdict(config)
 
 
 def _value(text: str) -> Any:

@@ -1,10 +1,8 @@
 """What stands beside a sentence, and who listens, does not change what comes of it."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.transformer import Transformer
@@ -12,30 +10,6 @@ from transduce.special_ids import PAD
 
 SOURCES = [[5, 9, 4, 17, 2], [8, 2], [3, 12, 20, 2], [2]]
 TARGETS = [[1, 6], [1, 11, 22, 7, 9], [1], [1, 3, 4]]
-
-VARIANTS = {
-    "the paper's": {},
-    "pre-norm": {"norm": "pre"},
-    "learned positions": {"positions": "learned"},
-    "unscaled": {"scores": "unscaled"},
-    "additive": {"scores": "additive"},
-    "neighbourhood": {"neighbourhood": 1},
-}
-
-
-@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
-def model(request, tiny) -> Transformer:
-    model = Transformer(replace(tiny, **request.param))
-    for name, parameter in model.named_parameters():
-        if not name.endswith(("embedding.weight", "positions.weight")):
-            nn.init.normal_(parameter, std=0.3)
-    return model.eval()
-
-
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.no_grad():
-        yield
 
 
 def padded(rows: list[list[int]], extra: int = 0) -> Tensor:

@@ -1,42 +1,14 @@
 """Decoding step by step gives what one pass over the whole target gives."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transduce.model.transformer import Transformer
 from transduce.special_ids import PAD
 
 SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, PAD]])
 LENGTH = 7
-
-VARIANTS = {
-    "the paper's": {},
-    "widths of heads apart": {"num_heads": 3, "d_k": 6, "d_v": 7},
-    "pre-norm": {"norm": "pre"},
-    "learned positions": {"positions": "learned"},
-    "fewer positions than tokens": {"positions": "learned", "max_positions": 3},
-    "unscaled": {"scores": "unscaled"},
-    "additive": {"scores": "additive"},
-    "neighbourhood": {"neighbourhood": 2},
-}
-
-
-@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
-def model(request, tiny) -> Transformer:
-    model = Transformer(replace(tiny, **request.param))
-    for name, parameter in model.named_parameters():
-        if not name.endswith(("embedding.weight", "positions.weight")):
-            nn.init.normal_(parameter, std=0.3)
-    return model.eval()
-
-
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.no_grad():
-        yield
 
 
 def whole_pass(model: Transformer, source: Tensor, target_in: Tensor) -> Tensor:

@@ -1,3 +1,4 @@
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ from transduce.settings import (
     apply_assignments,
     apply_file,
     apply_mapping,
-    as_mapping,
 )
 
 
@@ -143,5 +143,5 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_settings_survive_being_written_down(name: str) -> None:
-    written: dict[str, Any] = as_mapping(PRESETS[name])
+    written: dict[str, Any] = asdict(PRESETS[name])
     assert apply_mapping(RunConfig(), written, where="") == PRESETS[name]

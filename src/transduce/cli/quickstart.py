@@ -1,5 +1,6 @@
 """`transduce quickstart`: the whole main job on the built-in corpus."""
 
+import sys
 import time
 from pathlib import Path
 
@@ -37,16 +38,18 @@ def _show(result: QuickstartResult, out: Path, minutes: float) -> None:
         console.print(f"    -> {example.translation}")
         if example.translation != example.reference:
             console.print(f"    expected: {example.reference}")
+    # As this very command was called: it need not be on the path.
+    transduce = sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"
     console.print(
         f"\nBLEU on unseen sentences: {result.bleu.score:.2f}\n  {result.bleu}\n"
         f"Learning curve: {result.run.picture}\n"
         f"Time: {minutes:.1f} minutes\n\n"
         "Translate a sentence of your own:\n"
         "  echo 'The old lamp fell because it was heavy.' | "
-        f"transduce translate {out}/run\n\n"
+        f"{transduce} translate {out}/run\n\n"
         "Train on your own two text files, line by line translations of each other:\n"
-        "  transduce check --source my.en --target my.de --preset multi30k\n"
-        "  transduce train --source my.en --target my.de --dev-source dev.en "
+        f"  {transduce} check --source my.en --target my.de --preset multi30k\n"
+        f"  {transduce} train --source my.en --target my.de --dev-source dev.en "
         "--dev-target dev.de \\\n"
         "    --preset multi30k --out runs/mine\n"
         "(multi30k suits tens of thousands of pairs; base and big, the paper's models, "

@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from transduce.checkpoint import (
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.preparation import CorpusFiles, Preparation, prepare
 from transduce.experiments.presets import RunConfig
-from transduce.settings import apply_mapping, as_mapping
+from transduce.settings import apply_mapping
 
 FORMAT = 1
 RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
@@ -62,7 +62,7 @@ class RunFolder:
             record = {
                 "format": FORMAT,
                 "files": absolute_names(files),
-                "settings": as_mapping(replace(config, model=model)),
+                "settings": asdict(replace(config, model=model)),
             }
             text = json.dumps(record, indent=2) + "\n"
             (new / RECORD).write_text(text, encoding="utf-8")

@@ -1,0 +1,31 @@
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+
+VARIANTS = {
+    "the paper's": {},
+    "widths of heads apart": {"num_heads": 3, "d_k": 6, "d_v": 7},
+    "pre-norm": {"norm": "pre"},
+    "learned positions": {"positions": "learned"},
+    "fewer positions than tokens": {"positions": "learned", "max_positions": 3},
+    "unscaled": {"scores": "unscaled"},
+    "additive": {"scores": "additive"},
+    "neighbourhood": {"neighbourhood": 1},
+}
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+def model(request: pytest.FixtureRequest, tiny: ModelConfig) -> Iterator[Transformer]:
+    """A model of every kind, its weights large enough for a slip to show."""
+    model = Transformer(replace(tiny, **request.param))
+    for name, parameter in model.named_parameters():
+        if not name.endswith(("embedding.weight", "positions.weight")):
+            nn.init.normal_(parameter, std=0.3)
+    with torch.no_grad():
+        yield model.eval()
