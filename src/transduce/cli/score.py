@@ -8,8 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.options import Files
-from transduce.decoding.scoring import perplexity
 from transduce.decoding.translator import WINDOW_LINES, load
+from transduce.evaluation.perplexity import perplexity
 from transduce.text.corpus import read_pairs
 
 

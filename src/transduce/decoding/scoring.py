@@ -1,6 +1,5 @@
 """The log-probability of given targets."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.batches import pad_rows
+from transduce.evaluation.perplexity import perplexity
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
 
@@ -25,14 +25,6 @@ class TargetScore:
     def perplexity(self) -> float:
         """Of a token."""
         return perplexity(self.log_probability, self.num_tokens)
-
-
-def perplexity(log_probability: float, num_tokens: int) -> float:
-    """Of a token; infinite where a double cannot hold it."""
-    try:
-        return math.exp(-log_probability / num_tokens)
-    except OverflowError:
-        return math.inf
 
 
 @torch.no_grad()

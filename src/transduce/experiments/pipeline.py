@@ -150,9 +150,10 @@ def refuse_changed_files(out: Path, files: CorpusFiles) -> None:
 
 
 def _require_memory(config: RunConfig, hardware: Hardware) -> None:
+    largest = replace(config.model, vocab_size=config.tokenizer.vocab_size)
     try:
         with torch.device("meta"):
-            num_parameters = Transformer(config.model).num_parameters()
+            num_parameters = Transformer(largest).num_parameters()
     except RuntimeError:  # more than can be counted
         num_parameters = sys.maxsize
     needed, present = BYTES_PER_PARAMETER * num_parameters, hardware.memory_bytes()
@@ -178,7 +179,7 @@ class _Run:
         self._config = replace(config, model=model)
         self._hardware = hardware
         self._observer = observer
-        self._dev = _Dev.open(folder, self._config)
+        self._dev = _Dev.open(folder, self._config, hardware.device)
         self._best_bleu = -1.0
         self._num_kept = config.training.keep_checkpoints
 
@@ -333,14 +334,21 @@ class _Dev:
     """The held-out corpus of a run."""
 
     def __init__(
-        self, batcher: Batcher, sources: list[str], references: list[str]
+        self,
+        batcher: Batcher,
+        sources: list[str],
+        references: list[str],
+        device: torch.device,
     ) -> None:
         self._batcher = batcher
+        self._device = device
         self._sources = sources
         self._references = references
 
     @classmethod
-    def open(cls, folder: RunFolder, config: RunConfig) -> "_Dev | None":
+    def open(
+        cls, folder: RunFolder, config: RunConfig, device: torch.device
+    ) -> "_Dev | None":
         if (path := folder.dev_corpus) is None:
             return None
         batcher = Batcher(open_dataset(path), config.batching, seed=0)
@@ -348,6 +356,7 @@ class _Dev:
             batcher,
             list(read_text([path / "source.txt"])),
             list(read_text([path / "target.txt"])),
+            device,
         )
 
     def score(
@@ -355,7 +364,7 @@ class _Dev:
     ) -> DevScore:
         """Loss by the trainer's model, BLEU by searching with the checkpoint's."""
         validation = trainer.validate(self._batcher)
-        translator = Translator(checkpoint, trainer.device)
+        translator = Translator(checkpoint, self._device)
         hypotheses = [
             translation.text
             for translation in translator.translate_stream(self._sources, search)

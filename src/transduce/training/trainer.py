@@ -13,6 +13,7 @@ from torch import Tensor
 from transduce.data.batches import Batch, Batcher, Update
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, TransduceError
+from transduce.evaluation.perplexity import perplexity
 from transduce.model.transformer import Transformer
 from transduce.special_ids import PAD
 from transduce.training.loss import Loss, smoothed_cross_entropy
@@ -138,7 +139,6 @@ class Trainer:
         self._batcher = batcher
         self._config = config
         self._hardware = hardware
-        self.device = hardware.device
         self._optimizer = torch.optim.Adam(
             model.parameters(),
             lr=0.0,  # set before each step
@@ -258,7 +258,7 @@ class Trainer:
             step=self.progress.step,
             epoch=self.progress.epoch,
             loss=smoothed / update.num_target_tokens,
-            perplexity=_perplexity(likelihood / update.num_target_tokens),
+            perplexity=perplexity(-likelihood, update.num_target_tokens),
             learning_rate=rate,
             num_source_tokens=update.num_source_tokens,
             num_target_tokens=update.num_target_tokens,
@@ -293,8 +293,10 @@ class Trainer:
                 for rows, targets in _in_chunks(states, target_out):
                     losses += _as_tensor(self._loss(rows, targets)).cpu()
                 num_tokens += len(target_out)
-        smoothed, likelihood = (losses / num_tokens).tolist()
-        return Validation(loss=smoothed, perplexity=_perplexity(likelihood))
+        smoothed, likelihood = losses.tolist()
+        return Validation(
+            loss=smoothed / num_tokens, perplexity=perplexity(-likelihood, num_tokens)
+        )
 
     def _states(
         self, batch: Batch
@@ -338,14 +340,6 @@ def _in_chunks(
     states: Float[Tensor, "rows d_model"], target_out: Int[Tensor, " rows"]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(states.split(LOGIT_ROWS), target_out.split(LOGIT_ROWS), strict=True)
-
-
-def _perplexity(negative_log_likelihood: float) -> float:
-    """Infinite where a double cannot hold it."""
-    try:
-        return math.exp(negative_log_likelihood)
-    except OverflowError:
-        return math.inf
 
 
 def _as_tensor(loss: Loss) -> Float[Tensor, "2"]:
