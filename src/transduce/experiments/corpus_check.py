@@ -20,10 +20,14 @@ from transduce.experiments.corpus_survey import (
     LengthBin,
     SideReport,
     Survey,
-    sound_texts,
+    sound_pairs,
     survey_corpus,
 )
-from transduce.experiments.preparation import CorpusFiles
+from transduce.experiments.preparation import (
+    CorpusFiles,
+    count_characters,
+    learning_texts,
+)
 from transduce.experiments.presets import RunConfig
 from transduce.text.tokenizer import learn_tokenizer
 
@@ -137,9 +141,9 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     report.
     """
     max_length = config.batching.max_length
-    tokenizer = learn_tokenizer(
-        sound_texts(files.source, files.target), config.tokenizer
-    )
+    num_characters = count_characters(sound_pairs(files.source, files.target))
+    texts = learning_texts(sound_pairs(files.source, files.target), num_characters)
+    tokenizer = learn_tokenizer(texts, config.tokenizer)
     training = survey_corpus(files.source, files.target, tokenizer, max_length)
     dev = None
     if files.dev_source or files.dev_target:

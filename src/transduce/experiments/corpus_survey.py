@@ -301,11 +301,11 @@ def survey_corpus(
     )
 
 
-def sound_texts(source: Sequence[Path], target: Sequence[Path]) -> Iterator[str]:
-    """Both sides of every sound pair, to learn a tokenizer from."""
-    for placed in CorpusReader(source, target).pairs():
-        yield placed.pair.source
-        yield placed.pair.target
+def sound_pairs(
+    source: Sequence[Path], target: Sequence[Path]
+) -> Iterator[SentencePair]:
+    """Every pair without a fault."""
+    return (placed.pair for placed in CorpusReader(source, target).pairs())
 
 
 def invalid_byte(content: bytes) -> str:

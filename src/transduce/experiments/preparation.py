@@ -70,10 +70,8 @@ def prepare(files: CorpusFiles, config: RunConfig, folder: Path) -> Preparation:
     num_characters = _require_pairs(files.source, files.target)
     if files.dev_source or files.dev_target:
         _require_pairs(files.dev_source, files.dev_target)
-    # Beyond what a vocabulary is learned from, pairs from all of the corpus.
-    every = -(-num_characters // LEARNING_CHARACTERS)
-    pairs = islice(read_pairs(files.source, files.target), 0, None, every)
-    tokenizer = learn_tokenizer(_sides(pairs), config.tokenizer)
+    pairs = read_pairs(files.source, files.target)
+    tokenizer = learn_tokenizer(learning_texts(pairs, num_characters), config.tokenizer)
     tokenizer.save(folder / "tokenizer.json")
     training = encode_corpus(
         read_pairs(files.source, files.target),
@@ -93,6 +91,23 @@ def prepare(files: CorpusFiles, config: RunConfig, folder: Path) -> Preparation:
     text = json.dumps(asdict(preparation), indent=2) + "\n"
     (folder / "corpus" / "counts.json").write_text(text, encoding="utf-8")
     return preparation
+
+
+def count_characters(pairs: Iterable[SentencePair]) -> int:
+    """Of both sides, with an end for each pair."""
+    return sum(len(pair.source) + len(pair.target) + 1 for pair in pairs)
+
+
+def learning_texts(pairs: Iterable[SentencePair], num_characters: int) -> Iterator[str]:
+    """What the tokenizer is learned from: both sides of the pairs.
+
+    Of a corpus of more than `LEARNING_CHARACTERS`, as many pairs as that allows, from
+    all of it.
+    """
+    every = max(-(-num_characters // LEARNING_CHARACTERS), 1)
+    for pair in islice(pairs, 0, None, every):
+        yield pair.source
+        yield pair.target
 
 
 def encode_corpus(
@@ -157,12 +172,6 @@ def _prepare_dev(
     return counts
 
 
-def _sides(pairs: Iterable[SentencePair]) -> Iterator[str]:
-    for pair in pairs:
-        yield pair.source
-        yield pair.target
-
-
 def _require_pairs(source: Sequence[Path], target: Sequence[Path]) -> int:
     """Read all pairs once, so that a fault anywhere is found before any work.
 
@@ -174,8 +183,8 @@ def _require_pairs(source: Sequence[Path], target: Sequence[Path]) -> int:
                 f"{path}: a corpus must be a file, since it is read several times, but "
                 "is a folder or a pipe."
             )
-    lengths = (len(p.source) + len(p.target) + 1 for p in read_pairs(source, target))
-    if (num_characters := sum(lengths)) == 0:
+    num_characters = count_characters(read_pairs(source, target))
+    if num_characters == 0:
         raise DataError(
             f"{source[0]}: a corpus must have at least one line, but is empty."
         )

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,14 +7,17 @@ import pytest
 
 from transduce.data.dataset import Dataset, EncodedPair, open_dataset
 from transduce.errors import DataError
+from transduce.experiments import preparation
 from transduce.experiments.preparation import (
     CorpusFiles,
     PairCounts,
     Preparation,
     fate_of,
+    learning_texts,
     prepare,
 )
 from transduce.experiments.presets import PRESETS
+from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import Tokenizer
 
 CONFIG = replace(
@@ -142,3 +146,16 @@ def test_a_fault_in_the_last_file_is_found_before_anything_is_written(
     with pytest.raises(DataError, match=r"dev\.t:1: a line must be valid UTF-8"):
         prepare(files, CONFIG, folder)
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("num_characters", "numbers"),
+    [(0, range(7)), (100, range(7)), (101, [0, 2, 4, 6]), (300, [0, 3, 6])],
+)
+def test_a_vocabulary_is_learned_from_all_of_a_corpus_too_large_for_it(
+    monkeypatch: pytest.MonkeyPatch, num_characters: int, numbers: Iterable[int]
+) -> None:
+    monkeypatch.setattr(preparation, "LEARNING_CHARACTERS", 100)
+    pairs = [SentencePair(source=f"s{i}", target=f"t{i}") for i in range(7)]
+    texts = list(learning_texts(pairs, num_characters))
+    assert texts == [f"{side}{i}" for i in numbers for side in "st"]
