@@ -1,0 +1,143 @@
+"""`transduce data`: download and prepare a corpus of the field."""
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from transduce.corpora.assembly import DOWNLOADS, PreparedCorpus, prepare
+from transduce.corpora.download import RemoteFile
+from transduce.corpora.named_corpora import NamedCorpus, named_corpus
+
+LINE_SECONDS = 30.0
+"""Between progress lines where there is no terminal to draw on."""
+
+
+def data(name: str, /, *, out: Path, mirror: str | None = None) -> None:
+    """Download and prepare a named corpus: line-aligned files, one a language.
+
+    What breaks off, by Ctrl-C too, goes on when the same command is given again.
+
+    Parameters
+    ----------
+    name
+        wmt14-en-de (1.7 GB), wmt14-en-fr (6.6 GB) or multi30k (2 MB).
+    out
+        The folder of the files; new, or one that this command has begun.
+    mirror
+        A server that offers the same paths, to use instead of the usual ones: its
+        address, http or https.
+    """
+    corpus = named_corpus(name)
+    with DataDisplay() as display:
+        prepared = prepare(corpus, out, display, mirror)
+    display.finished(prepared)
+
+
+class DataDisplay:
+    """A progress bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(
+            highlight=False, soft_wrap=True, markup=False, emoji=False
+        )
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task("", figures="", visible=False)
+        self._current = ""
+        self._line_at = time.monotonic()
+
+    def __enter__(self) -> "DataDisplay":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+        if kind is KeyboardInterrupt:
+            self._console.print("What has come is kept: the same command goes on.")
+
+    def received(self, file: RemoteFile, num_bytes: int, total: int | None) -> None:
+        figures = decimal(num_bytes) + (f" of {decimal(total)}" if total else "")
+        self._show(file.name, figures, num_bytes, total)
+        if num_bytes == total:
+            self._console.print(f"{file.name}: {decimal(num_bytes)}")
+
+    def waiting(self, file: RemoteFile, reason: str, seconds: float) -> None:
+        self._console.print(f"{file.name}: {reason}; again in {seconds:.0f} seconds.")
+
+    def assembled(self, split: str, num_lines: int) -> None:
+        self._show(f"Writing {split}", f"{num_lines:,} lines", num_lines, None)
+
+    def finished(self, prepared: PreparedCorpus) -> None:
+        """Say what is there, and what to do with it."""
+        corpus, folder = prepared.corpus, prepared.folder
+        if prepared.is_new:
+            self._console.print(f"{corpus.name} is in {folder}:")
+        else:
+            self._console.print(f"{folder} holds {corpus.name}; nothing was to do:")
+        for split in corpus.splits:
+            names = " ".join(
+                prepared.path(split, language).name for language in corpus.languages
+            )
+            num_pairs = prepared.counts[split.name].num_pairs
+            self._console.print(f"  {num_pairs:>12,} pairs  {names}")
+        left_out = prepared.counts[corpus.train.name]
+        self._console.print(
+            f"Left out of {corpus.train.name}: {left_out.num_empty:,} pairs with an "
+            f"empty side, {left_out.num_no_text:,} that are no text.\n"
+            f"The archives in {folder / DOWNLOADS} are no longer needed.\n"
+            f"Terms: {corpus.terms}.\n\n"
+            f"Train on it:\n{_training_command(corpus, prepared)}"
+        )
+
+    def _show(self, what: str, figures: str, completed: int, total: int | None) -> None:
+        if what != self._current:
+            # From here on, so that what was there before counts for no speed.
+            self._progress.reset(
+                self._task, completed=completed, total=total, visible=True,
+                description=what,
+            )  # fmt: skip
+            self._current = what
+        self._progress.update(
+            self._task, completed=completed, total=total, figures=figures
+        )
+        is_time = time.monotonic() - self._line_at > LINE_SECONDS
+        if is_time and not self._console.is_terminal:
+            self._line_at = time.monotonic()
+            self._console.print(f"{what}: {figures}")
+
+
+def _training_command(corpus: NamedCorpus, prepared: PreparedCorpus) -> str:
+    source, target, *_ = corpus.languages
+
+    def quoted(path: Path) -> str:
+        return shlex.quote(str(path))
+
+    # As this very command was called: it need not be on the path.
+    transduce = sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"
+    lines = (
+        f"{transduce} train --preset {corpus.preset}",
+        f"--source {quoted(prepared.path(corpus.train, source))}",
+        f"--target {quoted(prepared.path(corpus.train, target))}",
+        f"--dev-source {quoted(prepared.path(corpus.dev, source))}",
+        f"--dev-target {quoted(prepared.path(corpus.dev, target))}",
+        f"--out runs/{corpus.name}",
+    )
+    return "  " + " \\\n    ".join(lines)

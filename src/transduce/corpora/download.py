@@ -1,0 +1,241 @@
+"""One file over HTTP: resumed where it broke off, and checked. Knows no corpora."""
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Protocol
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from transduce.errors import ConfigError, DataError
+
+PAUSES_S = (1.0, 5.0, 25.0)
+"""Before each further attempt; all of them again once something has come."""
+TIMEOUT_S = 60.0
+CHUNK_BYTES = 1 << 18
+MAY_PASS = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+SERVER_FAULT = 500
+"""This answer and those above it may pass as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """A file on a server, and how it is known to be the right one."""
+
+    url: str
+    size_bytes: int | None = None
+    """None: not known, so what the server announces is taken for right."""
+    checksum: str | None = None
+    """Such as `sha256:` and hexadecimal digits; None: not known."""
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(urlsplit(self.url).path).name
+
+    def on(self, mirror: str) -> "RemoteFile":
+        """The same file on another server; `ConfigError` if that is no address."""
+        if not _is_address(mirror):
+            raise ConfigError(
+                "The mirror must be an address such as https://example.org/mirror, "
+                f"but is {mirror!r}."
+            )
+        return replace(self, url=mirror.rstrip("/") + urlsplit(self.url).path)
+
+
+class DownloadObserver(Protocol):
+    """Who is told how a download goes."""
+
+    def received(self, file: RemoteFile, num_bytes: int, total: int | None) -> None:
+        """So many bytes are there, those of earlier attempts among them."""
+
+    def waiting(self, file: RemoteFile, reason: str, seconds: float) -> None: ...
+
+
+def fetch(file: RemoteFile, path: Path, observer: DownloadObserver) -> None:
+    """Bring a file to `path`, unless it is there; `DataError` if it cannot be had.
+
+    What comes is kept beside it as `.part`, and the next call asks for the rest only.
+    `path` appears when size and checksum are right.
+    """
+    if path.exists():
+        if fault := _fault(file, path):
+            raise DataError(f"{path}: {fault}; delete it and run the command again.")
+        return
+    part = path.with_name(f"{path.name}.part")
+    _complete(file, part, observer)
+    if fault := _fault(file, part):
+        part.unlink()
+        raise DataError(
+            f"{file.url}: {fault}; what came is removed, so run the command again, or "
+            "name another server by --mirror."
+        )
+    part.replace(path)
+
+
+class _TransferError(Exception):
+    """A fault of network or server that may pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offer:
+    """What a server is about to send."""
+
+    start: int
+    """Its first byte's place in the file."""
+    total: int | None
+    """Bytes of the whole file."""
+
+
+def _complete(file: RemoteFile, part: Path, observer: DownloadObserver) -> None:
+    pauses = iter(PAUSES_S)
+    while (before := _size(part)) != file.size_bytes:
+        try:
+            _receive(file, part, observer)
+            return
+        except _TransferError as error:
+            if _size(part) > before:
+                pauses = iter(PAUSES_S)
+            pause = next(pauses, None)
+            if pause is None:
+                raise DataError(
+                    f"{file.url}: cannot be fetched ({error}); run the command again, "
+                    "which keeps what has come, or name another server by --mirror."
+                ) from None
+            observer.waiting(file, str(error), pause)
+            time.sleep(pause)
+
+
+def _receive(file: RemoteFile, part: Path, observer: DownloadObserver) -> None:
+    """Add the rest to what is there, or begin anew if the server sends no rest."""
+    with _ask(file.url, part) as response:
+        offer = _offer(file, response, _size(part))
+        size = offer.start
+        with _opened_to_extend(part) as stream:
+            stream.truncate(offer.start)
+            for chunk in _chunks(response):
+                stream.write(chunk)
+                size += len(chunk)
+                observer.received(file, size, offer.total)
+    if offer.total is not None and size < offer.total:
+        raise _TransferError(
+            f"the connection broke off after {size:,} of {offer.total:,} bytes"
+        )
+
+
+def _ask(url: str, part: Path) -> HTTPResponse:
+    request = Request(url, headers={"User-Agent": "transduce"})
+    if start := _size(part):
+        request.add_header("Range", f"bytes={start}-")
+    try:
+        response: HTTPResponse = urlopen(request, timeout=TIMEOUT_S)
+    except HTTPError as error:
+        with error:
+            answer = f"{error.code} {error.reason}"
+        if start and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            # There is no more of it: what is there is of another file.
+            part.unlink()
+        elif error.code not in MAY_PASS and error.code < SERVER_FAULT:
+            raise DataError(
+                f"{url}: the server must send the file, but answers {answer}; name "
+                "another server by --mirror."
+            ) from None
+        raise _TransferError(f"the server answered {answer}") from None
+    except (OSError, HTTPException) as error:
+        raise _TransferError(_reason(error)) from None
+    return response
+
+
+def _offer(file: RemoteFile, response: HTTPResponse, asked_from: int) -> _Offer:
+    if response.headers.get_content_type() == "text/html":
+        raise DataError(
+            f"{file.url}: the server must send the file, but sends a web page; is "
+            "there a log-in page between here and the network?"
+        )
+    if response.status == HTTPStatus.PARTIAL_CONTENT:
+        offer = _partial_offer(response, asked_from)
+    else:
+        length = response.headers.get("Content-Length", "")
+        offer = _Offer(start=0, total=int(length) if length.isdecimal() else None)
+    if file.size_bytes not in (None, offer.total) and offer.total is not None:
+        raise DataError(
+            f"{file.url}: must be {file.size_bytes:,} bytes long, but the server "
+            f"announces {offer.total:,}; name another server by --mirror."
+        )
+    return replace(offer, total=offer.total or file.size_bytes)
+
+
+def _partial_offer(response: HTTPResponse, asked_from: int) -> _Offer:
+    place = response.headers.get("Content-Range", "")
+    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", place)
+    if match is None or int(match[1]) > asked_from:
+        raise _TransferError("the server sent other bytes than it was asked for")
+    return _Offer(start=int(match[1]), total=int(match[2]))
+
+
+def _chunks(response: HTTPResponse) -> Iterator[bytes]:
+    """What comes, as it comes."""
+    while True:
+        try:
+            chunk = response.read1(CHUNK_BYTES)
+        except (OSError, HTTPException) as error:
+            raise _TransferError(_reason(error)) from None
+        if not chunk:
+            return
+        yield chunk
+
+
+@contextmanager
+def _opened_to_extend(path: Path) -> Iterator[BinaryIO]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            yield file
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be written ({error.strerror or error}); mend that and run "
+            "the command again, which goes on from there."
+        ) from None
+
+
+def _fault(file: RemoteFile, path: Path) -> str | None:
+    """What is wrong with a file that has come, or none."""
+    size = _size(path)
+    if file.size_bytes not in (None, size):
+        return f"must be {file.size_bytes:,} bytes long, but is {size:,}"
+    if file.checksum is None:
+        return None
+    algorithm, _, expected = file.checksum.partition(":")
+    with path.open("rb") as stream:
+        digest = partial(hashlib.new, algorithm, usedforsecurity=False)
+        found = hashlib.file_digest(stream, digest).hexdigest()
+    if found == expected:
+        return None
+    return f"must have the {algorithm} sum {expected}, but has {found}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _reason(error: Exception) -> str:
+    cause = error.reason if isinstance(error, URLError) else error
+    strerror = cause.strerror if isinstance(cause, OSError) else None
+    return strerror or str(cause) or type(cause).__name__
+
+
+def _is_address(mirror: str) -> bool:
+    try:
+        parts = urlsplit(mirror)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of brackets or the port
+        return False
+    is_http = parts.scheme in ("http", "https")
+    return is_http and has_host and not re.search(r"\s", mirror)
