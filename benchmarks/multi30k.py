@@ -18,9 +18,11 @@ from pathlib import Path
 
 from machine import describe_machine
 
+from transduce.experiments.presets import PRESETS
+
 TASKS = ("tok-en-de", "en-de", "de-en", "en-fr")
 TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
-BEAM_SIZE = 5
+SEARCH = PRESETS["multi30k"].search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,8 @@ def scores(task: Task, run: Path, split: str) -> dict[str, float]:
     source, reference = task.files(split)
     command = [*TRANSDUCE, "evaluate", str(run), "--source", source]
     command += ["--reference", reference, "--language", task.target, "--json"]
-    command += ["--beam-size", str(BEAM_SIZE)]
+    command += ["--beam-size", str(SEARCH.beam_size)]
+    command += ["--length-penalty", str(SEARCH.length_penalty)]
     command += ["--tokenized"] if task.is_tokenized else []
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {score["name"]: score["score"] for score in json.loads(printed)}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 import transduce
-from transduce.cli import COMMANDS
+from transduce.cli import COMMANDS, PARTS
 
 ASK_FOR_HELP = """
 import sys
@@ -47,11 +47,27 @@ def test_help_is_given_when_asked_for_or_nothing_is(
     )
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(succeeds: Callable[..., str], name: str) -> None:
-    text = succeeds(name, "--help")
-    assert f"transduce {name}" in text
+CALLS = [
+    *([name] for name in COMMANDS if name not in PARTS),
+    *([name, part] for name, parts in PARTS.items() for part in parts),
+]
+
+
+@pytest.mark.parametrize("words", CALLS, ids=" ".join)
+def test_every_command_explains_itself(
+    succeeds: Callable[..., str], words: list[str]
+) -> None:
+    text = succeeds(*words, "--help")
+    assert f"transduce {' '.join(words)}" in text
     assert "--" in text
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_command_of_several_lists_them(
+    succeeds: Callable[..., str], name: str
+) -> None:
+    text = succeeds(name, "--help")
+    assert [part for part, says in PARTS[name].items() if says not in text] == []
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,21 @@ COMMANDS = {
     "translate": "Translate raw text, one line for one line.",
     "score": "Say how likely a model holds given translations.",
     "evaluate": "Score translations against references.",
+    "data": "Download and prepare a named corpus.",
+    "benchmark": "Measure our speed beside that of others.",
 }
+PARTS = {
+    "benchmark": {"training": "Measure the speed and memory of training."},
+}
+"""The commands of commands that are several."""
 for _name, _help in COMMANDS.items():
-    app.command(f"transduce.cli.{_name}:{_name}", name=_name, help=_help)
+    if _name not in PARTS:
+        app.command(f"transduce.cli.{_name}:{_name}", name=_name, help=_help)
+for _name, _parts in PARTS.items():
+    _several = App(name=_name, help=COMMANDS[_name])
+    for _part, _help in _parts.items():
+        _several.command(f"transduce.cli.{_name}:{_part}", name=_part, help=_help)
+    app.command(_several)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

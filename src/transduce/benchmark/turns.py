@@ -1,0 +1,144 @@
+"""Processes that work by turns: while one does its piece of work, the others sleep.
+
+By turns, all meet the same machine, whatever else it does meanwhile. Each in its own
+process, all have their memory to themselves, and its peak is their own.
+"""
+
+import re
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from transduce.errors import TransduceError
+
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn(Generic[Outcome]):
+    """One piece of work."""
+
+    outcome: Outcome
+    seconds: float
+    peak_bytes: int
+    """The most memory that its process has held until now."""
+
+
+class Turns(Generic[Outcome]):
+    """A working process's end of the line to the one that gives out the turns."""
+
+    def __init__(self, connection: Connection, device: torch.device) -> None:
+        self._connection = connection
+        self._device = device
+        self._started = 0.0
+
+    def begin(self) -> None:
+        """Say that all is ready, and sleep until the first turn."""
+        self._connection.send(None)
+        self._sleep()
+
+    def done(self, outcome: Outcome) -> None:
+        """Say what came of this turn, and sleep until the next."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        turn = Turn(
+            outcome=outcome,
+            seconds=time.perf_counter() - self._started,
+            peak_bytes=peak_memory(self._device),
+        )
+        self._connection.send(turn)
+        self._sleep()
+
+    def _sleep(self) -> None:
+        """`EOFError` if there will be no more turns."""
+        self._connection.recv()
+        self._started = time.perf_counter()
+
+
+class Worker(Generic[Outcome]):
+    """A process that works when it is told to, and ends with the `with` block."""
+
+    def __init__(
+        self, name: str, work: Callable[[Turns[Outcome]], None], device: torch.device
+    ) -> None:
+        self._name = name
+        # A fresh interpreter, since a copy of this one would count its memory as well.
+        context = get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_work, args=(theirs, work, device), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> "Worker[Outcome]":
+        """Wait until it is ready, so that no two workers prepare at the same time."""
+        self._receive()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def take_turn(self) -> Turn[Outcome]:
+        """Have it do one piece of work; `TransduceError` if its process ends."""
+        with suppress(OSError):  # it has ended, and `_receive` says so
+            self._connection.send(None)
+        turn: Turn[Outcome] = self._receive()
+        return turn
+
+    def _receive(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            self._end()
+            raise TransduceError(
+                f"{self._name} must take its turns, but its process ended with exit "
+                f"code {self._process.exitcode}; what it wrote before says why, and if "
+                "it wrote nothing, memory may have run out."
+            ) from None
+
+    def _end(self) -> None:
+        self._connection.close()
+        self._process.join(timeout=10)
+        self._process.terminate()
+        self._process.join()
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held on the device; on a CPU, resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Not what `getrusage` says if it can be helped: that may be the parent's peak.
+    status = Path("/proc/self/status")
+    text = status.read_text(encoding="utf-8") if status.is_file() else ""
+    if found := re.search(r"VmHWM:\s*(\d+) kB", text):
+        return 1024 * int(found[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _work(
+    connection: Connection,
+    work: Callable[[Turns[Outcome]], None],
+    device: torch.device,
+) -> None:
+    # Ctrl-C reaches all processes; the parent is the one to say so.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(EOFError):
+        work(Turns(connection, device))

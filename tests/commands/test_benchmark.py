@@ -1,0 +1,114 @@
+import json
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from transduce.benchmark import training_peers
+from transduce.benchmark.machine import describe_machine
+from transduce.benchmark.training_peers import MARIAN, TORCH
+from transduce.benchmark.training_speed import TrainingSpeed
+from transduce.cli.benchmark import table
+
+TINY = ("--preset", "tiny", "--device", "cpu", "--precision", "fp32", "--rounds", "1")
+
+
+@pytest.fixture(autouse=True)
+def _idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.0, 0.0))
+
+
+@pytest.fixture
+def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_peers, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("without_transformers")
+def test_training_is_measured_beside_the_peers(succeeds: Callable[..., str]) -> None:
+    out = succeeds("benchmark", "training", *TINY)
+    lines = out.splitlines()
+    assert lines[0].startswith("Machine: ")
+    assert "GFLOP/s on cpu (fp32)" in lines[1]
+    assert "34,176 parameters; an update is about" in lines[2]
+    assert lines[3].startswith("Hugging Face Marian is left out, as the package")
+    head, ours, theirs = lines[5:]
+    heads = "Rounds: 1 target tokens/s ours / this of matrix rate peak memory"
+    assert " ".join(head.split()) == heads
+    assert ours.split()[0] == "transduce"
+    assert ours.split()[2:4] == ["1.00", "x"]
+    assert theirs.split()[0] == TORCH
+    assert theirs.endswith(" MB")
+
+
+@pytest.mark.usefixtures("without_transformers")
+def test_json_has_all_that_was_measured(succeeds: Callable[..., str]) -> None:
+    # So that the peers are not the same model, and ours is measured alone.
+    settings = ("--set", "model.d_k=8")
+    found = json.loads(succeeds("benchmark", "training", *TINY, *settings, "--json"))
+    assert found["rounds"] == 1
+    assert found["hardware"] == "cpu (fp32)"
+    assert found["machine"]["versions"]["torch"]
+    assert [sentence.split(" is left")[0] for sentence in found["left_out"]] == [
+        MARIAN,
+        TORCH,
+    ]
+    assert found["load"] == 0.1
+    [ours] = found["contestants"]
+    assert ours["name"] == "transduce"
+    assert ours["our_advantage"] == 1
+    [seconds], [tokens], [flops] = (
+        ours["seconds"],
+        found["target_tokens"],
+        found["update_flops"],
+    )
+    assert ours["tokens_per_second"] == pytest.approx(tokens / seconds)
+    share = flops / seconds / found["matrix_rate"]
+    assert ours["matrix_share"] == pytest.approx(share)
+    assert 0 < share < 1
+    assert ours["peak_bytes"] > 50e6
+    assert 4 < ours["losses"][0] < 7
+
+
+@pytest.mark.parametrize(
+    ("load", "sentence"),
+    [(0.4, None), (3.04, "Other programs were running (load 3.0): the figures are")],
+)
+def test_a_busy_machine_is_told_of(load: float, sentence: str | None) -> None:
+    speed = TrainingSpeed(
+        machine=describe_machine((), torch.device("cpu")),
+        hardware="cpu (fp32)",
+        num_parameters=1,
+        rounds=1,
+        target_tokens=(1,),
+        update_flops=(1,),
+        matrix_rate=1.0,
+        contestants=(),
+        load=load,
+    )
+    told = [line for line in table(speed) if line.startswith("Other programs")]
+    assert len(told) == (sentence is not None)
+    assert all(line.startswith(sentence) for line in told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("training", "--rounds", "0"), "`rounds` must be at least 1, but is 0."),
+        (("training", "--preset", "tyni"), "did you mean 'tiny'?"),
+        (("training", "--set", "model.d_mode=1"), "did you mean `model.d_model`?"),
+        (("training", "--set", "model.vocab_size=9"), "left to the tokenizer"),
+        (("training", "--rounds", "two"), 'unable to convert "two" into int'),
+        (("training", "--device", "tpu"), '`device` must be "auto", "cpu" or "cuda"'),
+        (("trainign",), 'Unknown command "trainign"'),
+    ],
+    ids=str,
+)
+def test_a_mistake_ends_with_one_sentence(
+    refuses: Callable[..., str], arguments: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in refuses("benchmark", *arguments)
+
+
+def test_its_parts_are_listed(succeeds: Callable[..., str]) -> None:
+    assert "Measure the speed and memory of training." in succeeds("benchmark")

@@ -1,0 +1,60 @@
+"""Turns without processes, and a task that takes no time."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+
+from transduce.benchmark.training_task import TrainingTask
+from transduce.benchmark.turns import Turn, Turns
+from transduce.device import Hardware
+from transduce.experiments.presets import PRESETS
+
+
+class Line(Connection):
+    """A connection to one who gives out so many turns and then hangs up."""
+
+    _handle = None  # of no file
+
+    def __init__(self, num_turns: int) -> None:
+        self.turns_left = num_turns
+        self.received: list[object] = []
+
+    def recv(self) -> None:
+        if self.turns_left == 0:
+            raise EOFError
+        self.turns_left -= 1
+
+    def send(self, message: object) -> None:
+        self.received.append(message)
+
+
+@pytest.fixture(scope="session")
+def take_all_turns() -> Callable[..., list[Turn]]:
+    """What comes of so many turns of a piece of work, all in this process."""
+
+    def take(work: Callable[[Turns], None], num_turns: int) -> list[Turn]:
+        line = Line(num_turns)
+        with suppress(EOFError):
+            work(Turns(line, torch.device("cpu")))
+        ready, *turns = line.received
+        assert ready is None
+        return turns
+
+    return take
+
+
+@pytest.fixture(scope="session")
+def task(cpu: Hardware) -> TrainingTask:
+    """Three updates of the tiny preset, without dropout."""
+    tiny = PRESETS["tiny"]
+    run = replace(
+        tiny,
+        tokenizer=replace(tiny.tokenizer, vocab_size=300),
+        model=replace(tiny.model, num_layers=2, dropout=0.0),
+        batching=replace(tiny.batching, batch_tokens=256),
+    )
+    return TrainingTask(run=run, hardware=cpu, steps=3)

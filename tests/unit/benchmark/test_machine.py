@@ -1,0 +1,70 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from transduce.benchmark.machine import (
+    Machine,
+    describe_machine,
+    describe_processor,
+    installed_version,
+)
+
+CPU_INFO = """\
+processor\t: 0
+model name\t: Some Processor @ 2.50GHz
+flags\t\t: fpu avx2 avx512f amx_bf16 clflush
+
+processor\t: 1
+model name\t: Some Processor @ 2.50GHz
+flags\t\t: fpu avx2 avx512f amx_bf16 clflush
+vmx flags\t: vnmi ept
+"""
+
+
+def test_a_processor_is_told_by_number_name_and_matrix_instructions(monkeypatch):
+    monkeypatch.setattr(Path, "is_file", lambda _: True)
+    monkeypatch.setattr(Path, "read_text", lambda _, encoding: CPU_INFO)
+    found = "2 x Some Processor @ 2.50GHz (avx2, avx512f, amx_bf16)"
+    assert describe_processor() == found
+
+
+@pytest.mark.parametrize("text", [None, "processor\t: 0\nBogoMIPS\t: 50.00\n"])
+def test_a_processor_without_a_name_is_told_somehow(monkeypatch, text):
+    monkeypatch.setattr(Path, "is_file", lambda _: text is not None)
+    monkeypatch.setattr(Path, "read_text", lambda _, encoding: text)
+    assert describe_processor()
+
+
+def test_packages_that_are_not_there_are_not_told():
+    machine = describe_machine(("torch", "no-such-package"), torch.device("cpu"))
+    assert set(machine.versions) == {"Python", "torch"}
+    assert machine.accelerator is None
+    assert machine.num_threads == torch.get_num_threads()
+
+
+def test_a_gpu_is_told_by_its_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Some {device}")
+    assert describe_machine((), torch.device("cuda")).accelerator == "Some cuda"
+
+
+def test_a_package_has_its_version():
+    assert installed_version("torch") == torch.__version__
+    assert installed_version("no-such-package") is None
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "num_threads", "text"),
+    [
+        (None, 1, "A, 1 thread; Python 3, torch 2"),
+        ("B", 8, "A, 8 threads, B; Python 3, torch 2"),
+    ],
+)
+def test_a_machine_is_one_line(accelerator, num_threads, text):
+    machine = Machine(
+        processor="A",
+        accelerator=accelerator,
+        num_threads=num_threads,
+        versions={"Python": "3", "torch": "2"},
+    )
+    assert str(machine) == text

@@ -1,0 +1,65 @@
+"""The rate against a clock that is known, and the products against PyTorch's count."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from transduce.benchmark import matrix_rate as module
+from transduce.benchmark.matrix_rate import matrix_rate, take_turns
+
+TICK = 0.25
+
+
+@pytest.fixture
+def known_clock(monkeypatch):
+    """Every product takes one tick, whatever its size."""
+    ticks = count()
+    monkeypatch.setattr(module.time, "perf_counter", lambda: TICK * next(ticks))
+    monkeypatch.setattr(module, "FIRST_SIZE", 16)
+    monkeypatch.setattr(module, "LAST_SIZE", 64)
+
+
+@pytest.mark.parametrize(
+    ("long_s", "sizes"),
+    [(TICK / 2, [16]), (2 * TICK, [16, 32, 64])],
+    ids=["the first is long", "none is long"],
+)
+@pytest.mark.usefixtures("known_clock")
+def test_sizes_double_until_a_product_is_long(monkeypatch, cpu, long_s, sizes):
+    monkeypatch.setattr(module, "LONG_S", long_s)
+    with FlopCounterMode(display=False) as counter:
+        rate = matrix_rate(cpu)
+    flops = [2 * size**3 for size in sizes]
+    assert rate == max(flops) / TICK
+    assert counter.get_total_flops() == sum(flops) * module.REPEATS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.usefixtures("known_clock")
+def test_products_are_in_the_hardwares_precision(monkeypatch, cpu, dtype):
+    dtypes = set()
+
+    def multiply(left: torch.Tensor, right: torch.Tensor) -> None:
+        dtypes.update({left.dtype, right.dtype})
+
+    monkeypatch.setattr(torch, "mm", multiply)
+    matrix_rate(replace(cpu, dtype=dtype))
+    assert dtypes == {dtype}
+
+
+def test_the_fastest_of_several_counts(monkeypatch, cpu):
+    monkeypatch.setattr(module, "FIRST_SIZE", 16)
+    monkeypatch.setattr(module, "LONG_S", 0.0)
+    readings = iter([0.0, 3.0, 10.0, 11.0, 20.0, 22.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(readings))
+    assert matrix_rate(cpu) == 2 * 16**3
+
+
+@pytest.mark.usefixtures("known_clock")
+def test_it_is_measured_anew_at_every_turn(monkeypatch, cpu, take_all_turns):
+    monkeypatch.setattr(module, "LONG_S", 0.0)
+    turns = take_all_turns(lambda turns: take_turns(cpu, turns), 3)
+    assert [turn.outcome for turn in turns] == [2 * 16**3 / TICK] * 3

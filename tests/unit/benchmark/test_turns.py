@@ -1,0 +1,85 @@
+"""One works while the others sleep; who ends before his turn is told of."""
+
+import operator
+import resource
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from transduce.benchmark import matrix_rate
+from transduce.benchmark.turns import Worker, peak_memory
+from transduce.errors import TransduceError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_work_is_told_turn_by_turn(take_all_turns):
+    def count(turns):
+        turns.begin()
+        for number in range(10):
+            turns.done(number)
+
+    turns = take_all_turns(count, 4)
+    assert [turn.outcome for turn in turns] == [0, 1, 2, 3]
+    assert all(turn.seconds > 0 and turn.peak_bytes > 0 for turn in turns)
+
+
+def test_sleeping_takes_no_time_of_a_turn(take_all_turns, monkeypatch):
+    clock = iter([10.0, 12.0, 50.0, 55.0, 90.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+
+    def work(turns):
+        turns.begin()
+        turns.done("first")
+        turns.done("second")
+
+    assert [turn.seconds for turn in take_all_turns(work, 3)] == [2.0, 5.0]
+
+
+def test_a_worker_works_in_a_process_of_its_own(cpu):
+    work = partial(matrix_rate.take_turns, cpu)
+    with Worker("The rate", work, CPU) as worker:
+        turns = [worker.take_turn() for _ in range(2)]
+        process = worker._process
+        assert process.is_alive()
+    assert not process.is_alive()
+    assert process.exitcode == 0
+    assert all(turn.outcome > 0 and turn.seconds > 0 for turn in turns)
+
+
+def test_a_worker_that_ends_before_its_turn_is_told_of():
+    begin_only = operator.methodcaller("begin")
+    with Worker("The lazy one", begin_only, CPU) as worker:
+        message = "The lazy one must take its turns, but .* ended with exit code 0"
+        with pytest.raises(TransduceError, match=message):
+            worker.take_turn()
+
+
+def test_a_worker_that_fails_says_why_itself(capfd):
+    worker = Worker("The wrong one", operator.methodcaller("no_such_method"), CPU)
+    message = "The wrong one must take its turns, but .* ended with exit code 1"
+    with pytest.raises(TransduceError, match=message):
+        worker.__enter__()
+    assert "has no attribute 'no_such_method'" in capfd.readouterr().err
+
+
+def test_the_peak_is_at_least_what_is_held():
+    held = torch.ones(2**24)  # 64 MiB
+    assert peak_memory(CPU) >= held.nbytes
+    assert held.sum() == 2**24
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_elsewhere_than_on_linux_the_system_is_asked(monkeypatch, platform, unit):
+    monkeypatch.setattr(Path, "is_file", lambda _: False)
+    monkeypatch.setattr(sys, "platform", platform)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert unit * peak <= peak_memory(CPU) < 1.1 * unit * peak
+
+
+def test_on_a_gpu_its_own_memory_counts(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 123)
+    assert peak_memory(CUDA) == 123
