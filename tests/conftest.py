@@ -19,7 +19,8 @@ from transduce.text.tokenizer import (
     TokenizerConfig,
     learn_tokenizer,
 )
-from transduce.training.trainer import Trainer, TrainingConfig
+from transduce.training.config import TrainingConfig
+from transduce.training.trainer import Trainer
 
 NUMBERS = {
     "one": "eins",
@@ -158,7 +159,7 @@ def trained_checkpoint(
     trainer.train(
         on_step=lambda _: None,
         save=lambda: None,
-        on_checkpoint=lambda: None,
+        on_checkpoint=lambda: False,
         should_stop=lambda: False,
     )
     return Checkpoint(

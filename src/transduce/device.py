@@ -42,10 +42,13 @@ class Hardware:
         return f"{self.device.type} ({precision})"
 
 
-def choose_hardware(device: str = "auto", precision: Precision = "auto") -> Hardware:
+def choose_hardware(
+    device: str = "auto", precision: Precision = "auto", number: int = 0
+) -> Hardware:
     """The device asked for, or CUDA if there is one; `RequestError` if there is none.
 
-    Precision "auto" is bf16 where the processor multiplies it faster than fp32.
+    Of several GPUs, the one of that number. Precision "auto" is bf16 where the
+    processor multiplies it faster than fp32.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(
@@ -65,7 +68,16 @@ def choose_hardware(device: str = "auto", precision: Precision = "auto") -> Hard
     if precision == "auto":
         precision = "bf16" if _is_good_at_bf16(device) else "fp32"
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    return Hardware(device=torch.device(device), dtype=dtype)
+    if device == "cpu":
+        return Hardware(device=torch.device(device), dtype=dtype)
+    if number >= torch.cuda.device_count():
+        raise RequestError(
+            f"There must be a GPU for each process, but this machine has "
+            f"{torch.cuda.device_count()} and this is process {number + 1}; ask for "
+            "fewer --devices."
+        )
+    torch.cuda.set_device(number)
+    return Hardware(device=torch.device(device, number), dtype=dtype)
 
 
 def keep_freed_memory() -> None:

@@ -423,7 +423,8 @@ def stopped_run(
     with monkeypatch.context() as patch:
         patch.setattr(TrainingDisplay, "stepped", stepped)
         files = ("--source", source, "--target", target)
-        command(*TINY, *files, "--out", tmp_path / "run")
+        slow = ("--set", "training.learning_rate_scale=0.001")
+        command(*TINY, *files, *slow, "--out", tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / "step-00000010").is_dir()
     return tmp_path / "run"
 

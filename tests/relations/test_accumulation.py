@@ -8,8 +8,9 @@ from torch import Tensor
 
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.model.transformer import Transformer
-from transduce.training import trainer as module
-from transduce.training.trainer import StepReport, Trainer, TrainingConfig
+from transduce.training import loss as module
+from transduce.training.config import TrainingConfig
+from transduce.training.trainer import StepReport, Trainer
 
 ONE_UPDATE = BatchingConfig(
     source_tokens=100_000, target_tokens=100_000, batch_tokens=100_000
@@ -38,7 +39,7 @@ def gradients(request, tiny, make_dataset, cpu):
         trainer.train(
             on_step=reports.append,
             save=lambda: None,
-            on_checkpoint=lambda: None,
+            on_checkpoint=lambda: False,
             should_stop=lambda: False,
         )
         return [parameter.grad for parameter in model.parameters()], reports[0]

@@ -6,7 +6,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from transduce.experiments.pipeline import DevScore, RunResult, RunStart
+from transduce.experiments.dev_corpus import DevScore
+from transduce.experiments.pipeline import RunResult, RunStart
 from transduce.training.trainer import StepReport
 
 SMOOTHING = 0.95
@@ -18,7 +19,7 @@ LINE_SECONDS = 30.0
 class TrainingDisplay:
     """A progress bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self) -> None:
         self._console = Console(
             highlight=False, soft_wrap=True, markup=False, emoji=False
         )
@@ -31,7 +32,7 @@ class TrainingDisplay:
             disable=not self._console.is_terminal,
             transient=True,
         )
-        self._task = self._progress.add_task("", total=steps, figures="", start=False)
+        self._task = self._progress.add_task("", total=None, figures="", start=False)
         self._tokens_per_second = 0.0
         self._line_at = time.monotonic()
 
@@ -55,6 +56,7 @@ class TrainingDisplay:
             f"Model: {start.num_parameters:,} parameters, vocabulary of "
             f"{start.config.model.vocab_size:,}, on {start.hardware}"
         )
+        self._console.print(_forecast(start))
         if start.first_step:
             self._console.print(f"Going on after step {start.first_step:,}.")
         self._progress.update(
@@ -91,9 +93,28 @@ class TrainingDisplay:
 
     def finished(self, result: RunResult) -> None:
         """Say what came of the run."""
+        what = f"The average of the last {result.num_averaged} checkpoints"
+        if result.num_averaged == 1:
+            what = "The model"
         self._console.print(
-            f"The average of the last {result.num_averaged} checkpoints is in "
-            f"{result.model}; the learning curve is {result.picture}."
+            f"{what} is in {result.model}; the learning curve is {result.picture}."
         )
         if result.dev is not None:
             self._console.print(f"Dev, beam search: {result.dev.bleu}")
+
+
+def _forecast(start: RunStart) -> str:
+    """What an update is, and what the rest of the run takes by the trial of a batch."""
+    batching, fit = start.config.batching, start.fit
+    positions = batching.source_tokens + batching.target_tokens
+    num_steps = start.config.training.steps - start.first_step
+    hours = num_steps * positions * fit.seconds / start.num_processes / 3600
+    among = f" on {start.num_processes} processes" if start.num_processes > 1 else ""
+    cut = f", cut to {fit.max_positions:,} positions at a time" if fit.was_cut else ""
+    time_left = f"{hours:,.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
+    return (
+        f"Updates: {num_steps:,} of about {batching.source_tokens:,} source and "
+        f"{batching.target_tokens:,} target tokens{among}{cut}\n"
+        f"Forecast: {fit.peak_bytes / 1e9:.1f} GB of memory a process, about "
+        f"{time_left}, checkpoints apart"
+    )

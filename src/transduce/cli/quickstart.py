@@ -8,7 +8,6 @@ from rich.console import Console
 
 from transduce.cli.display import TrainingDisplay
 from transduce.device import choose_hardware
-from transduce.experiments.presets import PRESETS
 from transduce.experiments.quickstart import QuickstartResult, run_quickstart
 
 
@@ -25,7 +24,7 @@ def quickstart(*, out: Path = Path("quickstart"), device: str = "auto") -> None:
     started = time.monotonic()
     hardware = choose_hardware(device)
     print("Writing sentences of the built-in English-German grammar ...", flush=True)
-    with TrainingDisplay(PRESETS["quickstart"].training.steps) as display:
+    with TrainingDisplay() as display:
         result = run_quickstart(out, hardware, display)
     _show(result, out, (time.monotonic() - started) / 60)
 
@@ -42,7 +41,7 @@ def _show(result: QuickstartResult, out: Path, minutes: float) -> None:
     transduce = sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"
     console.print(
         f"\nBLEU on unseen sentences: {result.bleu.score:.2f}\n  {result.bleu}\n"
-        f"Learning curve: {result.run.picture}\n"
+        f"Learning curve: {result.picture}\n"
         f"Time: {minutes:.1f} minutes\n\n"
         "Translate a sentence of your own:\n"
         "  echo 'The old lamp fell because it was heavy.' | "

@@ -1,11 +1,15 @@
 """`transduce train`: text files to trained, averaged, scored model."""
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from transduce.cli import USER_ERROR
 from transduce.cli.display import TrainingDisplay
+from transduce.cli.launching import ProcessKilledError, run_processes
 from transduce.cli.options import (
     Assignments,
     Files,
@@ -15,14 +19,17 @@ from transduce.cli.options import (
 )
 from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
-from transduce.experiments.pipeline import (
+from transduce.experiments.pipeline import resume as resume_run
+from transduce.experiments.pipeline import train as train_run
+from transduce.experiments.preparation import CorpusFiles
+from transduce.experiments.presets import RunConfig
+from transduce.experiments.run_folder import (
     refuse_changed_files,
     refuse_changed_settings,
     settings_of,
 )
-from transduce.experiments.pipeline import resume as resume_run
-from transduce.experiments.pipeline import train as train_run
-from transduce.experiments.preparation import CorpusFiles
+from transduce.training.distributed import is_joined, joined, local_rank
+from transduce.training.trainer import TrainingStoppedError
 
 
 def train(
@@ -38,6 +45,7 @@ def train(
     resume: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
     precision: Precision = "auto",
+    devices: int = 1,
 ) -> None:
     """Train a model: text files to averaged, scored model.
 
@@ -66,12 +74,15 @@ def train(
         auto, cpu or cuda.
     precision
         Of matrix products: bf16 where the processor is good at it, by default.
+    devices
+        Processes to train with on this machine, each on a GPU of its own, or on its
+        share of the processor's cores. Several machines: start this by torchrun.
     """
-    hardware = choose_hardware(device, precision)
-    if resume and preset is None:
-        run = changed(settings_of(out), config, settings)
-    else:
-        run = run_config(preset or "base", config, settings)
+    if devices != 1 and not is_joined():
+        given = locals()
+        sys.exit(_train_on(devices, given))
+    hardware = choose_hardware(device, precision, local_rank())
+    run = _run_config(out if resume else None, preset, config, settings)
     files = _corpus_files(source, target, dev_source, dev_target)
     if resume:
         refuse_changed_settings(out, run)
@@ -79,12 +90,47 @@ def train(
             refuse_changed_files(out, files)
     elif not source:
         raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
-    with TrainingDisplay(run.training.steps) as display:
-        if resume:
-            result = resume_run(out, hardware, display)
-        else:
-            result = train_run(files, run, out, hardware, display)
-    display.finished(result)
+    with joined(hardware.device) as processes, TrainingDisplay() as display:
+        try:
+            if resume:
+                resume_run(out, hardware, display, processes)
+            else:
+                train_run(files, run, out, hardware, display, processes)
+        except TrainingStoppedError:
+            if processes.is_first:
+                raise
+            sys.exit(USER_ERROR)  # the first one says so for all
+
+
+def _train_on(devices: int, options: Mapping[str, Any]) -> int:
+    """Run the same command as so many processes; its exit code."""
+    command = [sys.executable, "-m", "transduce", "train"]
+    for name, value in options.items():
+        values = value if isinstance(value, tuple) else (value,)
+        if value is True:
+            command.append(f"--{name}")
+        elif value not in (None, False, ()):
+            option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
+            command += [option, *map(str, values)]
+    try:
+        return run_processes(command, devices)
+    except ProcessKilledError as error:
+        raise ProcessKilledError(
+            f"{error} Go on from the last checkpoint with: transduce train --out "
+            f"{options['out']} --resume --devices {devices}"
+        ) from None
+
+
+def _run_config(
+    resumed: Path | None,
+    preset: str | None,
+    config: Path | None,
+    settings: tuple[str, ...],
+) -> RunConfig:
+    """The settings asked for; without a preset, on top of those of a resumed run."""
+    if resumed is not None and preset is None:
+        return changed(settings_of(resumed), config, settings)
+    return run_config(preset or "base", config, settings)
 
 
 def _corpus_files(

@@ -2,9 +2,9 @@
 
 "Sentence pairs were batched together by approximate sequence length": an epoch's pairs
 are sorted by length and cut into batches; an update is a random draw of batches, as
-many as its token budget holds. With the paper's budget of 25,000 tokens and batches of
-3,125 that makes eight, one for each of its devices. How many devices and how much
-memory there are changes nothing of this.
+many as its token budget holds. How many devices and how much memory there are changes
+nothing of this. Of a large corpus a random million pairs at a time are planned, so that
+the plan of an epoch takes no more memory than theirs.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,9 @@ from torch import Tensor
 from transduce.data.dataset import Dataset
 from transduce.errors import ConfigError
 from transduce.special_ids import BOS, EOS, PAD
+
+PLANNED_PAIRS = 2**20
+"""Pairs sorted by length at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +67,19 @@ class Update:
     """The pairs of one optimizer step, cut into batches of indices."""
 
     batches: tuple[Integer[np.ndarray, " _"], ...]
-    num_source_tokens: int
-    num_target_tokens: int
+    source_lengths: Integer[np.ndarray, " pairs"]
+    """Tokens of each source, with its end."""
+    target_lengths: Integer[np.ndarray, " pairs"]
     num_positions: int
     """Source and target positions of all batches, padding included."""
+
+    @property
+    def num_source_tokens(self) -> int:
+        return int(self.source_lengths.sum())
+
+    @property
+    def num_target_tokens(self) -> int:
+        return int(self.target_lengths.sum())
 
 
 class Batcher:
@@ -77,35 +89,34 @@ class Batcher:
         self._dataset = dataset
         self._config = config
         self._seed = seed
-        # Each side has one more token than ids: its end.
-        self._source_lengths = dataset.source.lengths() + 1
-        self._target_lengths = dataset.target.lengths() + 1
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[Update]:
         """The updates of an epoch in their random order, from the first-th on."""
         random = np.random.default_rng((self._seed, epoch))
-        batches = self._batches(random.permutation(len(self._dataset)))
-        batches = [batches[i] for i in random.permutation(len(batches))]
-        bounds = self._update_bounds(batches)
-        for start, end in list(pairwise(bounds))[first:]:
-            yield self._update(batches[start:end])
+        pairs = random.permutation(np.arange(len(self._dataset), dtype=np.uint32))
+        for planned in _in_parts(pairs):
+            batches = self._batches(planned)
+            batches = [batches[i] for i in random.permutation(len(batches))]
+            bounds = list(pairwise(self._update_bounds(batches)))
+            for start, end in bounds[first:]:
+                yield self._update(batches[start:end])
+            first = max(first - len(bounds), 0)
 
     def in_order(self) -> Iterator[Batch]:
         """All pairs once, similar lengths together, for measuring a loss."""
-        return map(self.load, self._batches(np.arange(len(self._dataset))))
+        for planned in _in_parts(np.arange(len(self._dataset))):
+            yield from map(self.load, self._batches(planned))
 
     def _batches(
         self, indices: Integer[np.ndarray, " pairs"]
     ) -> list[Integer[np.ndarray, " _"]]:
         """Sort pairs by length and cut them where a batch is full."""
-        source, target = self._source_lengths[indices], self._target_lengths[indices]
+        source, target = self._lengths(indices)
         # Sources grow and shrink by turns, so that they do not leap where the length
         # of the targets changes.
         turned = np.where(target % 2, source, -source)
-        indices = indices[np.lexsort((turned, target))]
-        longest = np.maximum(
-            self._source_lengths[indices], self._target_lengths[indices]
-        ).tolist()
+        order = np.lexsort((turned, target))
+        longest = np.maximum(source, target)[order].tolist()
         starts, widest = [0], 0
         for i, length in enumerate(longest):
             widest = max(widest, length)
@@ -114,17 +125,13 @@ class Batcher:
             ]:
                 starts.append(i)
                 widest = length
-        return np.split(indices, starts[1:])
+        return np.split(indices[order], starts[1:])
 
     def _update_bounds(self, batches: list[Integer[np.ndarray, " _"]]) -> list[int]:
         """Where one update ends and the next begins; all are filled alike."""
-        shares = [
-            max(
-                self._source_lengths[batch].sum() / self._config.source_tokens,
-                self._target_lengths[batch].sum() / self._config.target_tokens,
-            )
-            for batch in batches
-        ]
+        tokens = np.array([[side.sum() for side in self._lengths(b)] for b in batches])
+        budgets = (self._config.source_tokens, self._config.target_tokens)
+        shares = (tokens / budgets).max(axis=1)
         filled = np.concatenate([[0.0], np.cumsum(shares)])
         num_updates = max(round(filled[-1]), 1)
         ends = np.linspace(0, filled[-1], num_updates + 1)[1:-1]
@@ -132,28 +139,57 @@ class Batcher:
         return sorted(set(bounds))
 
     def _update(self, batches: list[Integer[np.ndarray, " _"]]) -> Update:
-        pairs = np.concatenate(batches)
+        source, target = self._lengths(np.concatenate(batches))
         return Update(
             batches=tuple(batches),
-            num_source_tokens=int(self._source_lengths[pairs].sum()),
-            num_target_tokens=int(self._target_lengths[pairs].sum()),
-            num_positions=sum(len(batch) * self._width(batch) for batch in batches),
+            source_lengths=source,
+            target_lengths=target,
+            num_positions=sum(map(self.num_positions, batches)),
         )
 
     def load(self, indices: Integer[np.ndarray, " batch"]) -> Batch:
         """The ids of a batch, padded, with their special tokens."""
-        source = [[*self._dataset.source[i].tolist(), EOS] for i in indices.tolist()]
-        target = [self._dataset.target[i].tolist() for i in indices.tolist()]
+        source, target = self._lengths(indices)
+        source_ids = self._dataset.source.padded(indices, PAD)
+        target_ids = self._dataset.target.padded(indices, PAD)
+        rows = np.arange(len(indices))
+        target_in = np.roll(target_ids, 1, axis=1)
+        target_in[:, 0] = BOS
+        source_ids[rows, source - 1] = EOS
+        target_ids[rows, target - 1] = EOS
         return Batch(
-            source=pad_rows(source),
-            target_in=pad_rows([[BOS, *ids] for ids in target]),
-            target_out=pad_rows([[*ids, EOS] for ids in target]),
+            source=torch.from_numpy(source_ids),
+            target_in=torch.from_numpy(target_in),
+            target_out=torch.from_numpy(target_ids),
         )
 
-    def _width(self, batch: Integer[np.ndarray, " batch"]) -> int:
-        return int(
-            self._source_lengths[batch].max() + self._target_lengths[batch].max()
-        )
+    def longest_batch(self) -> Integer[np.ndarray, " pairs"]:
+        """As many of the longest pairs as a batch has: what takes most memory."""
+        longest = np.empty(0, dtype=np.int64)
+        for part in _in_parts(np.arange(len(self._dataset))):
+            candidates = np.concatenate([longest, part])
+            widths = np.maximum(*self._lengths(candidates))
+            order = np.argsort(-widths, kind="stable")
+            num_pairs = max(self._config.batch_tokens // widths[order[0]], 1)
+            longest = candidates[order[:num_pairs]]
+        return longest
+
+    def num_positions(self, indices: Integer[np.ndarray, " batch"]) -> int:
+        """Of both sides of a batch, padding included."""
+        return len(indices) * sum(int(side.max()) for side in self._lengths(indices))
+
+    def _lengths(
+        self, indices: Integer[np.ndarray, " pairs"]
+    ) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
+        """Tokens of the sources and of the targets, each with its end."""
+        source, target = self._dataset.source, self._dataset.target
+        return source.lengths(indices) + 1, target.lengths(indices) + 1
+
+
+def _in_parts(
+    indices: Integer[np.ndarray, " pairs"],
+) -> list[Integer[np.ndarray, " _"]]:
+    return np.array_split(indices, max(-(-len(indices) // PLANNED_PAIRS), 1))
 
 
 def pad_rows(rows: list[list[int]]) -> Int[Tensor, "batch length"]:

@@ -26,9 +26,22 @@ class EncodedSide:
     ids: Integer[np.ndarray, " ids"]
     offsets: Integer[np.ndarray, " sentences_and_one"]
 
-    def lengths(self) -> Integer[np.ndarray, " sentences"]:
-        """Ids of each sentence, special tokens not counted."""
-        return np.diff(self.offsets)
+    def lengths(
+        self, indices: Integer[np.ndarray, " picked"]
+    ) -> Integer[np.ndarray, " picked"]:
+        """Ids of each of some sentences, special tokens not counted."""
+        return self.offsets[indices + 1] - self.offsets[indices]
+
+    def padded(
+        self, indices: Integer[np.ndarray, " rows"], pad: int
+    ) -> Integer[np.ndarray, "rows length"]:
+        """The ids of some sentences as rows, padded at the end with at least one."""
+        starts, lengths = self.offsets[indices], self.lengths(indices)
+        column = np.arange(lengths.max() + 1)
+        is_id = column < lengths[:, None]
+        rows = np.full(is_id.shape, pad, dtype=np.int64)
+        rows[is_id] = self.ids[(starts[:, None] + column)[is_id]]
+        return rows
 
     def __getitem__(self, index: int) -> Integer[np.ndarray, " length"]:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]

@@ -2,9 +2,10 @@
 
 import shutil
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -22,42 +23,33 @@ from transduce.checkpoint import (
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
 from transduce.decoding.beam_search import SearchConfig
-from transduce.decoding.translator import Translator
 from transduce.device import Hardware, keep_freed_memory
 from transduce.errors import CheckpointError, ConfigError, VersionError
-from transduce.evaluation.bleu import BleuScore, corpus_bleu
+from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.preparation import CorpusFiles, Preparation
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import PICTURE, RunFolder, absolute_names
+from transduce.experiments.run_folder import PICTURE, RunFolder
 from transduce.model.transformer import Transformer
-from transduce.text.corpus import read_text
 from transduce.text.tokenizer import Tokenizer
+from transduce.training.distributed import ALONE, Processes
+from transduce.training.fitting import Fit
 from transduce.training.interruption import stop_on_signal
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import (
+    DivergedError,
     StepReport,
     Trainer,
     TrainingState,
     TrainingStoppedError,
+    require_state_of,
 )
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, four bytes each."""
 LOG_STEPS = 10
 """Updates between lines of the log."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DevScore:
-    """How well a model does on the held-out corpus."""
-
-    step: int
-    loss: float
-    perplexity: float
-    """Of a target token."""
-    bleu: BleuScore
-    num_averaged: int = 1
-    """Checkpoints that the model is the average of."""
+SLOWER = 0.5
+"""Factor on the learning rate after the loss has diverged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +61,9 @@ class RunStart:
     """None if the run is resumed."""
     num_parameters: int
     hardware: Hardware
+    num_processes: int
+    fit: Fit
+    """Of the longest batch, in this process."""
     first_step: int
 
 
@@ -77,10 +72,11 @@ class RunResult:
     """What a run ends with."""
 
     model: Path
-    """Folder of the averaged model."""
+    """Folder of the averaged model, or of the best one if that is better."""
     num_averaged: int
+    """Checkpoints that the model is the average of."""
     dev: DevScore | None
-    """Of the averaged model; none without a dev corpus."""
+    """Of that model, by beam search; none without a dev corpus."""
     picture: Path
 
 
@@ -92,6 +88,17 @@ class RunObserver(Protocol):
     def stepped(self, report: StepReport) -> None: ...
     def scored(self, score: DevScore) -> None: ...
     def warned(self, message: str) -> None: ...
+    def finished(self, result: RunResult) -> None: ...
+
+
+class Silent:
+    """An observer that says nothing: of all processes of a run but the first."""
+
+    def started(self, start: RunStart) -> None: ...
+    def stepped(self, report: StepReport) -> None: ...
+    def scored(self, score: DevScore) -> None: ...
+    def warned(self, message: str) -> None: ...
+    def finished(self, result: RunResult) -> None: ...
 
 
 def train(
@@ -100,53 +107,36 @@ def train(
     out: Path,
     hardware: Hardware,
     observer: RunObserver,
-) -> RunResult:
+    processes: Processes = ALONE,
+) -> None:
     """Train a new run in the folder `out`.
 
-    `ConfigError` if the model cannot fit in memory.
+    `ConfigError` if the model cannot fit in memory, or the settings ask for a dev
+    corpus that is not there.
     """
     _require_memory(config, hardware)
-    folder, preparation = RunFolder.create(out, files, config)
-    return _Run(folder, config, hardware, observer).train(preparation)
+    if config.training.patience is not None and not files.dev_source:
+        raise ConfigError(
+            "`training.patience` must have a dev corpus to go by, but there is none; "
+            "add --dev-source and --dev-target."
+        )
+    preparation = None
+    if processes.is_first:
+        folder, preparation = RunFolder.create(out, files, config)
+    processes.wait()
+    folder, _ = RunFolder.open(out)
+    _Run(folder, config, hardware, observer, processes).train(preparation)
 
 
-def resume(out: Path, hardware: Hardware, observer: RunObserver) -> RunResult:
+def resume(
+    out: Path,
+    hardware: Hardware,
+    observer: RunObserver,
+    processes: Processes = ALONE,
+) -> None:
     """Go on with the run in the folder `out`, from its newest sound checkpoint."""
     folder, config = RunFolder.open(out)
-    return _Run(folder, config, hardware, observer).train(None)
-
-
-def settings_of(out: Path) -> RunConfig:
-    """The settings that the run in the folder `out` was begun with."""
-    return RunFolder.open(out)[1]
-
-
-def refuse_changed_settings(out: Path, config: RunConfig) -> None:
-    """`ConfigError` if a run to be resumed was begun with other settings."""
-    begun = settings_of(out)
-    # The tokenizer's, and not for the caller to choose.
-    model = replace(config.model, vocab_size=begun.model.vocab_size)
-    config = replace(config, model=model)
-    for name in (field.name for field in fields(config)):
-        ours, theirs = asdict(getattr(config, name)), asdict(getattr(begun, name))
-        for key, value in ours.items():
-            if value != theirs[key]:
-                raise ConfigError(
-                    f"{out}: `{name}.{key}` of the run to resume is {theirs[key]!r}, "
-                    f"but {value!r} is asked for; leave the setting out, or begin "
-                    "another run."
-                )
-
-
-def refuse_changed_files(out: Path, files: CorpusFiles) -> None:
-    """`ConfigError` if a run to be resumed was begun with other files."""
-    folder, _ = RunFolder.open(out)
-    if (begun := folder.files()) != absolute_names(files):
-        raise ConfigError(
-            f"{out}: the run to resume was begun with other files "
-            f"({', '.join(begun['source'] + begun['target'])}, ...); leave the files "
-            "out, or begin another run."
-        )
+    _Run(folder, config, hardware, observer, processes).train(None)
 
 
 def _require_memory(config: RunConfig, hardware: Hardware) -> None:
@@ -172,98 +162,133 @@ class _Run:
         config: RunConfig,
         hardware: Hardware,
         observer: RunObserver,
+        processes: Processes,
     ) -> None:
         self._folder = folder
         self._tokenizer = Tokenizer.load(folder.path / "tokenizer.json")
         model = replace(config.model, vocab_size=self._tokenizer.vocab_size)
         self._config = replace(config, model=model)
         self._hardware = hardware
-        self._observer = observer
-        self._dev = _Dev.open(folder, self._config, hardware.device)
-        self._best_bleu = -1.0
+        self._processes = processes
+        self._observer = observer if processes.is_first else Silent()
+        self._dev = DevCorpus.open(folder, self._config, hardware.device)
         self._num_kept = config.training.keep_checkpoints
 
-    def train(self, preparation: Preparation | None) -> RunResult:
+    def train(self, preparation: Preparation | None) -> None:
         keep_freed_memory()
         trainer = self._restored_trainer()
+        fitted = trainer.fit()
         self._observer.started(
             RunStart(
                 config=self._config,
                 preparation=preparation,
                 num_parameters=trainer.model.num_parameters(),
                 hardware=self._hardware,
+                num_processes=self._processes.count,
+                fit=fitted,
                 first_step=trainer.progress.step,
             )
         )
-        self._score_if_missed(trainer)
+        if self._processes.is_first:
+            self._score_if_missed(trainer)
         try:
-            with stop_on_signal() as should_stop:
-                trainer.train(
-                    on_step=self._stepped,
-                    save=lambda: self._save(trainer),
-                    on_checkpoint=lambda: self._score(trainer),
-                    should_stop=should_stop,
-                )
+            trainer = self._train_to_the_end(trainer)
         except TrainingStoppedError as stopped:
             command = f"transduce train --out {self._folder.path} --resume"
             raise TrainingStoppedError(f"{stopped} Go on with: {command}") from None
-        return self._finish(trainer)
+        if self._processes.is_first:
+            self._observer.finished(self._finish(trainer))
+
+    def _train_to_the_end(self, trainer: Trainer) -> Trainer:
+        """Train; once, if the loss diverges, from the last checkpoint more slowly."""
+        try:
+            self._train(trainer)
+        except DivergedError as error:
+            if trainer.progress.rate_factor < 1:
+                raise DivergedError(
+                    f"{error} That was at a lowered learning rate; begin another run "
+                    "with a lower `training.learning_rate_scale`."
+                ) from None
+            trainer = self._restored_trainer()
+            trainer.lower_learning_rate(SLOWER)
+            self._observer.warned(
+                f"{error} Going back to step {trainer.progress.step:,}, and on at "
+                f"{SLOWER} times the learning rate."
+            )
+            return self._train_to_the_end(trainer)
+        return trainer
+
+    def _train(self, trainer: Trainer) -> None:
+        if self._is_patience_spent():
+            return
+        with stop_on_signal() as should_stop:
+            trainer.train(
+                on_step=self._stepped,
+                save=lambda: self._save(trainer),
+                on_checkpoint=lambda: self._score(trainer),
+                should_stop=should_stop,
+            )
 
     def _restored_trainer(self) -> Trainer:
         """A trainer at the newest checkpoint that is sound, or at the beginning.
 
         Damaged ones are set aside. `CheckpointError` if there is none but such.
         """
+        if self._processes.is_first:
+            model, state = self._newest_sound()
+            step = 0 if state is None else state.progress.step
+            self._folder.forget_log_after(step)
+            self._processes.wait()
+        else:
+            # By then the first process has set aside what is damaged.
+            self._processes.wait()
+            model, state = self._newest_sound()
+        batcher = Batcher(
+            open_dataset(self._folder.corpus),
+            self._config.batching,
+            self._config.training.seed,
+        )
+        trainer = Trainer(
+            model, batcher, self._config.training, self._hardware, self._processes
+        )
+        if state is not None:
+            trainer.restore(state)
+        return trainer
+
+    def _newest_sound(self) -> tuple[Transformer, TrainingState | None]:
         # The next checkpoint removes what was saved when stopping, so that is newest.
         stopped = [self._folder.stopped] if self._folder.stopped.exists() else []
         checkpoints = [*stopped, *reversed(self._folder.checkpoints())]
         for checkpoint in checkpoints:
             try:
-                trainer = self._trainer_at(checkpoint)
+                model = load_model(checkpoint).build()
+                state = load_training_state(checkpoint)
+                require_state_of(model, state)
             except VersionError:
                 raise
             except CheckpointError as error:
                 self._observer.warned(f"{error} Going on from the one before.")
                 self._folder.set_aside(checkpoint)
                 continue
-            self._folder.forget_log_after(trainer.progress.step)
-            self._recall_best()
-            return trainer
+            return model, state
         if checkpoints:
             raise CheckpointError(
                 f"{self._folder.path}: no checkpoint can be used; all are set aside in "
                 f"{self._folder.path / CHECKPOINTS}. Begin another run."
             )
-        self._folder.forget_log_after(0)
         torch.manual_seed(self._config.training.seed)
-        return self._trainer(Transformer(self._config.model), None)
-
-    def _trainer_at(self, checkpoint: Path) -> Trainer:
-        model = load_model(checkpoint)
-        return self._trainer(model.build(), load_training_state(checkpoint))
-
-    def _trainer(self, model: Transformer, state: TrainingState | None) -> Trainer:
-        batcher = Batcher(
-            open_dataset(self._folder.corpus),
-            self._config.batching,
-            self._config.training.seed,
-        )
-        trainer = Trainer(model, batcher, self._config.training, self._hardware)
-        if state is not None:
-            trainer.restore(state)
-        return trainer
-
-    def _recall_best(self) -> None:
-        scores = [e["bleu"] for e in self._folder.read_log() if e["kind"] == "dev"]
-        self._best_bleu = max(scores, default=-1.0)
+        return Transformer(self._config.model), None
 
     def _stepped(self, report: StepReport) -> None:
-        if report.step % LOG_STEPS == 0 or report.step == self._config.training.steps:
+        is_last = report.step == self._config.training.steps
+        if self._processes.is_first and (report.step % LOG_STEPS == 0 or is_last):
             self._folder.log("step", **asdict(report))
         self._observer.stepped(report)
 
     def _save(self, trainer: Trainer) -> None:
         """Save a checkpoint, and drop those that are no longer needed."""
+        if not self._processes.is_first:
+            return
         step = trainer.progress.step
         checkpoint = self._at_rest(trainer.model, step)
         if not trainer.is_checkpoint_due:
@@ -277,46 +302,88 @@ class _Run:
     def _score_if_missed(self, trainer: Trainer) -> None:
         """Score the checkpoint gone on from, if the run was stopped before it could."""
         step = trainer.progress.step
-        scored = {e["step"] for e in self._folder.read_log() if e["kind"] == "dev"}
+        scored = {entry["step"] for entry in self._history().entries}
         if self._folder.checkpoint(step).exists() and step not in scored:
             self._score(trainer)
 
-    def _score(self, trainer: Trainer) -> None:
-        """Score the model on the dev corpus, keep it if it is the best, and draw."""
+    def _score(self, trainer: Trainer) -> bool:
+        """Score the model on the dev corpus, keep it if it is the best, and draw.
+
+        Whether the run has gone on in vain for long enough to end.
+        """
+        if not self._processes.is_first:
+            return False
         if self._dev is not None:
             checkpoint = self._at_rest(trainer.model, trainer.progress.step)
-            greedy = replace(self._config.search, beam_size=1)
-            score = self._dev.score(checkpoint, trainer, greedy)
-            if score.bleu.score > self._best_bleu:
-                self._best_bleu = score.bleu.score
+            score = self._dev.score(checkpoint, trainer, self._greedy)
+            if self._history().is_best(score.entry()):
                 save_model(checkpoint, self._folder.path / BEST)
             # Logged last: what the log calls best is saved, even after a crash here.
-            self._folder.log("dev", **_log_entry(score))
+            self._folder.log("dev", **score.entry())
             self._observer.scored(score)
         self._draw()
+        return self._is_patience_spent()
+
+    @property
+    def _greedy(self) -> SearchConfig:
+        return replace(self._config.search, beam_size=1)
+
+    def _history(self) -> DevHistory:
+        entries = [e for e in self._folder.read_log() if e["kind"] == "dev"]
+        return DevHistory(entries=entries, best_by=self._config.training.best_by)
+
+    def _is_patience_spent(self) -> bool:
+        patience = self._config.training.patience
+        return patience is not None and self._history().since_best() >= patience
 
     def _finish(self, trainer: Trainer) -> RunResult:
-        """Average the last checkpoints (section 6.1), and score the average."""
-        kept = self._folder.checkpoints()[-self._num_kept :]
-        members = [load_model(folder) for folder in kept]
-        mean = average(members)
-        save_model(mean, self._folder.path / AVERAGED)
+        """Choose the run's model, and score it by beam search."""
+        model, folder, num_averaged = self._final_model(trainer)
         dev = None
         if self._dev is not None:
-            trainer.model.load_state_dict(dict(mean.weights))
-            score = self._dev.score(mean, trainer, self._config.search)
-            dev = replace(score, num_averaged=len(members))
+            trainer.model.load_state_dict(dict(model.weights))
+            score = self._dev.score(model, trainer, self._config.search)
+            dev = replace(score, num_averaged=num_averaged)
             # A run that was done already says so again, but does not log it.
             if not any(e["kind"] == "averaged" for e in self._folder.read_log()):
-                self._folder.log("averaged", **_log_entry(dev))
+                self._folder.log("averaged", **dev.entry())
             self._observer.scored(dev)
         self._draw()
         return RunResult(
-            model=self._folder.path / AVERAGED,
-            num_averaged=len(members),
+            model=folder,
+            num_averaged=num_averaged,
             dev=dev,
             picture=self._folder.path / PICTURE,
         )
+
+    def _final_model(self, trainer: Trainer) -> tuple[Checkpoint, Path, int]:
+        """The average of the last checkpoints (section 6.1), unless one is better."""
+        kept = self._folder.checkpoints()[-self._num_kept :]
+        members = [load_model(folder) for folder in kept]
+        mean = average(members)
+        averaged, best = self._folder.path / AVERAGED, self._folder.path / BEST
+        if (step := self._better_member(mean, members, trainer)) is not None:
+            self._observer.warned(
+                f"The average of the last {len(members)} checkpoints does worse on the "
+                f"dev corpus than that of step {step:,} alone, and is not kept; the "
+                f"run's model is {best}."
+            )
+            shutil.rmtree(averaged, ignore_errors=True)
+            return load_model(best), best, 1
+        save_model(mean, averaged)
+        return mean, averaged, len(members)
+
+    def _better_member(
+        self, mean: Checkpoint, members: Sequence[Checkpoint], trainer: Trainer
+    ) -> int | None:
+        """The step of a member that did better than the average does, if one did."""
+        if self._dev is None:
+            return None
+        trainer.model.load_state_dict(dict(mean.weights))
+        score = self._dev.score(mean, trainer, self._greedy)
+        steps = {member.step for member in members}
+        better = self._history().better_than(score.entry())
+        return max((e["step"] for e in better if e["step"] in steps), default=None)
 
     def _at_rest(self, model: Transformer, step: int) -> Checkpoint:
         return Checkpoint(
@@ -328,60 +395,3 @@ class _Run:
 
     def _draw(self) -> None:
         draw_learning_curve(self._folder.read_log(), self._folder.path / PICTURE)
-
-
-class _Dev:
-    """The held-out corpus of a run."""
-
-    def __init__(
-        self,
-        batcher: Batcher,
-        sources: list[str],
-        references: list[str],
-        device: torch.device,
-    ) -> None:
-        self._batcher = batcher
-        self._device = device
-        self._sources = sources
-        self._references = references
-
-    @classmethod
-    def open(
-        cls, folder: RunFolder, config: RunConfig, device: torch.device
-    ) -> "_Dev | None":
-        if (path := folder.dev_corpus) is None:
-            return None
-        batcher = Batcher(open_dataset(path), config.batching, seed=0)
-        return cls(
-            batcher,
-            list(read_text([path / "source.txt"])),
-            list(read_text([path / "target.txt"])),
-            device,
-        )
-
-    def score(
-        self, checkpoint: Checkpoint, trainer: Trainer, search: SearchConfig
-    ) -> DevScore:
-        """Loss by the trainer's model, BLEU by searching with the checkpoint's."""
-        validation = trainer.validate(self._batcher)
-        translator = Translator(checkpoint, self._device)
-        hypotheses = [
-            translation.text
-            for translation in translator.translate_stream(self._sources, search)
-        ]
-        return DevScore(
-            step=checkpoint.step,
-            loss=validation.loss,
-            perplexity=validation.perplexity,
-            bleu=corpus_bleu(hypotheses, self._references),
-        )
-
-
-def _log_entry(score: DevScore) -> dict[str, Any]:
-    return {
-        "step": score.step,
-        "loss": score.loss,
-        "perplexity": score.perplexity,
-        "bleu": score.bleu.score,
-        "signature": score.bleu.signature,
-    }

@@ -11,7 +11,7 @@ from transduce.decoding.beam_search import SearchConfig
 from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 from transduce.text.tokenizer import TokenizerConfig
-from transduce.training.trainer import TrainingConfig
+from transduce.training.config import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ PRESETS = {
             checkpoint_steps=100,
             keep_checkpoints=10,
         ),
-        search=SearchConfig(beam_size=5, length_penalty=0.6),
+        search=SearchConfig(beam_size=5, length_penalty=1.2),
     ),
     # The built-in corpus, in minutes on two cores.
     "quickstart": RunConfig(

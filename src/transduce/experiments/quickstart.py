@@ -10,9 +10,10 @@ from transduce.decoding.translator import load
 from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import BleuScore, corpus_bleu
-from transduce.experiments.pipeline import RunObserver, RunResult, train
+from transduce.experiments.pipeline import RunObserver, train
 from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS
+from transduce.experiments.run_folder import PICTURE
 from transduce.text.corpus import read_text, write_lines
 from transduce.text.grammar import Grammar, GrammarSentence
 
@@ -33,7 +34,8 @@ class Example:
 class QuickstartResult:
     """What the quickstart shows."""
 
-    run: RunResult
+    picture: Path
+    """The learning curve."""
     bleu: BleuScore
     """On sentences with combinations of words never seen in training."""
     examples: tuple[Example, ...]
@@ -71,10 +73,10 @@ def run_quickstart(
             "another by --out."
         )
     files = write_corpus(out / "corpus")
-    result = train(files, PRESETS["quickstart"], out / "run", hardware, observer)
+    train(files, PRESETS["quickstart"], out / "run", hardware, observer)
     sources = list(read_text([out / "corpus" / "test.en"]))
     references = list(read_text([out / "corpus" / "test.de"]))
-    translator = load(result.model, hardware.device.type)
+    translator = load(out / "run", hardware.device.type)
     translations = [t.text for t in translator.translate(sources)]
     examples = tuple(
         Example(source=source, translation=translation, reference=reference)
@@ -83,7 +85,9 @@ def run_quickstart(
         )
     )
     return QuickstartResult(
-        run=result, bleu=corpus_bleu(translations, references), examples=examples
+        picture=out / "run" / PICTURE,
+        bleu=corpus_bleu(translations, references),
+        examples=examples,
     )
 
 

@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +152,36 @@ class RunFolder:
         new = self.path / f"{LOG}.new"
         new.write_text("".join(json.dumps(e) + "\n" for e in kept), encoding="utf-8")
         new.replace(self.path / LOG)
+
+
+def settings_of(out: Path) -> RunConfig:
+    """The settings that the run in the folder `out` was begun with."""
+    return RunFolder.open(out)[1]
+
+
+def refuse_changed_settings(out: Path, config: RunConfig) -> None:
+    """`ConfigError` if a run to be resumed was begun with other settings."""
+    begun = settings_of(out)
+    # The tokenizer's, and not for the caller to choose.
+    model = replace(config.model, vocab_size=begun.model.vocab_size)
+    config = replace(config, model=model)
+    for name in (field.name for field in fields(config)):
+        ours, theirs = asdict(getattr(config, name)), asdict(getattr(begun, name))
+        for key, value in ours.items():
+            if value != theirs[key]:
+                raise ConfigError(
+                    f"{out}: `{name}.{key}` of the run to resume is {theirs[key]!r}, "
+                    f"but {value!r} is asked for; leave the setting out, or begin "
+                    "another run."
+                )
+
+
+def refuse_changed_files(out: Path, files: CorpusFiles) -> None:
+    """`ConfigError` if a run to be resumed was begun with other files."""
+    folder, _ = RunFolder.open(out)
+    if (begun := folder.files()) != absolute_names(files):
+        raise ConfigError(
+            f"{out}: the run to resume was begun with other files "
+            f"({', '.join(begun['source'] + begun['target'])}, ...); leave the files "
+            "out, or begin another run."
+        )

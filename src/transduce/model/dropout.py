@@ -38,10 +38,12 @@ class _CpuDropout(torch.autograd.Function):
         num_draws = -(-x.numel() // 4)
         draws = torch.empty(num_draws, dtype=torch.int64).random_(-(2**63), None)
         random = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        ctx.kept = random >= num_dropped - RANDOM_VALUES // 2
-        ctx.scale = RANDOM_VALUES / (RANDOM_VALUES - num_dropped)
-        return (x * ctx.kept).mul_(ctx.scale)
+        scale = RANDOM_VALUES / (RANDOM_VALUES - num_dropped)
+        kept = random >= num_dropped - RANDOM_VALUES // 2
+        # As numbers: a product with a mask of truth values converts it each time.
+        ctx.factors = kept.to(x.dtype).mul_(scale)
+        return x * ctx.factors
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return (gradients[0] * ctx.kept).mul_(ctx.scale), None
+        return gradients[0] * ctx.factors, None

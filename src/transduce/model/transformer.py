@@ -4,13 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from transduce.model.attention import causal_mask, neighbourhood_mask, padding_mask
 from transduce.model.cache import DecodingState
 from transduce.model.config import ModelConfig
+from transduce.model.cost import update_flops
 from transduce.model.dropout import Dropout
 from transduce.model.embedding import (
     LearnedPositions,
@@ -81,6 +83,11 @@ class Transformer(nn.Module):
         """Decoder states to scores of the next token (section 3.4)."""
         return self.embedding.logits(states)
 
+    @property
+    def output_weight(self) -> Float[Tensor, "vocab d_model"]:
+        """The matrix that makes logits of decoder states."""
+        return self.embedding.weight
+
     def start(self, memory: Memory, beam_size: int) -> DecodingState:
         """The state before the first step, with `beam_size` rows a sentence."""
         return DecodingState(
@@ -105,6 +112,14 @@ class Transformer(nn.Module):
     def num_parameters(self) -> int:
         """Numbers learned, each counted once (Table 3, last column)."""
         return sum(p.numel() for p in self.parameters())
+
+    def update_flops(
+        self,
+        source_lengths: Integer[np.ndarray, " pairs"],
+        target_lengths: Integer[np.ndarray, " pairs"],
+    ) -> int:
+        """FLOPs of a training update on pairs of so many tokens, padding left out."""
+        return update_flops(self.config, source_lengths, target_lengths)
 
     def _decoder(self) -> Iterable[DecoderLayer]:
         return cast(Iterable[DecoderLayer], self.decoder_layers)

@@ -1,11 +1,20 @@
 """Label-smoothed cross-entropy (section 5.4; Szegedy et al., 2016)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+
+from transduce.data.batches import Batch
+from transduce.device import Hardware
+from transduce.model.transformer import Transformer
+from transduce.special_ids import PAD
+
+LOGIT_ROWS = 256
+"""Rows of logits in memory at a time: few enough for a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,44 +28,123 @@ class Loss:
 
 
 def smoothed_cross_entropy(
-    logits: Float[Tensor, "rows vocab"],
+    states: Float[Tensor, "rows d_model"],
+    output_weight: Float[Tensor, "vocab d_model"],
     target_out: Int[Tensor, " rows"],
     label_smoothing: float,
+    dtype: torch.dtype,
 ) -> Loss:
     """The cross-entropy to a target that is smoothed uniformly over the vocabulary.
 
-    The true token gets 1 - epsilon, and epsilon is shared by all tokens alike.
+    The true token gets 1 - epsilon, and epsilon is shared by all tokens alike. The
+    matrix products are made in `dtype`; sums are in the precision of the weight.
     """
-    smoothed, negative_log_likelihood = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call] # torch's own
-        logits, target_out, label_smoothing
-    )
+    if torch.is_grad_enabled():
+        smoothed, negative_log_likelihood = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call] # torch's own
+            states, output_weight, target_out, label_smoothing, dtype
+        )
+    else:
+        matrix = output_weight.to(dtype)
+        sums = output_weight.new_zeros(2)
+        for rows, targets in _in_chunks(states, target_out):
+            log_probs = _log_probs(rows.to(dtype), matrix, output_weight.dtype)
+            sums += _losses(log_probs, targets, label_smoothing)
+        smoothed, negative_log_likelihood = sums.unbind()
     return Loss(smoothed=smoothed, negative_log_likelihood=negative_log_likelihood)
 
 
+class BatchLoss(nn.Module):
+    """Model and loss as one module: what runs between the ids and the gradients."""
+
+    def __init__(
+        self, model: Transformer, label_smoothing: float, hardware: Hardware
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._label_smoothing = label_smoothing
+        self._hardware = hardware
+
+    def forward(self, batch: Batch) -> Loss:
+        batch = batch.to(self._hardware.device)
+        with self._hardware.autocast():
+            memory = self.model.encode(batch.source)
+            states = self.model.decode(batch.target_in, memory)
+        is_token = batch.target_out != PAD
+        return smoothed_cross_entropy(
+            states[is_token],
+            self.model.output_weight,
+            batch.target_out[is_token],
+            self._label_smoothing,
+            self._hardware.dtype,
+        )
+
+
+def as_tensor(loss: Loss) -> Float[Tensor, "2"]:
+    """The two sums, to be added up."""
+    return torch.stack([loss.smoothed.detach(), loss.negative_log_likelihood])
+
+
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """Forms one tensor of the size of the logits, its gradient, and no other."""
+    """Forms the logits a few rows at a time, and the gradients together with the loss.
+
+    All at once the logits would be by far the largest thing in memory.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target_out: Tensor, label_smoothing: float
+        ctx: Any,
+        states: Tensor,
+        output_weight: Tensor,
+        target_out: Tensor,
+        label_smoothing: float,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        log_normalizer = logits.logsumexp(dim=-1, keepdim=True)
-        true_logits = logits.gather(-1, target_out[:, None])
-        mean_logits = logits.mean(dim=-1, keepdim=True)
-        ctx.save_for_backward(logits, target_out, log_normalizer)
-        ctx.label_smoothing = label_smoothing
-        negative_log_likelihood = (log_normalizer - true_logits).sum()
+        matrix = output_weight.to(dtype)
+        sums = output_weight.new_zeros(2)
+        weight_gradient = torch.zeros_like(output_weight)
+        state_gradients = [states[:0].to(dtype)]
+        for rows, targets in _in_chunks(states.to(dtype), target_out):
+            log_probs = _log_probs(rows, matrix, output_weight.dtype)
+            sums += _losses(log_probs, targets, label_smoothing)
+            # From here on the log-probabilities become the gradient of the logits.
+            gradient = log_probs.exp_().sub_(label_smoothing / len(matrix))
+            gradient[torch.arange(len(rows)), targets] -= 1 - label_smoothing
+            gradient = gradient.to(dtype)
+            state_gradients.append(gradient @ matrix)
+            weight_gradient += gradient.T @ rows
+        ctx.save_for_backward(torch.cat(state_gradients), weight_gradient)
+        smoothed, negative_log_likelihood = sums.unbind()
         ctx.mark_non_differentiable(negative_log_likelihood)
-        expected = true_logits.lerp(mean_logits, label_smoothing)
-        return (log_normalizer - expected).sum(), negative_log_likelihood
+        return smoothed, negative_log_likelihood
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        logits, target_out, log_normalizer = ctx.saved_tensors
-        gradient = (logits - log_normalizer).exp_()
-        gradient.sub_(ctx.label_smoothing / logits.size(-1))
-        true_mass = gradient.new_full((), ctx.label_smoothing - 1)
-        gradient.scatter_add_(
-            -1, target_out[:, None], true_mass.expand(len(target_out), 1)
-        )
-        return gradient.mul_(gradients[0]), None, None
+    def backward(
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor, Tensor, None, None, None]:
+        states, output_weight = ctx.saved_tensors
+        return gradients[0] * states, gradients[0] * output_weight, None, None, None
+
+
+def _in_chunks(
+    states: Float[Tensor, "rows d_model"], target_out: Int[Tensor, " rows"]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(states.split(LOGIT_ROWS), target_out.split(LOGIT_ROWS), strict=True)
+
+
+def _log_probs(
+    states: Float[Tensor, "chunk d_model"],
+    output_weight: Float[Tensor, "vocab d_model"],
+    dtype: torch.dtype,
+) -> Float[Tensor, "chunk vocab"]:
+    return (states @ output_weight.T).log_softmax(dim=-1, dtype=dtype)
+
+
+def _losses(
+    log_probs: Float[Tensor, "chunk vocab"],
+    target_out: Int[Tensor, " chunk"],
+    label_smoothing: float,
+) -> Float[Tensor, "2"]:
+    """The sums of the smoothed loss and of the negative log-likelihood."""
+    true = log_probs.gather(-1, target_out[:, None])
+    smoothed = true.lerp(log_probs.mean(dim=-1, keepdim=True), label_smoothing)
+    return -torch.stack([smoothed.sum(), true.sum()])

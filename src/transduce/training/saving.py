@@ -35,8 +35,9 @@ def load_training_state(folder: Path) -> TrainingState:
     content = read_json(folder / STATE_PROGRESS)
     try:
         progress = Progress(**content)
-        if not all(type(value) is int for value in asdict(progress).values()):
-            raise TypeError
+        for name, value in asdict(Progress()).items():
+            if type(getattr(progress, name)) is not type(value):
+                raise TypeError
     except TypeError:
         raise CheckpointError(
             f"{folder / STATE_PROGRESS}: must hold a run's progress, but does not; "

@@ -2,73 +2,31 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Integer
-from torch import Tensor
+from jaxtyping import Float, Integer
+from torch import Tensor, nn
 
-from transduce.data.batches import Batch, Batcher, Update
+from transduce.data.batches import Batcher, Update
 from transduce.device import Hardware
-from transduce.errors import CheckpointError, ConfigError, TransduceError
+from transduce.errors import CheckpointError, TransduceError
 from transduce.evaluation.perplexity import perplexity
 from transduce.model.transformer import Transformer
 from transduce.special_ids import PAD
-from transduce.training.loss import Loss, smoothed_cross_entropy
+from transduce.training.config import TrainingConfig
+from transduce.training.distributed import ALONE, Piece, Processes, apart
+from transduce.training.fitting import Fit, fit
+from transduce.training.loss import BatchLoss, as_tensor
 from transduce.training.schedule import learning_rate
 
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
-LOGIT_ROWS = 256
-"""Rows of logits in memory at a time: few enough for a processor's cache."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingConfig:
-    """The paper's training regime (section 5); the defaults are its base model's."""
-
-    steps: int = 100_000
-    """Updates in all."""
-    warmup_steps: int = 4_000
-    """Updates during which the learning rate grows (equation 3)."""
-    learning_rate_scale: float = 1.0
-    """Factor on equation 3."""
-    beta1: float = 0.9
-    """Adam's decay of the gradients' mean."""
-    beta2: float = 0.98
-    """Adam's decay of the gradients' square."""
-    epsilon: float = 1e-9
-    """Adam's guard against division by zero."""
-    label_smoothing: float = 0.1
-    """Epsilon_ls (section 5.4)."""
-    checkpoint_minutes: float = 10.0
-    """Minutes between checkpoints (section 6.1)."""
-    checkpoint_steps: int | None = None
-    """Updates between checkpoints, instead of minutes."""
-    keep_checkpoints: int = 5
-    """Checkpoints kept, and averaged at the end (section 6.1)."""
-    seed: int = 1
-    """Of the weights, the order of the data and dropout."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "warmup_steps", "keep_checkpoints", "checkpoint_steps"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(
-                    f"`training.{name}` must be at least 1, but is {value}."
-                )
-        for name in ("label_smoothing", "beta1", "beta2"):
-            if not 0 <= (value := getattr(self, name)) < 1:
-                raise ConfigError(
-                    f"`training.{name}` must be at least 0 and below 1, but is {value}."
-                )
-        for name in ("learning_rate_scale", "epsilon", "checkpoint_minutes"):
-            if not 0 < (value := getattr(self, name)) < math.inf:
-                raise ConfigError(f"`training.{name}` must be above 0, but is {value}.")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(
-                f"`training.seed` must be from 0 to 2^63 - 1, but is {self.seed}."
-            )
+RECENT = 0.02
+"""Weight of one update in the recent loss: about fifty updates count."""
+DIVERGENCE = 1.0
+"""Nats a token by which the recent loss may rise above its lowest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +38,14 @@ class Progress:
     epoch: int = 0
     update: int = 0
     """Updates made of this epoch."""
+    recent_loss: float = math.inf
+    """Mean of the loss over about the last fifty updates."""
+    lowest_loss: float = math.inf
+    """The lowest that the recent loss has been."""
+    flops: int = 0
+    """Spent on the updates made, padding and lost updates left out."""
+    rate_factor: float = 1.0
+    """On the learning rate; lowered when training has diverged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +63,8 @@ class StepReport:
     num_target_tokens: int
     padding: float
     """Share of positions that hold no token."""
+    flops: int
+    """Of all updates up to this one."""
     seconds: float
 
 
@@ -118,8 +86,24 @@ class TrainingState:
     tensors: dict[str, Tensor]
 
 
+def require_state_of(model: nn.Module, state: TrainingState) -> None:
+    """`CheckpointError` if the state is not one of that model."""
+    shapes = {name: tensor.shape for name, tensor in state.tensors.items()}
+    for name, parameter in model.named_parameters():
+        for moment in ADAM_MOMENTS:
+            if shapes.get(f"{moment}.{name}") != parameter.shape:
+                raise CheckpointError(
+                    f"The training state must hold `{moment}.{name}` of the model's "
+                    "shape, but does not; it is damaged or of another model."
+                )
+
+
 class TrainingStoppedError(TransduceError):
     """Training was asked to stop, and has saved where it stands."""
+
+
+class DivergedError(TransduceError):
+    """The loss is no number any more, or rises and rises."""
 
 
 class Trainer:
@@ -131,6 +115,7 @@ class Trainer:
         batcher: Batcher,
         config: TrainingConfig,
         hardware: Hardware,
+        processes: Processes = ALONE,
     ) -> None:
         self.model = model.to(hardware.device)
         self.progress = Progress()
@@ -139,6 +124,9 @@ class Trainer:
         self._batcher = batcher
         self._config = config
         self._hardware = hardware
+        self._processes = processes
+        self._batch_loss = BatchLoss(self.model, config.label_smoothing, hardware)
+        self._joined = processes.join(self._batch_loss)
         self._optimizer = torch.optim.Adam(
             model.parameters(),
             lr=0.0,  # set before each step
@@ -147,39 +135,53 @@ class Trainer:
             fused=True,
         )
         self._checkpointed_at = time.monotonic()
+        self._max_positions: int | None = None
+
+    def fit(self) -> Fit:
+        """Find out how much of an update fits in memory; from here on it is cut so.
+
+        Nothing else changes. `ConfigError` if not even one pair fits.
+        """
+        found = fit(self._batch_loss, self._batcher, self._hardware)
+        self._max_positions = found.max_positions if found.was_cut else None
+        return found
 
     def train(
         self,
         on_step: Callable[[StepReport], None],
         save: Callable[[], None],
-        on_checkpoint: Callable[[], None],
+        on_checkpoint: Callable[[], bool],
         should_stop: Callable[[], bool],
     ) -> None:
         """Train to the last step; `TrainingStoppedError` once `should_stop` says so.
 
         `save` is called when a checkpoint is due, at the end, and before stopping;
-        `on_checkpoint` after it, unless training is to stop at once.
+        `on_checkpoint` after it, unless training is to stop at once. It says whether
+        this is the end, before the last step. `DivergedError` if the loss does.
         """
         for update in self._updates():
-            on_step(self._step(update))
-            is_stopping = should_stop() and self.progress.step < self._config.steps
-            self.is_checkpoint_due = self._is_checkpoint_due()
+            report = self._step(update)
+            self._watch(report)
+            on_step(report)
+            is_last = self.progress.step == self._config.steps
+            is_stopping = self._any(should_stop()) and not is_last
+            self.is_checkpoint_due = is_last or self._is_checkpoint_due()
             if is_stopping or self.is_checkpoint_due:
                 save()
-            if self.is_checkpoint_due and not is_stopping:
-                on_checkpoint()
-                self._checkpointed_at = time.monotonic()
             if is_stopping:
                 raise TrainingStoppedError(
                     f"Training was stopped after step {self.progress.step:,} of "
                     f"{self._config.steps:,}, and is saved."
                 )
+            if self.is_checkpoint_due:
+                is_over = self._any(on_checkpoint())
+                self._checkpointed_at = time.monotonic()
+                if is_over:
+                    return
 
     def state(self) -> TrainingState:
         """What `restore` needs; the model's weights are not in it."""
-        tensors = {"random.cpu": torch.get_rng_state()}
-        if self._hardware.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state()
+        tensors = {}
         for name, parameter in self.model.named_parameters():
             moments = self._optimizer.state[parameter]
             for moment in ADAM_MOMENTS:
@@ -191,13 +193,8 @@ class Trainer:
 
         `CheckpointError` if it is the state of another model.
         """
-        self._require_tensors(state)
+        require_state_of(self.model, state)
         self.progress = state.progress
-        torch.set_rng_state(state.tensors["random.cpu"])
-        if self._hardware.device.type == "cuda" and "random.cuda" in state.tensors:
-            torch.cuda.set_rng_state(state.tensors["random.cuda"])
-        elif self._hardware.device.type == "cuda":
-            torch.cuda.manual_seed(self._config.seed)  # it was a CPU until now
         for name, parameter in self.model.named_parameters():
             moments = {
                 moment: state.tensors[f"{moment}.{name}"].to(
@@ -208,21 +205,14 @@ class Trainer:
             step = torch.tensor(float(state.progress.step), device=parameter.device)
             self._optimizer.state[parameter] = {"step": step, **moments}
 
-    def _require_tensors(self, state: TrainingState) -> None:
-        shapes = {name: tensor.shape for name, tensor in state.tensors.items()}
-        for name, parameter in self.model.named_parameters():
-            for moment in ADAM_MOMENTS:
-                if shapes.get(f"{moment}.{name}") != parameter.shape:
-                    raise CheckpointError(
-                        f"The training state must hold `{moment}.{name}` of the "
-                        "model's shape, but does not; it is damaged or of another "
-                        "model."
-                    )
-        if "random.cpu" not in shapes:
-            raise CheckpointError(
-                "The training state must hold `random.cpu`, but does not; it is "
-                "damaged."
-            )
+    def lower_learning_rate(self, factor: float) -> None:
+        """From here on, and when resumed; what the loss was before is forgotten."""
+        self.progress = replace(
+            self.progress,
+            rate_factor=self.progress.rate_factor * factor,
+            recent_loss=math.inf,
+            lowest_loss=math.inf,
+        )
 
     def _updates(self) -> Iterator[Update]:
         while self.progress.step < self._config.steps:
@@ -236,7 +226,7 @@ class Trainer:
                 yield update
                 if self.progress.step == self._config.steps:
                     return
-            self.progress = Progress(step=self.progress.step, epoch=start.epoch + 1)
+            self.progress = replace(self.progress, epoch=start.epoch + 1, update=0)
 
     def _step(self, update: Update) -> StepReport:
         """Accumulate the gradients of an update's batches, then move the weights."""
@@ -244,15 +234,10 @@ class Trainer:
         self.model.train()
         rate = self._set_learning_rate()
         self._optimizer.zero_grad()
-        losses = [self._accumulate(batch, update) for batch in update.batches]
+        smoothed, likelihood = self._accumulate(update).tolist()
         self._optimizer.step()
-        smoothed, likelihood = torch.stack(losses).sum(0).tolist()
-        if not math.isfinite(smoothed):
-            raise TransduceError(
-                f"The loss must be a number, but is {smoothed} at step "
-                f"{self.progress.step:,}; begin another run with a lower "
-                "`training.learning_rate_scale`."
-            )
+        flops = self.model.update_flops(update.source_lengths, update.target_lengths)
+        self.progress = replace(self.progress, flops=self.progress.flops + flops)
         num_tokens = update.num_source_tokens + update.num_target_tokens
         return StepReport(
             step=self.progress.step,
@@ -263,25 +248,71 @@ class Trainer:
             num_source_tokens=update.num_source_tokens,
             num_target_tokens=update.num_target_tokens,
             padding=1 - num_tokens / update.num_positions,
+            flops=self.progress.flops,
             seconds=time.perf_counter() - started,
         )
 
-    def _accumulate(
-        self, indices: Integer[np.ndarray, " batch"], update: Update
-    ) -> Float[Tensor, "2"]:
-        """Add a batch's part of the gradient of the update's mean loss a token."""
-        batch = self._batcher.load(indices).to(self._hardware.device)
-        states, target_out = self._states(batch)
-        # The logits are formed a few rows at a time, and are gone before the next:
-        # all at once they would be by far the largest thing in memory.
-        leaf = states.detach().requires_grad_()
-        losses = []
-        for rows, targets in _in_chunks(leaf, target_out):
-            loss = self._loss(rows, targets)
-            (loss.smoothed / update.num_target_tokens).backward()
-            losses.append(_as_tensor(loss))
-        states.backward(leaf.grad)
-        return torch.stack(losses).sum(0)
+    def _accumulate(self, update: Update) -> Float[Tensor, "2"]:
+        """Form the gradient of an update's mean loss a token; its sums of losses."""
+        pieces = self._processes.share(self._cut(update.batches))
+        losses = torch.zeros(2, device=self._hardware.device)
+        # One context for all batches, so that weights are cast once an update.
+        with self._hardware.autocast(), self._processes.in_step():
+            for piece in pieces[:-1]:
+                with apart(self._joined):
+                    losses += self._backward(piece, update)
+            losses += self._backward(pieces[-1], update)
+        return self._processes.total(losses)
+
+    def _cut(
+        self, batches: Sequence[Integer[np.ndarray, " _"]]
+    ) -> list[Integer[np.ndarray, " _"]]:
+        """Batches, each in as many parts as memory asks for."""
+        if self._max_positions is None:
+            return list(batches)
+        parts: list[Integer[np.ndarray, " _"]] = []
+        for batch in batches:
+            width = self._batcher.num_positions(batch) // len(batch)
+            num_pairs = max(self._max_positions // width, 1)
+            parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
+        return parts
+
+    def _backward(self, piece: Piece, update: Update) -> Float[Tensor, "2"]:
+        """Add a piece's part of the gradient."""
+        # Each has dropout of its own, whichever process it falls to.
+        torch.manual_seed(self._dropout_seed(piece.number))
+        loss = self._joined(self._batcher.load(piece.indices))
+        # Joined processes form the mean of their gradients, but it is to be the sum.
+        share = piece.counts * self._processes.count / update.num_target_tokens
+        (loss.smoothed * share).backward()
+        return piece.counts * as_tensor(loss)
+
+    def _dropout_seed(self, number: int) -> int:
+        """Of a piece of this step, whatever has been drawn before."""
+        entropy = (self._config.seed, self.progress.step, number)
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+
+    def _watch(self, report: StepReport) -> None:
+        """Keep the recent loss; `DivergedError` if it is no number or rises."""
+        before, step = self.progress, self.progress.step
+        is_first = math.isinf(before.recent_loss)
+        recent = (
+            report.loss
+            if is_first
+            else before.recent_loss + RECENT * (report.loss - before.recent_loss)
+        )
+        if not math.isfinite(report.loss):
+            raise DivergedError(
+                f"The loss must be a number, but is {report.loss} at step {step:,}."
+            )
+        if recent > before.lowest_loss + DIVERGENCE:
+            raise DivergedError(
+                f"The loss must not rise, but has risen from {before.lowest_loss:.2f} "
+                f"to {recent:.2f} (nats a token, over some fifty steps) at step "
+                f"{step:,}."
+            )
+        lowest = min(before.lowest_loss, recent)
+        self.progress = replace(before, recent_loss=recent, lowest_loss=lowest)
 
     def validate(self, batcher: Batcher) -> Validation:
         """Measure the loss over all pairs, without dropout."""
@@ -289,31 +320,11 @@ class Trainer:
         losses, num_tokens = torch.zeros(2, dtype=torch.float64), 0
         with torch.no_grad():
             for batch in batcher.in_order():
-                states, target_out = self._states(batch.to(self._hardware.device))
-                for rows, targets in _in_chunks(states, target_out):
-                    losses += _as_tensor(self._loss(rows, targets)).cpu()
-                num_tokens += len(target_out)
+                losses += as_tensor(self._batch_loss(batch)).cpu()
+                num_tokens += int((batch.target_out != PAD).sum())
         smoothed, likelihood = losses.tolist()
         return Validation(
             loss=smoothed / num_tokens, perplexity=perplexity(-likelihood, num_tokens)
-        )
-
-    def _states(
-        self, batch: Batch
-    ) -> tuple[Float[Tensor, "rows d_model"], Int[Tensor, " rows"]]:
-        """The decoder's states where there is a target token, and the tokens."""
-        with self._hardware.autocast():
-            states = self.model.decode(batch.target_in, self.model.encode(batch.source))
-        is_token = batch.target_out != PAD
-        return states[is_token], batch.target_out[is_token]
-
-    def _loss(
-        self, states: Float[Tensor, "rows d_model"], target_out: Int[Tensor, " rows"]
-    ) -> Loss:
-        with self._hardware.autocast():
-            logits = self.model.logits(states)
-        return smoothed_cross_entropy(
-            logits.float(), target_out, self._config.label_smoothing
         )
 
     def _set_learning_rate(self) -> float:
@@ -321,26 +332,21 @@ class Trainer:
             self.progress.step,
             self.model.config.d_model,
             self._config.warmup_steps,
-            self._config.learning_rate_scale,
+            self._config.learning_rate_scale * self.progress.rate_factor,
         )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         return rate
 
     def _is_checkpoint_due(self) -> bool:
-        if self.progress.step == self._config.steps:
-            return True
         if self._config.checkpoint_steps is not None:
             return self.progress.step % self._config.checkpoint_steps == 0
         minutes = (time.monotonic() - self._checkpointed_at) / 60
-        return minutes >= self._config.checkpoint_minutes
+        # The clock of the first process counts for all.
+        is_due = minutes >= self._config.checkpoint_minutes
+        return self._any(is_due and self._processes.is_first)
 
-
-def _in_chunks(
-    states: Float[Tensor, "rows d_model"], target_out: Int[Tensor, " rows"]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(states.split(LOGIT_ROWS), target_out.split(LOGIT_ROWS), strict=True)
-
-
-def _as_tensor(loss: Loss) -> Float[Tensor, "2"]:
-    return torch.stack([loss.smoothed.detach(), loss.negative_log_likelihood])
+    def _any(self, is_so: bool) -> bool:
+        """Whether any of the processes says so."""
+        answer = torch.tensor(float(is_so), device=self._hardware.device)
+        return self._processes.total(answer).item() > 0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from transduce.data import batches
 from transduce.data.batches import (
     Batch,
     Batcher,
@@ -80,6 +81,35 @@ def test_a_pair_beyond_the_budget_is_an_update_of_its_own(make_dataset):
     assert [len(indices(update)) for update in updates] == [1, 1, 1]
 
 
+@pytest.fixture
+def _few_planned_pairs(monkeypatch):
+    monkeypatch.setattr(batches, "PLANNED_PAIRS", 70)
+
+
+@pytest.mark.usefixtures("_few_planned_pairs")
+class TestALargeCorpusIsPlannedInParts:
+    def test_every_pair_comes_exactly_once_an_epoch(self, make_batcher):
+        seen = [i for update in make_batcher().epoch(3) for i in indices(update)]
+        assert sorted(seen) == list(range(PAIRS))
+
+    def test_the_parts_are_random(self, make_batcher):
+        updates = list(make_batcher().epoch(0))
+        first = [i for update in updates[: len(updates) // 5] for i in indices(update)]
+        assert min(first) < PAIRS / 5
+        assert max(first) > PAIRS * 4 / 5
+
+    @pytest.mark.parametrize("first", [0, 1, 9, 15, 1_000])
+    def test_beginning_later_is_skipping_updates(self, make_batcher, first):
+        batcher = make_batcher()
+        whole = drawn(batcher.epoch(1))
+        assert len(whole) > 15
+        assert drawn(batcher.epoch(1, first=first)) == whole[first:]
+
+    def test_in_order_gives_every_pair_once(self, make_batcher):
+        rows = sum(len(batch.source) for batch in make_batcher().in_order())
+        assert rows == PAIRS
+
+
 def test_the_same_seed_gives_the_same_order(make_batcher):
     assert drawn(make_batcher().epoch(2)) == drawn(make_batcher().epoch(2))
 
@@ -113,12 +143,18 @@ def test_batches_keep_their_bound_unless_one_pair_breaks_it(make_batcher, batch_
 def test_batches_are_filled(make_batcher, dataset):
     batcher = make_batcher(batch_tokens=200)
     num_batches = sum(len(update.batches) for update in batcher.epoch(0))
-    positions = np.maximum(dataset.source.lengths(), dataset.target.lengths()) + 1
+    positions = (
+        np.maximum(
+            dataset.source.lengths(np.arange(len(dataset))),
+            dataset.target.lengths(np.arange(len(dataset))),
+        )
+        + 1
+    )
     assert num_batches < 1.5 * positions.sum() / 200 + 1
 
 
 def test_pairs_of_similar_length_share_a_batch(make_batcher, dataset):
-    lengths = dataset.target.lengths()
+    lengths = dataset.target.lengths(np.arange(len(dataset)))
     ranges = sorted(
         (lengths[batch].min(), lengths[batch].max())
         for update in make_batcher().epoch(0)
@@ -129,7 +165,7 @@ def test_pairs_of_similar_length_share_a_batch(make_batcher, dataset):
 
 
 def test_an_update_is_a_random_draw_of_batches(make_batcher, dataset):
-    lengths = dataset.target.lengths()
+    lengths = dataset.target.lengths(np.arange(len(dataset)))
     update = next(make_batcher(source_tokens=700, target_tokens=700).epoch(0))
     longest = [int(lengths[batch].max()) for batch in update.batches]
     assert longest not in (sorted(longest), sorted(longest, reverse=True))
@@ -148,13 +184,13 @@ def test_another_epoch_has_other_batches(make_batcher):
 def test_an_update_counts_its_tokens_and_positions(make_batcher):
     batcher = make_batcher()
     update = next(batcher.epoch(0))
-    batches = [batcher.load(batch) for batch in update.batches]
-    assert update.num_source_tokens == sum(int((b.source != 0).sum()) for b in batches)
+    loaded = [batcher.load(batch) for batch in update.batches]
+    assert update.num_source_tokens == sum(int((b.source != 0).sum()) for b in loaded)
     assert update.num_target_tokens == sum(
-        int((b.target_out != 0).sum()) for b in batches
+        int((b.target_out != 0).sum()) for b in loaded
     )
     assert update.num_positions == sum(
-        b.source.numel() + b.target_in.numel() for b in batches
+        b.source.numel() + b.target_in.numel() for b in loaded
     )
 
 
@@ -169,10 +205,10 @@ def test_a_batch_is_padded_at_the_end_with_its_special_tokens(make_dataset):
 
 def test_in_order_gives_every_pair_once(make_batcher, dataset):
     batcher = make_batcher()
-    batches = list(batcher.in_order())
+    loaded = list(batcher.in_order())
     rows = [
         (source[source > 2].tolist(), target[target > 2].tolist())
-        for batch in batches
+        for batch in loaded
         for source, target in zip(batch.source, batch.target_out, strict=True)
     ]
     expected = [

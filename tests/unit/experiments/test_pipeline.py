@@ -1,31 +1,29 @@
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from transduce.checkpoint import average, load_model
+from transduce.checkpoint import Checkpoint, average, load_model
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
-from transduce.experiments.pipeline import (
-    DevScore,
-    RunResult,
-    RunStart,
-    refuse_changed_settings,
-    resume,
-    train,
-)
+from transduce.experiments.dev_corpus import DevScore
+from transduce.experiments.pipeline import RunResult, RunStart, resume, train
 from transduce.experiments.preparation import CorpusFiles
-from transduce.experiments.presets import PRESETS
-from transduce.experiments.run_folder import RunFolder
-from transduce.training.trainer import StepReport
+from transduce.experiments.presets import PRESETS, RunConfig
+from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
+from transduce.training.schedule import learning_rate
+from transduce.training.trainer import DivergedError, StepReport, Trainer
 
 TINY = replace(
     PRESETS["tiny"],
     training=replace(
         PRESETS["tiny"].training, steps=12, checkpoint_steps=4, keep_checkpoints=2
     ),
+    # What a model that has learned nothing says is cut short.
+    search=replace(PRESETS["tiny"].search, beam_size=2, extra_length=1),
 )
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 
@@ -38,6 +36,7 @@ class Notes:
         self.steps: list[int] = []
         self.scores: list[DevScore] = []
         self.warnings: list[str] = []
+        self.results: list[RunResult] = []
 
     def started(self, start: RunStart) -> None:
         self.starts.append(start)
@@ -50,6 +49,9 @@ class Notes:
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)
+
+    def finished(self, result: RunResult) -> None:
+        self.results.append(result)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,8 @@ def run(
     files: CorpusFiles, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, RunResult, Notes]:
     out, notes = tmp_path_factory.mktemp("pipeline") / "run", Notes()
-    return out, train(files, TINY, out, CPU, notes), notes
+    train(files, TINY, out, CPU, notes)
+    return out, notes.results[0], notes
 
 
 def test_every_step_is_told_of_once(run: tuple[Path, RunResult, Notes]) -> None:
@@ -107,13 +110,112 @@ def test_only_the_last_checkpoints_are_kept(
 
 
 def test_the_model_is_the_mean_of_the_checkpoints(
-    run: tuple[Path, RunResult, Notes],
+    files: CorpusFiles, tmp_path: Path
 ) -> None:
-    out, result, _ = run
+    out, notes = tmp_path / "run", Notes()
+    train(replace(files, dev_source=(), dev_target=()), TINY, out, CPU, notes)
+    [result] = notes.results
     members = [load_model(path) for path in RunFolder(out).checkpoints()]
     expected, found = average(members).weights, load_model(result.model).weights
-    assert result.num_averaged == 2
+    assert result.model == out / "averaged"
+    assert (result.num_averaged, result.dev) == (2, None)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def with_training(**settings: object) -> RunConfig:
+    return replace(TINY, training=replace(TINY.training, **settings))
+
+
+def test_a_mean_that_does_worse_than_a_member_is_refused(
+    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoiled(members: Sequence[Checkpoint]) -> Checkpoint:
+        mean = average(members)
+        weights = {name: -weight for name, weight in mean.weights.items()}
+        return replace(mean, weights=weights)
+
+    monkeypatch.setattr("transduce.experiments.pipeline.average", spoiled)
+    out, notes = tmp_path / "run", Notes()
+    train(files, with_training(best_by="loss"), out, CPU, notes)
+    [result] = notes.results
+    assert result.model == out / "best"
+    assert result.num_averaged == 1
+    assert not (out / "averaged").exists()
+    assert load_model(out).step == 12
+    assert notes.warnings == [
+        "The average of the last 2 checkpoints does worse on the dev corpus than that "
+        f"of step 12 alone, and is not kept; the run's model is {out / 'best'}."
+    ]
+    assert notes.scores[-1].loss == pytest.approx(notes.scores[-2].loss)
+
+
+def test_a_run_ends_when_its_patience_is_spent(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    # So slow that nothing changes, and the first checkpoint stays the best.
+    config = with_training(
+        steps=60, checkpoint_steps=2, patience=3, learning_rate_scale=1e-9
+    )
+    out, notes = tmp_path / "run", Notes()
+    train(files, config, out, CPU, notes)
+    assert notes.steps[-1] == 2 * (1 + 3)
+    assert len(notes.results) == 1
+    again = Notes()
+    resume(out, CPU, again)
+    assert again.steps == []
+    assert len(again.results) == 1
+
+
+def test_patience_must_have_a_dev_corpus(files: CorpusFiles, tmp_path: Path) -> None:
+    without = replace(files, dev_source=(), dev_target=())
+    with pytest.raises(ConfigError, match="`training.patience` must have a dev corpus"):
+        train(without, with_training(patience=3), tmp_path / "run", CPU, Notes())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def diverging(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps at which a run is to diverge, once each."""
+    steps: list[int] = []
+    watch = Trainer._watch
+
+    def watched(trainer: Trainer, report: StepReport) -> None:
+        if report.step in steps:
+            steps.remove(report.step)
+            raise DivergedError(f"The loss has gone astray at step {report.step}.")
+        watch(trainer, report)
+
+    monkeypatch.setattr(Trainer, "_watch", watched)
+    return steps
+
+
+def test_a_run_that_diverges_goes_back_and_on_more_slowly(
+    files: CorpusFiles, tmp_path: Path, diverging: list[int]
+) -> None:
+    diverging.append(7)
+    out, notes = tmp_path / "run", Notes()
+    train(files, TINY, out, CPU, notes)
+    assert notes.steps == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert notes.warnings[0] == (
+        "The loss has gone astray at step 7. Going back to step 4, and on at 0.5 times "
+        "the learning rate."
+    )
+    [logged] = [e for e in RunFolder(out).read_log() if e["step"] == 10]
+    assert logged["learning_rate"] == pytest.approx(
+        0.5 * learning_rate(10, 32, 10, TINY.training.learning_rate_scale)
+    )
+
+
+def test_a_run_that_diverges_again_is_stopped(
+    files: CorpusFiles, tmp_path: Path, diverging: list[int]
+) -> None:
+    diverging += [3, 9]
+    with pytest.raises(DivergedError, match="at a lowered learning rate; begin anothe"):
+        train(files, TINY, tmp_path / "run", CPU, Notes())
+    # It was at the lowered rate from its first step on, also when resumed.
+    diverging.append(10)
+    with pytest.raises(DivergedError, match="at a lowered learning rate; begin anothe"):
+        resume(tmp_path / "run", CPU, Notes())
 
 
 def test_the_best_checkpoint_is_the_one_of_highest_bleu(
@@ -167,7 +269,7 @@ def test_settings_that_agree_are_not_refused(
         ("model", "dropout", 0.3),
         ("training", "steps", 13),
         ("batching", "max_length", 3),
-        ("search", "beam_size", 2),
+        ("search", "beam_size", 3),
         ("tokenizer", "vocab_size", 500),
     ],
 )

@@ -6,9 +6,31 @@ import pytest
 import torch
 from torch.nn import functional
 
-from transduce.training.loss import smoothed_cross_entropy
+from transduce.training import loss as module
+from transduce.training.loss import Loss, smoothed_cross_entropy
 
 EPSILONS = [0.0, 0.1, 0.4]
+
+
+def loss_of(
+    logits: torch.Tensor, target_out: torch.Tensor, label_smoothing: float
+) -> Loss:
+    """With states that are logits already: the output matrix changes nothing."""
+    matrix = torch.eye(logits.size(1), dtype=logits.dtype)
+    return smoothed_cross_entropy(
+        logits, matrix, target_out, label_smoothing, logits.dtype
+    )
+
+
+def loss_of_one(logits: torch.Tensor, target: int, label_smoothing: float) -> Loss:
+    """Of one row of many logits: a state of one number, and the logits as a matrix."""
+    return smoothed_cross_entropy(
+        torch.ones(1, 1, dtype=logits.dtype),
+        logits.T,
+        torch.tensor([target]),
+        label_smoothing,
+        logits.dtype,
+    )
 
 
 @pytest.fixture
@@ -26,13 +48,13 @@ def test_the_loss_is_pytorchs(logits, target_out, epsilon):
     expected = functional.cross_entropy(
         logits, target_out, label_smoothing=epsilon, reduction="sum"
     )
-    loss = smoothed_cross_entropy(logits, target_out, epsilon)
+    loss = loss_of(logits, target_out, epsilon)
     torch.testing.assert_close(loss.smoothed, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_the_gradient_is_pytorchs(logits, target_out, epsilon):
-    loss = smoothed_cross_entropy(logits, target_out, epsilon)
+    loss = loss_of(logits, target_out, epsilon)
     [actual] = torch.autograd.grad(2.5 * loss.smoothed, logits)
     oracle = functional.cross_entropy(
         logits, target_out, label_smoothing=epsilon, reduction="sum"
@@ -45,25 +67,25 @@ def test_the_gradient_is_pytorchs(logits, target_out, epsilon):
 def test_the_gradient_is_that_of_small_differences(target_out, epsilon):
     logits = torch.randn(7, 11, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lambda x: smoothed_cross_entropy(x, target_out, epsilon).smoothed, logits
+        lambda x: loss_of(x, target_out, epsilon).smoothed, logits
     )
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_the_likelihood_is_that_of_the_true_tokens(logits, target_out, epsilon):
-    loss = smoothed_cross_entropy(logits, target_out, epsilon)
+    loss = loss_of(logits, target_out, epsilon)
     expected = -logits.log_softmax(-1).gather(1, target_out[:, None]).sum()
     torch.testing.assert_close(loss.negative_log_likelihood, expected)
     assert not loss.negative_log_likelihood.requires_grad
 
 
 def test_without_smoothing_the_loss_is_the_likelihood(logits, target_out):
-    loss = smoothed_cross_entropy(logits, target_out, 0.0)
+    loss = loss_of(logits, target_out, 0.0)
     torch.testing.assert_close(loss.smoothed, loss.negative_log_likelihood)
 
 
 def test_equal_logits_cost_the_logarithm_of_the_vocabulary():
-    loss = smoothed_cross_entropy(torch.zeros(3, 50), torch.tensor([1, 2, 3]), 0.1)
+    loss = loss_of(torch.zeros(3, 50), torch.tensor([1, 2, 3]), 0.1)
     assert loss.smoothed.item() == pytest.approx(3 * math.log(50), rel=1e-6)
     assert loss.negative_log_likelihood.item() == pytest.approx(
         3 * math.log(50), rel=1e-6
@@ -81,7 +103,7 @@ def smoothed_target(epsilon: float, vocab: int) -> torch.Tensor:
 def test_the_lowest_loss_is_the_entropy_of_the_smoothed_target(vocab):
     target = smoothed_target(0.1, vocab)
     logits = target.log().requires_grad_()
-    loss = smoothed_cross_entropy(logits, torch.tensor([4]), 0.1).smoothed
+    loss = loss_of_one(logits, 4, 0.1).smoothed
     floor = -(target * target.log()).sum().item()
     assert loss.item() == pytest.approx(floor, abs=1e-9)
     [gradient] = torch.autograd.grad(loss, logits)
@@ -91,7 +113,7 @@ def test_the_lowest_loss_is_the_entropy_of_the_smoothed_target(vocab):
 def test_the_lowest_loss_of_the_papers_vocabulary():
     # The paper's code shares epsilon among the other words: a difference of 1e-5.
     logits = smoothed_target(0.1, 37_000).log()
-    loss = smoothed_cross_entropy(logits, torch.tensor([4]), 0.1).smoothed
+    loss = loss_of_one(logits, 4, 0.1).smoothed
     assert loss.item() == pytest.approx(1.3769, abs=1e-4)
 
 
@@ -99,13 +121,13 @@ def test_no_other_answer_costs_less():
     target = smoothed_target(0.1, 10).expand(100, 10)
     logits = target.log() + 0.1 * torch.randn(100, 10, dtype=torch.float64)
     floor = -(target[0] * target[0].log()).sum()
-    loss = smoothed_cross_entropy(logits, torch.full((100,), 4), 0.1)
+    loss = loss_of(logits, torch.full((100,), 4), 0.1)
     assert loss.smoothed > 100 * floor
 
 
 def test_large_logits_do_not_overflow():
     logits = torch.tensor([[1e4, -1e4, 0.0]], requires_grad=True)
-    loss = smoothed_cross_entropy(logits, torch.tensor([1]), 0.1)
+    loss = loss_of(logits, torch.tensor([1]), 0.1)
     assert loss.negative_log_likelihood.item() == 2e4
     loss.smoothed.backward()
     assert logits.grad.isfinite().all()
@@ -113,5 +135,88 @@ def test_large_logits_do_not_overflow():
 
 def test_the_logits_are_left_as_they_were(logits, target_out):
     before = logits.detach().clone()
-    smoothed_cross_entropy(logits, target_out, 0.1).smoothed.backward()
+    loss_of(logits, target_out, 0.1).smoothed.backward()
     assert torch.equal(logits, before)
+
+
+@pytest.fixture
+def states() -> torch.Tensor:
+    return torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.fixture
+def output_weight() -> torch.Tensor:
+    return torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("logit_rows", [1, 3, 256])
+def test_the_gradients_of_states_and_matrix_are_pytorchs(
+    states, output_weight, target_out, epsilon, logit_rows, monkeypatch
+):
+    monkeypatch.setattr(module, "LOGIT_ROWS", logit_rows)
+    inputs = (states, output_weight)
+    loss = smoothed_cross_entropy(*inputs, target_out, epsilon, torch.float64)
+    oracle = functional.cross_entropy(
+        states @ output_weight.T, target_out, label_smoothing=epsilon, reduction="sum"
+    )
+    torch.testing.assert_close(loss.smoothed, oracle)
+    torch.testing.assert_close(
+        torch.autograd.grad(0.3 * loss.smoothed, inputs),
+        torch.autograd.grad(0.3 * oracle, inputs),
+    )
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_the_gradients_are_those_of_small_differences(
+    states, output_weight, target_out, epsilon
+):
+    def smoothed(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return smoothed_cross_entropy(
+            states, weight, target_out, epsilon, torch.float64
+        ).smoothed
+
+    assert torch.autograd.gradcheck(smoothed, (states, output_weight))
+
+
+@pytest.mark.parametrize("logit_rows", [2, 256])
+def test_the_loss_is_the_same_without_gradients(
+    states, output_weight, target_out, logit_rows, monkeypatch
+):
+    monkeypatch.setattr(module, "LOGIT_ROWS", logit_rows)
+    inputs = (states, output_weight, target_out, 0.1, torch.float64)
+    expected = smoothed_cross_entropy(*inputs)
+    with torch.no_grad():
+        loss = smoothed_cross_entropy(*inputs)
+    assert not loss.smoothed.requires_grad
+    torch.testing.assert_close(loss.smoothed, expected.smoothed.detach())
+    torch.testing.assert_close(
+        loss.negative_log_likelihood, expected.negative_log_likelihood
+    )
+
+
+def test_bf16_products_give_gradients_in_the_precision_of_the_inputs(target_out):
+    states = torch.randn(7, 5, requires_grad=True)
+    weight = torch.randn(11, 5, requires_grad=True)
+    loss = smoothed_cross_entropy(states, weight, target_out, 0.1, torch.bfloat16)
+    exact = smoothed_cross_entropy(states, weight, target_out, 0.1, torch.float32)
+    assert loss.smoothed.dtype == torch.float32
+    torch.testing.assert_close(loss.smoothed, exact.smoothed, rtol=0.01, atol=0.1)
+    found = torch.autograd.grad(loss.smoothed, (states, weight))
+    expected = torch.autograd.grad(exact.smoothed, (states, weight))
+    assert {gradient.dtype for gradient in found} == {torch.float32}
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+def test_no_rows_cost_nothing(output_weight):
+    states = torch.zeros(0, 5, dtype=torch.float64, requires_grad=True)
+    loss = smoothed_cross_entropy(
+        states,
+        output_weight,
+        torch.zeros(0, dtype=torch.int64),
+        0.1,
+        torch.float64,
+    )
+    loss.smoothed.backward()
+    assert loss.smoothed.item() == 0
+    assert not output_weight.grad.any()

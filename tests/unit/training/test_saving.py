@@ -1,7 +1,7 @@
 """A run's checkpoint: model and training state, both exact, or neither."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -18,9 +18,11 @@ TENSORS, PROGRESS = "training.safetensors", "training.json"
 @pytest.fixture
 def state() -> TrainingState:
     return TrainingState(
-        progress=Progress(step=80, epoch=3, update=4),
+        progress=Progress(
+            step=80, epoch=3, update=4, recent_loss=2.1, lowest_loss=1 / 3
+        ),
         tensors={
-            "random.cpu": torch.get_rng_state(),
+            "exp_avg_sq.embedding.weight": torch.rand(3, 4),
             "exp_avg.embedding.weight": torch.randn(3, 4),
         },
     )
@@ -79,7 +81,7 @@ def test_a_progress_of_another_kind_is_refused(folder, content):
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("value", ["80", None, 1.5])
 def test_a_progress_that_is_no_number_is_refused(folder, value):
-    content = {"step": value, "epoch": 0, "update": 0}
+    content = {**asdict(Progress()), "step": value}
     (folder / PROGRESS).write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(CheckpointError, match="must hold a run's progress"):
         load_training_state(folder)
@@ -87,7 +89,7 @@ def test_a_progress_that_is_no_number_is_refused(folder, value):
 
 def test_cut_tensors_are_found_when_the_size_is_right(folder):
     path = folder / TENSORS
-    save_tensors({"random.cpu": torch.zeros(3)}, path)
+    save_tensors({"exp_avg.embedding.weight": torch.zeros(3)}, path)
     content = path.read_bytes()
     path.write_bytes(b"\xff" * 16 + content[16:])
     with pytest.raises(CheckpointError, match="missing or damaged"):

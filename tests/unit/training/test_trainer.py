@@ -4,6 +4,7 @@ import math
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,12 +12,14 @@ from torch.nn import functional
 
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.errors import ConfigError, TransduceError
+from transduce.model.cost import update_flops
 from transduce.model.transformer import Transformer
+from transduce.training.config import TrainingConfig
+from transduce.training.loss import BatchLoss
 from transduce.training.trainer import (
-    Progress,
+    DivergedError,
     StepReport,
     Trainer,
-    TrainingConfig,
     TrainingStoppedError,
 )
 
@@ -50,7 +53,7 @@ def run(trainer: Trainer, **callbacks) -> list[StepReport]:
         **{
             "on_step": reports.append,
             "save": lambda: None,
-            "on_checkpoint": lambda: None,
+            "on_checkpoint": lambda: False,
             "should_stop": lambda: False,
             **callbacks,
         }
@@ -165,14 +168,15 @@ def test_steps_and_epochs_are_counted(make_trainer, dataset):
     assert [report.epoch for report in reports] == [
         (step - 1) // num_updates for step in steps
     ]
-    assert trainer.progress == Progress(step=steps[-1], epoch=2, update=1)
+    progress = trainer.progress
+    assert (progress.step, progress.epoch, progress.update) == (steps[-1], 2, 1)
 
 
 def test_an_epoch_trains_on_every_pair_once(make_trainer, dataset):
     num_updates = len(list(Batcher(dataset, BATCHING, seed=1).epoch(0)))
     reports = run(make_trainer(replace(CONFIG, steps=num_updates)))
     assert sum(report.num_source_tokens for report in reports) == sum(
-        dataset.source.lengths() + 1
+        dataset.source.lengths(np.arange(len(dataset))) + 1
     )
 
 
@@ -196,7 +200,7 @@ def test_checkpoints_come_every_so_many_steps_and_at_the_end(
     run(
         trainer,
         save=lambda: saved.append(trainer.progress.step),
-        on_checkpoint=lambda: noted.append(trainer.progress.step),
+        on_checkpoint=lambda: bool(noted.append(trainer.progress.step)),
     )
     assert saved == noted == expected
 
@@ -227,7 +231,7 @@ def events_of(trainer: Trainer, stop_at: int | None = None) -> list[object]:
             trainer,
             on_step=lambda report: events.append(report.step),
             save=lambda: events.append("saved"),
-            on_checkpoint=lambda: events.append("checkpoint"),
+            on_checkpoint=lambda: bool(events.append("checkpoint")),
             should_stop=lambda: trainer.progress.step == stop_at,
         )
     except TrainingStoppedError as error:
@@ -271,12 +275,80 @@ def test_a_loss_that_is_no_number_ends_training_unsaved(make_trainer, value):
     with torch.no_grad():
         trainer.model.embedding.weight[2, 0] = value
     events = []
-    with pytest.raises(
-        TransduceError,
-        match="must be a number, but is (nan|inf) at step 1; begin another run with",
-    ):
+    with pytest.raises(DivergedError, match="be a number, but is (nan|inf) at step 1"):
         run(trainer, on_step=events.append, save=lambda: events.append("saved"))
     assert events == []
+
+
+def test_a_loss_that_rises_and_rises_ends_training(make_trainer):
+    trainer = make_trainer(replace(CONFIG, steps=200))
+    losses = []
+
+    def spoil(report: StepReport) -> None:
+        losses.append(report.loss)
+        if report.step == 5:
+            hopeless(trainer)
+
+    with pytest.raises(DivergedError, match=r"must not rise, but has risen from 3\."):
+        run(trainer, on_step=spoil)
+    assert len(losses) == 5
+
+
+def test_one_bad_update_is_no_divergence(make_trainer):
+    trainer = make_trainer(replace(CONFIG, steps=12))
+    weights, losses = {}, []
+
+    def spoil_one(report: StepReport) -> None:
+        losses.append(report.loss)
+        if report.step == 5:
+            weights.update(copy_of(trainer.model))
+            worsen(trainer)
+        elif report.step == 6:
+            trainer.model.load_state_dict(weights)
+
+    run(trainer, on_step=spoil_one)
+    assert losses[5] > losses[4] + 1
+    assert len(losses) == 12
+
+
+def copy_of(model: Transformer) -> dict[str, Tensor]:
+    return {name: weight.clone() for name, weight in model.state_dict().items()}
+
+
+def worsen(trainer: Trainer) -> None:
+    with torch.no_grad():
+        trainer.model.embedding.weight *= 4
+
+
+def test_a_lowered_rate_is_kept_and_forgives_what_was(make_trainer):
+    trainer = make_trainer()
+    run(trainer, on_checkpoint=lambda: True)
+    assert math.isfinite(trainer.progress.lowest_loss)
+    trainer.lower_learning_rate(0.5)
+    assert trainer.progress.rate_factor == 0.5
+    assert trainer.progress.lowest_loss == math.inf
+    whole = run(make_trainer(replace(CONFIG, steps=6)))[-1]
+    again = make_trainer(replace(CONFIG, steps=6))
+    again.model.load_state_dict(trainer.model.state_dict())
+    again.restore(trainer.state())
+    [report] = run(again)
+    assert report.learning_rate == pytest.approx(whole.learning_rate / 2)
+
+
+def test_the_recent_loss_follows_the_losses(make_trainer):
+    trainer = make_trainer()
+    losses = [report.loss for report in run(trainer)]
+    recent = losses[0]
+    for loss in losses[1:]:
+        recent = 0.98 * recent + 0.02 * loss
+    assert trainer.progress.recent_loss == pytest.approx(recent)
+    assert trainer.progress.lowest_loss <= trainer.progress.recent_loss
+
+
+def test_a_checkpoint_may_be_the_end(make_trainer):
+    trainer = make_trainer(replace(CONFIG, checkpoint_steps=2))
+    reports = run(trainer, on_checkpoint=lambda: True)
+    assert [report.step for report in reports] == [1, 2]
 
 
 def hopeless(trainer: Trainer) -> Trainer:
@@ -328,7 +400,7 @@ def test_validation_in_between_changes_nothing(make_trainer, dataset):
     plain = make_trainer(config, dropout=0.3)
     run(plain)
     validated = make_trainer(config, dropout=0.3)
-    run(validated, on_checkpoint=lambda: validated.validate(batcher))
+    run(validated, on_checkpoint=lambda: not validated.validate(batcher))
     pairs = zip(plain.model.parameters(), validated.model.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 
@@ -368,3 +440,70 @@ def test_a_smoothing_that_is_no_share_is_refused(value):
     message = f"must be at least 0 and below 1, but is {value}\\."
     with pytest.raises(ConfigError, match=message):
         TrainingConfig(label_smoothing=value)
+
+
+def test_flops_are_counted_as_the_run_goes(make_trainer, dataset):
+    trainer = make_trainer()
+    reports = run(trainer)
+    updates = list(Batcher(dataset, BATCHING, seed=1).epoch(0))
+    first = update_flops(
+        trainer.model.config, updates[0].source_lengths, updates[0].target_lengths
+    )
+    assert reports[0].flops == first
+    assert reports[-1].flops == trainer.progress.flops
+    assert 3 * first < reports[-1].flops < 7 * first
+
+
+def refuse_more_than(positions: int, monkeypatch) -> list[int]:
+    """Memory that runs out on larger batches; the sizes that were tried."""
+    tried = []
+    forward = BatchLoss.forward
+
+    def limited(self: BatchLoss, batch):
+        tried.append(batch.source.numel() + batch.target_in.numel())
+        if tried[-1] > positions:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return forward(self, batch)
+
+    monkeypatch.setattr(BatchLoss, "forward", limited)
+    return tried
+
+
+@pytest.mark.parametrize("positions", [25, 50, 80])
+def test_batches_are_cut_until_they_fit(make_trainer, monkeypatch, positions):
+    whole = make_trainer()
+    expected = run(whole)
+    tried = refuse_more_than(positions, monkeypatch)
+    trainer = make_trainer()
+    fit = trainer.fit()
+    assert fit.was_cut
+    assert fit.max_positions <= positions < tried[0]
+    del tried[:]
+    reports = run(trainer)
+    assert max(tried) <= positions
+    assert [r.loss for r in reports] == pytest.approx([r.loss for r in expected])
+
+
+def test_trying_what_fits_changes_nothing(make_trainer):
+    plain, tried = make_trainer(dropout=0.3), make_trainer(dropout=0.3)
+    fit = tried.fit()
+    assert not fit.was_cut
+    assert 0 < fit.seconds < 1
+    assert fit.peak_bytes > 1e6
+    assert all(parameter.grad is None for parameter in tried.model.parameters())
+    assert [r.loss for r in run(tried)] == [r.loss for r in run(plain)]
+
+
+def test_a_pair_that_does_not_fit_is_told_of(make_trainer, monkeypatch):
+    refuse_more_than(0, monkeypatch)
+    with pytest.raises(ConfigError, match="The longest pair must fit in memory, but"):
+        make_trainer().fit()
+
+
+def test_another_fault_is_not_taken_for_a_lack_of_memory(make_trainer, monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(BatchLoss, "forward", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        make_trainer().fit()

@@ -1,0 +1,59 @@
+"""The settings of the training regime (section 5)."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from transduce.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """The paper's training regime (section 5); the defaults are its base model's."""
+
+    steps: int = 100_000
+    """Updates in all."""
+    warmup_steps: int = 4_000
+    """Updates during which the learning rate grows (equation 3)."""
+    learning_rate_scale: float = 1.0
+    """Factor on equation 3."""
+    beta1: float = 0.9
+    """Adam's decay of the gradients' mean."""
+    beta2: float = 0.98
+    """Adam's decay of the gradients' square."""
+    epsilon: float = 1e-9
+    """Adam's guard against division by zero."""
+    label_smoothing: float = 0.1
+    """Epsilon_ls (section 5.4)."""
+    checkpoint_minutes: float = 10.0
+    """Minutes between checkpoints (section 6.1)."""
+    checkpoint_steps: int | None = None
+    """Updates between checkpoints, instead of minutes."""
+    keep_checkpoints: int = 5
+    """Checkpoints kept, and averaged at the end (section 6.1)."""
+    best_by: Literal["bleu", "loss"] = "bleu"
+    """Score on the dev corpus by which the best checkpoint is kept."""
+    patience: int | None = None
+    """Checkpoints after the best one at which training ends early; none: never."""
+    seed: int = 1
+    """Of the weights, the order of the data and dropout."""
+
+    def __post_init__(self) -> None:
+        counts = ("steps", "warmup_steps", "keep_checkpoints")
+        for name in (*counts, "checkpoint_steps", "patience"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(
+                    f"`training.{name}` must be at least 1, but is {value}."
+                )
+        for name in ("label_smoothing", "beta1", "beta2"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise ConfigError(
+                    f"`training.{name}` must be at least 0 and below 1, but is {value}."
+                )
+        for name in ("learning_rate_scale", "epsilon", "checkpoint_minutes"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ConfigError(f"`training.{name}` must be above 0, but is {value}.")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(
+                f"`training.seed` must be from 0 to 2^63 - 1, but is {self.seed}."
+            )

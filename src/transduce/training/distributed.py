@@ -1,0 +1,148 @@
+"""Several processes that train one model (section 5.2: on eight GPUs).
+
+Each has the whole model and takes a share of every update's batches; gradients are
+summed over all. What starts the processes tells them of each other by the variables of
+torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import numpy as np
+import torch
+from jaxtyping import Integer
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from transduce.errors import ConfigError, TransduceError
+
+LONGEST_WAIT = timedelta(days=1)
+"""For the first process, which scores and saves while the others wait."""
+
+BROKEN = ("gloo", "NCCL", "Connection", "connection")
+"""What the backends' errors say when another process is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processes:
+    """All that train the same model; this one is the rank-th."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one reads, writes and prints for all."""
+        return self.rank == 0
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.count > 1:
+            values = values.clone()
+            with self.in_step():
+                distributed.all_reduce(values)
+        return values
+
+    def wait(self) -> None:
+        """Until all have come here."""
+        if self.count > 1:
+            with self.in_step():
+                distributed.barrier()
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Where processes wait for each other: tell if one of them is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            message = str(error)
+            if self.count == 1 or not any(word in message for word in BROKEN):
+                raise
+            raise TransduceError(
+                "All processes of a run must go on together, but another one has "
+                f"ended ({message.splitlines()[0]}); go on from the last checkpoint "
+                "with --resume."
+            ) from None
+
+    def join(self, model: nn.Module) -> nn.Module:
+        """The model, its gradients averaged over all processes in `backward`."""
+        return model if self.count == 1 else DistributedDataParallel(model)
+
+    def share(self, batches: Sequence[Integer[np.ndarray, " _"]]) -> list["Piece"]:
+        """This process's pieces of an update's batches, at least one.
+
+        A batch is cut only if there are fewer than processes.
+        """
+        cuts = list(batches)
+        while len(cuts) < self.count and max(map(len, cuts)) > 1:
+            largest = max(range(len(cuts)), key=lambda i: len(cuts[i]))
+            cuts[largest : largest + 1] = np.array_split(cuts[largest], 2)
+        pieces = [
+            Piece(number=number, indices=indices, counts=True)
+            for number, indices in enumerate(cuts)
+        ]
+        # All must take part in every sum, even where there is nothing to do.
+        idle = replace(pieces[0], counts=False)
+        return pieces[self.rank :: self.count] or [idle]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What a process works on at a time: a batch of an update, or a part of one."""
+
+    number: int
+    """Within the update."""
+    indices: Integer[np.ndarray, " pairs"]
+    counts: bool
+    """Whether its gradient is a part of the update's."""
+
+
+ALONE = Processes()
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Processes]:
+    """The processes that torchrun or the like has started, joined while in use.
+
+    `ConfigError` if its variables are not whole.
+    """
+    if not is_joined():
+        yield ALONE
+        return
+    rank, count = _variable("RANK"), _variable("WORLD_SIZE")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    distributed.init_process_group(backend, timeout=LONGEST_WAIT)
+    try:
+        yield Processes(rank=rank, count=count)
+    finally:
+        distributed.destroy_process_group()
+
+
+def is_joined() -> bool:
+    """Whether this process was started as one of several."""
+    return "WORLD_SIZE" in os.environ
+
+
+def local_rank() -> int:
+    """Which of this machine's processes this one is: its GPU's number."""
+    return _variable("LOCAL_RANK") if is_joined() else 0
+
+
+def apart(model: nn.Module) -> AbstractContextManager[object]:
+    """Gradients stay with the process: for all batches of an update but the last."""
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return nullcontext()
+
+
+def _variable(name: str) -> int:
+    value = os.environ.get(name, "")
+    if not value.isdecimal():
+        raise ConfigError(
+            f"The variable {name} must be a number where WORLD_SIZE is set, but is "
+            f"{value!r}; start the processes with torchrun or --devices."
+        )
+    return int(value)

@@ -1,0 +1,102 @@
+"""How much of an update fits in memory at a time, and how long it takes.
+
+The recipe says what an update is; how it is cut up to fit a device is found by trying.
+"""
+
+import gc
+import math
+import resource
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Integer
+
+from transduce.data.batches import Batcher
+from transduce.device import Hardware
+from transduce.errors import ConfigError
+from transduce.training.loss import BatchLoss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What the trial of the longest batch showed."""
+
+    max_positions: int
+    """Source and target positions a device bears at a time."""
+    was_cut: bool
+    """Whether that is less than a whole batch."""
+    seconds: float
+    """For each position."""
+    peak_bytes: int
+    """Memory in use at most: the process's own, or the GPU's."""
+
+
+def fit(batch_loss: BatchLoss, batcher: Batcher, hardware: Hardware) -> Fit:
+    """Form the gradient of the longest batch, halved until memory suffices.
+
+    `ConfigError` if not even one pair fits. The model's gradients are gone afterwards.
+    """
+    indices, was_cut, seconds = batcher.longest_batch(), False, math.nan
+    while True:
+        try:
+            seconds = _try(batch_loss, batcher, indices, hardware)
+            break
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+        if len(indices) == 1:
+            raise ConfigError(
+                "The longest pair must fit in memory, but does not; make the model or "
+                "`batching.max_length` smaller."
+            )
+        _free(batch_loss, hardware)
+        indices, was_cut = indices[: -(-len(indices) // 2)], True
+    _free(batch_loss, hardware)
+    max_positions = batcher.num_positions(indices)
+    return Fit(
+        max_positions=max_positions,
+        was_cut=was_cut,
+        seconds=seconds / max_positions,
+        peak_bytes=_peak_bytes(hardware),
+    )
+
+
+def _try(
+    batch_loss: BatchLoss,
+    batcher: Batcher,
+    indices: Integer[np.ndarray, " pairs"],
+    hardware: Hardware,
+) -> float:
+    """Seconds of the second of two times, as the first one warms up."""
+    batch_loss.train()
+    seconds = math.nan
+    for _ in range(2):
+        started = time.perf_counter()
+        batch_loss(batcher.load(indices)).smoothed.backward()
+        if hardware.device.type == "cuda":
+            torch.cuda.synchronize(hardware.device)
+        seconds = time.perf_counter() - started
+    return seconds
+
+
+def _free(batch_loss: BatchLoss, hardware: Hardware) -> None:
+    batch_loss.zero_grad(set_to_none=True)
+    gc.collect()
+    if hardware.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    # A CPU has no error of its own for it.
+    is_gpu = isinstance(error, torch.OutOfMemoryError)
+    return is_gpu or "can't allocate memory" in str(error)
+
+
+def _peak_bytes(hardware: Hardware) -> int:
+    if hardware.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(hardware.device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,168 @@
+"""Several processes train the model that one trains, and end together."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from transduce.checkpoint import load_model
+from transduce.experiments.run_folder import RunFolder
+
+# Updates of three to five batches, with dropout; saved often enough to be killed.
+SETTINGS = (
+    "model.dropout=0.3",
+    "batching.source_tokens=200",
+    "batching.target_tokens=200",
+    "batching.batch_tokens=60",
+    # Adam divides by its guard where a gradient is but an error of rounding.
+    "training.epsilon=0.0001",
+    "training.steps=24",
+    "training.checkpoint_steps=6",
+)
+TRANSDUCE = (sys.executable, "-m", "transduce")
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TRANSDUCE, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def succeed(process: subprocess.Popen[str]) -> str:
+    """What it prints."""
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return output
+
+
+@pytest.fixture(scope="module")
+def train(corpus_files: tuple[Path, Path]):
+    """Begin a run in a number of processes."""
+    source, target = map(str, corpus_files)
+
+    def begin(out: Path, devices: int, *settings: str) -> subprocess.Popen[str]:
+        files = ("--source", source, "--target", target)
+        how = ("--preset", "tiny", "--precision", "fp32", "--device", "cpu")
+        return started(
+            *("train", *how, *files, "--out", str(out), "--devices", str(devices)),
+            *("--set", *SETTINGS, *settings),
+        )
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def alone(train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    process = train(out, 1)
+    succeed(process)
+    return out
+
+
+def assert_close(run: Path, expected: Path) -> None:
+    found, wanted = load_model(run), load_model(expected)
+    assert found.step == wanted.step
+    torch.testing.assert_close(
+        dict(found.weights), dict(wanted.weights), atol=1e-4, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_several_processes_train_the_model_of_one(
+    train, alone: Path, tmp_path: Path, devices: int
+) -> None:
+    process = train(tmp_path / "run", devices)
+    output = succeed(process)
+    assert output.count("Model: ") == 1
+    assert_close(tmp_path / "run", alone)
+    log = [list(RunFolder(path).read_log()) for path in (tmp_path / "run", alone)]
+    assert [e["step"] for e in log[0]] == [e["step"] for e in log[1]]
+    assert [e["loss"] for e in log[0]] == pytest.approx(
+        [e["loss"] for e in log[1]], rel=1e-4
+    )
+
+
+def test_torchrun_can_start_the_processes(
+    alone: Path, corpus_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, target = map(str, corpus_files)
+    command = (
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", "2", "-m", "transduce", "train", "--preset", "tiny"),
+        *("--source", source, "--target", target, "--out", str(tmp_path / "run")),
+        *("--precision", "fp32", "--device", "cpu", "--set", *SETTINGS),
+    )
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert_close(tmp_path / "run", alone)
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(number) for number in found.split()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_all_end_when_one_is_killed_and_any_number_goes_on(
+    train, alone: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = train(run, 2)
+    while not RunFolder(run).checkpoints() and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(children_of(process)[1], signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    last = errors.strip().splitlines()[-1]
+    assert "process 2 of 2 was killed (SIGKILL)" in last
+    assert f"transduce train --out {run} --resume --devices 2" in last
+    assert "Traceback" not in errors
+    again = started("train", "--out", str(run), "--resume", "--device", "cpu")
+    succeed(again)
+    assert_close(run, alone)
+
+
+@pytest.mark.slow
+def test_a_request_to_stop_is_heeded_by_all(train, alone: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = train(run, 2)
+    while not RunFolder(run).checkpoints() and process.poll() is None:
+        time.sleep(0.01)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2, errors
+    assert errors.count("Training was stopped after step") == 1
+    assert "Traceback" not in errors
+    again = started(
+        *("train", "--out", str(run), "--resume", "--device", "cpu", "--devices", "2")
+    )
+    succeed(again)
+    assert_close(run, alone)
+
+
+def test_a_fault_of_the_user_is_told_once(tmp_path: Path) -> None:
+    process = started(
+        *("train", "--preset", "tiny", "--source", "no", "--target", "no"),
+        *("--out", str(tmp_path / "run"), "--devices", "2", "--device", "cpu"),
+    )
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert len(errors.strip().splitlines()) == 1
+    assert "no: the file cannot be read" in errors
+
+
+def test_there_must_be_a_process(tmp_path: Path) -> None:
+    process = started("train", "--out", str(tmp_path), "--devices", "0")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "`--devices` must be at least 1, but is 0." in errors

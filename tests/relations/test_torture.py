@@ -1,0 +1,109 @@
+"""A run that is killed again and again, in the middle of saves too, loses nothing."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.checkpoint import load_model
+from transduce.device import Hardware
+from transduce.experiments.pipeline import Silent, resume, train
+from transduce.experiments.preparation import CorpusFiles
+from transduce.experiments.presets import PRESETS
+from transduce.experiments.run_folder import RunFolder
+
+KILLS = 30
+CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
+TINY = PRESETS["tiny"]
+# So many checkpoints that about half of the time goes into saving them.
+CONFIG = replace(
+    TINY,
+    model=replace(TINY.model, dropout=0.2),
+    batching=replace(
+        TINY.batching, source_tokens=80, target_tokens=80, batch_tokens=40
+    ),
+    training=replace(TINY.training, steps=300, checkpoint_steps=2, keep_checkpoints=3),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    """Drawing takes longer than training does here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "transduce.experiments.pipeline.draw_learning_curve", lambda *_: None
+        )
+        yield
+
+
+def go_on(files: CorpusFiles, out: Path) -> None:
+    """Begin the run, or resume it, as a user would."""
+    if (out / "config.json").exists():
+        resume(out, CPU, Silent())
+    else:
+        train(files, CONFIG, out, CPU, Silent())
+
+
+def is_done_within(files: CorpusFiles, out: Path, seconds: float) -> bool:
+    """Whether the run ends by itself; else it is killed."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            go_on(files, out)
+            code = 0
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return True
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_thirty_kills_change_nothing(
+    corpus_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, target = ((path,) for path in corpus_files)
+    files = CorpusFiles(source=source, target=target)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    started = time.monotonic()
+    go_on(files, whole)
+    duration = time.monotonic() - started
+    random = np.random.default_rng()
+    num_kills = 0
+    while num_kills < KILLS:
+        # Long enough to come to a checkpoint now and then, too short to come far.
+        seconds = random.uniform(0, 2 * duration / KILLS)
+        if is_done_within(files, killed, seconds):
+            # Sooner than thought: the rest of the kills meet a run begun anew.
+            killed.rename(tmp_path / f"done-{num_kills}")
+            continue
+        num_kills += 1
+    assert is_done_within(files, killed, 100 * duration)
+    found, wanted = load_model(killed), load_model(whole)
+    assert found.step == wanted.step == CONFIG.training.steps
+    assert [
+        name
+        for name, weight in wanted.weights.items()
+        if not torch.equal(weight, found.weights[name])
+    ] == []
+    entries = [(e["kind"], e["step"]) for e in RunFolder(killed).read_log()]
+    assert entries == [(e["kind"], e["step"]) for e in RunFolder(whole).read_log()]
+    folders = {path.name for path in killed.iterdir()}
+    assert folders == {path.name for path in whole.iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} >= {"whole", "killed"}
