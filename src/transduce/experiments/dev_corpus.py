@@ -47,23 +47,20 @@ class DevHistory:
     entries: list[dict[str, Any]]
     best_by: Literal["bleu", "loss"]
 
-    def better_than(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        """Those that beat the given one."""
-        return [other for other in self.entries if self._beats(other, entry)]
-
     def is_best(self, entry: dict[str, Any]) -> bool:
         """Whether a new one beats all."""
-        return all(self._beats(entry, other) for other in self.entries)
+        return all(self.beats(entry, other) for other in self.entries)
 
     def since_best(self) -> int:
         """How many there are after the best one."""
         best = 0
         for last, entry in enumerate(self.entries):
-            if self._beats(entry, self.entries[best]):
+            if self.beats(entry, self.entries[best]):
                 best = last
         return len(self.entries) - 1 - best if self.entries else 0
 
-    def _beats(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    def beats(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+        """Whether the first score is the better one."""
         if self.best_by == "loss":
             return bool(one["loss"] < other["loss"])
         return bool(one["bleu"] > other["bleu"])

@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -337,53 +336,52 @@ class _Run:
         return patience is not None and self._history().since_best() >= patience
 
     def _finish(self, trainer: Trainer) -> RunResult:
-        """Choose the run's model, and score it by beam search."""
-        model, folder, num_averaged = self._final_model(trainer)
-        dev = None
-        if self._dev is not None:
-            trainer.model.load_state_dict(dict(model.weights))
-            score = self._dev.score(model, trainer, self._config.search)
-            dev = replace(score, num_averaged=num_averaged)
+        """Average the last checkpoints (section 6.1), and score the average.
+
+        If the best checkpoint alone does better, that is the run's model.
+        """
+        kept = self._folder.checkpoints()[-self._num_kept :]
+        model, folder = average(list(map(load_model, kept))), AVERAGED
+        dev = self._dev_score(trainer, model, len(kept))
+        best = self._best_score(trainer)
+        if dev and best and self._history().beats(best.entry(), dev.entry()):
+            self._observer.warned(
+                f"The average of the last {len(kept)} checkpoints does worse on the "
+                f"dev corpus ({dev.bleu.name} {dev.bleu.score:.2f}, loss "
+                f"{dev.loss:.3f}) than that of step {best.step:,} alone "
+                f"({best.bleu.score:.2f}, {best.loss:.3f}), and is not kept."
+            )
+            folder, dev = BEST, best
+            shutil.rmtree(self._folder.path / AVERAGED, ignore_errors=True)
+        else:
+            save_model(model, self._folder.path / AVERAGED)
+        if dev is not None:
             # A run that was done already says so again, but does not log it.
             if not any(e["kind"] == "averaged" for e in self._folder.read_log()):
                 self._folder.log("averaged", **dev.entry())
             self._observer.scored(dev)
         self._draw()
         return RunResult(
-            model=folder,
-            num_averaged=num_averaged,
+            model=self._folder.path / folder,
+            num_averaged=len(kept) if folder == AVERAGED else 1,
             dev=dev,
             picture=self._folder.path / PICTURE,
         )
 
-    def _final_model(self, trainer: Trainer) -> tuple[Checkpoint, Path, int]:
-        """The average of the last checkpoints (section 6.1), unless one is better."""
-        kept = self._folder.checkpoints()[-self._num_kept :]
-        members = [load_model(folder) for folder in kept]
-        mean = average(members)
-        averaged, best = self._folder.path / AVERAGED, self._folder.path / BEST
-        if (step := self._better_member(mean, members, trainer)) is not None:
-            self._observer.warned(
-                f"The average of the last {len(members)} checkpoints does worse on the "
-                f"dev corpus than that of step {step:,} alone, and is not kept; the "
-                f"run's model is {best}."
-            )
-            shutil.rmtree(averaged, ignore_errors=True)
-            return load_model(best), best, 1
-        save_model(mean, averaged)
-        return mean, averaged, len(members)
-
-    def _better_member(
-        self, mean: Checkpoint, members: Sequence[Checkpoint], trainer: Trainer
-    ) -> int | None:
-        """The step of a member that did better than the average does, if one did."""
+    def _best_score(self, trainer: Trainer) -> DevScore | None:
         if self._dev is None:
             return None
-        trainer.model.load_state_dict(dict(mean.weights))
-        score = self._dev.score(mean, trainer, self._greedy)
-        steps = {member.step for member in members}
-        better = self._history().better_than(score.entry())
-        return max((e["step"] for e in better if e["step"] in steps), default=None)
+        return self._dev_score(trainer, load_model(self._folder.path / BEST), 1)
+
+    def _dev_score(
+        self, trainer: Trainer, model: Checkpoint, num_averaged: int
+    ) -> DevScore | None:
+        """By beam search: greedy search would not show what users will see."""
+        if self._dev is None:
+            return None
+        trainer.model.load_state_dict(dict(model.weights))
+        score = self._dev.score(model, trainer, self._config.search)
+        return replace(score, num_averaged=num_averaged)
 
     def _at_rest(self, model: Transformer, step: int) -> Checkpoint:
         return Checkpoint(
