@@ -9,12 +9,14 @@ import torch
 from transduce.device import Hardware, choose_hardware, keep_freed_memory
 from transduce.errors import ConfigError, RequestError
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.fixture
 def with_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
 
 
 @pytest.fixture
@@ -115,3 +117,11 @@ def test_only_glibc_is_asked_to_keep_freed_memory(monkeypatch, library, num_call
     keep_freed_memory()
     assert len(libc.calls) == num_calls
     assert all(0 < value < 2**31 for _, value in libc.calls)
+
+
+@pytest.mark.usefixtures("with_cuda")
+def test_each_process_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    assert choose_hardware("cuda", number=1).device == torch.device("cuda", 1)
+    with pytest.raises(RequestError, match="has 2 and this is process 3; ask for fewe"):
+        choose_hardware("cuda", number=2)

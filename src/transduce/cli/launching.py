@@ -13,6 +13,7 @@ from types import FrameType
 from typing import IO
 
 from transduce.errors import ConfigError, TransduceError
+from transduce.training.distributed import GONE
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
@@ -45,14 +46,14 @@ def run_processes(command: Sequence[str], count: int) -> int:
         raise ConfigError(f"`--devices` must be at least 1, but is {count}.")
     with ExitStack() as stack:
         port = _free_port()
-        workers = [
-            _start(command, rank, count, port, stack.enter_context(_temporary_file()))
-            for rank in range(count)
-        ]
+        workers: list[_Worker] = []
         with _signals_passed_on(workers):
+            for rank in range(count):
+                errors = stack.enter_context(_temporary_file())
+                workers.append(_start(command, rank, count, port, errors))
             failed = _wait(workers)
             _end(workers)
-    return _exit_code(workers, failed)
+        return _exit_code(workers, failed)
 
 
 def _temporary_file() -> IO[bytes]:
@@ -62,7 +63,8 @@ def _temporary_file() -> IO[bytes]:
 def _start(
     command: Sequence[str], rank: int, count: int, port: int, errors: IO[bytes]
 ) -> _Worker:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else count
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or count
     variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -137,7 +139,9 @@ def _exit_code(workers: Sequence[_Worker], failed: int | None) -> int:
             f"{len(workers)} was killed ({signal.Signals(-code).name}), and the others "
             "were ended."
         )
-    if failed > 0:
-        workers[failed].errors.seek(0)
-        os.write(2, workers[failed].errors.read())
+    for worker in workers[1:]:
+        worker.errors.seek(0)
+        said = worker.errors.read()
+        if GONE.encode() not in said:
+            os.write(2, said)
     return int(code)

@@ -164,13 +164,14 @@ class Batcher:
         )
 
     def longest_batch(self) -> Integer[np.ndarray, " pairs"]:
-        """As many of the longest pairs as a batch has: what takes most memory."""
+        """As many of the longest pairs as fill a batch: what takes most memory."""
         longest = np.empty(0, dtype=np.int64)
         for part in _in_parts(np.arange(len(self._dataset))):
             candidates = np.concatenate([longest, part])
-            widths = np.maximum(*self._lengths(candidates))
-            order = np.argsort(-widths, kind="stable")
-            num_pairs = max(self._config.batch_tokens // widths[order[0]], 1)
+            source, target = self._lengths(candidates)
+            order = np.argsort(-(source + target), kind="stable")
+            widest = max(source[order[0]], target[order[0]])
+            num_pairs = max(self._config.batch_tokens // widest, 1)
             longest = candidates[order[:num_pairs]]
         return longest
 

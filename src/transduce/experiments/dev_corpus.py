@@ -1,5 +1,6 @@
 """The held-out corpus of a run, and how well a model does on it."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,8 +63,13 @@ class DevHistory:
     def beats(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
         """Whether the first score is the better one."""
         if self.best_by == "loss":
-            return bool(one["loss"] < other["loss"])
+            return _number(one["loss"]) < _number(other["loss"])
         return bool(one["bleu"] > other["bleu"])
+
+
+def _number(loss: float | None) -> float:
+    """As JSON has no infinity, the log has nothing in its place."""
+    return math.inf if loss is None else loss
 
 
 class DevCorpus:

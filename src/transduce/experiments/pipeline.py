@@ -1,7 +1,6 @@
 """From two text files to a trained, averaged, scored model (sections 5 and 6.1)."""
 
 import shutil
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -31,7 +30,7 @@ from transduce.experiments.run_folder import PICTURE, RunFolder
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.distributed import ALONE, Processes
-from transduce.training.fitting import Fit
+from transduce.training.fitting import Fit, require_memory
 from transduce.training.interruption import stop_on_signal
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import (
@@ -43,8 +42,6 @@ from transduce.training.trainer import (
     require_state_of,
 )
 
-BYTES_PER_PARAMETER = 16
-"""Weight, gradient and Adam's two moments, four bytes each."""
 LOG_STEPS = 10
 """Updates between lines of the log."""
 SLOWER = 0.5
@@ -113,7 +110,8 @@ def train(
     `ConfigError` if the model cannot fit in memory, or the settings ask for a dev
     corpus that is not there.
     """
-    _require_memory(config, hardware)
+    largest = replace(config.model, vocab_size=config.tokenizer.vocab_size)
+    require_memory(largest, hardware)
     if config.training.patience is not None and not files.dev_source:
         raise ConfigError(
             "`training.patience` must have a dev corpus to go by, but there is none; "
@@ -136,22 +134,6 @@ def resume(
     """Go on with the run in the folder `out`, from its newest sound checkpoint."""
     folder, config = RunFolder.open(out)
     _Run(folder, config, hardware, observer, processes).train(None)
-
-
-def _require_memory(config: RunConfig, hardware: Hardware) -> None:
-    largest = replace(config.model, vocab_size=config.tokenizer.vocab_size)
-    try:
-        with torch.device("meta"):
-            num_parameters = Transformer(largest).num_parameters()
-    except RuntimeError:  # more than can be counted
-        num_parameters = sys.maxsize
-    needed, present = BYTES_PER_PARAMETER * num_parameters, hardware.memory_bytes()
-    if needed > present:
-        raise ConfigError(
-            f"Training must fit in the {present / 1e9:,.0f} GB of memory, but a model "
-            f"of {num_parameters:,} parameters takes {needed / 1e9:,.0f} GB; make "
-            "`model.d_model`, `model.d_ff` or `model.num_layers` smaller."
-        )
 
 
 class _Run:
@@ -191,57 +173,49 @@ class _Run:
         if self._processes.is_first:
             self._score_if_missed(trainer)
         try:
-            trainer = self._train_to_the_end(trainer)
+            self._train_to_the_end(trainer)
         except TrainingStoppedError as stopped:
             command = f"transduce train --out {self._folder.path} --resume"
             raise TrainingStoppedError(f"{stopped} Go on with: {command}") from None
         if self._processes.is_first:
             self._observer.finished(self._finish(trainer))
 
-    def _train_to_the_end(self, trainer: Trainer) -> Trainer:
+    def _train_to_the_end(self, trainer: Trainer) -> None:
         """Train; once, if the loss diverges, from the last checkpoint more slowly."""
-        try:
-            self._train(trainer)
-        except DivergedError as error:
+        while (diverged := self._train(trainer)) is not None:
             if trainer.progress.rate_factor < 1:
                 raise DivergedError(
-                    f"{error} That was at a lowered learning rate; begin another run "
-                    "with a lower `training.learning_rate_scale`."
-                ) from None
-            trainer = self._restored_trainer()
+                    f"{diverged} That was at a lowered learning rate; begin another "
+                    "run with a lower `training.learning_rate_scale`."
+                )
+            model, state = self._start()
+            trainer.model.load_state_dict(model.state_dict())
+            trainer.restore(state)
             trainer.lower_learning_rate(SLOWER)
             self._observer.warned(
-                f"{error} Going back to step {trainer.progress.step:,}, and on at "
+                f"{diverged} Going back to step {trainer.progress.step:,}, and on at "
                 f"{SLOWER} times the learning rate."
             )
-            return self._train_to_the_end(trainer)
-        return trainer
 
-    def _train(self, trainer: Trainer) -> None:
-        if self._is_patience_spent():
-            return
-        with stop_on_signal() as should_stop:
-            trainer.train(
-                on_step=self._stepped,
-                save=lambda: self._save(trainer),
-                on_checkpoint=lambda: self._score(trainer),
-                should_stop=should_stop,
-            )
+    def _train(self, trainer: Trainer) -> DivergedError | None:
+        """Train to the end, or until the loss diverges."""
+        is_over = self._processes.is_first and self._is_patience_spent()
+        if self._processes.any(is_over, self._hardware.device):
+            return None
+        try:
+            with stop_on_signal() as should_stop:
+                trainer.train(
+                    on_step=self._stepped,
+                    save=lambda: self._save(trainer),
+                    on_checkpoint=lambda: self._score(trainer),
+                    should_stop=should_stop,
+                )
+        except DivergedError as error:
+            return error
+        return None
 
     def _restored_trainer(self) -> Trainer:
-        """A trainer at the newest checkpoint that is sound, or at the beginning.
-
-        Damaged ones are set aside. `CheckpointError` if there is none but such.
-        """
-        if self._processes.is_first:
-            model, state = self._newest_sound()
-            step = 0 if state is None else state.progress.step
-            self._folder.forget_log_after(step)
-            self._processes.wait()
-        else:
-            # By then the first process has set aside what is damaged.
-            self._processes.wait()
-            model, state = self._newest_sound()
+        model, state = self._start()
         batcher = Batcher(
             open_dataset(self._folder.corpus),
             self._config.batching,
@@ -250,9 +224,27 @@ class _Run:
         trainer = Trainer(
             model, batcher, self._config.training, self._hardware, self._processes
         )
-        if state is not None:
-            trainer.restore(state)
+        trainer.restore(state)
         return trainer
+
+    def _start(self) -> tuple[Transformer, TrainingState | None]:
+        """The newest checkpoint that is sound, or the beginning.
+
+        Damaged ones are set aside. `CheckpointError` if there is none but such.
+        """
+        if not self._processes.is_first:
+            self._processes.wait()  # until what is damaged is set aside
+        model, state = self._newest_sound()
+        step = 0 if state is None else state.progress.step
+        if self._processes.is_first:
+            self._folder.forget_log_after(step)
+            self._processes.wait()
+        if self._processes.least(float(step), self._hardware.device) != step:
+            raise CheckpointError(
+                f"{self._folder.path}: all processes must see the same checkpoints, "
+                "but do not; wait for the shared disk, and resume."
+            )
+        return model, state
 
     def _newest_sound(self) -> tuple[Transformer, TrainingState | None]:
         # The next checkpoint removes what was saved when stopping, so that is newest.
@@ -266,6 +258,8 @@ class _Run:
             except VersionError:
                 raise
             except CheckpointError as error:
+                if not self._processes.is_first:
+                    raise
                 self._observer.warned(f"{error} Going on from the one before.")
                 self._folder.set_aside(checkpoint)
                 continue
@@ -343,7 +337,11 @@ class _Run:
         kept = self._folder.checkpoints()[-self._num_kept :]
         model, folder = average(list(map(load_model, kept))), AVERAGED
         dev = self._dev_score(trainer, model, len(kept))
-        best = self._best_score(trainer)
+        best = (
+            self._dev_score(trainer, load_model(self._folder.path / BEST), 1)
+            if dev
+            else None
+        )
         if dev and best and self._history().beats(best.entry(), dev.entry()):
             self._observer.warned(
                 f"The average of the last {len(kept)} checkpoints does worse on the "
@@ -367,11 +365,6 @@ class _Run:
             dev=dev,
             picture=self._folder.path / PICTURE,
         )
-
-    def _best_score(self, trainer: Trainer) -> DevScore | None:
-        if self._dev is None:
-            return None
-        return self._dev_score(trainer, load_model(self._folder.path / BEST), 1)
 
     def _dev_score(
         self, trainer: Trainer, model: Checkpoint, num_averaged: int

@@ -41,9 +41,9 @@ class _CpuDropout(torch.autograd.Function):
         scale = RANDOM_VALUES / (RANDOM_VALUES - num_dropped)
         kept = random >= num_dropped - RANDOM_VALUES // 2
         # As numbers: a product with a mask of truth values converts it each time.
-        ctx.factors = kept.to(x.dtype).mul_(scale)
-        return x * ctx.factors
+        ctx.kept, ctx.scale = kept.to(x.dtype), scale
+        return (x * ctx.kept).mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] * ctx.factors, None
+        return (gradients[0] * ctx.kept).mul_(ctx.scale), None

@@ -24,6 +24,8 @@ LONGEST_WAIT = timedelta(days=1)
 
 BROKEN = ("gloo", "NCCL", "Connection", "connection")
 """What the backends' errors say when another process is gone."""
+GONE = "another one has ended"
+"""What is said then: the consequence of a fault, and never its cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,19 @@ class Processes:
                 distributed.all_reduce(values)
         return values
 
+    def any(self, is_so: bool, device: torch.device) -> bool:
+        """Whether one of them says so."""
+        return self.total(torch.tensor(float(is_so), device=device)).item() > 0
+
+    def least(self, value: float, device: torch.device) -> float:
+        """The smallest of their values."""
+        if self.count == 1:
+            return value
+        smallest = torch.tensor(value, dtype=torch.float64, device=device)
+        with self.in_step():
+            distributed.all_reduce(smallest, op=distributed.ReduceOp.MIN)
+        return smallest.item()
+
     def wait(self) -> None:
         """Until all have come here."""
         if self.count > 1:
@@ -62,9 +77,9 @@ class Processes:
             if self.count == 1 or not any(word in message for word in BROKEN):
                 raise
             raise TransduceError(
-                "All processes of a run must go on together, but another one has "
-                f"ended ({message.splitlines()[0]}); go on from the last checkpoint "
-                "with --resume."
+                f"All processes of a run must go on together, but {GONE} "
+                f"({message.splitlines()[0]}); go on from the last checkpoint with "
+                "--resume."
             ) from None
 
     def join(self, model: nn.Module) -> nn.Module:
@@ -74,7 +89,8 @@ class Processes:
     def share(self, batches: Sequence[Integer[np.ndarray, " _"]]) -> list["Piece"]:
         """This process's pieces of an update's batches, at least one.
 
-        A batch is cut only if there are fewer than processes.
+        A batch is cut only if there are fewer than processes; its parts then have
+        dropout of their own.
         """
         cuts = list(batches)
         while len(cuts) < self.count and max(map(len, cuts)) > 1:
@@ -113,8 +129,12 @@ def joined(device: torch.device) -> Iterator[Processes]:
         yield ALONE
         return
     rank, count = _variable("RANK"), _variable("WORLD_SIZE")
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    distributed.init_process_group(backend, timeout=LONGEST_WAIT)
+    is_gpu = device.type == "cuda"
+    distributed.init_process_group(
+        "nccl" if is_gpu else "gloo",
+        timeout=LONGEST_WAIT,
+        device_id=device if is_gpu else None,
+    )
     try:
         yield Processes(rank=rank, count=count)
     finally:

@@ -5,7 +5,6 @@ The recipe says what an update is; how it is cut up to fit a device is found by 
 
 import gc
 import math
-import resource
 import sys
 import time
 from dataclasses import dataclass
@@ -17,7 +16,12 @@ from jaxtyping import Integer
 from transduce.data.batches import Batcher
 from transduce.device import Hardware
 from transduce.errors import ConfigError
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
 from transduce.training.loss import BatchLoss
+
+BYTES_PER_PARAMETER = 16
+"""Weight, gradient and Adam's two moments, four bytes each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,22 @@ class Fit:
     """For each position."""
     peak_bytes: int
     """Memory in use at most: the process's own, or the GPU's."""
+
+
+def require_memory(config: ModelConfig, hardware: Hardware) -> None:
+    """`ConfigError` if weights and optimizer alone are more than there is."""
+    try:
+        with torch.device("meta"):
+            num_parameters = Transformer(config).num_parameters()
+    except RuntimeError:  # more than can be counted
+        num_parameters = sys.maxsize
+    needed, present = BYTES_PER_PARAMETER * num_parameters, hardware.memory_bytes()
+    if needed > present:
+        raise ConfigError(
+            f"Training must fit in the {present / 1e9:,.0f} GB of memory, but a model "
+            f"of {num_parameters:,} parameters takes {needed / 1e9:,.0f} GB; make "
+            "`model.d_model`, `model.d_ff` or `model.num_layers` smaller."
+        )
 
 
 def fit(batch_loss: BatchLoss, batcher: Batcher, hardware: Hardware) -> Fit:
@@ -98,5 +118,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 def _peak_bytes(hardware: Hardware) -> int:
     if hardware.device.type == "cuda":
         return torch.cuda.max_memory_allocated(hardware.device)
+    import resource  # not there on Windows, where memory is not told of
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

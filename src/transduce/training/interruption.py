@@ -11,7 +11,8 @@ from types import FrameType
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Turn the first signal into a request that the given function tells of.
 
-    A second signal acts as it would have without this. Outside the main thread
+    A second Ctrl-C acts as it would have without this; SIGTERM may come twice, from a
+    scheduler and from a parent that passes it on. Outside the main thread
     nothing can be caught, and the function never says yes.
     """
     requested = threading.Event()
@@ -26,9 +27,11 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
-    def request(_number: int, _frame: FrameType | None) -> None:
+    def request(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and requested.is_set():
+            restore()
+            signal.raise_signal(number)
         requested.set()
-        restore()
 
     for number in previous:
         signal.signal(number, request)

@@ -108,7 +108,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             sums += _losses(log_probs, targets, label_smoothing)
             # From here on the log-probabilities become the gradient of the logits.
             gradient = log_probs.exp_().sub_(label_smoothing / len(matrix))
-            gradient[torch.arange(len(rows)), targets] -= 1 - label_smoothing
+            row = torch.arange(len(rows), device=targets.device)
+            gradient[row, targets] -= 1 - label_smoothing
             gradient = gradient.to(dtype)
             state_gradients.append(gradient @ matrix)
             weight_gradient += gradient.T @ rows

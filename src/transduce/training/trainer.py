@@ -140,10 +140,16 @@ class Trainer:
     def fit(self) -> Fit:
         """Find out how much of an update fits in memory; from here on it is cut so.
 
-        Nothing else changes. `ConfigError` if not even one pair fits.
+        `ConfigError` if not even one pair fits.
         """
+        # What Adam will hold must have its room.
+        moments = [torch.ones_like(p) for p in self.model.parameters() for _ in "12"]
         found = fit(self._batch_loss, self._batcher, self._hardware)
-        self._max_positions = found.max_positions if found.was_cut else None
+        del moments
+        # All cut alike: else a pair could fall to two of them, or to none.
+        bound = float(found.max_positions) if found.was_cut else math.inf
+        bound = self._processes.least(bound, self._hardware.device)
+        self._max_positions = None if math.isinf(bound) else int(bound)
         return found
 
     def train(
@@ -167,8 +173,10 @@ class Trainer:
             is_stopping = self._any(should_stop()) and not is_last
             self.is_checkpoint_due = is_last or self._is_checkpoint_due()
             if is_stopping or self.is_checkpoint_due:
+                self._require_finite_weights()
                 save()
             if is_stopping:
+                self._processes.wait()  # the first one's end is the end of all
                 raise TrainingStoppedError(
                     f"Training was stopped after step {self.progress.step:,} of "
                     f"{self._config.steps:,}, and is saved."
@@ -188,11 +196,16 @@ class Trainer:
                 tensors[f"{moment}.{name}"] = moments[moment].clone().cpu()
         return TrainingState(progress=self.progress, tensors=tensors)
 
-    def restore(self, state: TrainingState) -> None:
-        """Go on from a saved state; the model must hold the weights saved with it.
+    def restore(self, state: TrainingState | None) -> None:
+        """Go on from a saved state, or none: from the beginning.
 
-        `CheckpointError` if it is the state of another model.
+        The model must hold the weights saved with it. `CheckpointError` if it is the
+        state of another model.
         """
+        if state is None:
+            self.progress = Progress()
+            self._optimizer.state.clear()
+            return
         require_state_of(self.model, state)
         self.progress = state.progress
         for name, parameter in self.model.named_parameters():
@@ -314,6 +327,15 @@ class Trainer:
         lowest = min(before.lowest_loss, recent)
         self.progress = replace(before, recent_loss=recent, lowest_loss=lowest)
 
+    def _require_finite_weights(self) -> None:
+        """Nothing is saved that a run could not go on from."""
+        checks = [weight.isfinite().all() for weight in self.model.parameters()]
+        if not torch.stack(checks).all():
+            raise DivergedError(
+                "The weights must be numbers, but some are not after step "
+                f"{self.progress.step:,}."
+            )
+
     def validate(self, batcher: Batcher) -> Validation:
         """Measure the loss over all pairs, without dropout."""
         self.model.eval()
@@ -347,6 +369,4 @@ class Trainer:
         return self._any(is_due and self._processes.is_first)
 
     def _any(self, is_so: bool) -> bool:
-        """Whether any of the processes says so."""
-        answer = torch.tensor(float(is_so), device=self._hardware.device)
-        return self._processes.total(answer).item() > 0
+        return self._processes.any(is_so, self._hardware.device)

@@ -507,3 +507,27 @@ def test_another_fault_is_not_taken_for_a_lack_of_memory(make_trainer, monkeypat
     monkeypatch.setattr(BatchLoss, "forward", fail)
     with pytest.raises(RuntimeError, match="something else"):
         make_trainer().fit()
+
+
+def test_weights_that_are_no_numbers_are_not_saved(make_trainer):
+    trainer = make_trainer(replace(CONFIG, checkpoint_steps=1))
+    saved = []
+
+    def spoil(report: StepReport) -> None:
+        if report.step == 2:
+            with torch.no_grad():
+                trainer.model.embedding.weight[5, 0] = math.nan
+
+    with pytest.raises(DivergedError, match="must be numbers, but some are not after"):
+        run(trainer, on_step=spoil, save=lambda: saved.append(trainer.progress.step))
+    assert saved == [1]
+
+
+def test_a_run_can_be_begun_again(make_trainer):
+    plain, again = make_trainer(), make_trainer()
+    expected = run(plain)
+    weights = copy_of(again.model)
+    run(again)
+    again.model.load_state_dict(weights)
+    again.restore(None)
+    assert [r.loss for r in run(again)] == [r.loss for r in expected]
