@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from file_server import FileServer, serving
 from transduce.checkpoint import Checkpoint
+from transduce.corpora import download
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.dataset import Dataset, EncodedPair, EncodedSide, write_dataset
 from transduce.device import Hardware
@@ -21,6 +23,9 @@ from transduce.text.tokenizer import (
 )
 from transduce.training.config import TrainingConfig
 from transduce.training.trainer import Trainer
+
+PAUSES_S = (0.001, 0.002)
+"""Between attempts to reach the server."""
 
 NUMBERS = {
     "one": "eins",
@@ -168,3 +173,11 @@ def trained_checkpoint(
         tokenizer=tokenizer,
         step=config.steps,
     )
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(download, "PAUSES_S", PAUSES_S)
+    with serving() as files:
+        yield files

@@ -3,8 +3,11 @@
 import ctypes
 import os
 import platform
+import re
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
@@ -78,6 +81,21 @@ def choose_hardware(
         )
     torch.cuda.set_device(number)
     return Hardware(device=torch.device(device, number), dtype=dtype)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held on the device; on a CPU, resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Not what `getrusage` says if it can be helped: that may be the parent's peak.
+    status = Path("/proc/self/status")
+    text = status.read_text(encoding="utf-8") if status.is_file() else ""
+    if found := re.search(r"VmHWM:\s*(\d+) kB", text):
+        return 1024 * int(found[1])
+    import resource  # which Windows has not
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def keep_freed_memory() -> None:

@@ -5,10 +5,7 @@ import io
 import json
 import socket
 import tarfile
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,83 +13,16 @@ from urllib.parse import urlsplit
 import pytest
 from rich.filesize import decimal
 
+from file_server import FileServer, unchecked
 from transduce.cli.data import DataDisplay
 from transduce.corpora import download, named_corpora
-from transduce.corpora.named_corpora import NAMED_CORPORA, NamedCorpus, Split
+from transduce.corpora.named_corpora import NAMED_CORPORA, NamedCorpus
 
 LINES = 2_000
 
 
-@dataclass
-class Mirror:
-    """Files by path, and what was asked for."""
-
-    address: str = ""
-    files: dict[str, bytes] = field(default_factory=dict)
-    breaks_at: int | None = None
-    """Byte of each file that no answer goes beyond."""
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
-    """Path and Range of each request."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    mirror: Mirror
-
-    def do_GET(self) -> None:  # noqa: N802
-        wanted = self.headers["Range"]
-        self.mirror.asked.append((self.path, wanted))
-        content = self.mirror.files.get(self.path)
-        if content is None:
-            self.send_error(404)
-            return
-        start = int(wanted.removeprefix("bytes=")[:-1]) if wanted else 0
-        self.send_response(206 if wanted else 200)
-        place = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        self.send_header("Content-Range", place)
-        self.send_header("Content-Length", str(len(content) - start))
-        self.end_headers()
-        self.wfile.write(content[start : self.mirror.breaks_at])
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(download, "PAUSES_S", (0.001, 0.001))
-    files = Mirror()
-    handler = type("Bound", (Handler,), {"mirror": files})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
-        http.handle_error = lambda *_: None  # type: ignore[method-assign]
-        http.daemon_threads = False
-        files.address = f"http://127.0.0.1:{http.server_port}"
-        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-        thread.start()
-        yield files
-        http.shutdown()
-        thread.join()
-
-
 def path_of(corpus: NamedCorpus, number: int) -> str:
     return urlsplit(corpus.files[number].url).path
-
-
-def unchecked(corpus: NamedCorpus) -> NamedCorpus:
-    """The same paths and members, with any content."""
-
-    def free(split: Split) -> Split:
-        parts = tuple(
-            tuple(
-                replace(text, file=replace(text.file, size_bytes=None, checksum=None))
-                for text in part
-            )
-            for part in split.parts
-        )
-        return replace(split, parts=parts, num_pairs=None)
-
-    tests = tuple(free(split) for split in corpus.tests)
-    return replace(corpus, train=free(corpus.train), dev=free(corpus.dev), tests=tests)
 
 
 def text_of(split: str, language: str) -> bytes:
@@ -103,28 +33,28 @@ def text_of(split: str, language: str) -> bytes:
 
 
 @pytest.fixture
-def multi30k(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> NamedCorpus:
+def multi30k(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> NamedCorpus:
     """Made up, but where the true one lies."""
     corpus = unchecked(NAMED_CORPORA["multi30k"])
     monkeypatch.setitem(named_corpora.NAMED_CORPORA, "multi30k", corpus)
     for split in corpus.splits:
         for text, language in zip(split.parts[0], corpus.languages, strict=True):
             content = gzip.compress(text_of(split.name, language))
-            mirror.files[urlsplit(text.file.url).path] = content
+            server.files[urlsplit(text.file.url).path] = content
     return corpus
 
 
 @pytest.fixture
 def data(
-    succeeds: Callable[..., str], mirror: Mirror, tmp_path: Path
+    succeeds: Callable[..., str], server: FileServer, tmp_path: Path
 ) -> Callable[[], str]:
     """Prepare multi30k, which must succeed."""
-    return lambda: succeeds(*command_line(mirror, tmp_path))
+    return lambda: succeeds(*command_line(server, tmp_path))
 
 
-def command_line(mirror: Mirror, tmp_path: Path) -> tuple[object, ...]:
+def command_line(server: FileServer, tmp_path: Path) -> tuple[object, ...]:
     out = tmp_path / "my data"
-    return ("data", "multi30k", "--out", out, "--mirror", mirror.address)
+    return ("data", "multi30k", "--out", out, "--mirror", server.address)
 
 
 def test_a_corpus_is_prepared_and_it_is_said_what_to_type_next(
@@ -152,15 +82,15 @@ def test_a_corpus_is_prepared_and_it_is_said_what_to_type_next(
 
 
 def test_what_is_there_is_said_and_left_alone(
-    data: Callable[[], str], mirror: Mirror, multi30k: NamedCorpus, tmp_path: Path
+    data: Callable[[], str], server: FileServer, multi30k: NamedCorpus, tmp_path: Path
 ) -> None:
     first = data()
-    mirror.asked.clear()
+    server.asked.clear()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     again = data()
     assert f"{tmp_path}/my data holds multi30k; nothing was to do:\n" in again
     assert again.endswith(first[first.index("         1,999 pairs") :])
-    assert mirror.asked == []
+    assert server.asked == []
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -179,7 +109,7 @@ def test_a_prepared_corpus_can_be_trained_on(
 
 def test_wmt_is_prepared_from_its_archives(
     succeeds: Callable[..., str],
-    mirror: Mirror,
+    server: FileServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -189,9 +119,9 @@ def test_wmt_is_prepared_from_its_archives(
         for part in split.parts:
             members = [str(text.member) for text in part]
             path = urlsplit(part[0].file.url).path
-            mirror.files[path] = tgz(members)
+            server.files[path] = tgz(members)
     out = tmp_path / "wmt"
-    said = succeeds("data", corpus.name, "--out", out, "--mirror", mirror.address)
+    said = succeeds("data", corpus.name, "--out", out, "--mirror", server.address)
     assert "3 pairs  train.en train.de\n" in said
     assert "1 pairs  newstest2013.en newstest2013.de\n" in said
     assert f"train --preset base \\\n    --source {out}/train.en \\\n" in said
@@ -223,46 +153,46 @@ def tgz(members: list[str]) -> bytes:
 def test_a_connection_that_breaks_keeps_what_came(
     data: Callable[[], str],
     refuses: Callable[..., str],
-    mirror: Mirror,
+    server: FileServer,
     multi30k: NamedCorpus,
     tmp_path: Path,
 ) -> None:
-    mirror.breaks_at = 1_000
+    server.breaks_at = 1_000
     path = path_of(multi30k, 0)
-    size = len(mirror.files[path])
-    message = refuses(*command_line(mirror, tmp_path))
+    size = len(server.files[path])
+    message = refuses(*command_line(server, tmp_path))
     assert message == (
-        f"{mirror.address}{path}: cannot be fetched (the connection broke off after "
+        f"{server.address}{path}: cannot be fetched (the connection broke off after "
         f"1,000 of {size:,} bytes); run the command again, which keeps what has come, "
         "or name another server by --mirror."
     )
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files == [tmp_path / "my data" / "downloads" / "train.en.gz.part"]
-    mirror.breaks_at = None
-    mirror.asked.clear()
+    server.breaks_at = None
+    server.asked.clear()
     said = data()
-    assert mirror.asked[:2] == [(path, "bytes=1000-"), (path_of(multi30k, 1), None)]
+    assert server.asked[:2] == [(path, "bytes=1000-"), (path_of(multi30k, 1), None)]
     assert "1,999 pairs" in said
 
 
 def test_without_a_terminal_a_line_is_printed_now_and_then(
     command: Callable[..., Any],
-    mirror: Mirror,
+    server: FileServer,
     multi30k: NamedCorpus,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("transduce.cli.data.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("transduce.cli.terminal.LINE_SECONDS", 0.0)
     monkeypatch.setattr("transduce.corpora.assembly.REPORT_LINES", LINES)
     monkeypatch.setattr(download, "CHUNK_BYTES", 500)
-    mirror.breaks_at = 1_000
-    size = decimal(len(mirror.files[path_of(multi30k, 0)]))
-    broken = command(*command_line(mirror, tmp_path)).out.splitlines()
+    server.breaks_at = 1_000
+    size = decimal(len(server.files[path_of(multi30k, 0)]))
+    broken = command(*command_line(server, tmp_path)).out.splitlines()
     assert broken[0] == f"train.en.gz: 500 bytes of {size}"
     assert "train.en.gz: the connection broke off after 1,000 of " in broken[2]
     assert broken[2].endswith(" bytes; again in 0 seconds.")
-    mirror.breaks_at = None
-    lines = command(*command_line(mirror, tmp_path)).out.splitlines()
+    server.breaks_at = None
+    lines = command(*command_line(server, tmp_path)).out.splitlines()
     assert lines[0] == f"train.en.gz: 1.5 kB of {size}"
     assert f"train.en.gz: {size}" in lines
     assert "Writing train: 2,000 lines" in lines
@@ -271,7 +201,7 @@ def test_without_a_terminal_a_line_is_printed_now_and_then(
 def test_ctrl_c_keeps_what_came(
     command: Callable[..., Any],
     data: Callable[[], str],
-    mirror: Mirror,
+    server: FileServer,
     multi30k: NamedCorpus,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -282,23 +212,23 @@ def test_ctrl_c_keeps_what_came(
     with monkeypatch.context() as patch:
         patch.setattr(DataDisplay, "received", interrupt)
         patch.setattr(download, "CHUNK_BYTES", 500)
-        outcome = command(*command_line(mirror, tmp_path))
+        outcome = command(*command_line(server, tmp_path))
     assert outcome.code == 2
     assert outcome.out == "What has come is kept: the same command goes on.\n"
     assert outcome.err == "transduce: Interrupted.\n"
-    mirror.asked.clear()
+    server.asked.clear()
     data()
-    assert mirror.asked[0] == (path_of(multi30k, 0), "bytes=500-")
+    assert server.asked[0] == (path_of(multi30k, 0), "bytes=500-")
 
 
 def test_a_size_other_than_the_known_one_is_refused(
-    refuses: Callable[..., str], mirror: Mirror, tmp_path: Path
+    refuses: Callable[..., str], server: FileServer, tmp_path: Path
 ) -> None:
-    mirror.files["/wmt13/training-parallel-europarl-v7.tgz"] = b"too little"
+    server.files["/wmt13/training-parallel-europarl-v7.tgz"] = b"too little"
     out = tmp_path / "parent" / "out"
-    message = refuses("data", "wmt14-en-de", "--out", out, "--mirror", mirror.address)
+    message = refuses("data", "wmt14-en-de", "--out", out, "--mirror", server.address)
     assert message == (
-        f"{mirror.address}/wmt13/training-parallel-europarl-v7.tgz: must be "
+        f"{server.address}/wmt13/training-parallel-europarl-v7.tgz: must be "
         "657,632,379 bytes long, but the server announces 10; name another server by "
         "--mirror."
     )
@@ -306,24 +236,24 @@ def test_a_size_other_than_the_known_one_is_refused(
 
 
 def test_a_content_other_than_the_known_one_is_refused(
-    refuses: Callable[..., str], mirror: Mirror, tmp_path: Path
+    refuses: Callable[..., str], server: FileServer, tmp_path: Path
 ) -> None:
-    mirror.files[path_of(NAMED_CORPORA["multi30k"], 0)] = b"\x1f\x8b no such captions"
-    message = refuses(*command_line(mirror, tmp_path))
+    server.files[path_of(NAMED_CORPORA["multi30k"], 0)] = b"\x1f\x8b no such captions"
+    message = refuses(*command_line(server, tmp_path))
     assert "must have the md5 sum 0065d13af80720a55ca8153d126e6627, but has" in message
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_damaged_archive_is_refused(
     refuses: Callable[..., str],
-    mirror: Mirror,
+    server: FileServer,
     multi30k: NamedCorpus,
     tmp_path: Path,
 ) -> None:
     path = path_of(multi30k, 0)
-    mirror.files[path] = mirror.files[path][:-100]
+    server.files[path] = server.files[path][:-100]
     out = tmp_path / "my data"
-    assert refuses(*command_line(mirror, tmp_path)) == (
+    assert refuses(*command_line(server, tmp_path)) == (
         f"{out}/downloads/train.en.gz: the archive is damaged; delete it and run the "
         "command again."
     )
@@ -333,25 +263,25 @@ def test_a_damaged_archive_is_refused(
 
 def test_a_file_that_is_not_there_is_refused(
     refuses: Callable[..., str],
-    mirror: Mirror,
+    server: FileServer,
     multi30k: NamedCorpus,
     tmp_path: Path,
 ) -> None:
-    del mirror.files[path_of(multi30k, 0)]
-    assert refuses(*command_line(mirror, tmp_path)) == (
-        f"{mirror.address}{path_of(multi30k, 0)}: the server must send the file, but "
+    del server.files[path_of(multi30k, 0)]
+    assert refuses(*command_line(server, tmp_path)) == (
+        f"{server.address}{path_of(multi30k, 0)}: the server must send the file, but "
         "answers 404 Not Found; name another server by --mirror."
     )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_server_is_refused(
-    refuses: Callable[..., str], mirror: Mirror, tmp_path: Path
+    refuses: Callable[..., str], server: FileServer, tmp_path: Path
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        mirror.address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    message = refuses(*command_line(mirror, tmp_path))
+        server.address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    message = refuses(*command_line(server, tmp_path))
     assert "cannot be fetched (Connection refused); run the command again" in message
     assert list(tmp_path.iterdir()) == []
 

@@ -51,7 +51,7 @@ def test_the_log_is_json_lines(run: Path) -> None:
         ("dev", 10),
         ("step", 20),
         ("dev", 20),
-        ("averaged", 20),
+        ("final", 20),
     ]
 
 

@@ -29,3 +29,13 @@ def model(request: pytest.FixtureRequest, tiny: ModelConfig) -> Iterator[Transfo
             nn.init.normal_(parameter, std=0.3)
     with torch.no_grad():
         yield model.eval()
+
+
+@pytest.fixture(scope="module")
+def no_pictures() -> Iterator[None]:
+    """Drawing takes longer than training does here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "transduce.experiments.pipeline.draw_learning_curve", lambda *_: None
+        )
+        yield

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,8 @@ from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder
 from transduce.training.trainer import StepReport, TrainingStoppedError
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 STEPS, CHECKPOINT_STEPS = 20, 5
@@ -67,16 +68,6 @@ class SendsSignal:
         self.warnings.append(message)
 
     def finished(self, result: RunResult) -> None: ...
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_pictures() -> Iterator[None]:
-    """Drawing takes longer than training does here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "transduce.experiments.pipeline.draw_learning_curve", lambda *_: None
-        )
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,14 @@
 
 import ctypes
 import platform
+import resource
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from transduce.device import Hardware, choose_hardware, keep_freed_memory
+from transduce.device import Hardware, choose_hardware, keep_freed_memory, peak_memory
 from transduce.errors import ConfigError, RequestError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -125,3 +128,22 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch):
     assert choose_hardware("cuda", number=1).device == torch.device("cuda", 1)
     with pytest.raises(RequestError, match="has 2 and this is process 3; ask for fewe"):
         choose_hardware("cuda", number=2)
+
+
+def test_the_peak_is_at_least_what_is_held():
+    held = torch.ones(2**24)  # 64 MiB
+    assert peak_memory(CPU) >= held.nbytes
+    assert held.sum() == 2**24
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_elsewhere_than_on_linux_the_system_is_asked(monkeypatch, platform, unit):
+    monkeypatch.setattr(Path, "is_file", lambda _: False)
+    monkeypatch.setattr(sys, "platform", platform)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert unit * peak <= peak_memory(CPU) < 1.1 * unit * peak
+
+
+def test_on_a_gpu_its_own_memory_counts(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 123)
+    assert peak_memory(CUDA) == 123

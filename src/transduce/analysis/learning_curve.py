@@ -23,8 +23,8 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
     _line(loss_axes, scores, "loss", "dev", DEV, marker="o")
     loss_axes.set(xlabel="step", ylabel="smoothed loss, nats per target token")
     _line(bleu_axes, scores, "bleu", "dev, greedy", DEV, marker="o")
-    averaged = [e for e in entries if e["kind"] == "averaged"]
-    _line(bleu_axes, averaged, "bleu", "average, beam search", TRAINING, marker="D")
+    final = [e for e in entries if e["kind"] == "final"]
+    _line(bleu_axes, final, "bleu", "final model, beam search", TRAINING, marker="D")
     bleu_axes.set(xlabel="step", ylabel="sacreBLEU")
     for axes in (loss_axes, bleu_axes):
         axes.grid(visible=True, alpha=0.3)

@@ -4,22 +4,19 @@ By turns, all meet the same machine, whatever else it does meanwhile. Each in it
 process, all have their memory to themselves, and its peak is their own.
 """
 
-import re
-import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from transduce.device import peak_memory
 from transduce.errors import TransduceError
 
 Outcome = TypeVar("Outcome")
@@ -118,19 +115,6 @@ class Worker(Generic[Outcome]):
         self._process.join(timeout=10)
         self._process.terminate()
         self._process.join()
-
-
-def peak_memory(device: torch.device) -> int:
-    """The most bytes that this process has held on the device; on a CPU, resident."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    # Not what `getrusage` says if it can be helped: that may be the parent's peak.
-    status = Path("/proc/self/status")
-    text = status.read_text(encoding="utf-8") if status.is_file() else ""
-    if found := re.search(r"VmHWM:\s*(\d+) kB", text):
-        return 1024 * int(found[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def _work(

@@ -2,20 +2,15 @@
 
 import shlex
 import sys
-import time
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from transduce.cli.terminal import ProgressDisplay
 from transduce.corpora.assembly import DOWNLOADS, PreparedCorpus, prepare
 from transduce.corpora.download import RemoteFile
 from transduce.corpora.named_corpora import NamedCorpus, named_corpus
-
-LINE_SECONDS = 30.0
-"""Between progress lines where there is no terminal to draw on."""
 
 
 def data(name: str, /, *, out: Path, mirror: str | None = None) -> None:
@@ -39,29 +34,12 @@ def data(name: str, /, *, out: Path, mirror: str | None = None) -> None:
     display.finished(prepared)
 
 
-class DataDisplay:
-    """A progress bar on a terminal, a line now and then elsewhere."""
+class DataDisplay(ProgressDisplay):
+    """What is shown while a corpus comes, and when it is there."""
 
     def __init__(self) -> None:
-        self._console = Console(
-            highlight=False, soft_wrap=True, markup=False, emoji=False
-        )
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=True,
-        )
-        self._task = self._progress.add_task("", figures="", visible=False)
+        super().__init__()
         self._current = ""
-        self._line_at = time.monotonic()
-
-    def __enter__(self) -> "DataDisplay":
-        self._progress.start()
-        return self
 
     def __exit__(
         self,
@@ -69,18 +47,18 @@ class DataDisplay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        super().__exit__(kind, error, trace)
         if kind is KeyboardInterrupt:
-            self._console.print("What has come is kept: the same command goes on.")
+            self.console.print("What has come is kept: the same command goes on.")
 
     def received(self, file: RemoteFile, num_bytes: int, total: int | None) -> None:
         figures = decimal(num_bytes) + (f" of {decimal(total)}" if total else "")
         self._show(file.name, figures, num_bytes, total)
         if num_bytes == total:
-            self._console.print(f"{file.name}: {decimal(num_bytes)}")
+            self.console.print(f"{file.name}: {decimal(num_bytes)}")
 
     def waiting(self, file: RemoteFile, reason: str, seconds: float) -> None:
-        self._console.print(f"{file.name}: {reason}; again in {seconds:.0f} seconds.")
+        self.console.print(f"{file.name}: {reason}; again in {seconds:.0f} seconds.")
 
     def assembled(self, split: str, num_lines: int) -> None:
         self._show(f"Writing {split}", f"{num_lines:,} lines", num_lines, None)
@@ -89,17 +67,17 @@ class DataDisplay:
         """Say what is there, and what to do with it."""
         corpus, folder = prepared.corpus, prepared.folder
         if prepared.is_new:
-            self._console.print(f"{corpus.name} is in {folder}:")
+            self.console.print(f"{corpus.name} is in {folder}:")
         else:
-            self._console.print(f"{folder} holds {corpus.name}; nothing was to do:")
+            self.console.print(f"{folder} holds {corpus.name}; nothing was to do:")
         for split in corpus.splits:
             names = " ".join(
                 prepared.path(split, language).name for language in corpus.languages
             )
             num_pairs = prepared.counts[split.name].num_pairs
-            self._console.print(f"  {num_pairs:>12,} pairs  {names}")
+            self.console.print(f"  {num_pairs:>12,} pairs  {names}")
         left_out = prepared.counts[corpus.train.name]
-        self._console.print(
+        self.console.print(
             f"Left out of {corpus.train.name}: {left_out.num_empty:,} pairs with an "
             f"empty side, {left_out.num_no_text:,} that are no text.\n"
             f"The archives in {folder / DOWNLOADS} are no longer needed.\n"
@@ -109,19 +87,9 @@ class DataDisplay:
 
     def _show(self, what: str, figures: str, completed: int, total: int | None) -> None:
         if what != self._current:
-            # From here on, so that what was there before counts for no speed.
-            self._progress.reset(
-                self._task, completed=completed, total=total, visible=True,
-                description=what,
-            )  # fmt: skip
+            self.begin(completed, total)
             self._current = what
-        self._progress.update(
-            self._task, completed=completed, total=total, figures=figures
-        )
-        is_time = time.monotonic() - self._line_at > LINE_SECONDS
-        if is_time and not self._console.is_terminal:
-            self._line_at = time.monotonic()
-            self._console.print(f"{what}: {figures}")
+        self.show(what, figures, completed)
 
 
 def _training_command(corpus: NamedCorpus, prepared: PreparedCorpus) -> str:

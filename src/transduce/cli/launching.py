@@ -48,16 +48,14 @@ def run_processes(command: Sequence[str], count: int) -> int:
         port = _free_port()
         workers: list[_Worker] = []
         with _signals_passed_on(workers):
-            for rank in range(count):
-                errors = stack.enter_context(_temporary_file())
-                workers.append(_start(command, rank, count, port, errors))
-            failed = _wait(workers)
-            _end(workers)
+            try:
+                for rank in range(count):
+                    errors = stack.enter_context(tempfile.TemporaryFile())
+                    workers.append(_start(command, rank, count, port, errors))
+                failed = _wait(workers)
+            finally:
+                _end(workers)
         return _exit_code(workers, failed)
-
-
-def _temporary_file() -> IO[bytes]:
-    return tempfile.TemporaryFile()
 
 
 def _start(

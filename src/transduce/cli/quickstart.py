@@ -4,9 +4,8 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from transduce.cli.display import TrainingDisplay
+from transduce.cli.terminal import plain_console
 from transduce.device import choose_hardware
 from transduce.experiments.quickstart import QuickstartResult, run_quickstart
 
@@ -30,7 +29,7 @@ def quickstart(*, out: Path = Path("quickstart"), device: str = "auto") -> None:
 
 
 def _show(result: QuickstartResult, out: Path, minutes: float) -> None:
-    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    console = plain_console()
     console.print("\nFive sentences with combinations of words never seen in training:")
     for example in result.examples:
         console.print(f"  {example.source}")

@@ -38,6 +38,7 @@ class DevScore:
             "perplexity": self.perplexity,
             "bleu": self.bleu.score,
             "signature": self.bleu.signature,
+            "num_averaged": self.num_averaged,
         }
 
 
@@ -107,18 +108,13 @@ class DevCorpus:
     ) -> DevScore:
         """Loss by the trainer's model, BLEU by searching with the checkpoint's."""
         validation = trainer.validate(self._batcher)
+        translations = Translator(checkpoint, self._device).translate_stream(
+            self._sources, search
+        )
+        hypotheses = [translation.text for translation in translations]
         return DevScore(
             step=checkpoint.step,
             loss=validation.loss,
             perplexity=validation.perplexity,
-            bleu=self.bleu(checkpoint, search),
+            bleu=corpus_bleu(hypotheses, self._references),
         )
-
-    def bleu(self, checkpoint: Checkpoint, search: SearchConfig) -> BleuScore:
-        """BLEU of the checkpoint's translations."""
-        translator = Translator(checkpoint, self._device)
-        hypotheses = [
-            translation.text
-            for translation in translator.translate_stream(self._sources, search)
-        ]
-        return corpus_bleu(hypotheses, self._references)

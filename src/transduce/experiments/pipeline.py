@@ -119,7 +119,7 @@ def train(
         )
     preparation = None
     if processes.is_first:
-        folder, preparation = RunFolder.create(out, files, config)
+        _, preparation = RunFolder.create(out, files, config)
     processes.wait()
     folder, _ = RunFolder.open(out)
     _Run(folder, config, hardware, observer, processes).train(preparation)
@@ -355,8 +355,8 @@ class _Run:
             save_model(model, self._folder.path / AVERAGED)
         if dev is not None:
             # A run that was done already says so again, but does not log it.
-            if not any(e["kind"] == "averaged" for e in self._folder.read_log()):
-                self._folder.log("averaged", **dev.entry())
+            if not any(e["kind"] == "final" for e in self._folder.read_log()):
+                self._folder.log("final", **dev.entry())
             self._observer.scored(dev)
         self._draw()
         return RunResult(

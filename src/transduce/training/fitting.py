@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Integer
 
 from transduce.data.batches import Batcher
-from transduce.device import Hardware
+from transduce.device import Hardware, peak_memory
 from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -80,7 +80,7 @@ def fit(batch_loss: BatchLoss, batcher: Batcher, hardware: Hardware) -> Fit:
         max_positions=max_positions,
         was_cut=was_cut,
         seconds=seconds / max_positions,
-        peak_bytes=_peak_bytes(hardware),
+        peak_bytes=peak_memory(hardware.device),
     )
 
 
@@ -113,12 +113,3 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     # A CPU has no error of its own for it.
     is_gpu = isinstance(error, torch.OutOfMemoryError)
     return is_gpu or "can't allocate memory" in str(error)
-
-
-def _peak_bytes(hardware: Hardware) -> int:
-    if hardware.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(hardware.device)
-    import resource  # not there on Windows, where memory is not told of
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

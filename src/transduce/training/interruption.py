@@ -12,8 +12,8 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Turn the first signal into a request that the given function tells of.
 
     A second Ctrl-C acts as it would have without this; SIGTERM may come twice, from a
-    scheduler and from a parent that passes it on. Outside the main thread
-    nothing can be caught, and the function never says yes.
+    scheduler and from a parent that passes it on. Outside the main thread nothing can
+    be caught, and the function never says yes.
     """
     requested = threading.Event()
     if threading.current_thread() is not threading.main_thread():

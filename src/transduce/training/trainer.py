@@ -142,8 +142,9 @@ class Trainer:
 
         `ConfigError` if not even one pair fits.
         """
+        weights = [] if self._optimizer.state else self.model.parameters()
         # What Adam will hold must have its room.
-        moments = [torch.ones_like(p) for p in self.model.parameters() for _ in "12"]
+        moments = [torch.ones_like(w) for w in weights for _ in ADAM_MOMENTS]
         found = fit(self._batch_loss, self._batcher, self._hardware)
         del moments
         # All cut alike: else a pair could fall to two of them, or to none.

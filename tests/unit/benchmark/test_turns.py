@@ -1,19 +1,16 @@
 """One works while the others sleep; who ends before his turn is told of."""
 
 import operator
-import resource
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
 from transduce.benchmark import matrix_rate
-from transduce.benchmark.turns import Worker, peak_memory
+from transduce.benchmark.turns import Worker
 from transduce.errors import TransduceError
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 
 
 def test_work_is_told_turn_by_turn(take_all_turns):
@@ -64,22 +61,3 @@ def test_a_worker_that_fails_says_why_itself(capfd):
     with pytest.raises(TransduceError, match=message):
         worker.__enter__()
     assert "has no attribute 'no_such_method'" in capfd.readouterr().err
-
-
-def test_the_peak_is_at_least_what_is_held():
-    held = torch.ones(2**24)  # 64 MiB
-    assert peak_memory(CPU) >= held.nbytes
-    assert held.sum() == 2**24
-
-
-@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
-def test_elsewhere_than_on_linux_the_system_is_asked(monkeypatch, platform, unit):
-    monkeypatch.setattr(Path, "is_file", lambda _: False)
-    monkeypatch.setattr(sys, "platform", platform)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert unit * peak <= peak_memory(CPU) < 1.1 * unit * peak
-
-
-def test_on_a_gpu_its_own_memory_counts(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 123)
-    assert peak_memory(CUDA) == 123

@@ -235,7 +235,7 @@ def test_the_log_holds_steps_and_scores(run: tuple[Path, RunResult, Notes]) -> N
         ("step", 10),
         ("step", 12),
         ("dev", 12),
-        ("averaged", 12),
+        ("final", 12),
     ]
 
 
