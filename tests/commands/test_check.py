@@ -10,8 +10,8 @@ from rich.console import Console
 from transduce.cli import main
 from transduce.cli.check import CorpusDisplay
 from transduce.experiments.corpus_check import advise, check_corpus
-from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS
+from transduce.preparation.corpus_files import CorpusFiles
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from transduce.device import Hardware
 from transduce.errors import CheckpointError, VersionError
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.pipeline import RunResult, RunStart, resume, train
-from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder
+from transduce.preparation.corpus_files import CorpusFiles
 from transduce.training.trainer import StepReport, TrainingStoppedError
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

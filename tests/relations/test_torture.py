@@ -13,9 +13,9 @@ import torch
 from transduce.checkpoint import load_model
 from transduce.device import Hardware
 from transduce.experiments.pipeline import Silent, resume, train
-from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import RunFolder
+from transduce.preparation.corpus_files import CorpusFiles
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -23,7 +23,7 @@ from transduce.experiments.corpus_check import (
     check_corpus,
 )
 from transduce.experiments.corpus_survey import Finding, LengthBin, SideReport
-from transduce.experiments.preparation import CorpusFiles
+from transduce.preparation.corpus_files import CorpusFiles
 
 WIDTH = 80
 """Where there is no terminal: the same output everywhere."""

@@ -3,6 +3,7 @@
 from transduce.cli.terminal import ProgressDisplay
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.pipeline import RunResult, RunStart
+from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.training.trainer import StepReport
 
 SMOOTHING = 0.95
@@ -18,10 +19,8 @@ class TrainingDisplay(ProgressDisplay):
         self._tokens_per_second = 0.0
 
     def started(self, start: RunStart) -> None:
-        if start.preparation is not None:
-            self.console.print(f"Training pairs: {start.preparation.training}")
-            if start.preparation.dev is not None:
-                self.console.print(f"Dev pairs: {start.preparation.dev}")
+        if start.corpus is not None:
+            self._show_corpus(start.corpus)
         self.console.print(
             f"Model: {start.num_parameters:,} parameters, vocabulary of "
             f"{start.config.model.vocab_size:,}, on {start.hardware}"
@@ -31,6 +30,13 @@ class TrainingDisplay(ProgressDisplay):
             self.console.print(f"Going on after step {start.first_step:,}.")
         self._num_steps = start.config.training.steps
         self.begin(start.first_step, self._num_steps)
+
+    def _show_corpus(self, corpus: PreparedCorpus) -> None:
+        self.console.print(f"Training pairs: {corpus.training}")
+        if corpus.dev is not None:
+            self.console.print(f"Dev pairs: {corpus.dev}")
+        if corpus.shared_with is not None:
+            self.console.print(f"Prepared before, and shared: {corpus.shared_with}")
 
     def stepped(self, report: StepReport) -> None:
         speed = report.num_target_tokens / report.seconds

@@ -21,13 +21,13 @@ from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
-from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import (
     refuse_changed_files,
     refuse_changed_settings,
     settings_of,
 )
+from transduce.preparation.corpus_files import CorpusFiles
 from transduce.training.distributed import is_joined, joined, local_rank
 from transduce.training.trainer import TrainingStoppedError
 

@@ -2,13 +2,19 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Integer
 
+from transduce.errors import DataError
+
 ID_TYPE = np.dtype("<u4")
 OFFSET_TYPE = np.dtype("<i8")
+
+CHUNK_PAIRS = 10_000
+"""Written in one go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +71,15 @@ def write_dataset(pairs: Iterable[EncodedPair], folder: Path) -> Dataset:
         _SideWriter(folder, "source") as source,
         _SideWriter(folder, "target") as target,
     ):
-        for pair in pairs:
-            source.write(pair.source)
-            target.write(pair.target)
+        stream = iter(pairs)
+        while chunk := list(islice(stream, CHUNK_PAIRS)):
+            source.write([pair.source for pair in chunk])
+            target.write([pair.target for pair in chunk])
     return open_dataset(folder)
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """Map the files that `write_dataset` wrote."""
+    """Map the files that `write_dataset` wrote; `DataError` if they are damaged."""
     return Dataset(
         source=_open_side(folder, "source"), target=_open_side(folder, "target")
     )
@@ -83,12 +90,15 @@ class _SideWriter:
         self._ids = (folder / f"{side}.ids").open("wb")
         self._offsets = (folder / f"{side}.offsets").open("wb")
         self._end = 0
-        self._write_offset()
+        self._offsets.write(np.zeros(1, dtype=OFFSET_TYPE).tobytes())
 
-    def write(self, ids: list[int]) -> None:
-        self._ids.write(np.array(ids, dtype=ID_TYPE).tobytes())
-        self._end += len(ids)
-        self._write_offset()
+    def write(self, sentences: list[list[int]]) -> None:
+        ids = np.fromiter(chain.from_iterable(sentences), dtype=ID_TYPE)
+        lengths = np.fromiter(map(len, sentences), dtype=OFFSET_TYPE)
+        offsets = self._end + np.cumsum(lengths, dtype=OFFSET_TYPE)
+        self._ids.write(ids.tobytes())
+        self._offsets.write(offsets.tobytes())
+        self._end = offsets[-1]
 
     def __enter__(self) -> "_SideWriter":
         return self
@@ -97,14 +107,25 @@ class _SideWriter:
         self._ids.close()
         self._offsets.close()
 
-    def _write_offset(self) -> None:
-        self._offsets.write(np.array([self._end], dtype=OFFSET_TYPE).tobytes())
-
 
 def _open_side(folder: Path, side: str) -> EncodedSide:
-    offsets = np.memmap(folder / f"{side}.offsets", dtype=OFFSET_TYPE, mode="r")
+    ids_path = folder / f"{side}.ids"
+    try:
+        offsets = np.memmap(folder / f"{side}.offsets", dtype=OFFSET_TYPE, mode="r")
+        num_bytes, whole = ids_path.stat().st_size, int(offsets[-1]) * ID_TYPE.itemsize
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, side, str(error)) from None
+    if num_bytes != whole:
+        raise _damaged(folder, side, f"{num_bytes:,} bytes of ids instead of {whole:,}")
     # An empty file cannot be mapped; a side of empty sentences is one.
-    if offsets[-1] == 0:
+    if num_bytes == 0:
         return EncodedSide(ids=np.empty(0, dtype=ID_TYPE), offsets=offsets)
-    ids = np.memmap(folder / f"{side}.ids", dtype=ID_TYPE, mode="r")
+    ids = np.memmap(ids_path, dtype=ID_TYPE, mode="r")
     return EncodedSide(ids=ids, offsets=offsets)
+
+
+def _damaged(folder: Path, side: str, fault: str) -> DataError:
+    return DataError(
+        f"{folder}: the encoded corpus is missing or damaged ({side}: {fault}); begin "
+        "the run anew in another folder."
+    )

@@ -23,12 +23,9 @@ from transduce.experiments.corpus_survey import (
     sound_pairs,
     survey_corpus,
 )
-from transduce.experiments.preparation import (
-    CorpusFiles,
-    count_characters,
-    learning_texts,
-)
 from transduce.experiments.presets import RunConfig
+from transduce.preparation.corpus_files import CorpusFiles, count_characters
+from transduce.preparation.prepared_corpus import learning_texts
 from transduce.text.tokenizer import learn_tokenizer
 
 LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10

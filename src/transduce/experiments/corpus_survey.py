@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Num, Shaped
 
 from transduce.errors import DataError
-from transduce.experiments.preparation import encode_pairs, fate_of
+from transduce.preparation.encoding import encode_pairs, fate_of
 from transduce.text.corpus import Line, SentencePair, read_lines
 from transduce.text.tokenizer import Tokenizer, normalize
 

@@ -24,10 +24,11 @@ from transduce.decoding.beam_search import SearchConfig
 from transduce.device import Hardware, keep_freed_memory
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
-from transduce.experiments.preparation import CorpusFiles, Preparation
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import PICTURE, RunFolder
 from transduce.model.transformer import Transformer
+from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.prepared_corpus import TOKENIZER, PreparedCorpus
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.fitting import Fit, require_memory
@@ -53,7 +54,7 @@ class RunStart:
     """What a run begins with."""
 
     config: RunConfig
-    preparation: Preparation | None
+    corpus: PreparedCorpus | None
     """None if the run is resumed."""
     num_parameters: int
     hardware: Hardware
@@ -117,12 +118,12 @@ def train(
             "`training.patience` must have a dev corpus to go by, but there is none; "
             "add --dev-source and --dev-target."
         )
-    preparation = None
+    corpus = None
     if processes.is_first:
-        _, preparation = RunFolder.create(out, files, config)
+        _, corpus = RunFolder.create(out, files, config)
     processes.wait()
     folder, _ = RunFolder.open(out)
-    _Run(folder, config, hardware, observer, processes).train(preparation)
+    _Run(folder, config, hardware, observer, processes).train(corpus)
 
 
 def resume(
@@ -146,7 +147,7 @@ class _Run:
         processes: Processes,
     ) -> None:
         self._folder = folder
-        self._tokenizer = Tokenizer.load(folder.path / "tokenizer.json")
+        self._tokenizer = Tokenizer.load(folder.path / TOKENIZER)
         model = replace(config.model, vocab_size=self._tokenizer.vocab_size)
         self._config = replace(config, model=model)
         self._hardware = hardware
@@ -155,14 +156,14 @@ class _Run:
         self._dev = DevCorpus.open(folder, self._config, hardware.device)
         self._num_kept = config.training.keep_checkpoints
 
-    def train(self, preparation: Preparation | None) -> None:
+    def train(self, corpus: PreparedCorpus | None) -> None:
         keep_freed_memory()
         trainer = self._restored_trainer()
         fitted = trainer.fit()
         self._observer.started(
             RunStart(
                 config=self._config,
-                preparation=preparation,
+                corpus=corpus,
                 num_parameters=trainer.model.num_parameters(),
                 hardware=self._hardware,
                 num_processes=self._processes.count,

@@ -11,9 +11,9 @@ from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import BleuScore, corpus_bleu
 from transduce.experiments.pipeline import RunObserver, train
-from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import PICTURE
+from transduce.preparation.corpus_files import CorpusFiles
 from transduce.text.corpus import read_text, write_lines
 from transduce.text.grammar import Grammar, GrammarSentence
 

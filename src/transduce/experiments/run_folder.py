@@ -16,20 +16,18 @@ from transduce.checkpoint import (
     write_folder,
 )
 from transduce.errors import CheckpointError, ConfigError, VersionError
-from transduce.experiments.preparation import CorpusFiles, Preparation, prepare
 from transduce.experiments.presets import RunConfig
+from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.prepared_corpus import (
+    DEV,
+    TRAINING,
+    PreparedCorpus,
+    prepare,
+)
 from transduce.settings import apply_mapping
 
 FORMAT = 1
 RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
-
-
-def absolute_names(files: CorpusFiles) -> dict[str, list[str]]:
-    """The names of a run's files by their part, whatever the current folder."""
-    return {
-        part: [str(file.absolute()) for file in getattr(files, part)]
-        for part in ("source", "target", "dev_source", "dev_target")
-    }
 
 
 def _finite(value: Any) -> Any:
@@ -46,34 +44,39 @@ class RunFolder:
     @classmethod
     def create(
         cls, path: Path, files: CorpusFiles, config: RunConfig
-    ) -> tuple["RunFolder", Preparation]:
-        """Prepare a new run; nothing is left behind if that fails."""
+    ) -> tuple["RunFolder", PreparedCorpus]:
+        """Prepare a new run; nothing is left behind if that fails.
+
+        Of a run beside it with the same text and tokenizer, the corpus is shared.
+        """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(
                 f"{path}: the output folder must be new or empty, but is not; go on "
                 "with that run by --resume, or choose another folder."
             )
-        preparations = []
+        neighbours = sorted(path.absolute().parent.glob("[!.]*"))
+        made = []
 
         def write(new: Path) -> None:
-            preparation = prepare(files, config, new)
-            model = replace(config.model, vocab_size=preparation.vocab_size)
-            preparations.append(preparation)
+            max_length = config.batching.max_length
+            corpus = prepare(files, config.tokenizer, max_length, new, neighbours)
+            model = replace(config.model, vocab_size=corpus.vocab_size)
+            made.append(corpus)
             record = {
                 "format": FORMAT,
-                "files": absolute_names(files),
+                "files": files.absolute_names(),
                 "settings": asdict(replace(config, model=model)),
             }
             text = json.dumps(record, indent=2) + "\n"
             (new / RECORD).write_text(text, encoding="utf-8")
 
         write_folder(path, write)
-        return cls(path), preparations[0]
+        return cls(path), made[0]
 
     @classmethod
     def open(cls, path: Path) -> tuple["RunFolder", RunConfig]:
         """A run that is there, and the settings it was begun with."""
-        if not (path / RECORD).is_file() or not (path / "corpus").is_dir():
+        if not (path / RECORD).is_file() or not (path / TRAINING).is_dir():
             raise CheckpointError(
                 f"{path}: must be a run to resume, but holds none; leave out --resume "
                 "to begin one."
@@ -100,11 +103,11 @@ class RunFolder:
 
     @property
     def corpus(self) -> Path:
-        return self.path / "corpus" / "training"
+        return self.path / TRAINING
 
     @property
     def dev_corpus(self) -> Path | None:
-        folder = self.path / "corpus" / "dev"
+        folder = self.path / DEV
         return folder if folder.is_dir() else None
 
     def checkpoint(self, step: int) -> Path:
@@ -179,7 +182,7 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
 def refuse_changed_files(out: Path, files: CorpusFiles) -> None:
     """`ConfigError` if a run to be resumed was begun with other files."""
     folder, _ = RunFolder.open(out)
-    if (begun := folder.files()) != absolute_names(files):
+    if (begun := folder.files()) != files.absolute_names():
         raise ConfigError(
             f"{out}: the run to resume was begun with other files "
             f"({', '.join(begun['source'] + begun['target'])}, ...); leave the files "

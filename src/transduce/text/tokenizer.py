@@ -98,7 +98,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts at once, on all cores."""
         spelt = [self._spell(text) for text in texts]
-        return [encoding.ids for encoding in self._pieces.encode_batch(spelt)]
+        return [encoding.ids for encoding in self._pieces.encode_batch_fast(spelt)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; special tokens are left out."""

@@ -17,8 +17,9 @@ from transduce.experiments.corpus_check import (
     check_corpus,
 )
 from transduce.experiments.corpus_survey import MARKS, NUM_EXAMPLES
-from transduce.experiments.preparation import CorpusFiles, prepare
 from transduce.experiments.presets import PRESETS, RunConfig
+from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.prepared_corpus import prepare
 from transduce.special_ids import PAD
 
 Lines = Sequence[bytes]
@@ -89,7 +90,7 @@ def test_figures_agree_with_what_training_prepares(corpus_files, tmp_path):
     files = CorpusFiles(source=(corpus_files[0],), target=(corpus_files[1],))
     config = _at_most(TINY, 5)
     report = check_corpus(files, config)
-    prepared = prepare(files, config, tmp_path)
+    prepared = prepare(files, config.tokenizer, config.batching.max_length, tmp_path)
     dataset = open_dataset(tmp_path / "corpus" / "training")
     assert report.vocab_size == prepared.vocab_size
     assert report.training.pairs.kept == prepared.training.kept
@@ -104,7 +105,7 @@ def test_the_epoch_is_the_one_that_training_begins_with(corpus_files, tmp_path):
     )
     config = replace(TINY, batching=batching)
     epoch = check_corpus(files, config).epoch
-    prepare(files, config, tmp_path)
+    prepare(files, config.tokenizer, config.batching.max_length, tmp_path)
     dataset = open_dataset(tmp_path / "corpus" / "training")
     batcher = Batcher(dataset, batching, config.training.seed)
     updates = list(batcher.epoch(0))
@@ -142,14 +143,14 @@ ACCEPTED = {
 def test_what_training_refuses_is_refused(sides, check, files, tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(DataError):
-        prepare(files(*sides), TINY, tmp_path / "run")
+        prepare(files(*sides), TINY.tokenizer, 256, tmp_path / "run")
     assert advise(check(*sides))[0].is_refusal
 
 
 @pytest.mark.parametrize("sides", ACCEPTED.values(), ids=ACCEPTED)
 def test_what_training_accepts_is_not_refused(sides, check, files, tmp_path):
     (tmp_path / "run").mkdir()
-    prepare(files(*sides), TINY, tmp_path / "run")
+    prepare(files(*sides), TINY.tokenizer, 256, tmp_path / "run")
     assert not any(advice.is_refusal for advice in advise(check(*sides)))
 
 

@@ -14,7 +14,7 @@ from transduce.experiments.corpus_survey import (
     sound_pairs,
     survey_corpus,
 )
-from transduce.experiments.preparation import learning_texts
+from transduce.preparation.prepared_corpus import learning_texts
 from transduce.text.corpus import Line, SentencePair
 from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
 

@@ -11,9 +11,9 @@ from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.pipeline import RunResult, RunStart, resume, train
-from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
+from transduce.preparation.corpus_files import CorpusFiles
 from transduce.training.schedule import learning_rate
 from transduce.training.trainer import DivergedError, StepReport, Trainer
 
@@ -81,8 +81,8 @@ def test_a_new_run_says_what_became_of_its_pairs(
 ) -> None:
     [start] = run[2].starts
     assert start.first_step == 0
-    assert start.preparation is not None
-    assert start.preparation.training.kept == 40
+    assert start.corpus is not None
+    assert start.corpus.training.kept == 40
 
 
 def test_the_vocabulary_is_the_size_of_the_tokenizer(

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from transduce.errors import CheckpointError, ConfigError, DataError
-from transduce.experiments.preparation import CorpusFiles
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import RunFolder
+from transduce.preparation.corpus_files import CorpusFiles
 
 TINY = PRESETS["tiny"]
 
