@@ -12,7 +12,8 @@ import torch
 
 from transduce.checkpoint import load_model
 from transduce.device import Hardware
-from transduce.experiments.pipeline import Silent, resume, train
+from transduce.experiments.observation import Silent
+from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import RunFolder
 from transduce.preparation.corpus_files import CorpusFiles

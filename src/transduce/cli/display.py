@@ -2,7 +2,7 @@
 
 from transduce.cli.terminal import ProgressDisplay
 from transduce.experiments.dev_corpus import DevScore
-from transduce.experiments.pipeline import RunResult, RunStart
+from transduce.experiments.observation import RunResult, RunStart
 from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.training.trainer import StepReport
 
@@ -49,11 +49,7 @@ class TrainingDisplay(ProgressDisplay):
         self.show(f"step {report.step:,}/{self._num_steps:,}", figures, report.step)
 
     def scored(self, score: DevScore) -> None:
-        of = f"average of {score.num_averaged}" if score.num_averaged > 1 else "dev"
-        self.console.print(
-            f"step {score.step:,}: {of}: loss {score.loss:.3f}, perplexity "
-            f"{score.perplexity:.2f}, {score.bleu.name} {score.bleu.score:.2f}"
-        )
+        self.console.print(f"step {score.step:,}: dev: {_figures(score)}")
 
     def warned(self, message: str) -> None:
         self.console.print(f"Warning: {message}")
@@ -63,11 +59,21 @@ class TrainingDisplay(ProgressDisplay):
         what = f"The average of the last {result.num_averaged} checkpoints"
         if result.num_averaged == 1:
             what = "The model"
+        if result.dev is not None:
+            self.console.print(
+                f"{what}: dev: {_figures(result.dev)}, by beam search\n  "
+                f"{result.dev.bleu}"
+            )
         self.console.print(
             f"{what} is in {result.model}; the learning curve is {result.picture}."
         )
-        if result.dev is not None:
-            self.console.print(f"Dev, beam search: {result.dev.bleu}")
+
+
+def _figures(score: DevScore) -> str:
+    return (
+        f"loss {score.loss:.3f}, perplexity {score.perplexity:.2f}, {score.bleu.name} "
+        f"{score.bleu.score:.2f}"
+    )
 
 
 def _forecast(start: RunStart) -> str:

@@ -17,8 +17,10 @@ from transduce.cli.options import (
     require_both,
     run_config,
 )
+from transduce.cli.tensorboard import TensorBoardLog
 from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
+from transduce.experiments.observation import Observers
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import RunConfig
@@ -46,6 +48,7 @@ def train(
     device: str = "auto",
     precision: Precision = "auto",
     devices: int = 1,
+    tensorboard: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Train a model: text files to averaged, scored model.
 
@@ -77,6 +80,8 @@ def train(
     devices
         Processes to train with on this machine, each on a GPU of its own, or on its
         share of the processor's cores. Several machines: start this by torchrun.
+    tensorboard
+        Write the run's figures for TensorBoard too, into the run's folder.
     """
     if devices != 1 and not is_joined():
         given = locals()
@@ -90,12 +95,14 @@ def train(
             refuse_changed_files(out, files)
     elif not source:
         raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
+    log = (TensorBoardLog(out),) if tensorboard else ()
     with joined(hardware.device) as processes, TrainingDisplay() as display:
+        observer = Observers(display, *log)
         try:
             if resume:
-                resume_run(out, hardware, display, processes)
+                resume_run(out, hardware, observer, processes)
             else:
-                train_run(files, run, out, hardware, display, processes)
+                train_run(files, run, out, hardware, observer, processes)
         except TrainingStoppedError:
             if processes.is_first:
                 raise

@@ -1,9 +1,8 @@
 """From two text files to a trained, averaged, scored model (sections 5 and 6.1)."""
 
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -24,6 +23,7 @@ from transduce.decoding.beam_search import SearchConfig
 from transduce.device import Hardware, keep_freed_memory
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
+from transduce.experiments.observation import RunObserver, RunResult, RunStart, Silent
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import PICTURE, RunFolder
 from transduce.model.transformer import Transformer
@@ -31,7 +31,7 @@ from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import TOKENIZER, PreparedCorpus
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.distributed import ALONE, Processes
-from transduce.training.fitting import Fit, require_memory
+from transduce.training.fitting import require_memory
 from transduce.training.interruption import stop_on_signal
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import (
@@ -47,55 +47,6 @@ LOG_STEPS = 10
 """Updates between lines of the log."""
 SLOWER = 0.5
 """Factor on the learning rate after the loss has diverged."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStart:
-    """What a run begins with."""
-
-    config: RunConfig
-    corpus: PreparedCorpus | None
-    """None if the run is resumed."""
-    num_parameters: int
-    hardware: Hardware
-    num_processes: int
-    fit: Fit
-    """Of the longest batch, in this process."""
-    first_step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """What a run ends with."""
-
-    model: Path
-    """Folder of the averaged model, or of the best one if that is better."""
-    num_averaged: int
-    """Checkpoints that the model is the average of."""
-    dev: DevScore | None
-    """Of that model, by beam search; none without a dev corpus."""
-    picture: Path
-
-
-@runtime_checkable
-class RunObserver(Protocol):
-    """Who is told how a run goes."""
-
-    def started(self, start: RunStart) -> None: ...
-    def stepped(self, report: StepReport) -> None: ...
-    def scored(self, score: DevScore) -> None: ...
-    def warned(self, message: str) -> None: ...
-    def finished(self, result: RunResult) -> None: ...
-
-
-class Silent:
-    """An observer that says nothing: of all processes of a run but the first."""
-
-    def started(self, start: RunStart) -> None: ...
-    def stepped(self, report: StepReport) -> None: ...
-    def scored(self, score: DevScore) -> None: ...
-    def warned(self, message: str) -> None: ...
-    def finished(self, result: RunResult) -> None: ...
 
 
 def train(
@@ -354,11 +305,10 @@ class _Run:
             shutil.rmtree(self._folder.path / AVERAGED, ignore_errors=True)
         else:
             save_model(model, self._folder.path / AVERAGED)
-        if dev is not None:
-            # A run that was done already says so again, but does not log it.
-            if not any(e["kind"] == "final" for e in self._folder.read_log()):
-                self._folder.log("final", **dev.entry())
-            self._observer.scored(dev)
+        # A run that was done already says so again, but does not log it.
+        is_logged = any(e["kind"] == "final" for e in self._folder.read_log())
+        if dev is not None and not is_logged:
+            self._folder.log("final", **dev.entry())
         self._draw()
         return RunResult(
             model=self._folder.path / folder,

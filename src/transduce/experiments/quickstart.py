@@ -10,7 +10,8 @@ from transduce.decoding.translator import load
 from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import BleuScore, corpus_bleu
-from transduce.experiments.pipeline import RunObserver, train
+from transduce.experiments.observation import RunObserver
+from transduce.experiments.pipeline import train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import PICTURE
 from transduce.preparation.corpus_files import CorpusFiles

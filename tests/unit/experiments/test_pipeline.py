@@ -10,7 +10,8 @@ from transduce.checkpoint import Checkpoint, average, load_model
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.dev_corpus import DevScore
-from transduce.experiments.pipeline import RunResult, RunStart, resume, train
+from transduce.experiments.observation import RunResult, RunStart
+from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
 from transduce.preparation.corpus_files import CorpusFiles

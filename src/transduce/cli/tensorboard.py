@@ -1,0 +1,66 @@
+"""A run's figures for TensorBoard, beside its own log."""
+
+from pathlib import Path
+from typing import Any
+
+from transduce.errors import RequestError
+from transduce.experiments.dev_corpus import DevScore
+from transduce.experiments.observation import RunResult, RunStart
+from transduce.training.trainer import StepReport
+
+FOLDER = "tensorboard"
+"""Of a run."""
+
+
+class TensorBoardLog:
+    """An observer that writes what TensorBoard shows."""
+
+    def __init__(self, run: Path) -> None:
+        """`RequestError` if TensorBoard is not installed."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise RequestError(
+                "TensorBoard must be installed for --tensorboard, but is not; install "
+                "it by: pip install 'transduce[tensorboard]'"
+            ) from None
+        self._new_writer = SummaryWriter
+        self._folder = run / FOLDER
+        self._writer: Any = None  # until the run has a folder
+
+    def started(self, start: RunStart) -> None:
+        # What a run that broke off wrote after its last checkpoint is not shown.
+        self._writer = self._new_writer(self._folder, purge_step=start.first_step + 1)
+
+    def stepped(self, report: StepReport) -> None:
+        figures = {
+            "loss": report.loss,
+            "perplexity": report.perplexity,
+            "learning_rate": report.learning_rate,
+            "tokens_per_second": report.num_target_tokens / report.seconds,
+            "padding": report.padding,
+        }
+        self._write("training", figures, report.step)
+
+    def scored(self, score: DevScore) -> None:
+        self._write("dev", _figures(score), score.step)
+        self._writer.flush()
+
+    def warned(self, message: str) -> None: ...
+
+    def finished(self, result: RunResult) -> None:
+        if result.dev is not None:
+            self._write("final", _figures(result.dev), result.dev.step)
+        self._writer.close()
+
+    def _write(self, group: str, figures: dict[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(f"{group}/{name}", value, step)
+
+
+def _figures(score: DevScore) -> dict[str, float]:
+    return {
+        "loss": score.loss,
+        "perplexity": score.perplexity,
+        "bleu": score.bleu.score,
+    }
