@@ -47,8 +47,9 @@ def smoothed_cross_entropy(
         matrix = output_weight.to(dtype)
         sums = output_weight.new_zeros(2)
         for rows, targets in _in_chunks(states, target_out):
-            log_probs = _log_probs(rows.to(dtype), matrix, output_weight.dtype)
-            sums += _losses(log_probs, targets, label_smoothing)
+            logits = rows.to(dtype) @ matrix.T
+            _, log_total = _softmax(logits, output_weight.dtype)
+            sums += _losses(logits, log_total, targets, label_smoothing)
         smoothed, negative_log_likelihood = sums.unbind()
     return Loss(smoothed=smoothed, negative_log_likelihood=negative_log_likelihood)
 
@@ -104,10 +105,11 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         weight_gradient = torch.zeros_like(output_weight)
         state_gradients = [states[:0].to(dtype)]
         for rows, targets in _in_chunks(states.to(dtype), target_out):
-            log_probs = _log_probs(rows, matrix, output_weight.dtype)
-            sums += _losses(log_probs, targets, label_smoothing)
-            # From here on the log-probabilities become the gradient of the logits.
-            gradient = log_probs.exp_().sub_(label_smoothing / len(matrix))
+            logits = rows @ matrix.T
+            probabilities, log_total = _softmax(logits, output_weight.dtype)
+            sums += _losses(logits, log_total, targets, label_smoothing)
+            # From here on the probabilities become the gradient of the logits.
+            gradient = probabilities.sub_(label_smoothing / len(matrix))
             row = torch.arange(len(rows), device=targets.device)
             gradient[row, targets] -= 1 - label_smoothing
             gradient = gradient.to(dtype)
@@ -132,20 +134,26 @@ def _in_chunks(
     return zip(states.split(LOGIT_ROWS), target_out.split(LOGIT_ROWS), strict=True)
 
 
-def _log_probs(
-    states: Float[Tensor, "chunk d_model"],
-    output_weight: Float[Tensor, "vocab d_model"],
-    dtype: torch.dtype,
-) -> Float[Tensor, "chunk vocab"]:
-    return (states @ output_weight.T).log_softmax(dim=-1, dtype=dtype)
+def _softmax(
+    logits: Float[Tensor, "chunk vocab"], dtype: torch.dtype
+) -> tuple[Float[Tensor, "chunk vocab"], Float[Tensor, "chunk 1"]]:
+    """Probabilities, and the logarithm of what they were divided by.
+
+    That is found from the likeliest token, whose probability is never small: so the
+    vocabulary is passed over once, not for a log-softmax and again for its exponential.
+    """
+    probabilities = logits.softmax(dim=-1, dtype=dtype)
+    largest = logits.amax(dim=-1, keepdim=True).to(dtype)
+    return probabilities, largest - probabilities.amax(dim=-1, keepdim=True).log()
 
 
 def _losses(
-    log_probs: Float[Tensor, "chunk vocab"],
+    logits: Float[Tensor, "chunk vocab"],
+    log_total: Float[Tensor, "chunk 1"],
     target_out: Int[Tensor, " chunk"],
     label_smoothing: float,
 ) -> Float[Tensor, "2"]:
     """The sums of the smoothed loss and of the negative log-likelihood."""
-    true = log_probs.gather(-1, target_out[:, None])
-    smoothed = true.lerp(log_probs.mean(dim=-1, keepdim=True), label_smoothing)
-    return -torch.stack([smoothed.sum(), true.sum()])
+    true = logits.gather(-1, target_out[:, None]) - log_total
+    mean = logits.mean(dim=-1, keepdim=True, dtype=log_total.dtype) - log_total
+    return -torch.stack([true.lerp(mean, label_smoothing).sum(), true.sum()])
