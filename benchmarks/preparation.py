@@ -2,15 +2,14 @@
 
     python benchmarks/preparation.py --folder DIR [--pairs 10000000]
 
-Writes a made-up corpus (words of a Zipf distribution, some 25 a sentence) into the
-folder unless it is there, then runs `transduce train` on it twice for one step: the
-first run prepares the corpus, the second shares it, and so shows what the start of
-training takes by itself. Results are printed as Markdown.
+Writes a made-up corpus (words of a Zipf distribution, some 25 a sentence) into a new
+folder, then runs `transduce train` on it twice for one step: the first run prepares the
+corpus, the second shares it, and so shows what the start of training takes by itself.
+Results are printed as Markdown.
 """
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -26,8 +25,8 @@ MEAN_LENGTH, SHAPE = 25.0, 2.5
 """Words of a sentence: a gamma distribution."""
 CHUNK_PAIRS = 100_000
 WMT14_EN_FR_PAIRS = 36_000_000
-PREPARED = b"Training pairs:"
-"""Begins the line that is printed when a corpus is ready."""
+STARTED = b"Training pairs:"
+"""Begins the first line that is printed when training is about to begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,7 @@ class Measured:
     """One run of `transduce train`."""
 
     seconds: float
-    """Until the corpus was ready."""
+    """Until training was about to begin."""
     peak_bytes: int
 
 
@@ -46,7 +45,7 @@ def write_corpus(folder: Path, num_pairs: int) -> None:
         words = [*random_words(random), b"\n"]
         frequencies = np.arange(1, NUM_WORDS + 1) ** -EXPONENT
         bounds = np.cumsum(frequencies / frequencies.sum())
-        with (folder / f"{side}.new").open("wb") as file:
+        with (folder / f"{side}.txt").open("wb") as file:
             for start in range(0, num_pairs, CHUNK_PAIRS):
                 count = min(CHUNK_PAIRS, num_pairs - start)
                 lengths = 1 + random.gamma(SHAPE, MEAN_LENGTH / SHAPE, count).astype(
@@ -56,7 +55,6 @@ def write_corpus(folder: Path, num_pairs: int) -> None:
                 picked = np.minimum(picked, NUM_WORDS - 1)
                 with_ends = np.insert(picked, np.cumsum(lengths), NUM_WORDS)
                 file.write(b" ".join(map(words.__getitem__, with_ends.tolist())))
-        (folder / f"{side}.new").rename(folder / f"{side}.txt")
 
 
 def random_words(random: np.random.Generator) -> list[bytes]:
@@ -70,7 +68,6 @@ def random_words(random: np.random.Generator) -> list[bytes]:
 
 def run(folder: Path, out: Path, options: list[str]) -> Measured:
     """Train for one step in a process of its own."""
-    shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "transduce", "train", "--out", str(out)]
     command += ["--source", str(folder / "source.txt")]
     command += ["--target", str(folder / "target.txt"), "--preset", "base"]
@@ -81,7 +78,7 @@ def run(folder: Path, out: Path, options: list[str]) -> Measured:
     child = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert child.stdout is not None
     for line in child.stdout:
-        if line.startswith(PREPARED):
+        if line.startswith(STARTED):
             seconds = time.monotonic() - started
     _, status, usage = os.wait4(child.pid, 0)
     if status:
@@ -101,9 +98,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10_000_000)
     arguments = parser.parse_args()
     folder: Path = arguments.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "target.txt").is_file():
-        write_corpus(folder, arguments.pairs)
+    folder.mkdir(parents=True)
+    write_corpus(folder, arguments.pairs)
     text = sum((folder / f"{side}.txt").stat().st_size for side in ("source", "target"))
     first = run(folder, folder / "runs" / "first", [])
     second = run(folder, folder / "runs" / "second", ["training.seed=2"])

@@ -8,8 +8,8 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.settings import apply_mapping
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
 FORMAT = 1
 """Of the model folder; raised when an older version could not read a newer folder."""
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
 
@@ -65,7 +65,7 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
         "model": asdict(checkpoint.config),
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    checkpoint.tokenizer.save(folder / TOKENIZER)
+    checkpoint.tokenizer.save(folder / TOKENIZER_FILE)
     weights = {n: w.detach().cpu().contiguous() for n, w in checkpoint.weights.items()}
     save_tensors(weights, folder / WEIGHTS)
 
@@ -74,7 +74,7 @@ def load_model(path: Path) -> Checkpoint:
     """Read a model folder, or a run's model; `CheckpointError` if it is damaged."""
     folder = find_model(path)
     config, step = _read_config(folder / CONFIG)
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    tokenizer = Tokenizer.load(folder / TOKENIZER_FILE)
     if tokenizer.vocab_size != config.vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer must have the model's {config.vocab_size} "
@@ -135,17 +135,22 @@ def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a new folder, then put it in place of the old.
 
-    `CheckpointError` if the disk is full; what was there before stays.
+    `CheckpointError` if the disk is full, or another process is writing the same
+    folder; what was there before stays.
     """
     folder = folder.absolute()
     missing_parents = [parent for parent in folder.parents if not parent.exists()]
     new = folder.with_name(f".{folder.name}.transduce-new")
     try:
-        _remove(new)
-        new.mkdir(parents=True)
-        write(new)
-        _sync(new)
-        _put_in_place(new, folder)
+        new.mkdir(parents=True, exist_ok=True)
+        with _claimed(new, folder):
+            try:
+                _clear(new)  # a crash may have left something
+                write(new)
+                _sync(new)
+                _put_in_place(new, folder)
+            finally:
+                _remove(new)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "free some space" if full else "mend that"
@@ -154,10 +159,32 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
             "again. What was saved before is still there."
         ) from None
     finally:
-        _remove(new)
         for parent in missing_parents:
             with suppress(OSError):  # it is in use
                 parent.rmdir()
+
+
+@contextmanager
+def _claimed(new: Path, folder: Path) -> Iterator[None]:
+    """Keep other processes from writing there; a claim ends with its process."""
+    if os.name == "nt":  # Windows cannot open a folder
+        yield
+        return
+    import fcntl  # which Windows has not
+
+    descriptor = os.open(new, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not every network disk knows of claims
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CheckpointError(
+                    f"{folder}: must be written by one process at a time, but another "
+                    "one is at it; wait for it, or name another folder."
+                ) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _put_in_place(new: Path, folder: Path) -> None:
@@ -256,6 +283,14 @@ def _check_weights(
             f"{path}: the weights must fit the settings beside them, but do not; the "
             "files are of different models."
         )
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            _remove(path)
+        else:
+            path.unlink()
 
 
 def _remove(folder: Path) -> None:

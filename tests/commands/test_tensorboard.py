@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from transduce.training.trainer import DivergedError, StepReport, Trainer
+
 TINY = ("--preset", "tiny", "--set", "training.steps=8", "training.checkpoint_steps=4")
 
 
@@ -37,7 +39,6 @@ def test_the_figures_of_the_log_are_written(
     assert shown["training/loss"][-1][1] == pytest.approx(by_kind["step"]["loss"])
     assert [step for step, _ in shown["dev/bleu"]] == [4, 8]
     assert shown["dev/loss"][-1][1] == pytest.approx(by_kind["dev"]["loss"])
-    assert shown["final/loss"] == [(8, pytest.approx(by_kind["final"]["loss"]))]
 
 
 def test_a_resumed_run_goes_on_where_its_weights_do(
@@ -49,6 +50,28 @@ def test_a_resumed_run_goes_on_where_its_weights_do(
     (run / "checkpoints" / "step-00000008").rename(tmp_path / "lost")
     succeeds("train", "--out", run, "--resume", "--tensorboard")
     assert [step for step, _ in scalars(run)["training/loss"]] == list(range(1, 9))
+
+
+def test_what_a_diverged_run_took_back_is_not_shown(
+    succeeds: Callable[..., str],
+    files: list[object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    diverges_at = [6]
+    watch = Trainer._watch
+
+    def watched(trainer: Trainer, report: StepReport) -> None:
+        if report.step in diverges_at:
+            diverges_at.clear()
+            raise DivergedError("The loss has gone astray.")
+        watch(trainer, report)
+
+    monkeypatch.setattr(Trainer, "_watch", watched)
+    run = tmp_path / "run"
+    succeeds("train", "--out", run, *files, *TINY, "--tensorboard")
+    shown = scalars(run)
+    assert [step for step, _ in shown["training/loss"]] == list(range(1, 9))
 
 
 def test_without_it_nothing_is_written(

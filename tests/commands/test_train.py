@@ -99,9 +99,9 @@ def test_the_form_of_a_file_changes_nothing(
     (tmp_path / "source").write_bytes(change(source.read_bytes()))
     few = ("--set", "training.steps=2")
     for name, path in (("one", source), ("other", tmp_path / "source")):
-        out = tmp_path / name
+        out = tmp_path / name / "run"  # alone in its folder, so that nothing is shared
         succeeds(*TINY, "--source", path, "--target", target, *few, "--out", out)
-    weights = [load_model(tmp_path / name).weights for name in ("one", "other")]
+    weights = [load_model(tmp_path / name / "run").weights for name in ("one", "other")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
@@ -113,6 +113,20 @@ def test_several_files_are_read_as_one(
     few = ("--set", "training.steps=1")
     out = succeeds(*TINY, *both, *few, "--out", tmp_path / "run")
     assert "80 of 80 pairs kept" in out
+
+
+def test_runs_beside_each_other_share_what_they_are_made_of(
+    succeeds: Callable[..., str], corpus_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, target = corpus_files
+    files = ("--source", source, "--target", target)
+    few = ("--set", "training.steps=1", "training.seed=2")
+    one, other = tmp_path / "one", tmp_path / "other"
+    assert "shared" not in succeeds(*TINY, *files, *few, "--out", one)
+    said = succeeds(*TINY, *files, *few, "model.dropout=0.3", "--out", other)
+    assert f"Prepared before, and shared: {one}\n" in said
+    ids = "corpus/training/source.ids"
+    assert (one / ids).samefile(other / ids)
 
 
 class TestStopping:

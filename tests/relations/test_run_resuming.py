@@ -68,6 +68,8 @@ class SendsSignal:
     def warned(self, message: str) -> None:
         self.warnings.append(message)
 
+    def went_back(self, step: int) -> None: ...
+
     def finished(self, result: RunResult) -> None: ...
 
 

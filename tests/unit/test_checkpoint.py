@@ -458,13 +458,40 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(folder, monkeyp
     assert contents(folder) == before
 
 
-def test_what_an_earlier_crash_left_is_cleared(folder):
-    for name in (".model.transduce-new", ".model.transduce-old"):
-        (folder.parent / name).mkdir()
-        (folder.parent / name / "junk").touch()
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot claim a folder")
+def test_a_folder_is_written_by_one_process_at_a_time(folder):
+    def write(new: Path) -> None:
+        (new / CONFIG).touch()
+        message = f"{folder}: must be written by one process at a time, but another"
+        with pytest.raises(CheckpointError, match=message):
+            write_folder(folder, lambda _: None)
+        (new / WEIGHTS).touch()
+
+    write_folder(folder, write)
+    assert set(contents(folder)) == {CONFIG, WEIGHTS}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot claim a folder")
+def test_a_disk_that_knows_of_no_claims_is_written_to(folder, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
     write_folder(folder, lambda new: (new / CONFIG).touch())
     assert set(contents(folder)) == {CONFIG}
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_what_an_earlier_crash_left_is_cleared(folder, tmp_path):
+    (outside := tmp_path / "outside").mkdir()
+    (outside / "kept").touch()
+    for name in (".model.transduce-new", ".model.transduce-old"):
+        (folder.parent / name / "sub").mkdir(parents=True)
+        (folder.parent / name / "sub" / "junk").touch()
+        (folder.parent / name / "link").symlink_to(outside)
+    write_folder(folder, lambda new: (new / CONFIG).touch())
+    assert set(contents(folder)) == {CONFIG}
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "outside"}
+    assert (outside / "kept").exists()
 
 
 def test_a_parent_that_is_a_file_is_told(tmp_path):

@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.filesize import decimal
 
 from transduce.cli.terminal import ProgressDisplay
-from transduce.corpora.assembly import DOWNLOADS, PreparedCorpus, prepare
+from transduce.corpora.assembly import DOWNLOADS, AssembledCorpus, assemble
 from transduce.corpora.download import RemoteFile
 from transduce.corpora.named_corpora import NamedCorpus, named_corpus
 
@@ -30,8 +30,8 @@ def data(name: str, /, *, out: Path, mirror: str | None = None) -> None:
     """
     corpus = named_corpus(name)
     with DataDisplay() as display:
-        prepared = prepare(corpus, out, display, mirror)
-    display.finished(prepared)
+        assembled = assemble(corpus, out, display, mirror)
+    display.finished(assembled)
 
 
 class DataDisplay(ProgressDisplay):
@@ -63,26 +63,26 @@ class DataDisplay(ProgressDisplay):
     def assembled(self, split: str, num_lines: int) -> None:
         self._show(f"Writing {split}", f"{num_lines:,} lines", num_lines, None)
 
-    def finished(self, prepared: PreparedCorpus) -> None:
+    def finished(self, assembled: AssembledCorpus) -> None:
         """Say what is there, and what to do with it."""
-        corpus, folder = prepared.corpus, prepared.folder
-        if prepared.is_new:
+        corpus, folder = assembled.corpus, assembled.folder
+        if assembled.is_new:
             self.console.print(f"{corpus.name} is in {folder}:")
         else:
             self.console.print(f"{folder} holds {corpus.name}; nothing was to do:")
         for split in corpus.splits:
             names = " ".join(
-                prepared.path(split, language).name for language in corpus.languages
+                assembled.path(split, language).name for language in corpus.languages
             )
-            num_pairs = prepared.counts[split.name].num_pairs
+            num_pairs = assembled.counts[split.name].num_pairs
             self.console.print(f"  {num_pairs:>12,} pairs  {names}")
-        left_out = prepared.counts[corpus.train.name]
+        left_out = assembled.counts[corpus.train.name]
         self.console.print(
             f"Left out of {corpus.train.name}: {left_out.num_empty:,} pairs with an "
             f"empty side, {left_out.num_no_text:,} that are no text.\n"
             f"The archives in {folder / DOWNLOADS} are no longer needed.\n"
             f"Terms: {corpus.terms}.\n\n"
-            f"Train on it:\n{_training_command(corpus, prepared)}"
+            f"Train on it:\n{_training_command(corpus, assembled)}"
         )
 
     def _show(self, what: str, figures: str, completed: int, total: int | None) -> None:
@@ -92,7 +92,7 @@ class DataDisplay(ProgressDisplay):
         self.show(what, figures, completed)
 
 
-def _training_command(corpus: NamedCorpus, prepared: PreparedCorpus) -> str:
+def _training_command(corpus: NamedCorpus, assembled: AssembledCorpus) -> str:
     source, target, *_ = corpus.languages
 
     def quoted(path: Path) -> str:
@@ -102,10 +102,10 @@ def _training_command(corpus: NamedCorpus, prepared: PreparedCorpus) -> str:
     transduce = sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"
     lines = (
         f"{transduce} train --preset {corpus.preset}",
-        f"--source {quoted(prepared.path(corpus.train, source))}",
-        f"--target {quoted(prepared.path(corpus.train, target))}",
-        f"--dev-source {quoted(prepared.path(corpus.dev, source))}",
-        f"--dev-target {quoted(prepared.path(corpus.dev, target))}",
+        f"--source {quoted(assembled.path(corpus.train, source))}",
+        f"--target {quoted(assembled.path(corpus.train, target))}",
+        f"--dev-source {quoted(assembled.path(corpus.dev, source))}",
+        f"--dev-target {quoted(assembled.path(corpus.dev, target))}",
         f"--out runs/{corpus.name}",
     )
     return "  " + " \\\n    ".join(lines)

@@ -54,6 +54,9 @@ class TrainingDisplay(ProgressDisplay):
     def warned(self, message: str) -> None:
         self.console.print(f"Warning: {message}")
 
+    def went_back(self, step: int) -> None:
+        self.begin(step, self._num_steps)
+
     def finished(self, result: RunResult) -> None:
         """Say what came of the run."""
         what = f"The average of the last {result.num_averaged} checkpoints"

@@ -10,6 +10,8 @@ from transduce.training.trainer import StepReport
 
 FOLDER = "tensorboard"
 """Of a run."""
+FLUSH_SECONDS = 2
+"""What a crash may lose."""
 
 
 class TensorBoardLog:
@@ -29,8 +31,7 @@ class TensorBoardLog:
         self._writer: Any = None  # until the run has a folder
 
     def started(self, start: RunStart) -> None:
-        # What a run that broke off wrote after its last checkpoint is not shown.
-        self._writer = self._new_writer(self._folder, purge_step=start.first_step + 1)
+        self._go_on_after(start.first_step)
 
     def stepped(self, report: StepReport) -> None:
         figures = {
@@ -43,24 +44,28 @@ class TensorBoardLog:
         self._write("training", figures, report.step)
 
     def scored(self, score: DevScore) -> None:
-        self._write("dev", _figures(score), score.step)
-        self._writer.flush()
+        figures = {
+            "loss": score.loss,
+            "perplexity": score.perplexity,
+            "bleu": score.bleu.score,
+        }
+        self._write("dev", figures, score.step)
 
     def warned(self, message: str) -> None: ...
 
-    def finished(self, result: RunResult) -> None:
-        if result.dev is not None:
-            self._write("final", _figures(result.dev), result.dev.step)
+    def went_back(self, step: int) -> None:
         self._writer.close()
+        self._go_on_after(step)
+
+    def finished(self, result: RunResult) -> None:
+        self._writer.close()
+
+    def _go_on_after(self, step: int) -> None:
+        # What was written after it, before a crash, is not shown.
+        self._writer = self._new_writer(
+            self._folder, purge_step=step + 1, flush_secs=FLUSH_SECONDS
+        )
 
     def _write(self, group: str, figures: dict[str, float], step: int) -> None:
         for name, value in figures.items():
             self._writer.add_scalar(f"{group}/{name}", value, step)
-
-
-def _figures(score: DevScore) -> dict[str, float]:
-    return {
-        "loss": score.loss,
-        "perplexity": score.perplexity,
-        "bleu": score.bleu.score,
-    }

@@ -34,7 +34,6 @@ class ProgressDisplay:
         self._line_at = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
     def __exit__(
@@ -47,6 +46,7 @@ class ProgressDisplay:
 
     def begin(self, completed: int, total: int | None) -> None:
         """Count from here on, so that what was there before counts for no speed."""
+        self._progress.start()
         self._progress.reset(self._task, completed=completed, total=total, visible=True)
 
     def show(self, what: str, figures: str, completed: int) -> None:

@@ -38,7 +38,7 @@ class SplitCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedCorpus:
+class AssembledCorpus:
     """A named corpus on disk."""
 
     corpus: NamedCorpus
@@ -59,12 +59,12 @@ class PreparationObserver(DownloadObserver, Protocol):
         """So many lines of a split are read so far."""
 
 
-def prepare(
+def assemble(
     corpus: NamedCorpus,
     folder: Path,
     observer: PreparationObserver,
     mirror: str | None = None,
-) -> PreparedCorpus:
+) -> AssembledCorpus:
     """Download and assemble a corpus, unless the folder holds it.
 
     `ConfigError` if it holds something else; `DataError` if anything goes wrong on the
@@ -72,12 +72,14 @@ def prepare(
     """
     counts = _counts_there(corpus, folder)
     if counts is not None:
-        return PreparedCorpus(corpus=corpus, folder=folder, counts=counts, is_new=False)
+        return AssembledCorpus(
+            corpus=corpus, folder=folder, counts=counts, is_new=False
+        )
     downloads = folder / DOWNLOADS
     for file in [file.on(mirror) if mirror else file for file in corpus.files]:
         fetch(file, downloads / file.name, observer)
     counts = _assemble(corpus, folder, observer)
-    return PreparedCorpus(corpus=corpus, folder=folder, counts=counts, is_new=True)
+    return AssembledCorpus(corpus=corpus, folder=folder, counts=counts, is_new=True)
 
 
 def _counts_there(corpus: NamedCorpus, folder: Path) -> dict[str, SplitCounts] | None:

@@ -12,6 +12,7 @@ from transduce.errors import DataError
 
 ID_TYPE = np.dtype("<u4")
 OFFSET_TYPE = np.dtype("<i8")
+DATASET_FILES = ("source.ids", "source.offsets", "target.ids", "target.offsets")
 
 CHUNK_PAIRS = 10_000
 """Written in one go."""

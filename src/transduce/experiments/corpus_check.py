@@ -24,7 +24,7 @@ from transduce.experiments.corpus_survey import (
     survey_corpus,
 )
 from transduce.experiments.presets import RunConfig
-from transduce.preparation.corpus_files import CorpusFiles, count_characters
+from transduce.preparation.corpus_files import CorpusFiles, num_characters
 from transduce.preparation.prepared_corpus import learning_texts
 from transduce.text.tokenizer import learn_tokenizer
 
@@ -138,8 +138,8 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     report.
     """
     max_length = config.batching.max_length
-    num_characters = count_characters(sound_pairs(files.source, files.target))
-    texts = learning_texts(sound_pairs(files.source, files.target), num_characters)
+    total = sum(map(num_characters, sound_pairs(files.source, files.target)))
+    texts = learning_texts(sound_pairs(files.source, files.target), total)
     tokenizer = learn_tokenizer(texts, config.tokenizer)
     training = survey_corpus(files.source, files.target, tokenizer, max_length)
     dev = None

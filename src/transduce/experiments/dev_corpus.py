@@ -14,6 +14,7 @@ from transduce.decoding.translator import Translator
 from transduce.evaluation.bleu import BleuScore, corpus_bleu
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import RunFolder
+from transduce.preparation.prepared_corpus import DEV_SOURCE, DEV_TARGET
 from transduce.text.corpus import read_text
 from transduce.training.trainer import Trainer
 
@@ -98,8 +99,8 @@ class DevCorpus:
         batcher = Batcher(open_dataset(path), config.batching, seed=0)
         return cls(
             batcher,
-            list(read_text([path / "source.txt"])),
-            list(read_text([path / "target.txt"])),
+            list(read_text([path / DEV_SOURCE])),
+            list(read_text([path / DEV_TARGET])),
             device,
         )
 

@@ -28,8 +28,8 @@ from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import PICTURE, RunFolder
 from transduce.model.transformer import Transformer
 from transduce.preparation.corpus_files import CorpusFiles
-from transduce.preparation.prepared_corpus import TOKENIZER, PreparedCorpus
-from transduce.text.tokenizer import Tokenizer
+from transduce.preparation.prepared_corpus import PreparedCorpus
+from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.fitting import require_memory
 from transduce.training.interruption import stop_on_signal
@@ -98,7 +98,7 @@ class _Run:
         processes: Processes,
     ) -> None:
         self._folder = folder
-        self._tokenizer = Tokenizer.load(folder.path / TOKENIZER)
+        self._tokenizer = Tokenizer.load(folder.path / TOKENIZER_FILE)
         model = replace(config.model, vocab_size=self._tokenizer.vocab_size)
         self._config = replace(config, model=model)
         self._hardware = hardware
@@ -148,6 +148,7 @@ class _Run:
                 f"{diverged} Going back to step {trainer.progress.step:,}, and on at "
                 f"{SLOWER} times the learning rate."
             )
+            self._observer.went_back(trainer.progress.step)
 
     def _train(self, trainer: Trainer) -> DivergedError | None:
         """Train to the end, or until the loss diverges."""

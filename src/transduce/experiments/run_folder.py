@@ -47,17 +47,17 @@ class RunFolder:
     ) -> tuple["RunFolder", PreparedCorpus]:
         """Prepare a new run; nothing is left behind if that fails.
 
-        Of a run beside it with the same text and tokenizer, the corpus is shared.
+        The corpus of a run beside it is shared if the same would come of this one.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(
-                f"{path}: the output folder must be new or empty, but is not; go on "
-                "with that run by --resume, or choose another folder."
-            )
         neighbours = sorted(path.absolute().parent.glob("[!.]*"))
         made = []
 
         def write(new: Path) -> None:
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise ConfigError(
+                    f"{path}: the output folder must be new or empty, but is not; go "
+                    "on with that run by --resume, or choose another folder."
+                )
             max_length = config.batching.max_length
             corpus = prepare(files, config.tokenizer, max_length, new, neighbours)
             model = replace(config.model, vocab_size=corpus.vocab_size)

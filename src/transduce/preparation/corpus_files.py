@@ -1,6 +1,7 @@
 """The text files of a run, and what they come to when read through once."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -26,14 +27,30 @@ class CorpusFiles:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What two line-aligned sides came to."""
+    """What has been read of two line-aligned sides so far."""
 
-    num_characters: int
-    """Of both sides, with an end for each pair."""
-    digest: str
-    """Stands for the lines of both sides, however they were cut into files."""
+    def __init__(self) -> None:
+        self.num_characters = 0
+        """Of both sides, with an end for each pair."""
+        self._lines = sha256()
+
+    def pairs(
+        self, source: Sequence[Path], target: Sequence[Path]
+    ) -> Iterator[SentencePair]:
+        """The sentence pairs of the files, taken note of."""
+        for source_line, target_line in aligned_lines(source, target):
+            pair = SentencePair(source=source_line.text(), target=target_line.text())
+            self.num_characters += num_characters(pair)
+            # No line holds the end of a line.
+            for line in (source_line, target_line):
+                self._lines.update(line.content + b"\n")
+            yield pair
+
+    @property
+    def digest(self) -> str:
+        """Stands for the lines of both sides, however they were cut into files."""
+        return self._lines.hexdigest()
 
 
 def read_through(source: Sequence[Path], target: Sequence[Path]) -> Reading:
@@ -47,23 +64,15 @@ def read_through(source: Sequence[Path], target: Sequence[Path]) -> Reading:
                 f"{path}: a corpus must be a file, since it is read several times, but "
                 "is a folder or a pipe."
             )
-    digest = sha256()
-
-    def pairs() -> Iterator[SentencePair]:
-        for source_line, target_line in aligned_lines(source, target):
-            pair = SentencePair(source=source_line.text(), target=target_line.text())
-            # No line holds either of the two ends.
-            digest.update(source_line.content + b"\n" + target_line.content + b"\n")
-            yield pair
-
-    num_characters = count_characters(pairs())
-    if num_characters == 0:
+    reading = Reading()
+    deque(reading.pairs(source, target), maxlen=0)
+    if reading.num_characters == 0:
         raise DataError(
             f"{source[0]}: a corpus must have at least one line, but is empty."
         )
-    return Reading(num_characters=num_characters, digest=digest.hexdigest())
+    return reading
 
 
-def count_characters(pairs: Iterable[SentencePair]) -> int:
-    """Of both sides, with an end for each pair."""
-    return sum(len(pair.source) + len(pair.target) + 1 for pair in pairs)
+def num_characters(pair: SentencePair) -> int:
+    """Of both sides, with an end."""
+    return len(pair.source) + len(pair.target) + 1

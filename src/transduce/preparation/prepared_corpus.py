@@ -1,7 +1,7 @@
 """A corpus ready to train on: its tokenizer and its ids, made once.
 
 What is made depends on the lines of the files and on the settings of tokenizer and
-filter alone. These are its key: where a run nearby has the same, its files are
+filter alone. These are its key: where a run beside it has the same, its files are
 shared, not made again.
 """
 
@@ -9,20 +9,21 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
 import tokenizers
 
-from transduce.data.dataset import open_dataset
+from transduce.data.dataset import DATASET_FILES, open_dataset
 from transduce.errors import DataError, TransduceError
 from transduce.preparation.corpus_files import CorpusFiles, Reading, read_through
 from transduce.preparation.encoding import PairCounts, encode_corpus
 from transduce.text.corpus import SentencePair, read_pairs, write_lines
 from transduce.text.tokenizer import (
     LEARNING_CHARACTERS,
+    TOKENIZER_FILE,
     Tokenizer,
     TokenizerConfig,
     learn_tokenizer,
@@ -30,8 +31,10 @@ from transduce.text.tokenizer import (
 
 FORMAT = 1
 """Of the files; raised when the same text would be written in another way."""
-TOKENIZER, CORPUS = "tokenizer.json", "corpus"
+CORPUS = "corpus"
 TRAINING, DEV = f"{CORPUS}/training", f"{CORPUS}/dev"
+DEV_SOURCE, DEV_TARGET = "source.txt", "target.txt"
+"""Its text, as it was."""
 RECORD = f"{CORPUS}/preparation.json"
 
 
@@ -57,20 +60,23 @@ def prepare(
 ) -> PreparedCorpus:
     """Learn the tokenizer, and write it and the encoded corpora into the folder.
 
-    If one of the neighbours has been prepared from the same, its files are linked, or
-    copied where the disk has no links. All files are read to their end before
-    anything is written. `DataError` if one cannot be used, or no pair is left to
-    train on.
+    If one of the neighbours has been prepared from the same, its files are shared. All
+    files are read to their end before anything is written. `DataError` if one cannot
+    be used, or no pair is left to train on.
     """
     reading = read_through(files.source, files.target)
     has_dev = files.dev_source or files.dev_target
     dev = read_through(files.dev_source, files.dev_target) if has_dev else None
-    key = _key(reading, dev, tokenizer, max_length)
+    recipe = _Recipe(
+        tokenizer=tokenizer, max_length=max_length, training=reading, dev=dev
+    )
     for neighbour in neighbours:
-        if (prepared := _read(neighbour, key)) is not None:
-            _share(neighbour, folder)
-            return prepared
-    prepared = _make(files, reading, tokenizer, max_length, folder, key)
+        if _share(neighbour, folder, recipe):
+            prepared = _read(folder, recipe)
+            if prepared is not None:
+                return replace(prepared, shared_with=neighbour)
+            _discard(folder)
+    prepared = _make(files, recipe, folder)
     record = asdict(prepared)
     del record["shared_with"]
     text = json.dumps(record, indent=2) + "\n"
@@ -90,98 +96,140 @@ def learning_texts(pairs: Iterable[SentencePair], num_characters: int) -> Iterat
         yield pair.target
 
 
-def _key(
-    training: Reading,
-    dev: Reading | None,
-    tokenizer: TokenizerConfig,
-    max_length: int,
-) -> str:
-    parts = {
-        "format": FORMAT,
-        "tokenizers": tokenizers.__version__,
-        "tokenizer": asdict(tokenizer),
-        "max_length": max_length,
-        "training": training.digest,
-        "dev": dev and dev.digest,
-    }
-    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recipe:
+    """All that a prepared corpus depends on."""
+
+    tokenizer: TokenizerConfig
+    max_length: int
+    training: Reading
+    dev: Reading | None
+
+    @property
+    def key(self) -> str:
+        parts = {
+            "format": FORMAT,
+            "tokenizers": tokenizers.__version__,
+            "tokenizer": asdict(self.tokenizer),
+            "max_length": self.max_length,
+            "training": self.training.digest,
+            "dev": self.dev and self.dev.digest,
+        }
+        return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _make(
-    files: CorpusFiles,
-    reading: Reading,
-    config: TokenizerConfig,
-    max_length: int,
-    folder: Path,
-    key: str,
-) -> PreparedCorpus:
+def _make(files: CorpusFiles, recipe: _Recipe, folder: Path) -> PreparedCorpus:
     pairs = read_pairs(files.source, files.target)
-    texts = learning_texts(pairs, reading.num_characters)
-    tokenizer = learn_tokenizer(texts, config)
-    tokenizer.save(folder / TOKENIZER)
+    texts = learning_texts(pairs, recipe.training.num_characters)
+    tokenizer = learn_tokenizer(texts, recipe.tokenizer)
+    tokenizer.save(folder / TOKENIZER_FILE)
+    again = Reading()
     training = encode_corpus(
-        read_pairs(files.source, files.target),
+        again.pairs(files.source, files.target),
         tokenizer,
-        max_length,
+        recipe.max_length,
         folder / TRAINING,
     )
+    _require_unchanged(files.source[0], again, recipe.training)
     if training.kept == 0:
         raise DataError(
             f"{files.source[0]}: at least one pair must be left to train on, but "
             f"{training}."
         )
     return PreparedCorpus(
-        key=key,
+        key=recipe.key,
         training=training,
-        dev=_make_dev(files, tokenizer, max_length, folder / DEV),
+        dev=_make_dev(files, recipe, tokenizer, folder / DEV),
         vocab_size=tokenizer.vocab_size,
     )
 
 
 def _make_dev(
-    files: CorpusFiles, tokenizer: Tokenizer, max_length: int, folder: Path
+    files: CorpusFiles, recipe: _Recipe, tokenizer: Tokenizer, folder: Path
 ) -> PairCounts | None:
-    if not files.dev_source:
+    if recipe.dev is None:
         return None
-    pairs = list(read_pairs(files.dev_source, files.dev_target))
-    counts = encode_corpus(pairs, tokenizer, max_length, folder)
+    again = Reading()
+    pairs = list(again.pairs(files.dev_source, files.dev_target))
+    _require_unchanged(files.dev_source[0], again, recipe.dev)
+    counts = encode_corpus(pairs, tokenizer, recipe.max_length, folder)
     if counts.kept == 0:
         raise DataError(
             f"{files.dev_source[0]}: at least one pair must be left to validate on, "
             f"but {counts}."
         )
     # All of its text is translated, whatever was left out of its loss.
-    write_lines(folder / "source.txt", (pair.source for pair in pairs))
-    write_lines(folder / "target.txt", (pair.target for pair in pairs))
+    write_lines(folder / DEV_SOURCE, (pair.source for pair in pairs))
+    write_lines(folder / DEV_TARGET, (pair.target for pair in pairs))
     return counts
 
 
-def _read(folder: Path, key: str) -> PreparedCorpus | None:
-    """What was made there from the same, if it is still sound."""
+def _require_unchanged(path: Path, again: Reading, first: Reading) -> None:
+    if again.digest != first.digest:
+        raise DataError(
+            f"{path}: a corpus must stay as it is while it is prepared, but it or a "
+            "file beside it has changed; start again."
+        )
+
+
+def _share(neighbour: Path, folder: Path, recipe: _Recipe) -> bool:
+    """Link what is large, copy the rest; whether the neighbour has all of it."""
+    if _key_of(neighbour) != recipe.key:
+        return False
+    ids = [f"{TRAINING}/{name}" for name in DATASET_FILES]
+    texts = [RECORD, TOKENIZER_FILE]
+    (folder / TRAINING).mkdir(parents=True)
+    if recipe.dev is not None:
+        (folder / DEV).mkdir()
+        ids += [f"{DEV}/{name}" for name in DATASET_FILES]
+        texts += [f"{DEV}/{DEV_SOURCE}", f"{DEV}/{DEV_TARGET}"]
+    try:
+        for name in ids:
+            _link(neighbour / name, folder / name)
+        for name in texts:
+            shutil.copyfile(neighbour / name, folder / name)
+    except OSError:  # it has lost a file, or is being removed
+        _discard(folder)
+        return False
+    return True
+
+
+def _link(path: Path, copy: Path) -> None:
+    try:
+        os.link(path.resolve(), copy)
+    except OSError:  # a disk without links
+        shutil.copyfile(path, copy)
+
+
+def _discard(folder: Path) -> None:
+    shutil.rmtree(folder / CORPUS, ignore_errors=True)
+
+
+def _key_of(folder: Path) -> str | None:
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        if record["key"] != key:
+        return str(record["key"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # not prepared, or by another version
+
+
+def _read(folder: Path, recipe: _Recipe) -> PreparedCorpus | None:
+    """What the folder holds, if it is sound."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        open_dataset(folder / TRAINING)
+        if recipe.dev is not None:
+            open_dataset(folder / DEV)
+            sides = (folder / DEV / DEV_SOURCE,), (folder / DEV / DEV_TARGET,)
+            if read_through(*sides).digest != recipe.dev.digest:
+                return None
+        if Tokenizer.load(folder / TOKENIZER_FILE).vocab_size != record["vocab_size"]:
             return None
-        for corpus in (TRAINING, DEV) if record["dev"] else (TRAINING,):
-            open_dataset(folder / corpus)
-        tokenizer = Tokenizer.load(folder / TOKENIZER)
         return PreparedCorpus(
-            key=key,
+            key=record["key"],
             training=PairCounts(**record["training"]),
             dev=record["dev"] and PairCounts(**record["dev"]),
-            vocab_size=tokenizer.vocab_size,
-            shared_with=folder,
+            vocab_size=record["vocab_size"],
         )
     except (OSError, ValueError, LookupError, TypeError, TransduceError):
-        return None  # damaged, or of another version: it is made again
-
-
-def _share(neighbour: Path, folder: Path) -> None:
-    for path in (neighbour / TOKENIZER, *(neighbour / CORPUS).rglob("*")):
-        if path.is_file():
-            copy = folder / path.relative_to(neighbour)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(path, copy)
-            except OSError:  # a disk without links
-                shutil.copyfile(path, copy)
+        return None

@@ -22,6 +22,9 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 from transduce.errors import CheckpointError, ConfigError
 from transduce.special_ids import EOS, PAD
 
+TOKENIZER_FILE = "tokenizer.json"
+"""Of a model and of a run."""
+
 SPECIAL_PIECES = ("<pad>", "<s>", "</s>")
 
 FIRST_BYTE = 0xF700

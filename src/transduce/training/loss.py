@@ -139,8 +139,8 @@ def _softmax(
 ) -> tuple[Float[Tensor, "chunk vocab"], Float[Tensor, "chunk 1"]]:
     """Probabilities, and the logarithm of what they were divided by.
 
-    That is found from the likeliest token, whose probability is never small: so the
-    vocabulary is passed over once, not for a log-softmax and again for its exponential.
+    That is found from the likeliest token, whose probability is never small: so one
+    exponential of each logit is enough.
     """
     probabilities = logits.softmax(dim=-1, dtype=dtype)
     largest = logits.amax(dim=-1, keepdim=True).to(dtype)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.corpora.assembly import SplitCounts, prepare
+from transduce.corpora.assembly import SplitCounts, assemble
 from transduce.corpora.download import RemoteFile
 from transduce.corpora.named_corpora import NAMED_CORPORA, NamedCorpus, Split, Text
 from transduce.errors import ConfigError, DataError
@@ -58,16 +58,16 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_a_corpus_is_written_side_by_side(corpus, out, observer, listed):
-    prepared = prepare(corpus, out, observer)
+    assembled = assemble(corpus, out, observer)
     assert (out / "train.en").read_bytes() == b"one\ntwo\n"
     assert (out / "train.de").read_bytes() == b"eins\nzwei\n"
     assert (out / "dev.de").read_bytes() == b"b\n"
-    assert prepared.is_new
-    assert prepared.counts == {
+    assert assembled.is_new
+    assert assembled.counts == {
         "train": SplitCounts(num_pairs=2),
         "dev": SplitCounts(num_pairs=1),
     }
-    assert prepared.path(corpus.dev, "de") == out / "dev.de"
+    assert assembled.path(corpus.dev, "de") == out / "dev.de"
     assert listed() == [
         "out/corpus.json", "out/dev.de", "out/dev.en", "out/downloads/dev.de.gz",
         "out/downloads/dev.en.gz", "out/downloads/train.de.gz",
@@ -76,19 +76,19 @@ def test_a_corpus_is_written_side_by_side(corpus, out, observer, listed):
 
 
 def test_what_is_there_is_left_alone(corpus, out, observer, server):
-    first = prepare(corpus, out, observer)
+    first = assemble(corpus, out, observer)
     server.asked.clear()
-    again = prepare(corpus, out, observer)
+    again = assemble(corpus, out, observer)
     assert server.asked == []
     assert again.counts == first.counts
     assert not again.is_new
 
 
 def test_a_text_that_was_deleted_is_written_again(corpus, out, observer, server):
-    prepare(corpus, out, observer)
+    assemble(corpus, out, observer)
     (out / "train.de").unlink()
     server.asked.clear()
-    assert prepare(corpus, out, observer).is_new
+    assert assemble(corpus, out, observer).is_new
     assert (out / "train.de").read_bytes() == b"eins\nzwei\n"
     assert server.asked == []
 
@@ -105,8 +105,8 @@ def test_pairs_that_training_cannot_take_are_left_out_and_counted(make, out, obs
         (b"crlf\r", b"drei\r"),
     ]
     sides = tuple(b"".join(row[side] + b"\n" for row in lines) for side in (0, 1))
-    prepared = prepare(make(train=sides, dev=(b"a\n", b"b\n")), out, observer)
-    assert prepared.counts["train"] == SplitCounts(
+    assembled = assemble(make(train=sides, dev=(b"a\n", b"b\n")), out, observer)
+    assert assembled.counts["train"] == SplitCounts(
         num_pairs=3, num_empty=2, num_no_text=3
     )
     assert (out / "train.de").read_bytes() == b"eins\nzwei\ndrei\n"
@@ -117,15 +117,15 @@ def test_pairs_that_training_cannot_take_are_left_out_and_counted(make, out, obs
 
 def test_of_held_out_text_each_line_is_kept(make, out, observer):
     held_out = (b"a\n\nc\n", b"b\nd\n\n")
-    prepared = prepare(make(train=(b"x\n", b"y\n"), dev=held_out), out, observer)
-    assert prepared.counts["dev"] == SplitCounts(num_pairs=3)
+    assembled = assemble(make(train=(b"x\n", b"y\n"), dev=held_out), out, observer)
+    assert assembled.counts["dev"] == SplitCounts(num_pairs=3)
     assert (out / "dev.en").read_bytes() == held_out[0]
 
 
 def test_held_out_text_must_be_text(make, out, observer, listed):
     corpus = make(train=(b"x\n", b"y\n"), dev=(b"a\n\xff\n", b"b\nc\n"))
     with pytest.raises(DataError, match=r"dev\.en\.gz:2: a line must be valid UTF-8"):
-        prepare(corpus, out, observer)
+        assemble(corpus, out, observer)
     assert all("downloads/" in name for name in listed())
 
 
@@ -139,14 +139,14 @@ def test_sides_of_unequal_length_are_refused(
     corpus = make(train=sides, dev=(b"a\n", b"b\n"))
     message = rf"train\.{shorter}\.gz: must have as many lines as .*train.*, but has \d"
     with pytest.raises(DataError, match=message):
-        prepare(corpus, out, observer)
+        assemble(corpus, out, observer)
     assert all("downloads/train" in name or "dev" in name for name in listed())
 
 
 def test_a_count_that_is_known_is_checked(make, out, observer):
     corpus = make(num_pairs=3, train=(b"a\nb\n", b"c\nd\n"), dev=(b"a\n", b"b\n"))
     with pytest.raises(DataError, match="train must have 3 pairs, but has 2; delete"):
-        prepare(corpus, out, observer)
+        assemble(corpus, out, observer)
 
 
 def test_parts_follow_one_another(make, out, observer, server):
@@ -156,14 +156,14 @@ def test_parts_follow_one_another(make, out, observer, server):
         name="tiny", languages=SIDES, train=train, dev=parts.tests[0], tests=(),
         preset="tiny", terms="none",
     )  # fmt: skip
-    prepare(corpus, out, observer)
+    assemble(corpus, out, observer)
     assert (out / "train.en").read_bytes() == b"1\n3\n"
     assert (out / "train.de").read_bytes() == b"2\n4\n"
 
 
 def test_the_observer_is_told_of_many_lines(make, out, observer):
     corpus = make(train=(b"a\n" * 25_000, b"b\n" * 25_000), dev=(b"a\n", b"b\n"))
-    prepare(corpus, out, observer)
+    assemble(corpus, out, observer)
     assert observer.lines == [("train", 10_000), ("train", 20_000)]
 
 
@@ -181,7 +181,7 @@ def test_a_folder_that_holds_something_else_is_refused(
         (out / "corpus.json").write_text(json.dumps(record))
     before = listed()
     with pytest.raises(ConfigError, match="the output folder must be new or"):
-        prepare(corpus, out, observer)
+        assemble(corpus, out, observer)
     assert listed() == before
     assert server.asked == []
 
@@ -190,10 +190,10 @@ def test_a_folder_that_holds_something_else_is_refused(
     "record", ["", "{", "[]", "{}", '{"corpus": "tiny", "splits": {"train": {"x": 1}}}']
 )
 def test_a_damaged_record_is_one_sentence(corpus, out, observer, record):
-    prepare(corpus, out, observer)
+    assemble(corpus, out, observer)
     (out / "corpus.json").write_text(record)
     with pytest.raises(DataError, match=r"corpus\.json: the file is damaged; delete"):
-        prepare(corpus, out, observer)
+        assemble(corpus, out, observer)
 
 
 def test_a_download_that_fails_leaves_no_texts_and_is_gone_on_with(
@@ -201,12 +201,12 @@ def test_a_download_that_fails_leaves_no_texts_and_is_gone_on_with(
 ):
     content = server.files.pop("/dev.de.gz")
     with pytest.raises(DataError, match="dev.de.gz: the server must send the file"):
-        prepare(corpus, out, observer)
+        assemble(corpus, out, observer)
     assert "out/downloads/train.en.gz" in listed()
     assert all("downloads/" in name for name in listed())
     server.files["/dev.de.gz"] = content
     server.asked.clear()
-    assert prepare(corpus, out, observer).is_new
+    assert assemble(corpus, out, observer).is_new
     assert [path for path, _ in server.asked] == ["/dev.de.gz"]
 
 
@@ -218,12 +218,12 @@ def test_a_disk_too_small_for_the_texts_keeps_the_downloads(
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))
     try:
         with pytest.raises(DataError, match="out: the texts cannot be written .File"):
-            prepare(corpus, out, observer)
+            assemble(corpus, out, observer)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(listed()) == 4
     assert all(name.startswith("out/downloads/") for name in listed())
-    prepare(corpus, out, observer)
+    assemble(corpus, out, observer)
     assert (out / "train.en").read_bytes() == b"a\n" * 9_000
 
 
@@ -242,10 +242,10 @@ def test_an_interruption_between_the_moves_is_mended(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            prepare(corpus, out, observer)
+            assemble(corpus, out, observer)
     assert moves[0] == "corpus.json"
     assert not (out / "dev.de").exists()
-    assert prepare(corpus, out, observer).is_new
+    assert assemble(corpus, out, observer).is_new
     assert (out / "dev.de").read_bytes() == b"b\n"
 
 
@@ -289,11 +289,11 @@ def test_every_corpus_is_found_in_archives_of_its_members(
     for file in corpus.files:
         path = file.on(server.address).url.removeprefix(server.address)
         server.files[path] = archive_of(file, corpus)
-    prepared = prepare(corpus, out, observer, server.address)
+    assembled = assemble(corpus, out, observer, server.address)
     for split in corpus.splits:
-        assert prepared.counts[split.name].num_pairs == len(split.parts)
+        assert assembled.counts[split.name].num_pairs == len(split.parts)
         for number, language in enumerate(corpus.languages):
-            text = prepared.path(split, language).read_text(encoding="utf-8")
+            text = assembled.path(split, language).read_text(encoding="utf-8")
             expected = [part[number] for part in split.parts]
             assert [line.split()[0] for line in text.splitlines()] == [
                 each.member or each.file.name for each in expected
@@ -308,6 +308,6 @@ def test_a_wrong_mirror_is_refused_before_anything_is_done(
     corpus, out, observer, server
 ):
     with pytest.raises(ConfigError, match="The mirror must be an address"):
-        prepare(corpus, out, observer, "nowhere")
+        assemble(corpus, out, observer, "nowhere")
     assert not out.exists()
     assert server.asked == []

@@ -37,6 +37,7 @@ class Notes:
         self.steps: list[int] = []
         self.scores: list[DevScore] = []
         self.warnings: list[str] = []
+        self.returns: list[int] = []
         self.results: list[RunResult] = []
 
     def started(self, start: RunStart) -> None:
@@ -50,6 +51,9 @@ class Notes:
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)
+
+    def went_back(self, step: int) -> None:
+        self.returns.append(step)
 
     def finished(self, result: RunResult) -> None:
         self.results.append(result)
@@ -198,6 +202,7 @@ def test_a_run_that_diverges_goes_back_and_on_more_slowly(
     out, notes = tmp_path / "run", Notes()
     train(files, TINY, out, CPU, notes)
     assert notes.steps == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert notes.returns == [4]
     assert notes.warnings[0] == (
         "The loss has gone astray at step 7. Going back to step 4, and on at 0.5 times "
         "the learning rate."

@@ -1,7 +1,9 @@
 import json
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -213,19 +215,71 @@ def test_nothing_is_shared_if_anything_differs(
     [
         "corpus/training/target.ids",
         "corpus/training/source.offsets",
+        "corpus/dev/target.offsets",
+        "corpus/dev/source.txt",
+        "corpus/dev/target.txt",
         "corpus/preparation.json",
         "tokenizer.json",
     ],
 )
+@pytest.mark.parametrize("how", ["cut short", "missing", "of another"])
 def test_nothing_damaged_is_shared(
-    files: CorpusFiles, folder: Path, tmp_path: Path, damaged: str
+    files: CorpusFiles, folder: Path, tmp_path: Path, damaged: str, how: str
 ) -> None:
+    files = with_dev(files, ["one", "two"], ["eins", "zwei"])
     whole = prepare(files, TOKENIZER, MAX_LENGTH, folder)
     before = content(folder)
-    (folder / damaged).write_bytes((folder / damaged).read_bytes()[:-3])
+    if how == "cut short":
+        (folder / damaged).write_bytes((folder / damaged).read_bytes()[:-3])
+    elif how == "missing":
+        (folder / damaged).unlink()
+    else:
+        other = with_dev(files, ["one hundred"] * 3, ["einhundert", "z", "drei"])
+        (another := tmp_path / "another").mkdir()
+        prepare(other, replace(TOKENIZER, vocab_size=280), 40, another)
+        shutil.copy(another / damaged, folder / damaged)
+        files = with_dev(files, ["one", "two"], ["eins", "zwei"])
     (second := tmp_path / "second").mkdir()
     assert prepare(files, TOKENIZER, MAX_LENGTH, second, [folder]) == whole
     assert content(second) == before
+
+
+def test_what_lies_on_another_disk_is_shared(
+    files: CorpusFiles, folder: Path, tmp_path: Path
+) -> None:
+    prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    before = content(folder)
+    training = folder / "corpus" / "training"
+    training.rename(tmp_path / "elsewhere")
+    training.symlink_to(tmp_path / "elsewhere")
+    ids = tmp_path / "elsewhere" / "source.ids"
+    ids.rename(tmp_path / "ids")
+    ids.symlink_to(tmp_path / "ids")
+    (second := tmp_path / "second").mkdir()
+    assert prepare(files, TOKENIZER, MAX_LENGTH, second, [folder]).shared_with == folder
+    shutil.rmtree(folder)
+    shutil.rmtree(tmp_path / "elsewhere")
+    (tmp_path / "ids").unlink()
+    assert content(second) == before
+
+
+@pytest.mark.parametrize("side", ["source", "dev_source"])
+def test_a_file_that_changes_while_it_is_prepared_is_told_of(
+    files: CorpusFiles, folder: Path, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    files = with_dev(files, ["one"], ["eins"])
+    learn = prepared_corpus.learn_tokenizer
+
+    def learn_while_it_changes(*arguments: Any) -> Tokenizer:
+        tokenizer = learn(*arguments)
+        path = getattr(files, side)[0]
+        path.write_text(path.read_text().replace("one", "won"))
+        return tokenizer
+
+    monkeypatch.setattr(prepared_corpus, "learn_tokenizer", learn_while_it_changes)
+    message = f"{getattr(files, side)[0]}: a corpus must stay as it is while it is"
+    with pytest.raises(DataError, match=message):
+        prepare(files, TOKENIZER, MAX_LENGTH, folder)
 
 
 @pytest.mark.parametrize(
