@@ -37,15 +37,15 @@ def log_probs(seed: int, prefix: tuple[int, ...]) -> tuple[float, ...]:
 
 
 class RandomModel:
-    """Each sentence has a seed of its own; `rows` of them stand together."""
+    """Each sentence has a seed of its own."""
 
-    def __init__(self, seeds: Sequence[int], rows: int) -> None:
-        self._rows = [(seed, ()) for seed in seeds for _ in range(rows)]
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._rows = [(seed, ()) for seed in seeds]
         self._is_first = True
 
     def step(self, last_ids: Tensor) -> Tensor:
         # The first token read is the beginning, which all prefixes share.
-        grown = [] if self._is_first else last_ids.tolist()
+        grown = [] if self._is_first else last_ids.flatten().tolist()
         self._is_first = False
         if grown:
             self._rows = [
@@ -53,10 +53,10 @@ class RandomModel:
                 for (seed, prefix), last in zip(self._rows, grown, strict=True)
             ]
         rows = [log_probs(*row) for row in self._rows]
-        return torch.tensor(rows, dtype=torch.float64).float()
+        return torch.tensor(rows, dtype=torch.float64).float().view(*last_ids.shape, -1)
 
     def reorder(self, rows: Tensor) -> None:
-        self._rows = [self._rows[row] for row in rows.tolist()]
+        self._rows = [self._rows[row] for row in rows.flatten().tolist()]
 
 
 def log_probability(seed: int, ids: Sequence[int]) -> float:
@@ -106,7 +106,7 @@ def search(
     seeds: Sequence[int], beam_size: int, alpha: float, max_lengths: Sequence[int]
 ) -> list[list[Hypothesis]]:
     return beam_search(
-        RandomModel(seeds, beam_size),
+        RandomModel(seeds),
         max_lengths,
         SearchConfig(beam_size=beam_size, length_penalty=alpha),
         bos=BOS,
@@ -181,7 +181,7 @@ def greedy_path(seed: int, max_length: int) -> tuple[int, ...]:
 
 def greedy(seeds: Sequence[int], alpha: float, max_length: int) -> list[Hypothesis]:
     return greedy_search(
-        RandomModel(seeds, 1),
+        RandomModel(seeds),
         [max_length] * len(seeds),
         alpha,
         bos=BOS,

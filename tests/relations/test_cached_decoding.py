@@ -12,58 +12,69 @@ LENGTH = 7
 
 
 def whole_pass(model: Transformer, source: Tensor, target_in: Tensor) -> Tensor:
-    """Logits of all positions, each row beside its own copy of the source."""
-    beam_size = len(target_in) // len(source)
-    return model(source.repeat_interleave(beam_size, dim=0), target_in)
+    """Logits of all positions, each hypothesis beside its own copy of the source."""
+    num_sentences, group_size, length = target_in.shape
+    sources = source.repeat_interleave(group_size, dim=0)
+    logits = model(sources, target_in.flatten(0, 1))
+    return logits.view(num_sentences, group_size, length, -1)
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_step_by_step_is_one_full_pass(model, beam_size):
-    target_in = torch.randint(1, 23, (len(SOURCE) * beam_size, LENGTH))
-    state = model.start(model.encode(SOURCE), beam_size)
-    stepped = [model.step(target_in[:, i], state) for i in range(LENGTH)]
+def test_step_by_step_is_one_full_pass(model):
+    target_in = torch.randint(1, 23, (len(SOURCE), 1, LENGTH))
+    state = model.start(model.encode(SOURCE))
+    stepped = [model.step(target_in[..., i], state) for i in range(LENGTH)]
     assert state.length == LENGTH
-    assert_close(torch.stack(stepped, dim=1), whole_pass(model, SOURCE, target_in))
+    assert_close(torch.stack(stepped, dim=2), whole_pass(model, SOURCE, target_in))
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [[0, 1, 2, 3, 4, 5], [1, 0, 3, 3, 4, 4], [5, 4, 1, 0], [3, 2], [4, 4, 1, 1, 2, 3]],
-    ids=str,
-)
-def test_reordered_rows_go_on_from_their_own_past(model, rows):
-    beam_size = 2
-    past = torch.randint(1, 23, (len(SOURCE) * beam_size, 3))
-    future = torch.randint(1, 23, (len(rows), 3))
-    state = model.start(model.encode(SOURCE), beam_size)
-    for token in past.unbind(1):
+ROWS = [
+    [[0, 1], [2, 3], [4, 5]],
+    [[1, 0], [3, 3], [4, 4]],
+    [[5, 4], [1, 0]],
+    [[3, 2]],
+    [[4, 4], [1, 1], [2, 3]],
+    [[4, 4, 5], [1, 0, 1]],
+    [[3], [4]],
+]
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+def test_reordered_hypotheses_go_on_from_their_own_past(model, rows):
+    first = torch.randint(1, 23, (len(SOURCE), 1))
+    state = model.start(model.encode(SOURCE))
+    model.step(first, state)
+    state.reorder(torch.tensor([[0, 0], [1, 1], [2, 2]]))
+    past = torch.randint(1, 23, (len(SOURCE), 2, 3))
+    for token in past.unbind(2):
         model.step(token, state)
     state.reorder(torch.tensor(rows))
-    stepped = [model.step(token, state) for token in future.unbind(1)]
-    target_in = torch.cat([past[rows], future], dim=1)
-    source = SOURCE[[row // beam_size for row in rows[::beam_size]]]
-    expected = whole_pass(model, source, target_in)[:, 3:]
-    assert_close(torch.stack(stepped, dim=1), expected)
+    future = torch.randint(1, 23, (len(rows), len(rows[0]), 3))
+    stepped = [model.step(token, state) for token in future.unbind(2)]
+    begun = torch.cat([first[:, None].expand(-1, 2, -1), past], dim=2)
+    target_in = torch.cat([begun.flatten(0, 1)[torch.tensor(rows)], future], dim=2)
+    source = SOURCE[[group[0] // 2 for group in rows]]
+    expected = whole_pass(model, source, target_in)[:, :, 4:]
+    assert_close(torch.stack(stepped, dim=2), expected)
 
 
 def test_sentences_may_end_one_after_the_other(model):
-    target_in = torch.randint(1, 23, (len(SOURCE), LENGTH))
+    target_in = torch.randint(1, 23, (len(SOURCE), 1, LENGTH))
     expected = whole_pass(model, SOURCE, target_in)
-    state = model.start(model.encode(SOURCE), beam_size=1)
-    assert_close(model.step(target_in[:, 0], state), expected[:, 0])
-    state.reorder(torch.tensor([0, 2]))
-    assert_close(model.step(target_in[[0, 2], 1], state), expected[[0, 2], 1])
-    state.reorder(torch.tensor([1]))
-    assert_close(model.step(target_in[[2], 2], state), expected[[2], 2])
+    state = model.start(model.encode(SOURCE))
+    assert_close(model.step(target_in[..., 0], state), expected[:, :, 0])
+    state.reorder(torch.tensor([[0], [2]]))
+    assert_close(model.step(target_in[[0, 2], :, 1], state), expected[[0, 2], :, 1])
+    state.reorder(torch.tensor([[1]]))
+    assert_close(model.step(target_in[[2], :, 2], state), expected[[2], :, 2])
 
 
 def test_decoding_can_begin_again_from_one_memory(model):
     memory = model.encode(SOURCE)
-    ids = torch.tensor([4, 5, 6])
-    first = model.step(ids, model.start(memory, beam_size=1))
-    again = model.step(ids, model.start(memory, beam_size=1))
+    ids = torch.tensor([[4], [5], [6]])
+    first = model.step(ids, model.start(memory))
+    again = model.step(ids, model.start(memory))
     assert torch.equal(first, again)

@@ -56,7 +56,7 @@ def test_a_beams_hypotheses_are_scored_alike(
 ) -> None:
     model = likely_to_end(replace(tiny, **variant))
     with torch.no_grad():
-        decoder = IncrementalDecoder(model, model.start(model.encode(SOURCE), 4))
+        decoder = IncrementalDecoder(model, model.start(model.encode(SOURCE)))
         found = beam_search(
             decoder,
             [30, 20, 25],
@@ -96,7 +96,7 @@ def greedy(model: Transformer, sentence: int) -> Hypothesis:
     with torch.no_grad():
         memory = model.encode(SOURCE[sentence : sentence + 1])
         [found] = greedy_search(
-            IncrementalDecoder(model, model.start(memory, 1)),
+            IncrementalDecoder(model, model.start(memory)),
             [12],
             ALPHA,
             bos=BOS,

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 
 from transduce.errors import ConfigError
@@ -50,17 +51,23 @@ class SearchConfig:
 
 @runtime_checkable
 class NextTokenModel(Protocol):
-    """What search needs of a model. A row is one hypothesis of one sentence.
+    """What search needs of a model.
 
-    The rows of a sentence stand together, `beam_size` of them.
+    Each sentence has a group of hypotheses, all groups being equally large: one at the
+    start, and from then on as many as `reorder` was given.
     """
 
-    def step(self, last_ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
-        """Read one more token in each row; log-probabilities of the next, to keep."""
+    def step(
+        self, last_ids: Int[Tensor, "sentences group"]
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; the logits of the next."""
         ...
 
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        """Keep these rows of the state, in this order."""
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order; those of a group are of one sentence.
+
+        They are numbered through all groups.
+        """
         ...
 
 
@@ -97,126 +104,160 @@ def beam_search(
     Ids in `excluded` are never put out. The result for a sentence does not depend on
     the others.
     """
-    beams = [_Beam(limit, config, eos) for limit in max_lengths]
-    live = list(beams)
-    last_ids = torch.full((len(live) * config.beam_size,), bos)
-    while live:
-        log_probs = model.step(last_ids)
-        log_probs[:, list(excluded)] = -math.inf
-        live, rows, last_ids = _advance(live, log_probs, config.beam_size)
-        if live:
-            model.reorder(rows)
+    beams = [_Beam(limit, config) for limit in max_lengths]
+    group = _Group(beams, config.beam_size, eos)
+    last_ids = torch.full((len(beams), 1), bos)
+    while group.beams:
+        logits = model.step(last_ids)
+        candidates = best_candidates(
+            logits, group.log_probabilities, 2 * config.beam_size, excluded
+        )
+        rows, last_ids = group.grow(candidates)
+        if group.beams:
+            model.reorder(rows.to(logits.device))
+            last_ids = last_ids.to(logits.device)
     return [beam.best() for beam in beams]
 
 
-def _advance(
-    live: list["_Beam"], log_probs: Float[Tensor, "rows vocab"], beam_size: int
-) -> tuple[list["_Beam"], Int[Tensor, " rows"], Int[Tensor, " rows"]]:
-    """Grow all beams by a token; those that go on, their rows and last ids."""
-    alive = torch.tensor(
-        [beam.log_probabilities() for beam in live], dtype=torch.float64
-    )
-    totals = log_probs.double().view(len(live), beam_size, -1) + alive.to(
-        log_probs.device
-    ).unsqueeze(-1)
-    vocab_size = totals.size(-1)
-    # Even if a whole beam's worth of the best candidates end, as many go on.
-    num_candidates = min(2 * beam_size, beam_size * vocab_size)
-    values, indices = totals.flatten(1).topk(num_candidates)
-    survivors, rows, last_ids = [], [], []
-    candidates = zip(live, values.tolist(), indices.tolist(), strict=True)
-    for i, (beam, beam_values, beam_indices) in enumerate(candidates):
-        parents = beam.grow(beam_values, beam_indices, vocab_size)
-        if not beam.is_done():
-            survivors.append(beam)
-            rows += [i * beam_size + parent for parent in parents]
-            last_ids += beam.last_ids()
-    device = log_probs.device
-    return (
-        survivors,
-        torch.tensor(rows, dtype=torch.int64, device=device),
-        torch.tensor(last_ids, dtype=torch.int64, device=device),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The likeliest ways to go on, best first."""
+
+    log_probabilities: Float64[np.ndarray, "sentences candidates"]
+    """Of the whole sequence; minus infinity where there is no further candidate."""
+    parents: Int64[np.ndarray, "sentences candidates"]
+    """The hypothesis of the group that each goes on from."""
+    tokens: Int64[np.ndarray, "sentences candidates"]
+
+
+def best_candidates(
+    logits: Float[Tensor, "sentences group vocab"],
+    log_probabilities: Float64[np.ndarray, "sentences group"],
+    count: int,
+    excluded: Sequence[int] = (),
+) -> Candidates:
+    """The likeliest `count` tokens after the hypotheses of each sentence.
+
+    `log_probabilities` are those of the hypotheses so far. Of the logits only those of
+    each hypothesis's best are normalized.
+    """
+    logits = logits.float()
+    log_total = logits.logsumexp(dim=-1, keepdim=True)
+    logits[..., list(excluded)] = -math.inf
+    values, tokens = logits.topk(min(count, logits.size(-1)))
+    so_far = torch.from_numpy(log_probabilities).to(logits.device)
+    totals = (values - log_total).double() + so_far[..., None]
+    count = min(count, totals[0].numel())
+    best, indices = totals.flatten(1).topk(count)
+    return Candidates(
+        log_probabilities=best.cpu().numpy(),
+        parents=(indices // tokens.size(-1)).cpu().numpy(),
+        tokens=tokens.flatten(1).gather(1, indices).cpu().numpy(),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Alive:
-    ids: tuple[int, ...]
-    log_probability: float
+class _Group:
+    """The beams that are not done yet, grown together a token at a time."""
+
+    def __init__(self, beams: list["_Beam"], beam_size: int, eos: int) -> None:
+        self.beams = beams
+        self.log_probabilities = np.zeros((len(beams), 1))
+        """Of the hypotheses that go on."""
+        self._beam_size = beam_size
+        self._eos = eos
+        self._ids = np.empty((len(beams), 1, 0), dtype=np.int64)
+
+    def grow(
+        self, candidates: Candidates
+    ) -> tuple[Int[Tensor, "kept group"], Int[Tensor, "kept group"]]:
+        """Take the best candidates; the rows that go on, and what they read next."""
+        is_end = candidates.tokens == self._eos
+        self._finish(candidates, is_end)
+        # The best of those that go on; behind them what does not.
+        order = np.argsort(is_end, axis=1, kind="stable")[:, : self._beam_size]
+        parents, tokens, totals, is_end = (
+            np.take_along_axis(each, order, axis=1)
+            for each in (
+                candidates.parents,
+                candidates.tokens,
+                candidates.log_probabilities,
+                is_end,
+            )
+        )
+        totals = np.where(is_end, -math.inf, totals)
+        past = np.take_along_axis(self._ids, parents[..., None], axis=1)
+        ids = np.concatenate([past, tokens[..., None]], axis=2)
+        rows = np.arange(len(parents))[:, None] * self._ids.shape[1] + parents
+        kept = [
+            i
+            for i, beam in enumerate(self.beams)
+            if not beam.is_done(ids[i], totals[i])
+        ]
+        self.beams = [self.beams[i] for i in kept]
+        self.log_probabilities, self._ids = totals[kept], ids[kept]
+        return torch.from_numpy(rows[kept]), torch.from_numpy(tokens[kept])
+
+    def _finish(
+        self, candidates: Candidates, is_end: Bool[np.ndarray, "sentences candidates"]
+    ) -> None:
+        is_possible = candidates.log_probabilities > -math.inf
+        for i, j in zip(*np.nonzero(is_end & is_possible), strict=True):
+            past = self._ids[i, candidates.parents[i, j]]
+            total = float(candidates.log_probabilities[i, j])
+            self.beams[i].finish(past, total, length=len(past) + 1)
 
 
 class _Beam:
-    """The hypotheses of one sentence."""
+    """What has been found for one sentence."""
 
-    def __init__(self, max_length: int, config: SearchConfig, eos: int) -> None:
+    def __init__(self, max_length: int, config: SearchConfig) -> None:
         self._max_length = max_length
         self._config = config
-        self._eos = eos
-        # All rows begin alike, so only one of them may have descendants at first.
-        dead = _Alive((), -math.inf)
-        self._alive = [_Alive((), 0.0)] + [dead] * (config.beam_size - 1)
         self._finished: list[Hypothesis] = []
-        self._length = 0
+        self._best_score = -math.inf
 
-    def log_probabilities(self) -> list[float]:
-        return [alive.log_probability for alive in self._alive]
-
-    def last_ids(self) -> list[int]:
-        return [alive.ids[-1] if alive.ids else self._eos for alive in self._alive]
-
-    def grow(
-        self, values: list[float], indices: list[int], vocab_size: int
-    ) -> list[int]:
-        """Take the best candidates; return the parent of each that goes on."""
-        self._length += 1
-        alive: list[_Alive] = []
-        parents: list[int] = []
-        for value, index in zip(values, indices, strict=True):
-            parent, token = divmod(index, vocab_size)
-            if value == -math.inf:
-                continue
-            if token == self._eos:
-                self._finish(self._alive[parent].ids, value, is_finished=True)
-            elif len(alive) < self._config.beam_size:
-                alive.append(_Alive((*self._alive[parent].ids, token), value))
-                parents.append(parent)
-        missing = self._config.beam_size - len(alive)
-        self._alive = alive + [_Alive((), -math.inf)] * missing
-        return parents + [0] * missing
-
-    def is_done(self) -> bool:
-        """Whether no unfinished hypothesis can come out ahead of the best finished."""
-        best_alive = self._alive[0].log_probability
-        if best_alive == -math.inf or self._length >= self._max_length:
-            return True
-        if not self._finished:
-            return False
-        # Log-probabilities only fall and the penalty only grows with the length, so
-        # nothing alive can score above this.
-        bound = best_alive / self._penalty(self._max_length)
-        return max(h.score for h in self._finished) >= bound
-
-    def best(self) -> list[Hypothesis]:
-        """The finished ones, best first; if there are none, those cut short."""
-        if not self._finished:
-            for alive in self._alive:
-                if alive.log_probability > -math.inf:
-                    self._finish(alive.ids, alive.log_probability, is_finished=False)
-        ranked = sorted(self._finished, key=lambda h: h.score, reverse=True)
-        return ranked[: self._config.beam_size]
-
-    def _finish(
-        self, ids: tuple[int, ...], log_probability: float, *, is_finished: bool
+    def finish(
+        self,
+        ids: Int64[np.ndarray, " length"],
+        log_probability: float,
+        length: int,
+        *,
+        is_finished: bool = True,
     ) -> None:
-        score = log_probability / self._penalty(self._length)
+        """Keep a hypothesis; its length counts the end token."""
+        score = log_probability / self._penalty(length)
+        self._best_score = max(self._best_score, score)
         self._finished.append(
             Hypothesis(
-                ids=ids,
+                ids=tuple(ids.tolist()),
                 log_probability=log_probability,
                 score=score,
                 is_finished=is_finished,
             )
         )
+
+    def is_done(
+        self,
+        ids: Int64[np.ndarray, "group length"],
+        log_probabilities: Float64[np.ndarray, " group"],
+    ) -> bool:
+        """Whether no unfinished hypothesis can come out ahead of the best finished."""
+        length = ids.shape[1]
+        if log_probabilities[0] > -math.inf and length < self._max_length:
+            # Log-probabilities only fall and the penalty only grows with the length,
+            # so nothing unfinished can score above this.
+            bound = log_probabilities[0] / self._penalty(self._max_length)
+            return bool(self._best_score >= bound)
+        if not self._finished:
+            for row, total in zip(ids, log_probabilities.tolist(), strict=True):
+                if total > -math.inf:
+                    self.finish(row, total, length, is_finished=False)
+        return True
+
+    def best(self) -> list[Hypothesis]:
+        """The finished ones, best first; if there are none, those cut short."""
+        ranked = sorted(self._finished, key=lambda h: h.score, reverse=True)
+        return ranked[: self._config.beam_size]
 
     def _penalty(self, length: int) -> float:
         return length_penalty(length, self._config.length_penalty)

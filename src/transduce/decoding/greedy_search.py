@@ -2,9 +2,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from transduce.decoding.beam_search import Hypothesis, NextTokenModel, length_penalty
+from transduce.decoding.beam_search import (
+    Hypothesis,
+    NextTokenModel,
+    best_candidates,
+    length_penalty,
+)
 
 
 def greedy_search(
@@ -16,17 +22,17 @@ def greedy_search(
     eos: int,
     excluded: Sequence[int] = (),
 ) -> list[Hypothesis]:
-    """One hypothesis a sentence; rows are sentences. Alpha only enters the score."""
+    """One hypothesis a sentence. Alpha only enters the score."""
     ids: list[list[int]] = [[] for _ in max_lengths]
     totals = [0.0] * len(max_lengths)
     live = list(range(len(max_lengths)))
-    last_ids = torch.full((len(live),), bos)
+    last_ids = torch.full((len(live), 1), bos)
     while live:
-        log_probs = model.step(last_ids)
-        log_probs[:, list(excluded)] = -torch.inf
-        values, tokens = log_probs.max(dim=-1)
+        logits = model.step(last_ids)
+        best = best_candidates(logits, np.zeros((len(live), 1)), 1, excluded)
+        tokens = best.tokens[:, 0]
         for sentence, value, token in zip(
-            live, values.tolist(), tokens.tolist(), strict=True
+            live, best.log_probabilities[:, 0].tolist(), tokens.tolist(), strict=True
         ):
             totals[sentence] += value
             ids[sentence].append(token)
@@ -36,10 +42,9 @@ def greedy_search(
             if ids[sentence][-1] != eos and len(ids[sentence]) < max_lengths[sentence]
         ]
         live = [live[row] for row in rows]
-        kept = torch.tensor(rows, dtype=torch.int64, device=tokens.device)
-        last_ids = tokens[kept]
         if live:
-            model.reorder(kept)
+            last_ids = torch.from_numpy(tokens[rows, None]).to(logits.device)
+            model.reorder(torch.tensor(rows, device=logits.device)[:, None])
     return [
         _hypothesis(sentence_ids, total, alpha, eos)
         for sentence_ids, total in zip(ids, totals, strict=True)

@@ -124,9 +124,7 @@ class Translator:
         self, source_ids: list[list[int]], config: SearchConfig
     ) -> list[list[Hypothesis]]:
         memory = self.model.encode(self._pad(source_ids))
-        steps = IncrementalDecoder(
-            self.model, self.model.start(memory, config.beam_size)
-        )
+        steps = IncrementalDecoder(self.model, self.model.start(memory))
         # The end token counts on both sides.
         limits = [len(ids) + 1 + config.extra_length for ids in source_ids]
         if config.beam_size == 1:
@@ -165,14 +163,15 @@ class IncrementalDecoder:
         self._model = model
         self._state = state
 
-    def step(self, last_ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
-        """The log-probabilities of the next token in each row."""
+    def step(
+        self, last_ids: Int[Tensor, "sentences group"]
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; the logits of the next."""
         device = self._state.memory_mask.device
-        logits = self._model.step(last_ids.to(device), self._state)
-        return logits.float().log_softmax(dim=-1)
+        return self._model.step(last_ids.to(device), self._state)
 
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        """Keep these rows of the cache, in this order."""
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order."""
         self._state.reorder(rows)
 
 

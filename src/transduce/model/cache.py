@@ -1,7 +1,9 @@
 """What decoding keeps between steps: keys and values of every layer.
 
-A row is one hypothesis. Rows stand in groups, `beam_size` rows a sentence; what
-belongs to the sentence (the keys and values of its memory) is kept once a group.
+A sentence has a group of hypotheses; all groups are equally large. The hypotheses of a
+group have one store for the keys and values of their past; whose past a slot of it
+belongs to is a mask. So to drop a hypothesis, or to go on from another twice, changes
+some bits and copies no key. Keys and values of the memory are kept once a sentence.
 """
 
 from dataclasses import dataclass
@@ -10,38 +12,43 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+FIRST_SLOTS = 32
+"""Room for keys and values at the start; doubled as often as needed."""
+
 
 @dataclass(slots=True, kw_only=True)
 class LayerCache:
     """Keys and values of one decoder layer."""
 
-    key: Float[Tensor, "rows heads past d_k"] | None = None
-    value: Float[Tensor, "rows heads past d_v"] | None = None
+    key: Float[Tensor, "sentences heads slots d_k"]
+    value: Float[Tensor, "sentences heads slots d_v"]
     memory_key: Float[Tensor, "sentences heads source d_k"]
     memory_value: Float[Tensor, "sentences heads source d_v"]
 
-    def append(
+    def write(
         self,
-        key: Float[Tensor, "rows heads new d_k"],
-        value: Float[Tensor, "rows heads new d_v"],
+        key: Float[Tensor, "sentences heads new d_k"],
+        value: Float[Tensor, "sentences heads new d_v"],
+        num_slots: int,
     ) -> tuple[
-        Float[Tensor, "rows heads keys d_k"], Float[Tensor, "rows heads keys d_v"]
+        Float[Tensor, "sentences heads used d_k"],
+        Float[Tensor, "sentences heads used d_v"],
     ]:
-        """Add the newest positions and return all."""
-        if self.key is not None and self.value is not None:
-            key = torch.cat([self.key, key], dim=2)
-            value = torch.cat([self.value, value], dim=2)
-        self.key, self.value = key, value
-        return key, value
+        """Put the newest into the last of so many slots, and return all of these."""
+        first = num_slots - key.size(2)
+        self.key[:, :, first:num_slots] = key
+        self.value[:, :, first:num_slots] = value
+        return self.key[:, :, :num_slots], self.value[:, :, :num_slots]
 
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        """Keep these rows of the past, in this order."""
-        if self.key is not None and self.value is not None:
-            self.key = self.key.index_select(0, rows)
-            self.value = self.value.index_select(0, rows)
+    def make_room(self, num_slots: int) -> None:
+        """Have at least so many slots."""
+        self.key = _padded(self.key, num_slots, dim=2)
+        self.value = _padded(self.value, num_slots, dim=2)
 
-    def keep_sentences(self, sentences: Int[Tensor, " sentences"]) -> None:
-        """Keep the memory of these sentences, in this order."""
+    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Keep what belongs to these sentences, in this order."""
+        self.key = self.key.index_select(0, sentences)
+        self.value = self.value.index_select(0, sentences)
         self.memory_key = self.memory_key.index_select(0, sentences)
         self.memory_value = self.memory_value.index_select(0, sentences)
 
@@ -52,18 +59,57 @@ class DecodingState:
 
     layers: list[LayerCache]
     memory_mask: Bool[Tensor, "sentences 1 1 source"]
-    beam_size: int
-    """Rows of one sentence."""
+    past: Bool[Tensor, "sentences group slots"]
+    """Which slots of its sentence hold a hypothesis's own past."""
+    positions: Int[Tensor, " slots"]
+    """Of the token whose key and value a slot holds."""
+    num_slots: int = 0
+    """Slots in use."""
     length: int = 0
     """Positions read so far."""
 
-    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        """Keep these rows, in this order; a group's rows are of one sentence."""
-        for layer in self.layers:
-            layer.reorder(rows)
-        sentences = rows[:: self.beam_size] // self.beam_size
+    @property
+    def group_size(self) -> int:
+        """Hypotheses of one sentence."""
+        return self.past.size(1)
+
+    def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
+        """Take a slot for each hypothesis's newest position; what each sees now."""
+        first, group_size = self.num_slots, self.group_size
+        self._make_room(first + group_size)
+        own = torch.eye(group_size, dtype=torch.bool, device=self.past.device)
+        self.past[:, :, first : first + group_size] = own
+        self.positions[first : first + group_size] = self.length
+        self.num_slots += group_size
+        self.length += 1
+        return self.past[:, None, :, : self.num_slots]
+
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order; those of a group are of one sentence.
+
+        They are numbered through all groups.
+        """
+        sentences, parents = rows[:, 0] // self.group_size, rows % self.group_size
+        self.past = self.past[sentences[:, None], parents]
         unchanged = torch.arange(len(self.memory_mask), device=rows.device)
         if not torch.equal(sentences, unchanged):
             for layer in self.layers:
                 layer.keep_sentences(sentences)
             self.memory_mask = self.memory_mask.index_select(0, sentences)
+
+    def _make_room(self, num_slots: int) -> None:
+        room = max(self.past.size(-1), FIRST_SLOTS)
+        while room < num_slots:
+            room *= 2
+        if room > self.past.size(-1):
+            for layer in self.layers:
+                layer.make_room(room)
+            self.past = _padded(self.past, room, dim=2)
+            self.positions = _padded(self.positions, room, dim=0)
+
+
+def _padded(tensor: Tensor, size: int, dim: int) -> Tensor:
+    """The tensor with zeros after it in one dimension."""
+    shape = list(tensor.shape)
+    shape[dim] = size - tensor.size(dim)
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim)

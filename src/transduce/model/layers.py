@@ -98,28 +98,35 @@ class DecoderLayer(nn.Module):
 
     def start(self, memory: Float[Tensor, "sentences source d_model"]) -> LayerCache:
         """The cache before the first step."""
-        key, value = self.memory_attention.keys_and_values(memory)
-        return LayerCache(memory_key=key, memory_value=value)
+        memory_key, memory_value = self.memory_attention.keys_and_values(memory)
+        # Without a slot as yet.
+        key, value = self.self_attention.keys_and_values(memory[:, :0])
+        return LayerCache(
+            key=key, value=value, memory_key=memory_key, memory_value=memory_value
+        )
 
     def step(
         self,
-        x: Float[Tensor, "rows 1 d_model"],
+        x: Float[Tensor, "sentences group d_model"],
         cache: LayerCache,
-        self_mask: Bool[Tensor, "1 1 1 keys"] | None,
+        self_mask: Bool[Tensor, "sentences 1 group slots"],
         memory_mask: Bool[Tensor, "sentences 1 1 source"],
-    ) -> Float[Tensor, "rows 1 d_model"]:
-        """`forward` for the newest position alone; the cache holds those before it."""
+    ) -> Float[Tensor, "sentences group d_model"]:
+        """`forward` for the newest position alone; the cache holds those before it.
+
+        The hypotheses of a sentence are queries side by side: to the memory, and to
+        their past, of which each sees its own.
+        """
 
         def attend_to_past(x: Tensor) -> Tensor:
-            key, value = cache.append(*self.self_attention.keys_and_values(x))
+            newest = self.self_attention.keys_and_values(x)
+            key, value = cache.write(*newest, num_slots=self_mask.size(-1))
             return self.self_attention.attend(x, key, value, self_mask)
 
         def attend_to_memory(x: Tensor) -> Tensor:
-            # The hypotheses of a sentence are queries side by side to one memory.
-            queries = x.view(len(memory_mask), -1, x.size(-1))
             return self.memory_attention.attend(
-                queries, cache.memory_key, cache.memory_value, memory_mask
-            ).view_as(x)
+                x, cache.memory_key, cache.memory_value, memory_mask
+            )
 
         x = self.after_self_attention(x, attend_to_past)
         x = self.after_memory_attention(x, attend_to_memory)

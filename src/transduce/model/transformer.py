@@ -88,26 +88,30 @@ class Transformer(nn.Module):
         """The matrix that makes logits of decoder states."""
         return self.embedding.weight
 
-    def start(self, memory: Memory, beam_size: int) -> DecodingState:
-        """The state before the first step, with `beam_size` rows a sentence."""
+    def start(self, memory: Memory) -> DecodingState:
+        """The state before the first step, with one hypothesis a sentence."""
+        device = memory.mask.device
         return DecodingState(
             layers=[layer.start(memory.states) for layer in self._decoder()],
             memory_mask=memory.mask,
-            beam_size=beam_size,
+            past=torch.empty(len(memory.mask), 1, 0, dtype=torch.bool, device=device),
+            positions=torch.empty(0, dtype=torch.int64, device=device),
         )
 
     def step(
-        self, last_ids: Int[Tensor, " rows"], state: DecodingState
-    ) -> Float[Tensor, "rows vocab"]:
-        """Read one more token in each row; the logits of the next."""
-        x = self._embed(last_ids[:, None], first=state.length)
-        state.length += 1
-        mask = None
+        self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; the logits of the next."""
+        # All at the same position, not one after the other.
+        x = self._embed(last_ids.view(-1, 1), first=state.length)
+        x = x.view(*last_ids.shape, -1)
+        mask = state.advance()
         if self.config.neighbourhood is not None:
-            mask = self._near(1, state.length, last_ids.device)
+            distance = state.length - 1 - state.positions[: state.num_slots]
+            mask = mask & (distance <= self.config.neighbourhood)
         for layer, cache in zip(self._decoder(), state.layers, strict=True):
             x = layer.step(x, cache, mask, state.memory_mask)
-        return self.logits(self.decoder_norm(x).squeeze(1))
+        return self.logits(self.decoder_norm(x))
 
     def num_parameters(self) -> int:
         """Numbers learned, each counted once (Table 3, last column)."""

@@ -45,10 +45,10 @@ LATE_END: Table = {
 
 
 class TableModel:
-    """The probability of the next word by the words so far; rows may share a table."""
+    """The probability of the next word by the words so far, in a table a sentence."""
 
-    def __init__(self, tables: Sequence[Table], beam_size: int) -> None:
-        self._rows = [(table, ()) for table in tables for _ in range(beam_size)]
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._rows = [(table, ()) for table in tables]
         self.steps = 0
 
     def step(self, last_ids: Tensor) -> Tensor:
@@ -56,14 +56,15 @@ class TableModel:
             self._rows = [
                 (table, (*prefix, last))
                 for (table, prefix), last in zip(
-                    self._rows, last_ids.tolist(), strict=True
+                    self._rows, last_ids.flatten().tolist(), strict=True
                 )
             ]
         self.steps += 1
-        return torch.stack([self._log_probs(*row) for row in self._rows])
+        log_probs = torch.stack([self._log_probs(*row) for row in self._rows])
+        return log_probs.view(*last_ids.shape, -1)
 
     def reorder(self, rows: Tensor) -> None:
-        self._rows = [self._rows[row] for row in rows.tolist()]
+        self._rows = [self._rows[row] for row in rows.flatten().tolist()]
 
     @staticmethod
     def _log_probs(table: Table, prefix: tuple[int, ...]) -> Tensor:
@@ -81,7 +82,7 @@ def search(
     excluded: Sequence[int] = (BOS,),
 ) -> list[list[Hypothesis]]:
     return beam_search(
-        TableModel(tables, beam_size),
+        TableModel(tables),
         max_lengths,
         SearchConfig(beam_size=beam_size, length_penalty=alpha),
         bos=BOS,
@@ -204,7 +205,7 @@ def test_search_over_no_sentence_finds_nothing() -> None:
 
 def test_search_stops_when_nothing_alive_can_overtake() -> None:
     table = {(): {EOS: 0.9, A: 0.1}, (A,): {A: 1.0}}
-    model = TableModel([table], beam_size=2)
+    model = TableModel([table])
     config = SearchConfig(beam_size=2, length_penalty=0.0)
     beam_search(model, [50], config, bos=BOS, eos=EOS, excluded=(BOS,))
     assert model.steps == 1

@@ -24,7 +24,7 @@ class Chain:
     ).log()
 
     def __init__(self) -> None:
-        self.rows_kept: list[list[int]] = []
+        self.rows_kept: list[list[list[int]]] = []
 
     def step(self, last_ids: Tensor) -> Tensor:
         return self.TABLE[last_ids]
@@ -87,7 +87,7 @@ def test_an_excluded_id_is_never_put_out(
 def test_sentences_that_are_done_leave_the_batch() -> None:
     model = Chain()
     greedy_search(model, [1, 9, 2], 0.0, bos=BOS, eos=EOS, excluded=(BOS,))
-    assert model.rows_kept == [[1, 2], [0]]
+    assert model.rows_kept == [[[1], [2]], [[0]]]
 
 
 def test_the_result_of_a_sentence_does_not_depend_on_the_others() -> None:
