@@ -18,6 +18,8 @@ from torch import Tensor
 
 from transduce.errors import ConfigError
 
+BLOCK = 64
+"""Tokens of which only the best is looked at first."""
 MAX_LENGTH_PENALTY = 10
 """Beyond all sense, but the penalty of the longest line is still a number."""
 
@@ -144,7 +146,7 @@ def best_candidates(
     logits = logits.float()
     log_total = logits.logsumexp(dim=-1, keepdim=True)
     logits[..., list(excluded)] = -math.inf
-    values, tokens = logits.topk(min(count, logits.size(-1)))
+    values, tokens = _largest(logits, count)
     so_far = torch.from_numpy(log_probabilities).to(logits.device)
     totals = (values - log_total).double() + so_far[..., None]
     count = min(count, totals[0].numel())
@@ -154,6 +156,30 @@ def best_candidates(
         parents=(indices // tokens.size(-1)).cpu().numpy(),
         tokens=tokens.flatten(1).gather(1, indices).cpu().numpy(),
     )
+
+
+def _largest(
+    logits: Float[Tensor, "sentences group vocab"], count: int
+) -> tuple[
+    Float[Tensor, "sentences group found"], Int[Tensor, "sentences group found"]
+]:
+    """The largest logits and their tokens, best first; all if there are not so many.
+
+    The best of a row stand in those blocks of it whose best are best: these are found
+    without sorting.
+    """
+    num_blocks = logits.size(-1) // BLOCK
+    if num_blocks <= count:
+        values, tokens = logits.topk(min(count, logits.size(-1)))
+        return values, tokens
+    in_blocks = num_blocks * BLOCK
+    blocks = logits[..., :in_blocks].unflatten(-1, (num_blocks, BLOCK))
+    chosen = blocks.amax(dim=-1).topk(count).indices[..., None]
+    tokens = (chosen * BLOCK + torch.arange(BLOCK, device=logits.device)).flatten(-2)
+    rest = torch.arange(in_blocks, logits.size(-1), device=logits.device)
+    tokens = torch.cat([tokens, rest.expand(*tokens.shape[:-1], -1)], dim=-1)
+    values, indices = logits.gather(-1, tokens).topk(count)
+    return values, tokens.gather(-1, indices)
 
 
 class _Group:

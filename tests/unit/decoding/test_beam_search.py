@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from transduce.decoding.beam_search import (
     Hypothesis,
     SearchConfig,
     beam_search,
+    best_candidates,
     length_penalty,
 )
 from transduce.errors import ConfigError
@@ -214,6 +216,25 @@ def test_search_stops_when_nothing_alive_can_overtake() -> None:
 def test_search_goes_on_while_something_alive_can_overtake() -> None:
     [best, *_] = search([LATE_END], [50], alpha=0.1)[0]
     assert best.ids == (A, A)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 63, 64, 200, 576, 577, 640, 5_000])
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_the_best_candidates_are_those_of_sorting_all(
+    vocab_size: int, count: int
+) -> None:
+    logits = torch.randn(3, 2, vocab_size)
+    so_far = np.array([[0.0, -0.5], [-1.0, -1.1], [-2.0, -math.inf]])
+    totals = logits.double().log_softmax(-1) + torch.from_numpy(so_far)[..., None]
+    expected, indices = totals.flatten(1).topk(min(count, 2 * vocab_size))
+    found = best_candidates(logits.clone(), so_far, count)
+    known = min(count, 2 * min(count, vocab_size))
+    np.testing.assert_allclose(
+        found.log_probabilities, expected[:, :known], rtol=1e-6, atol=1e-6
+    )
+    is_possible = found.log_probabilities > -math.inf
+    places = found.parents * vocab_size + found.tokens
+    assert (places == indices[:, :known].numpy())[is_possible].all()
 
 
 @pytest.mark.parametrize(
