@@ -13,11 +13,10 @@ from torch import Tensor
 
 from transduce.decoding.beam_search import (
     Hypothesis,
-    SearchConfig,
     beam_search,
-    length_penalty,
 )
 from transduce.decoding.greedy_search import greedy_search
+from transduce.decoding.search_config import SearchConfig
 
 BOS, EOS, VOCAB_SIZE = 0, 1, 6
 WORDS = range(2, VOCAB_SIZE)
@@ -71,7 +70,8 @@ def all_finished(max_length: int) -> Iterator[tuple[int, ...]]:
 def exhaustive(seed: int, alpha: float, max_length: int = MAX_LENGTH) -> list[float]:
     """The scores of all finished sequences, best first."""
     scores = (
-        log_probability(seed, ids) / length_penalty(len(ids), alpha)
+        log_probability(seed, ids)
+        / SearchConfig(length_penalty=alpha).divisor(len(ids))
         for ids in all_finished(max_length)
     )
     return sorted(scores, reverse=True)
@@ -94,7 +94,7 @@ def without_early_stop(
             reverse=True,
         )[: 2 * beam_size]
         finished += [
-            total / length_penalty(length, alpha)
+            total / SearchConfig(length_penalty=alpha).divisor(length)
             for total, ids in candidates
             if ids[-1] == EOS
         ]
@@ -163,7 +163,8 @@ def test_every_hypothesis_is_finished_distinct_and_scored_by_its_path(
 ) -> None:
     [hypotheses] = search([seed], 6, alpha, [MAX_LENGTH])
     expected = [
-        log_probability(seed, [*h.ids, EOS]) / length_penalty(len(h.ids) + 1, alpha)
+        log_probability(seed, [*h.ids, EOS])
+        / SearchConfig(length_penalty=alpha).divisor(len(h.ids) + 1)
         for h in hypotheses
     ]
     assert [h.score for h in hypotheses] == pytest.approx(expected, abs=1e-5)
@@ -183,7 +184,7 @@ def greedy(seeds: Sequence[int], alpha: float, max_length: int) -> list[Hypothes
     return greedy_search(
         RandomModel(seeds),
         [max_length] * len(seeds),
-        alpha,
+        SearchConfig(length_penalty=alpha),
         bos=BOS,
         eos=EOS,
         excluded=(BOS,),

@@ -9,12 +9,11 @@ import torch
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.beam_search import (
     Hypothesis,
-    SearchConfig,
     beam_search,
-    length_penalty,
 )
 from transduce.decoding.greedy_search import greedy_search
 from transduce.decoding.scoring import score_targets
+from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import IncrementalDecoder, Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -73,7 +72,8 @@ def test_a_beams_hypotheses_are_scored_alike(
         [h.log_probability for _, h in finished], abs=1e-4
     )
     assert [
-        s.log_probability / length_penalty(s.num_tokens, ALPHA) for s in scores
+        s.log_probability / SearchConfig(length_penalty=ALPHA).divisor(s.num_tokens)
+        for s in scores
     ] == pytest.approx([h.score for _, h in finished], abs=1e-4)
 
 
@@ -98,7 +98,7 @@ def greedy(model: Transformer, sentence: int) -> Hypothesis:
         [found] = greedy_search(
             IncrementalDecoder(model, model.start(memory)),
             [12],
-            ALPHA,
+            SearchConfig(length_penalty=ALPHA),
             bos=BOS,
             eos=EOS,
             excluded=EXCLUDED,

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.options import Files
-from transduce.decoding.beam_search import SearchConfig
+from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import (

@@ -10,7 +10,7 @@ from typing import Annotated, TextIO
 
 from cyclopts import Parameter
 
-from transduce.decoding.beam_search import SearchConfig
+from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translation, load
 from transduce.errors import ConfigError, DataError
 from transduce.text.corpus import read_stream, read_text

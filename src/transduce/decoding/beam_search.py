@@ -7,7 +7,7 @@ best finished one; then it leaves the batch.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -16,39 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 
-from transduce.errors import ConfigError
+from transduce.decoding.search_config import SearchConfig
 
 BLOCK = 64
 """Tokens of which only the best is looked at first."""
-MAX_LENGTH_PENALTY = 10
-"""Beyond all sense, but the penalty of the longest line is still a number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchConfig:
-    """How a translation is searched for; the defaults are the paper's (section 6.1)."""
-
-    beam_size: int = 4
-    """Hypotheses kept at each step."""
-    length_penalty: float = 0.6
-    """Alpha of the penalty ((5 + length) / 6)^alpha (Wu et al., 2016)."""
-    extra_length: int = 50
-    """Tokens a translation may have beyond those of its source."""
-
-    def __post_init__(self) -> None:
-        if self.beam_size < 1:
-            raise ConfigError(
-                f"`search.beam_size` must be at least 1, but is {self.beam_size}."
-            )
-        if not 0 <= self.length_penalty <= MAX_LENGTH_PENALTY:
-            raise ConfigError(
-                f"`search.length_penalty` must be from 0 to {MAX_LENGTH_PENALTY}, but "
-                f"is {self.length_penalty}."
-            )
-        if self.extra_length < 0:
-            raise ConfigError(
-                f"`search.extra_length` must be at least 0, but is {self.extra_length}."
-            )
 
 
 @runtime_checkable
@@ -80,15 +51,12 @@ class Hypothesis:
     ids: tuple[int, ...]
     log_probability: float
     """Natural logarithm, the end token counted."""
+    token_log_probabilities: tuple[float, ...]
+    """Of each id and, if it is finished, of the end token."""
     score: float
     """Log-probability over the length penalty: what search maximizes."""
     is_finished: bool = True
     """Whether it ended by itself, not by the limit of length."""
-
-
-def length_penalty(length: int, alpha: float) -> float:
-    """((5 + length) / 6)^alpha; the length counts the end token (Wu et al., 2016)."""
-    return ((5 + length) / 6) ** alpha
 
 
 def beam_search(
@@ -99,20 +67,31 @@ def beam_search(
     bos: int,
     eos: int,
     excluded: Sequence[int] = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of each sentence, best first, at most `beam_size`.
 
     `max_lengths` counts the tokens of each sentence's output, the end token included.
-    Ids in `excluded` are never put out. The result for a sentence does not depend on
-    the others.
+    Ids in `excluded` are never put out. What a sentence's prefix is, all of its
+    hypotheses begin with. The result for a sentence does not depend on the others.
     """
-    beams = [_Beam(limit, config) for limit in max_lengths]
-    group = _Group(beams, config.beam_size, eos)
+    beams = [
+        _Beam(limit, tuple(prefix), config)
+        for limit, prefix in zip(
+            max_lengths, prefixes or [()] * len(max_lengths), strict=True
+        )
+    ]
+    group = _Group(beams, config, eos)
     last_ids = torch.full((len(beams), 1), bos)
     while group.beams:
         logits = model.step(last_ids)
         candidates = best_candidates(
-            logits, group.log_probabilities, 2 * config.beam_size, excluded
+            logits,
+            group.log_probabilities,
+            2 * config.beam_size,
+            excluded=excluded,
+            forced=group.forced_tokens(),
+            diversity=config.diversity,
         )
         rows, last_ids = group.grow(candidates)
         if group.beams:
@@ -136,23 +115,33 @@ def best_candidates(
     logits: Float[Tensor, "sentences group vocab"],
     log_probabilities: Float64[np.ndarray, "sentences group"],
     count: int,
+    *,
     excluded: Sequence[int] = (),
+    forced: Mapping[int, int] | None = None,
+    diversity: float = 0.0,
 ) -> Candidates:
     """The likeliest `count` tokens after the hypotheses of each sentence.
 
     `log_probabilities` are those of the hypotheses so far. Of the logits only those of
-    each hypothesis's best are normalized.
+    each hypothesis's best are normalized. `forced` has the only token that some
+    sentences may go on with.
     """
     logits = logits.float()
     log_total = logits.logsumexp(dim=-1, keepdim=True)
     logits[..., list(excluded)] = -math.inf
+    for sentence, token in (forced or {}).items():
+        only = logits[sentence, :, token].clone()
+        logits[sentence] = -math.inf
+        logits[sentence, :, token] = only
     values, tokens = _largest(logits, count)
     so_far = torch.from_numpy(log_probabilities).to(logits.device)
-    totals = (values - log_total).double() + so_far[..., None]
-    count = min(count, totals[0].numel())
-    best, indices = totals.flatten(1).topk(count)
+    totals = ((values - log_total).double() + so_far[..., None]).flatten(1)
+    count = min(count, totals.size(1))
+    places = torch.arange(values.size(-1), device=logits.device).repeat(values.size(1))
+    indices = (totals - diversity * places).topk(count).indices
+    chosen = totals.gather(1, indices)
     return Candidates(
-        log_probabilities=best.cpu().numpy(),
+        log_probabilities=chosen.cpu().numpy(),
         parents=(indices // tokens.size(-1)).cpu().numpy(),
         tokens=tokens.flatten(1).gather(1, indices).cpu().numpy(),
     )
@@ -185,22 +174,37 @@ def _largest(
 class _Group:
     """The beams that are not done yet, grown together a token at a time."""
 
-    def __init__(self, beams: list["_Beam"], beam_size: int, eos: int) -> None:
+    def __init__(self, beams: list["_Beam"], config: SearchConfig, eos: int) -> None:
         self.beams = beams
         self.log_probabilities = np.zeros((len(beams), 1))
         """Of the hypotheses that go on."""
-        self._beam_size = beam_size
+        self._config = config
         self._eos = eos
         self._ids = np.empty((len(beams), 1, 0), dtype=np.int64)
+        self._gains = np.empty((len(beams), 1, 0))
+        """What each token has added to its hypothesis's log-probability."""
+
+    @property
+    def _length(self) -> int:
+        return self._ids.shape[2]
+
+    def forced_tokens(self) -> dict[int, int]:
+        """By the number of their sentence."""
+        return {
+            i: beam.prefix[self._length]
+            for i, beam in enumerate(self.beams)
+            if self._length < len(beam.prefix)
+        }
 
     def grow(
         self, candidates: Candidates
     ) -> tuple[Int[Tensor, "kept group"], Int[Tensor, "kept group"]]:
         """Take the best candidates; the rows that go on, and what they read next."""
         is_end = candidates.tokens == self._eos
-        self._finish(candidates, is_end)
+        if self._length >= self._config.min_length:
+            self._finish(candidates, is_end)
         # The best of those that go on; behind them what does not.
-        order = np.argsort(is_end, axis=1, kind="stable")[:, : self._beam_size]
+        order = np.argsort(is_end, axis=1, kind="stable")[:, : self._config.beam_size]
         parents, tokens, totals, is_end = (
             np.take_along_axis(each, order, axis=1)
             for each in (
@@ -211,32 +215,59 @@ class _Group:
             )
         )
         totals = np.where(is_end, -math.inf, totals)
-        past = np.take_along_axis(self._ids, parents[..., None], axis=1)
-        ids = np.concatenate([past, tokens[..., None]], axis=2)
         rows = np.arange(len(parents))[:, None] * self._ids.shape[1] + parents
+        ids, gains = self._appended(parents, tokens, totals)
         kept = [
             i
             for i, beam in enumerate(self.beams)
-            if not beam.is_done(ids[i], totals[i])
+            if not beam.is_done(ids[i], gains[i], totals[i])
         ]
         self.beams = [self.beams[i] for i in kept]
-        self.log_probabilities, self._ids = totals[kept], ids[kept]
+        self.log_probabilities = totals[kept]
+        self._ids, self._gains = ids[kept], gains[kept]
         return torch.from_numpy(rows[kept]), torch.from_numpy(tokens[kept])
+
+    def _appended(
+        self,
+        parents: Int64[np.ndarray, "sentences group"],
+        tokens: Int64[np.ndarray, "sentences group"],
+        totals: Float64[np.ndarray, "sentences group"],
+    ) -> tuple[
+        Int64[np.ndarray, "sentences group length"],
+        Float64[np.ndarray, "sentences group length"],
+    ]:
+        """The parents with one more token each, and what each token has added."""
+        ids = np.take_along_axis(self._ids, parents[..., None], axis=1)
+        gains = np.take_along_axis(self._gains, parents[..., None], axis=1)
+        before = np.take_along_axis(self.log_probabilities, parents, axis=1)
+        with np.errstate(invalid="ignore"):  # of what does not go on
+            gain = totals - before
+        return (
+            np.concatenate([ids, tokens[..., None]], axis=2),
+            np.concatenate([gains, gain[..., None]], axis=2),
+        )
 
     def _finish(
         self, candidates: Candidates, is_end: Bool[np.ndarray, "sentences candidates"]
     ) -> None:
         is_possible = candidates.log_probabilities > -math.inf
         for i, j in zip(*np.nonzero(is_end & is_possible), strict=True):
-            past = self._ids[i, candidates.parents[i, j]]
-            total = float(candidates.log_probabilities[i, j])
-            self.beams[i].finish(past, total, length=len(past) + 1)
+            parent = candidates.parents[i, j]
+            gain = (
+                candidates.log_probabilities[i, j] - self.log_probabilities[i, parent]
+            )
+            self.beams[i].finish(
+                self._ids[i, parent], np.append(self._gains[i, parent], gain)
+            )
 
 
 class _Beam:
     """What has been found for one sentence."""
 
-    def __init__(self, max_length: int, config: SearchConfig) -> None:
+    def __init__(
+        self, max_length: int, prefix: tuple[int, ...], config: SearchConfig
+    ) -> None:
+        self.prefix = prefix
         self._max_length = max_length
         self._config = config
         self._finished: list[Hypothesis] = []
@@ -245,45 +276,40 @@ class _Beam:
     def finish(
         self,
         ids: Int64[np.ndarray, " length"],
-        log_probability: float,
-        length: int,
-        *,
-        is_finished: bool = True,
+        gains: Float64[np.ndarray, " tokens"],
     ) -> None:
-        """Keep a hypothesis; its length counts the end token."""
-        score = log_probability / self._penalty(length)
+        """Keep a hypothesis; the gain of its end, if it has one, comes last."""
+        total = float(gains.sum())
+        score = self._config.score(total, length=len(gains))
         self._best_score = max(self._best_score, score)
         self._finished.append(
             Hypothesis(
                 ids=tuple(ids.tolist()),
-                log_probability=log_probability,
+                log_probability=total,
+                token_log_probabilities=tuple(gains.tolist()),
                 score=score,
-                is_finished=is_finished,
+                is_finished=len(gains) > len(ids),
             )
         )
 
     def is_done(
         self,
         ids: Int64[np.ndarray, "group length"],
+        gains: Float64[np.ndarray, "group length"],
         log_probabilities: Float64[np.ndarray, " group"],
     ) -> bool:
         """Whether no unfinished hypothesis can come out ahead of the best finished."""
-        length = ids.shape[1]
-        if log_probabilities[0] > -math.inf and length < self._max_length:
-            # Log-probabilities only fall and the penalty only grows with the length,
-            # so nothing unfinished can score above this.
-            bound = log_probabilities[0] / self._penalty(self._max_length)
-            return bool(self._best_score >= bound)
+        best, length = float(log_probabilities.max()), ids.shape[1]
+        if best > -math.inf and length < self._max_length:
+            # Log-probabilities only fall and the divisor never does, so that nothing
+            # unfinished can score above this.
+            return self._best_score >= self._config.score(best, self._max_length)
         if not self._finished:
-            for row, total in zip(ids, log_probabilities.tolist(), strict=True):
-                if total > -math.inf:
-                    self.finish(row, total, length, is_finished=False)
+            for i in np.flatnonzero(log_probabilities > -math.inf):
+                self.finish(ids[i], gains[i])
         return True
 
     def best(self) -> list[Hypothesis]:
         """The finished ones, best first; if there are none, those cut short."""
         ranked = sorted(self._finished, key=lambda h: h.score, reverse=True)
         return ranked[: self._config.beam_size]
-
-    def _penalty(self, length: int) -> float:
-        return length_penalty(length, self._config.length_penalty)

@@ -9,53 +9,91 @@ from transduce.decoding.beam_search import (
     Hypothesis,
     NextTokenModel,
     best_candidates,
-    length_penalty,
 )
+from transduce.decoding.search_config import SearchConfig
 
 
 def greedy_search(
     model: NextTokenModel,
     max_lengths: Sequence[int],
-    alpha: float,
+    config: SearchConfig,
     *,
     bos: int,
     eos: int,
     excluded: Sequence[int] = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[Hypothesis]:
-    """One hypothesis a sentence. Alpha only enters the score."""
-    ids: list[list[int]] = [[] for _ in max_lengths]
-    totals = [0.0] * len(max_lengths)
-    live = list(range(len(max_lengths)))
+    """One hypothesis a sentence. The length penalty only enters its score."""
+    paths = [
+        _Path(limit, prefix, eos)
+        for limit, prefix in zip(
+            max_lengths, prefixes or [()] * len(max_lengths), strict=True
+        )
+    ]
+    live = list(paths)
     last_ids = torch.full((len(live), 1), bos)
     while live:
         logits = model.step(last_ids)
-        best = best_candidates(logits, np.zeros((len(live), 1)), 1, excluded)
-        tokens = best.tokens[:, 0]
-        for sentence, value, token in zip(
-            live, best.log_probabilities[:, 0].tolist(), tokens.tolist(), strict=True
-        ):
-            totals[sentence] += value
-            ids[sentence].append(token)
-        rows = [
-            row
-            for row, sentence in enumerate(live)
-            if ids[sentence][-1] != eos and len(ids[sentence]) < max_lengths[sentence]
-        ]
+        best = best_candidates(
+            logits,
+            np.zeros((len(live), 1)),
+            2,
+            excluded=excluded,
+            forced={i: path.forced for i, path in enumerate(live) if path.is_forced},
+        )
+        # The second best, if the best is an end that comes too early.
+        must_go_on = len(live[0].ids) < config.min_length
+        chosen = ((best.tokens[:, 0] == eos) & must_go_on).astype(int)
+        every = np.arange(len(live))
+        tokens = best.tokens[every, chosen]
+        gains = best.log_probabilities[every, chosen].tolist()
+        for path, token, gain in zip(live, tokens.tolist(), gains, strict=True):
+            path.append(token, gain)
+        rows = [row for row, path in enumerate(live) if not path.is_done]
         live = [live[row] for row in rows]
         if live:
             last_ids = torch.from_numpy(tokens[rows, None]).to(logits.device)
             model.reorder(torch.tensor(rows, device=logits.device)[:, None])
-    return [
-        _hypothesis(sentence_ids, total, alpha, eos)
-        for sentence_ids, total in zip(ids, totals, strict=True)
-    ]
+    return [path.hypothesis(config) for path in paths]
 
 
-def _hypothesis(ids: list[int], total: float, alpha: float, eos: int) -> Hypothesis:
-    is_finished = ids[-1] == eos
-    return Hypothesis(
-        ids=tuple(ids[:-1] if is_finished else ids),
-        log_probability=total,
-        score=total / length_penalty(len(ids), alpha),
-        is_finished=is_finished,
-    )
+class _Path:
+    """The tokens of one sentence so far."""
+
+    def __init__(self, max_length: int, prefix: Sequence[int], eos: int) -> None:
+        self.ids: list[int] = []
+        self._gains: list[float] = []
+        self._max_length = max_length
+        self._prefix = prefix
+        self._eos = eos
+
+    @property
+    def is_forced(self) -> bool:
+        return len(self.ids) < len(self._prefix)
+
+    @property
+    def forced(self) -> int:
+        """The only token that may come next."""
+        return self._prefix[len(self.ids)]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.ids[-1] == self._eos
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_finished or len(self.ids) >= self._max_length
+
+    def append(self, token: int, gain: float) -> None:
+        self.ids.append(token)
+        self._gains.append(gain)
+
+    def hypothesis(self, config: SearchConfig) -> Hypothesis:
+        total = sum(self._gains)
+        return Hypothesis(
+            ids=tuple(self.ids[:-1] if self.is_finished else self.ids),
+            log_probability=total,
+            token_log_probabilities=tuple(self._gains),
+            score=config.score(total, len(self.ids)),
+            is_finished=self.is_finished,
+        )

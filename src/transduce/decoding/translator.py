@@ -11,9 +11,10 @@ from torch import Tensor
 
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.data.batches import pad_rows
-from transduce.decoding.beam_search import Hypothesis, SearchConfig, beam_search
+from transduce.decoding.beam_search import Hypothesis, beam_search
 from transduce.decoding.greedy_search import greedy_search
 from transduce.decoding.scoring import TargetScore, score_targets
+from transduce.decoding.search_config import SearchConfig
 from transduce.device import choose_hardware
 from transduce.errors import RequestError
 from transduce.model.cache import DecodingState
@@ -131,7 +132,7 @@ class Translator:
             greedy = greedy_search(
                 steps,
                 limits,
-                config.length_penalty,
+                config,
                 bos=BOS,
                 eos=EOS,
                 excluded=(PAD, BOS),

@@ -9,7 +9,7 @@ import torch
 from transduce.checkpoint import Checkpoint
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
-from transduce.decoding.beam_search import SearchConfig
+from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.evaluation.bleu import BleuScore, corpus_bleu
 from transduce.experiments.presets import RunConfig

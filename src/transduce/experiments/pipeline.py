@@ -19,7 +19,7 @@ from transduce.checkpoint import (
 )
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
-from transduce.decoding.beam_search import SearchConfig
+from transduce.decoding.search_config import SearchConfig
 from transduce.device import Hardware, keep_freed_memory
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore

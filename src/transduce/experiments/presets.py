@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from transduce.data.batches import BatchingConfig
-from transduce.decoding.beam_search import SearchConfig
+from transduce.decoding.search_config import SearchConfig
 from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 from transduce.text.tokenizer import TokenizerConfig

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,10 @@ from torch import Tensor
 
 from transduce.decoding.beam_search import (
     Hypothesis,
-    SearchConfig,
     beam_search,
     best_candidates,
-    length_penalty,
 )
+from transduce.decoding.search_config import SearchConfig
 from transduce.errors import ConfigError
 
 BOS, EOS, A, B, C = range(5)
@@ -82,14 +82,17 @@ def search(
     beam_size: int = 4,
     alpha: float = 0.0,
     excluded: Sequence[int] = (BOS,),
+    prefixes: Sequence[Sequence[int]] | None = None,
+    **settings: Any,
 ) -> list[list[Hypothesis]]:
     return beam_search(
         TableModel(tables),
         max_lengths,
-        SearchConfig(beam_size=beam_size, length_penalty=alpha),
+        SearchConfig(beam_size=beam_size, length_penalty=alpha, **settings),
         bos=BOS,
         eos=EOS,
         excluded=excluded,
+        prefixes=prefixes,
     )
 
 
@@ -155,7 +158,7 @@ def test_a_penalty_prefers_the_longer_of_two_equals(
 def test_the_length_penalty_is_that_of_wu_et_al(
     length: int, alpha: float, penalty: float
 ) -> None:
-    assert length_penalty(length, alpha) == pytest.approx(penalty)
+    assert SearchConfig(length_penalty=alpha).divisor(length) == pytest.approx(penalty)
 
 
 @pytest.mark.parametrize("max_length", [1, 2, 3])
@@ -218,6 +221,53 @@ def test_search_goes_on_while_something_alive_can_overtake() -> None:
     assert best.ids == (A, A)
 
 
+def test_length_to_a_power_is_the_other_penalty() -> None:
+    config = SearchConfig(length_penalty=0.5, penalty="power")
+    assert [config.divisor(length) for length in (1, 4, 9)] == [1.0, 2.0, 3.0]
+    [best, *_] = search([LATE_END], [5], alpha=1.0, penalty="power")[0]
+    assert best.score == pytest.approx(math.log(0.5) / 3)
+
+
+def test_every_token_has_its_log_probability() -> None:
+    for best in search([TWO_WORDS], [5], beam_size=8)[0]:
+        probabilities = [
+            TWO_WORDS[best.ids[:i]][token] for i, token in enumerate([*best.ids, EOS])
+        ]
+        assert best.token_log_probabilities == pytest.approx(np.log(probabilities))
+
+
+def test_what_is_cut_short_has_no_end_to_count() -> None:
+    [best, *_] = search([NEVER_ENDING], [2], beam_size=2)[0]
+    assert best.token_log_probabilities == pytest.approx(np.log([0.7, 0.8]))
+
+
+@pytest.mark.parametrize("min_length", [0, 1, 2])
+def test_no_hypothesis_is_shorter_than_the_minimum(min_length: int) -> None:
+    [hypotheses] = search([TWO_WORDS], [5], beam_size=8, min_length=min_length)
+    assert min(len(h.ids) for h in hypotheses) == min_length
+
+
+def test_all_hypotheses_begin_with_the_prefix_of_their_sentence() -> None:
+    found = search([TWO_WORDS] * 3, [5] * 3, beam_size=8, prefixes=[(B,), (), (A, B)])
+    assert [h.ids for h in found[0]] == [(B,)]
+    assert found[1] == search([TWO_WORDS], [5], beam_size=8)[0]
+    assert [h.ids for h in found[2]] == [(A, B)]
+    assert found[2][0].log_probability == pytest.approx(math.log(0.6 * 0.2))
+
+
+def test_diversity_lets_other_parents_have_children() -> None:
+    table = {
+        (): {A: 0.6, B: 0.4},
+        (A,): {A: 0.4, B: 0.3, C: 0.3},
+        (B,): {A: 0.4, B: 0.3, C: 0.3},
+    }
+    [alike] = search([table], [2], beam_size=2)
+    [diverse] = search([table], [2], beam_size=2, diversity=1.0)
+    assert [h.ids[0] for h in alike] == [A, A]
+    assert [h.ids[0] for h in diverse] == [A, B]
+    assert diverse[1].log_probability == pytest.approx(math.log(0.4 * 0.4))
+
+
 @pytest.mark.parametrize("vocab_size", [1, 5, 63, 64, 200, 576, 577, 640, 5_000])
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_the_best_candidates_are_those_of_sorting_all(
@@ -244,6 +294,9 @@ def test_the_best_candidates_are_those_of_sorting_all(
         ("beam_size", -3, "at least 1, but is -3"),
         ("length_penalty", -0.1, "from 0 to 10, but is -0.1"),
         ("extra_length", -1, "at least 0, but is -1"),
+        ("min_length", -1, "at least 0, but is -1"),
+        ("diversity", -0.5, "at least 0, but is -0.5"),
+        ("diversity", math.nan, "at least 0, but is nan"),
     ],
 )
 def test_an_impossible_setting_is_refused(
@@ -251,6 +304,13 @@ def test_an_impossible_setting_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"`search\.{setting}` must be {bound}\."):
         SearchConfig(**{setting: value})
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_an_unknown_length_penalty_is_refused() -> None:
+    message = '`search.penalty` must be "gnmt" or "power", but is "none"'
+    with pytest.raises(ConfigError, match=message):
+        SearchConfig(penalty="none")  # type: ignore[arg-type] # on purpose
 
 
 @pytest.mark.parametrize("alpha", [math.nan, math.inf])

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from transduce.decoding.beam_search import Hypothesis
 from transduce.decoding.greedy_search import greedy_search
+from transduce.decoding.search_config import SearchConfig
 
 BOS, EOS, A, B = range(4)
 
@@ -37,9 +38,17 @@ def search(
     max_lengths: Sequence[int],
     alpha: float = 0.0,
     excluded: Sequence[int] = (BOS,),
+    min_length: int = 0,
+    prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[Hypothesis]:
     return greedy_search(
-        Chain(), max_lengths, alpha, bos=BOS, eos=EOS, excluded=excluded
+        Chain(),
+        max_lengths,
+        SearchConfig(length_penalty=alpha, min_length=min_length),
+        bos=BOS,
+        eos=EOS,
+        excluded=excluded,
+        prefixes=prefixes,
     )
 
 
@@ -86,7 +95,7 @@ def test_an_excluded_id_is_never_put_out(
 
 def test_sentences_that_are_done_leave_the_batch() -> None:
     model = Chain()
-    greedy_search(model, [1, 9, 2], 0.0, bos=BOS, eos=EOS, excluded=(BOS,))
+    greedy_search(model, [1, 9, 2], SearchConfig(), bos=BOS, eos=EOS, excluded=(BOS,))
     assert model.rows_kept == [[[1], [2]], [[0]]]
 
 
@@ -97,3 +106,19 @@ def test_the_result_of_a_sentence_does_not_depend_on_the_others() -> None:
 
 def test_search_over_no_sentence_finds_nothing() -> None:
     assert search([]) == []
+
+
+def test_an_end_does_not_come_before_the_minimum_length() -> None:
+    [found] = search([9], min_length=4)
+    assert len(found.ids) >= 4
+    assert found.ids[:2] == (A, B)
+    assert found.log_probability == pytest.approx(sum(found.token_log_probabilities))
+
+
+def test_a_prefix_is_kept_and_counted() -> None:
+    [found, other] = search([9, 9], prefixes=[(B, A), ()])
+    assert found.ids[:2] == (B, A)
+    assert found.token_log_probabilities[:2] == pytest.approx(
+        [math.log(0.3), math.log(0.1)]
+    )
+    assert [other] == search([9])

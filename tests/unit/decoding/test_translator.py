@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding.beam_search import SearchConfig
+from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator, load
 from transduce.errors import CheckpointError, ConfigError, RequestError
 

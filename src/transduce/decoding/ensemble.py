@@ -1,0 +1,29 @@
+"""Several models that decide together, token by token."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.decoding.beam_search import NextTokenModel
+
+
+class Ensemble:
+    """The mean of the probabilities of models with one vocabulary."""
+
+    def __init__(self, members: Sequence[NextTokenModel]) -> None:
+        self._members = members
+
+    def step(
+        self, last_ids: Int[Tensor, "sentences group"]
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; the log-probabilities of the next."""
+        each = [m.step(last_ids).float().log_softmax(dim=-1) for m in self._members]
+        return torch.stack(each).logsumexp(dim=0) - math.log(len(each))
+
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order."""
+        for member in self._members:
+            member.reorder(rows)

@@ -1,0 +1,59 @@
+"""How a translation is searched for (section 6.1)."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from transduce.errors import ConfigError
+
+MAX_LENGTH_PENALTY = 10
+"""Beyond all sense, but the penalty of the longest line is still a number."""
+
+LengthPenalty = Literal["gnmt", "power"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchConfig:
+    """How a translation is searched for; the defaults are the paper's (section 6.1)."""
+
+    beam_size: int = 4
+    """Hypotheses kept at each step."""
+    length_penalty: float = 0.6
+    """Alpha: what length counts for when hypotheses are ranked; 0 for nothing."""
+    penalty: LengthPenalty = "gnmt"
+    """How alpha counts: ((5 + length) / 6)^alpha (Wu et al., 2016), or length^alpha."""
+    diversity: float = 0.0
+    """Nats that the k-th best token after a hypothesis is behind in the choice of what
+    goes on, for each place behind the first (Li et al., 2016)."""
+    min_length: int = 0
+    """Tokens a translation has at least, its end not counted."""
+    extra_length: int = 50
+    """Tokens a translation may have beyond those of its source."""
+
+    def __post_init__(self) -> None:
+        if self.beam_size < 1:
+            raise ConfigError(
+                f"`search.beam_size` must be at least 1, but is {self.beam_size}."
+            )
+        if not 0 <= self.length_penalty <= MAX_LENGTH_PENALTY:
+            raise ConfigError(
+                f"`search.length_penalty` must be from 0 to {MAX_LENGTH_PENALTY}, but "
+                f"is {self.length_penalty}."
+            )
+        if self.penalty not in get_args(LengthPenalty):
+            raise ConfigError(
+                f'`search.penalty` must be "gnmt" or "power", but is "{self.penalty}".'
+            )
+        for name in ("diversity", "min_length", "extra_length"):
+            if not (value := getattr(self, name)) >= 0:
+                raise ConfigError(
+                    f"`search.{name}` must be at least 0, but is {value}."
+                )
+
+    def score(self, log_probability: float, length: int) -> float:
+        """What search maximizes; the length counts the end token."""
+        return log_probability / self.divisor(length)
+
+    def divisor(self, length: int) -> float:
+        """By which the log-probability is divided; it never falls with the length."""
+        base = (5 + length) / 6 if self.penalty == "gnmt" else length
+        return float(base**self.length_penalty)

@@ -1,0 +1,51 @@
+"""Models that decide together: one with itself is that one, the mean is the mean."""
+
+import pytest
+import torch
+
+from transduce.decoding.beam_search import NextTokenModel, beam_search
+from transduce.decoding.ensemble import Ensemble
+from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.translator import IncrementalDecoder
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.special_ids import BOS, EOS, PAD
+
+SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, PAD]])
+
+
+@pytest.fixture
+def models(tiny: ModelConfig) -> list[Transformer]:
+    return [Transformer(tiny).eval() for _ in range(3)]
+
+
+def decoder(model: Transformer) -> IncrementalDecoder:
+    return IncrementalDecoder(model, model.start(model.encode(SOURCE)))
+
+
+def search(steps: NextTokenModel) -> list[list[tuple[int, ...]]]:
+    found = beam_search(
+        steps, [9, 7, 8], SearchConfig(), bos=BOS, eos=EOS, excluded=(PAD, BOS)
+    )
+    return [[h.ids for h in beam] for beam in found]
+
+
+@torch.no_grad()
+def test_a_model_with_itself_is_that_model(models: list[Transformer]) -> None:
+    model = models[0]
+    alone = search(decoder(model))
+    assert search(Ensemble([decoder(model)])) == alone
+    assert search(Ensemble([decoder(model), decoder(model)])) == alone
+
+
+@torch.no_grad()
+def test_probabilities_are_the_mean_of_the_members(models: list[Transformer]) -> None:
+    together = Ensemble([decoder(model) for model in models])
+    apart = [decoder(model) for model in models]
+    first, rows = torch.full((3, 1), BOS), torch.tensor([[2, 2], [0, 0]])
+    for steps in (together, *apart):
+        steps.step(first)
+        steps.reorder(rows)
+    last_ids = torch.tensor([[4, 5], [6, 7]])
+    mean = sum(m.step(last_ids).softmax(-1) for m in apart) / 3
+    torch.testing.assert_close(together.step(last_ids).exp(), mean)
