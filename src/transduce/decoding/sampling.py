@@ -1,0 +1,159 @@
+"""Translations drawn at random, each token by its probability."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from transduce.decoding.beam_search import Hypothesis, NextTokenModel
+from transduce.errors import ConfigError
+
+MAX_TEMPERATURE = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig:
+    """How tokens are drawn."""
+
+    num_samples: int = 1
+    """Translations of each sentence."""
+    temperature: float = 1.0
+    """What logits are divided by: below one, the likely become likelier."""
+    top_k: int | None = None
+    """Only so many of the likeliest tokens are drawn from (Fan et al., 2018)."""
+    top_p: float = 1.0
+    """Only the likeliest tokens that reach this probability together are drawn from:
+    the nucleus (Holtzman et al., 2020)."""
+    extra_length: int = 50
+    """Tokens a translation may have beyond those of its source."""
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "top_k"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(
+                    f"`sampling.{name}` must be at least 1, but is {value}."
+                )
+        for name, most in (("temperature", MAX_TEMPERATURE), ("top_p", 1)):
+            if not 0 < (value := getattr(self, name)) <= most:
+                raise ConfigError(
+                    f"`sampling.{name}` must be above 0 and at most {most:,}, but is "
+                    f"{value}."
+                )
+        for name in ("extra_length", "seed"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(
+                    f"`sampling.{name}` must be at least 0, but is {value}."
+                )
+
+
+def sample(
+    model: NextTokenModel,
+    max_lengths: Sequence[int],
+    numbers: Sequence[int],
+    config: SamplingConfig,
+    *,
+    bos: int,
+    eos: int,
+    excluded: Sequence[int] = (),
+) -> list[list[Hypothesis]]:
+    """So many hypotheses of each sentence, likeliest first.
+
+    What is drawn for a sentence depends on the seed and its number, not on the others.
+    Log-probabilities are the model's own, whatever was drawn from; they are the score.
+    """
+    draws = [
+        _Draws(limit, number, config, eos)
+        for limit, number in zip(max_lengths, numbers, strict=True)
+    ]
+    live = list(draws)
+    last_ids = torch.full((len(live), 1), bos)
+    while live:
+        logits = model.step(last_ids).float()
+        log_probs = logits.log_softmax(dim=-1)
+        logits[..., list(excluded)] = -torch.inf
+        # At first each sentence has one hypothesis, from which all its samples begin.
+        shape = (len(live), config.num_samples, logits.size(-1))
+        chances = np.stack([each.chances() for each in live])
+        tokens = _draw(logits.expand(shape), torch.from_numpy(chances), config)
+        gains = log_probs.expand(shape).gather(-1, tokens[..., None]).squeeze(-1)
+        for each, row, gain in zip(live, tokens.tolist(), gains.tolist(), strict=True):
+            each.append(row, gain)
+        kept = [i for i, each in enumerate(live) if not each.are_done]
+        live = [live[i] for i in kept]
+        if live:
+            first = torch.tensor(kept, device=logits.device)[:, None] * logits.size(1)
+            parents = torch.arange(config.num_samples, device=logits.device)
+            model.reorder(first + parents.clamp(max=logits.size(1) - 1))
+            last_ids = tokens[kept]
+    return [each.hypotheses() for each in draws]
+
+
+def _draw(
+    logits: Float[Tensor, "sentences samples vocab"],
+    chances: Float64[Tensor, "sentences samples"],
+    config: SamplingConfig,
+) -> Int[Tensor, "sentences samples"]:
+    """The token where the summed probabilities, likeliest first, pass the chance."""
+    vocab_size = logits.size(-1)
+    count = vocab_size if config.top_k is None else min(config.top_k, vocab_size)
+    values, tokens = (logits / config.temperature).topk(count)
+    probabilities = values.double().softmax(dim=-1)
+    reached = probabilities.cumsum(dim=-1)
+    # The token that reaches the nucleus's probability belongs to it.
+    is_outside = reached - probabilities >= config.top_p
+    probabilities = probabilities.masked_fill(is_outside, 0.0)
+    reached = probabilities.cumsum(dim=-1)
+    aims = chances.to(logits.device)[..., None] * reached[..., -1:]
+    last = (~is_outside).sum(dim=-1, keepdim=True) - 1
+    index = torch.searchsorted(reached, aims, right=True).minimum(last)
+    return tokens.gather(-1, index).squeeze(-1)
+
+
+class _Draws:
+    """The samples of one sentence."""
+
+    def __init__(
+        self, max_length: int, number: int, config: SamplingConfig, eos: int
+    ) -> None:
+        self._random = np.random.default_rng((config.seed, number))
+        self._ids: list[list[int]] = [[] for _ in range(config.num_samples)]
+        self._gains: list[list[float]] = [[] for _ in range(config.num_samples)]
+        self._max_length = max_length
+        self._eos = eos
+
+    def chances(self) -> Float64[np.ndarray, " samples"]:
+        """From 0 to 1, one for each sample's next token."""
+        return self._random.random(len(self._ids))
+
+    def append(self, tokens: list[int], gains: list[float]) -> None:
+        """Add what has been drawn to the samples that have not ended."""
+        each = zip(self._ids, self._gains, tokens, gains, strict=True)
+        for ids, so_far, token, gain in each:
+            if not self._is_done(ids):
+                ids.append(token)
+                so_far.append(gain)
+
+    @property
+    def are_done(self) -> bool:
+        return all(map(self._is_done, self._ids))
+
+    def hypotheses(self) -> list[Hypothesis]:
+        """The samples, likeliest first."""
+        found = [
+            Hypothesis(
+                ids=tuple(i for i in ids if i != self._eos),
+                log_probability=sum(gains),
+                token_log_probabilities=tuple(gains),
+                score=sum(gains),
+                is_finished=ids[-1] == self._eos,
+            )
+            for ids, gains in zip(self._ids, self._gains, strict=True)
+        ]
+        return sorted(found, key=lambda h: h.score, reverse=True)
+
+    def _is_done(self, ids: list[int]) -> bool:
+        return len(ids) >= self._max_length or (bool(ids) and ids[-1] == self._eos)

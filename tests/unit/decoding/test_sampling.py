@@ -1,0 +1,132 @@
+"""Sampling: tokens come as often as they are likely, and by the seed alone."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.decoding.beam_search import Hypothesis
+from transduce.decoding.sampling import SamplingConfig, sample
+from transduce.errors import ConfigError
+
+BOS, EOS, A, B, C = range(5)
+AFTER = torch.tensor(
+    [
+        [0.0, 0.1, 0.5, 0.3, 0.1],
+        [0.0, 1.0, 0.0, 0.0, 0.0],
+        [0.0, 0.7, 0.0, 0.3, 0.0],
+        [0.0, 0.5, 0.5, 0.0, 0.0],
+        [0.0, 0.2, 0.0, 0.0, 0.8],
+    ]
+).log()
+
+
+class Chain:
+    """The probability of the next token by the one before it."""
+
+    def step(self, last_ids: Tensor) -> Tensor:
+        return AFTER[last_ids]
+
+    def reorder(self, rows: Tensor) -> None: ...
+
+
+def draw(
+    numbers: Sequence[int] = (0,),
+    max_lengths: Sequence[int] | None = None,
+    **settings: Any,
+) -> list[list[Hypothesis]]:
+    return sample(
+        Chain(),
+        max_lengths or [20] * len(numbers),
+        numbers,
+        SamplingConfig(**settings),
+        bos=BOS,
+        eos=EOS,
+        excluded=(BOS,),
+    )
+
+
+def first_shares(**settings: Any) -> dict[int, float]:
+    """How often each token comes first, of many samples."""
+    count = 4_000
+    [found] = draw(num_samples=count, max_lengths=[1], **settings)
+    firsts = Counter(h.ids[0] if h.ids else EOS for h in found)
+    return {token: number / count for token, number in firsts.items()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {EOS: 0.1, A: 0.5, B: 0.3, C: 0.1}),
+        ({"top_k": 1}, {A: 1.0}),
+        ({"top_k": 2}, {A: 5 / 8, B: 3 / 8}),
+        ({"top_k": 99}, {EOS: 0.1, A: 0.5, B: 0.3, C: 0.1}),
+        ({"top_p": 0.4}, {A: 1.0}),
+        ({"top_p": 0.6}, {A: 5 / 8, B: 3 / 8}),
+        ({"temperature": 0.01}, {A: 1.0}),
+        ({"temperature": 0.5}, {EOS: 1 / 36, A: 25 / 36, B: 9 / 36, C: 1 / 36}),
+        ({"temperature": 0.5, "top_p": 0.8}, {A: 25 / 34, B: 9 / 34}),
+    ],
+    ids=str,
+)
+def test_tokens_come_as_often_as_they_are_likely(
+    settings: dict[str, Any], expected: dict[int, float]
+) -> None:
+    shares = first_shares(**settings)
+    assert set(shares) == set(expected)
+    for token, share in expected.items():
+        # Four standard deviations.
+        assert shares[token] == pytest.approx(
+            share, abs=4 * math.sqrt(share * (1 - share) / 4_000) + 1e-9
+        )
+
+
+def test_log_probabilities_are_the_models_own() -> None:
+    for found in draw(num_samples=50, temperature=3.0, top_k=3)[0]:
+        ids = [BOS, *found.ids, *([EOS] if found.is_finished else [])]
+        gains = [float(AFTER[i, j]) for i, j in zip(ids, ids[1:], strict=False)]
+        assert found.token_log_probabilities == pytest.approx(gains)
+        assert found.score == found.log_probability == pytest.approx(sum(gains))
+
+
+def test_samples_are_ranked_and_end_at_the_end_or_the_limit() -> None:
+    [found] = draw(num_samples=200, max_lengths=[3])
+    scores = [h.score for h in found]
+    assert scores == sorted(scores, reverse=True)
+    assert {len(h.ids) for h in found if not h.is_finished} == {3}
+    assert max(len(h.ids) for h in found if h.is_finished) <= 2
+
+
+def test_a_sentence_is_drawn_alike_among_others() -> None:
+    together = draw([7, 3, 9, 3], num_samples=3)
+    assert together[1] == together[3] == draw([3], num_samples=3)[0]
+    assert together[0] == draw([7], num_samples=3)[0]
+
+
+def test_the_seed_decides() -> None:
+    assert draw(num_samples=20, seed=5) == draw(num_samples=20, seed=5)
+    assert draw(num_samples=20, seed=5) != draw(num_samples=20, seed=6)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "bound"),
+    [
+        ("num_samples", 0, "at least 1, but is 0"),
+        ("top_k", 0, "at least 1, but is 0"),
+        ("temperature", 0.0, "above 0 and at most 1,000, but is 0.0"),
+        ("temperature", math.nan, "above 0 and at most 1,000, but is nan"),
+        ("top_p", 0.0, "above 0 and at most 1, but is 0.0"),
+        ("top_p", 1.1, "above 0 and at most 1, but is 1.1"),
+        ("extra_length", -1, "at least 0, but is -1"),
+        ("seed", -1, "at least 0, but is -1"),
+    ],
+)
+def test_an_impossible_setting_is_refused(
+    setting: str, value: float, bound: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"`sampling.{setting}` must be {bound}"):
+        SamplingConfig(**{setting: value})
