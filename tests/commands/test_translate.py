@@ -6,11 +6,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import transduce
+from transduce.checkpoint import Checkpoint, save_model
+from transduce.model.transformer import Transformer
+from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
 
 LINES = b"one two\n\nthree four five\n  \neight\n"
 
@@ -65,6 +69,68 @@ def test_the_n_best_stand_together_and_begin_with_the_best(
     assert len(three) == 3 * len(best)
     assert three[::3] == best
     assert three[3:6] == ["", "", ""]
+
+
+def test_the_translations_begin_with_their_prefixes(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "prefixes").write_text("acht\n\n\n\nzwei drei\n")
+    options = ("--prefixes", tmp_path / "prefixes")
+    lines = succeeds("translate", model, *options, stdin=LINES).splitlines()
+    free = succeeds("translate", model, stdin=LINES).splitlines()
+    assert lines[0].startswith("acht")
+    assert lines[1:4] == free[1:4]
+    assert lines[4].startswith("zwei drei")
+
+
+@pytest.mark.parametrize(("count", "which"), [(4, "prefixes"), (6, "sources")])
+def test_prefixes_must_be_as_many_as_the_lines(
+    refuses: Callable[..., str], model: Path, tmp_path: Path, count: int, which: str
+) -> None:
+    (tmp_path / "prefixes").write_text("\n" * count)
+    options = ("--prefixes", tmp_path / "prefixes")
+    assert refuses("translate", model, *options, stdin=LINES) == (
+        f"Sources and prefixes must be equally many, but the {which} end before number "
+        f"{min(count, 5) + 1}."
+    )
+
+
+def test_a_model_together_with_itself_is_that_model(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    alone = succeeds("translate", model, stdin=LINES)
+    assert succeeds("translate", model, "--ensemble", model, stdin=LINES) == alone
+
+
+def test_models_with_different_vocabularies_do_not_translate_together(
+    refuses: Callable[..., str],
+    model: Path,
+    trained_checkpoint: Checkpoint,
+    tmp_path: Path,
+) -> None:
+    pieces = learn_tokenizer(["other words"], TokenizerConfig(vocab_size=270))
+    config = replace(trained_checkpoint.config, vocab_size=pieces.vocab_size)
+    weights = Transformer(config).state_dict()
+    other = replace(
+        trained_checkpoint, tokenizer=pieces, config=config, weights=weights
+    )
+    save_model(other, tmp_path / "other")
+    assert "must have one tokenizer, but have different ones" in refuses(
+        "translate", model, "--ensemble", tmp_path / "other", stdin=LINES
+    )
+
+
+def test_the_least_length_and_the_greatest_are_kept(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    options = ("--jsonl", "--min-length", 6, "--extra-length", 6)
+    [line] = succeeds("translate", model, *options, stdin=b"one\n").splitlines()
+    [best] = json.loads(line)["hypotheses"]
+    assert len(best["tokens"]) >= 6
+    assert len(best["token_log_probabilities"]) - len(best["tokens"]) in (0, 1)
+    assert sum(best["token_log_probabilities"]) == pytest.approx(
+        best["log_probability"]
+    )
 
 
 def test_json_lines_have_text_scores_and_hypotheses(

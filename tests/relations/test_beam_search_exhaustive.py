@@ -181,7 +181,7 @@ def greedy_path(seed: int, max_length: int) -> tuple[int, ...]:
 
 
 def greedy(seeds: Sequence[int], alpha: float, max_length: int) -> list[Hypothesis]:
-    return greedy_search(
+    found = greedy_search(
         RandomModel(seeds),
         [max_length] * len(seeds),
         SearchConfig(length_penalty=alpha),
@@ -189,6 +189,7 @@ def greedy(seeds: Sequence[int], alpha: float, max_length: int) -> list[Hypothes
         eos=EOS,
         excluded=(BOS,),
     )
+    return [hypothesis for [hypothesis] in found]
 
 
 @pytest.mark.parametrize("max_length", [1, 3, 9])

@@ -95,7 +95,7 @@ def test_a_greedy_hypothesis_is_scored_alike(
 def greedy(model: Transformer, sentence: int) -> Hypothesis:
     with torch.no_grad():
         memory = model.encode(SOURCE[sentence : sentence + 1])
-        [found] = greedy_search(
+        [[found]] = greedy_search(
             IncrementalDecoder(model, model.start(memory)),
             [12],
             SearchConfig(length_penalty=ALPHA),

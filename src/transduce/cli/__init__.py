@@ -28,6 +28,7 @@ COMMANDS = {
     "train": "Train a model: text files to averaged, scored model.",
     "average": "Average the weights of checkpoints.",
     "translate": "Translate raw text, one line for one line.",
+    "sample": "Draw translations at random.",
     "score": "Say how likely a model holds given translations.",
     "evaluate": "Score translations against references.",
     "data": "Download and prepare a named corpus.",

@@ -73,7 +73,7 @@ def evaluate(
     texts = [pair.source for pair in pairs]
     if model is not None:
         search = SearchConfig(beam_size=beam_size, length_penalty=length_penalty)
-        translator = load(model, device)
+        translator = load(model, device=device)
         texts = [found.text for found in translator.translate_stream(texts, search)]
     scores = score_hypotheses(texts, references, language, tokenized=tokenized)
     if json_output:

@@ -37,7 +37,7 @@ def score(
     device
         auto, cpu or cuda.
     """
-    translator = load(model, device)
+    translator = load(model, device=device)
     pairs = read_pairs(source, target)
     total, num_tokens, num_pairs = 0.0, 0, 0
     while window := list(islice(pairs, WINDOW_LINES)):

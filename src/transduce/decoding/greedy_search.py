@@ -22,8 +22,8 @@ def greedy_search(
     eos: int,
     excluded: Sequence[int] = (),
     prefixes: Sequence[Sequence[int]] | None = None,
-) -> list[Hypothesis]:
-    """One hypothesis a sentence. The length penalty only enters its score."""
+) -> list[list[Hypothesis]]:
+    """The one hypothesis of each sentence. The length penalty only enters its score."""
     paths = [
         _Path(limit, prefix, eos)
         for limit, prefix in zip(
@@ -54,7 +54,7 @@ def greedy_search(
         if live:
             last_ids = torch.from_numpy(tokens[rows, None]).to(logits.device)
             model.reorder(torch.tensor(rows, device=logits.device)[:, None])
-    return [path.hypothesis(config) for path in paths]
+    return [[path.hypothesis(config)] for path in paths]
 
 
 class _Path:

@@ -1,8 +1,9 @@
 """Text in, text out."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import count, islice, repeat, zip_longest
 from pathlib import Path
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.data.batches import pad_rows
-from transduce.decoding.beam_search import Hypothesis, beam_search
+from transduce.decoding.beam_search import Hypothesis, NextTokenModel, beam_search
+from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.greedy_search import greedy_search
+from transduce.decoding.sampling import SamplingConfig, sample
 from transduce.decoding.scoring import TargetScore, score_targets
 from transduce.decoding.search_config import SearchConfig
 from transduce.device import choose_hardware
@@ -25,18 +28,24 @@ from transduce.text.tokenizer import Tokenizer
 WINDOW_LINES = 2_048
 """Lines read ahead and sorted by length, so that a batch holds similar ones."""
 BATCH_POSITIONS = 4_096
-"""Source positions of a batch times its beam, padding included."""
+"""Source positions of a batch times its hypotheses, padding included."""
+EXCLUDED = (PAD, BOS)
+"""Ids that are never put out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslationHypothesis:
-    """One of the translations that search found."""
+    """One of the translations that were found."""
 
     text: str
     score: float
     """Log-probability over the length penalty; translations are ranked by it."""
     log_probability: float
     """Natural logarithm, the end token counted."""
+    tokens: tuple[str, ...]
+    """As the model put them out; the first of a word begins with a space."""
+    token_log_probabilities: tuple[float, ...]
+    """Of each token and, if it ended by itself, of the end token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +58,38 @@ class Translation:
     """Best first; none for an empty source, whose translation is empty."""
 
 
-class Translator:
-    """A model that translates raw text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A source as the model reads it."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+    number: int
+    source: list[int]
+    prefix: list[int]
+
+    def max_length(self, extra_length: int) -> int:
+        """Tokens of its translation at most; the end token counts on both sides."""
+        return max(len(self.source), len(self.prefix)) + 1 + extra_length
+
+
+Find = Callable[[Sequence[_Line]], list[list[Hypothesis]]]
+
+
+class Translator:
+    """A model, or several that decide together, to translate raw text."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, device: torch.device, *others: Checkpoint
+    ) -> None:
+        """`RequestError` if the others have not the tokenizer of the first."""
+        if any(other.tokenizer != checkpoint.tokenizer for other in others):
+            raise RequestError(
+                "Models that translate together must have one tokenizer, but have "
+                "different ones; train them on the same text with the same settings."
+            )
         self.tokenizer: Tokenizer = checkpoint.tokenizer
-        self.model: Transformer = checkpoint.build().to(device)
+        self.models: list[Transformer] = [
+            each.build().to(device) for each in (checkpoint, *others)
+        ]
         self.device = device
 
     def translate(
@@ -63,28 +98,56 @@ class Translator:
         *,
         beam_size: int = 4,
         length_penalty: float = 0.6,
+        min_length: int = 0,
         extra_length: int = 50,
+        prefixes: Sequence[str] | None = None,
     ) -> list[Translation]:
-        """Translate sentences; one for each, in their order (section 6.1)."""
+        """Translate sentences; one for each, in their order (section 6.1).
+
+        The settings are those of `SearchConfig`, and `translate_stream` takes all of
+        them. If there are prefixes, each translation begins with the tokens of its own.
+        """
         config = SearchConfig(
             beam_size=beam_size,
             length_penalty=length_penalty,
+            min_length=min_length,
             extra_length=extra_length,
         )
-        return list(self.translate_stream(sources, config))
+        return list(self.translate_stream(sources, config, prefixes))
 
     def translate_stream(
-        self, sources: Iterable[str], config: SearchConfig
+        self,
+        sources: Iterable[str],
+        config: SearchConfig,
+        prefixes: Iterable[str] | None = None,
     ) -> Iterator[Translation]:
-        """Translate without end, in order, a window of lines at a time."""
-        lines = iter(sources)
-        while window := list(islice(lines, WINDOW_LINES)):
-            yield from self._translate_window(window, config)
+        """Translate without end, in order, a window of lines at a time.
+
+        `RequestError` if there are prefixes, but not one for each source.
+        """
+        find = partial(self._search, config=config)
+        return self._in_windows(sources, prefixes, find, config.beam_size)
+
+    def sample(
+        self, sources: Iterable[str], config: SamplingConfig
+    ) -> Iterator[Translation]:
+        """Translations drawn at random: each source's by its place and the seed."""
+        find = partial(self._sample, config=config)
+        return self._in_windows(sources, None, find, config.num_samples)
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str]
     ) -> list[TargetScore]:
-        """How likely the model holds given translations."""
+        """How likely the model holds given translations.
+
+        `RequestError` if they are not as many as the sources, or several models are
+        to decide.
+        """
+        if len(self.models) > 1:
+            raise RequestError(
+                f"Translations must be scored by one model, but {len(self.models)} "
+                "are loaded."
+            )
         if len(sources) != len(targets):
             raise RequestError(
                 "Sources and targets must be equally many, but are "
@@ -98,47 +161,82 @@ class Translator:
         ]
         for batch in _similar_lengths(lengths, BATCH_POSITIONS):
             found = score_targets(
-                self.model,
+                self.models[0],
                 self._pad([source_ids[i] for i in batch]),
                 [target_ids[i] for i in batch],
             )
             scores.update(zip(batch, found, strict=True))
         return [scores[i] for i in range(len(sources))]
 
+    def _in_windows(
+        self,
+        sources: Iterable[str],
+        prefixes: Iterable[str] | None,
+        find: Find,
+        group_size: int,
+    ) -> Iterator[Translation]:
+        pairs = zip(count(), _paired(sources, prefixes))
+        while window := list(islice(pairs, WINDOW_LINES)):
+            source_ids = self.tokenizer.encode_batch([s for _, (s, _) in window])
+            prefix_ids = self.tokenizer.encode_batch([p for _, (_, p) in window])
+            lines = [
+                _Line(number=number, source=source, prefix=prefix)
+                for (number, _), source, prefix in zip(
+                    window, source_ids, prefix_ids, strict=True
+                )
+            ]
+            yield from self._translate_window(lines, find, group_size)
+
     def _translate_window(
-        self, sources: list[str], config: SearchConfig
+        self, lines: list[_Line], find: Find, group_size: int
     ) -> list[Translation]:
-        ids = self.tokenizer.encode_batch(sources)
         empty = Translation(text="", score=0.0, hypotheses=())
-        translations = [empty] * len(sources)
-        nonempty = [i for i, sentence in enumerate(ids) if sentence]
-        chosen = [ids[i] for i in nonempty]
-        lengths = [len(sentence) for sentence in chosen]
-        for batch in _similar_lengths(lengths, BATCH_POSITIONS // config.beam_size):
-            found = self._search([chosen[i] for i in batch], config)
-            for i, hypotheses in zip(batch, found, strict=True):
-                translations[nonempty[i]] = self._translation(hypotheses)
-        return translations
+        translations = {line.number: empty for line in lines}
+        chosen = [line for line in lines if line.source]
+        lengths = [len(line.source) for line in chosen]
+        for batch in _similar_lengths(lengths, BATCH_POSITIONS // group_size):
+            together = [chosen[i] for i in batch]
+            for line, hypotheses in zip(together, find(together), strict=True):
+                translations[line.number] = self._translation(hypotheses)
+        return list(translations.values())
 
     @torch.no_grad()
     def _search(
-        self, source_ids: list[list[int]], config: SearchConfig
+        self, lines: Sequence[_Line], config: SearchConfig
     ) -> list[list[Hypothesis]]:
-        memory = self.model.encode(self._pad(source_ids))
-        steps = IncrementalDecoder(self.model, self.model.start(memory))
-        # The end token counts on both sides.
-        limits = [len(ids) + 1 + config.extra_length for ids in source_ids]
-        if config.beam_size == 1:
-            greedy = greedy_search(
-                steps,
-                limits,
-                config,
-                bos=BOS,
-                eos=EOS,
-                excluded=(PAD, BOS),
-            )
-            return [[hypothesis] for hypothesis in greedy]
-        return beam_search(steps, limits, config, bos=BOS, eos=EOS, excluded=(PAD, BOS))
+        search = greedy_search if config.beam_size == 1 else beam_search
+        return search(
+            self._begin(lines),
+            [line.max_length(config.extra_length) for line in lines],
+            config,
+            bos=BOS,
+            eos=EOS,
+            excluded=EXCLUDED,
+            prefixes=[line.prefix for line in lines],
+        )
+
+    @torch.no_grad()
+    def _sample(
+        self, lines: Sequence[_Line], config: SamplingConfig
+    ) -> list[list[Hypothesis]]:
+        return sample(
+            self._begin(lines),
+            [line.max_length(config.extra_length) for line in lines],
+            [line.number for line in lines],
+            config,
+            bos=BOS,
+            eos=EOS,
+            excluded=EXCLUDED,
+        )
+
+    def _begin(self, lines: Sequence[_Line]) -> NextTokenModel:
+        """What has read the sources, and is asked for the next tokens."""
+        source = self._pad([line.source for line in lines])
+        members = [
+            IncrementalDecoder(model, model.start(model.encode(source)))
+            for model in self.models
+        ]
+        return members[0] if len(members) == 1 else Ensemble(members)
 
     def _pad(self, source_ids: list[list[int]]) -> Int[Tensor, "batch source"]:
         return pad_rows([[*ids, EOS] for ids in source_ids]).to(self.device)
@@ -149,6 +247,8 @@ class Translator:
                 text=self.tokenizer.decode(hypothesis.ids),
                 score=hypothesis.score,
                 log_probability=hypothesis.log_probability,
+                tokens=tuple(self.tokenizer.pieces(hypothesis.ids)),
+                token_log_probabilities=hypothesis.token_log_probabilities,
             )
             for hypothesis in hypotheses
         )
@@ -176,12 +276,31 @@ class IncrementalDecoder:
         self._state.reorder(rows)
 
 
-def load(path: str | Path, device: str = "auto") -> Translator:
-    """A translator from a model or run folder.
+def load(path: str | Path, *others: str | Path, device: str = "auto") -> Translator:
+    """A translator from a model or run folder, or from several that decide together.
 
-    `CheckpointError` if it is damaged, `RequestError` if the device is not there.
+    `CheckpointError` if one is damaged, `RequestError` if the device is not there or
+    the models have not one tokenizer.
     """
-    return Translator(load_model(Path(path)), choose_hardware(device).device)
+    first, *rest = (load_model(Path(each)) for each in (path, *others))
+    return Translator(first, choose_hardware(device).device, *rest)
+
+
+def _paired(
+    sources: Iterable[str], prefixes: Iterable[str] | None
+) -> Iterator[tuple[str, str]]:
+    """Each source and its prefix; `RequestError` where one of them is missing."""
+    if prefixes is None:
+        yield from zip(sources, repeat(""))
+        return
+    for number, (source, prefix) in enumerate(zip_longest(sources, prefixes), start=1):
+        if source is None or prefix is None:
+            raise RequestError(
+                "Sources and prefixes must be equally many, but the "
+                f"{'sources' if source is None else 'prefixes'} end before number "
+                f"{number:,}."
+            )
+        yield source, prefix
 
 
 def _similar_lengths(lengths: list[int], positions: int) -> Iterator[list[int]]:

@@ -77,7 +77,7 @@ def run_quickstart(
     train(files, PRESETS["quickstart"], out / "run", hardware, observer)
     sources = list(read_text([out / "corpus" / "test.en"]))
     references = list(read_text([out / "corpus" / "test.de"]))
-    translator = load(out / "run", hardware.device.type)
+    translator = load(out / "run", device=hardware.device.type)
     translations = [t.text for t in translator.translate(sources)]
     examples = tuple(
         Example(source=source, translation=translation, reference=reference)

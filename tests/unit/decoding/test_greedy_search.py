@@ -41,7 +41,7 @@ def search(
     min_length: int = 0,
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[Hypothesis]:
-    return greedy_search(
+    found = greedy_search(
         Chain(),
         max_lengths,
         SearchConfig(length_penalty=alpha, min_length=min_length),
@@ -50,6 +50,7 @@ def search(
         excluded=excluded,
         prefixes=prefixes,
     )
+    return [hypothesis for [hypothesis] in found]
 
 
 def test_each_word_is_the_likeliest_after_the_one_before() -> None:

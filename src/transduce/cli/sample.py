@@ -1,0 +1,70 @@
+"""`transduce sample`: translations drawn at random."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from transduce.cli.lines import source_lines, write_translations
+from transduce.cli.options import Files
+from transduce.decoding.sampling import SamplingConfig
+from transduce.decoding.translator import load
+
+
+def sample(
+    model: Path,
+    /,
+    *,
+    ensemble: Files = (),
+    input: Path | None = None,
+    output: Path | None = None,
+    number: int = 1,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    seed: int = 1,
+    extra_length: int = 50,
+    jsonl: Annotated[bool, Parameter(negative="")] = False,
+    device: str = "auto",
+) -> None:
+    """Draw translations of each line at random, each token by its probability.
+
+    Parameters
+    ----------
+    model
+        A model or run folder.
+    ensemble
+        More models, to decide together with the first by the mean of probabilities.
+    input
+        A text file, one sentence a line; standard input by default.
+    output
+        Where to write; standard output by default.
+    number
+        Translations of each line, likeliest first, one a line.
+    temperature
+        Below 1, what is likely becomes likelier.
+    top_k
+        Draw from so many of the likeliest tokens only (Fan et al., 2018).
+    top_p
+        Draw from the likeliest tokens only that reach this probability together
+        (Holtzman et al., 2020).
+    seed
+        The same seed gives a line the same translations.
+    extra_length
+        Tokens of a translation at most, beyond those of its source.
+    jsonl
+        Write a JSON object a line, with scores and tokens.
+    device
+        auto, cpu or cuda.
+    """
+    config = SamplingConfig(
+        num_samples=number,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        extra_length=extra_length,
+        seed=seed,
+    )
+    lines = source_lines(input, output)
+    translator = load(model, *ensemble, device=device)
+    write_translations(translator.sample(lines, config), output, number, jsonl)

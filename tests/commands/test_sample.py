@@ -1,0 +1,50 @@
+"""`transduce sample`: by the seed and the line, and by nothing else."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+LINES = b"one two\n\nthree four five\none two\n"
+
+
+def test_every_line_has_as_many_as_are_asked_for(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    drawn = succeeds("sample", model, "--number", 3, stdin=LINES).splitlines()
+    assert len(drawn) == 12
+    assert drawn[3:6] == ["", "", ""]
+
+
+def test_the_seed_decides(succeeds: Callable[..., str], model: Path) -> None:
+    def draw(seed: int) -> str:
+        options = ("--number", 5, "--temperature", 5.0, "--seed", seed)
+        return succeeds("sample", model, *options, stdin=LINES)
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_the_likeliest_token_alone_is_greedy_search(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    greedy = succeeds("translate", model, "--beam-size", 1, stdin=LINES)
+    assert succeeds("sample", model, "--top-k", 1, stdin=LINES) == greedy
+    assert succeeds("sample", model, "--top-p", 1e-9, stdin=LINES) == greedy
+
+
+def test_json_lines_have_the_samples_and_their_tokens(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    options = ("--jsonl", "--number", 2)
+    line, *_ = succeeds("sample", model, *options, stdin=LINES).splitlines()
+    first, second = json.loads(line)["hypotheses"]
+    assert first["score"] >= second["score"]
+    assert "".join(first["tokens"]).split() == first["text"].split()
+
+
+def test_an_impossible_setting_is_refused(
+    refuses: Callable[..., str], model: Path
+) -> None:
+    assert refuses("sample", model, "--top-p", 0, stdin=LINES) == (
+        "`sampling.top_p` must be above 0 and at most 1, but is 0.0."
+    )
