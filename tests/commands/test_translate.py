@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,25 @@ def test_the_n_best_stand_together_and_begin_with_the_best(
     assert len(three) == 3 * len(best)
     assert three[::3] == best
     assert three[3:6] == ["", "", ""]
+
+
+def test_an_over_long_line_is_translated_in_parts_and_named(
+    command: Callable[..., Any], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.decoding.translator.MAX_SOURCE_TOKENS", 12)
+    sentences = ["one two three four.", "five six!", "seven eight one two."]
+    long = " ".join(sentences)
+    alone = [
+        command("translate", model, stdin=s.encode() + b"\n").out.strip()
+        for s in sentences
+    ]
+    outcome = command("translate", model, stdin=f"one\n\n{long}\ntwo\n".encode())
+    lines = outcome.out.split("\n")
+    assert len(lines) == 5
+    assert lines[2] == " ".join(alone)
+    assert outcome.err == (
+        "Warning: line 3 is over-long, and is translated in 3 parts.\n"
+    )
 
 
 def test_the_translations_begin_with_their_prefixes(

@@ -28,9 +28,18 @@ def source_lines(input: Path | None, output: Path | None) -> Iterator[str]:
 def write_translations(
     translations: Iterable[Translation], output: Path | None, nbest: int, jsonl: bool
 ) -> None:
-    """Write each as soon as it is there: as text, the n best, or as JSON."""
+    """Write each as soon as it is there: as text, the n best, or as JSON.
+
+    Of an over-long line it is said that it was translated in parts.
+    """
     with _writer(output) as file:
-        for translation in translations:
+        for number, translation in enumerate(translations, start=1):
+            if translation.num_parts > 1:
+                print(
+                    f"Warning: line {number:,} is over-long, and is translated in "
+                    f"{translation.num_parts} parts.",
+                    file=sys.stderr,
+                )
             file.writelines(line + "\n" for line in _lines(translation, nbest, jsonl))
             file.flush()
 

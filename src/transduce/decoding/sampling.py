@@ -53,7 +53,7 @@ class SamplingConfig:
 def sample(
     model: NextTokenModel,
     max_lengths: Sequence[int],
-    numbers: Sequence[int],
+    names: Sequence[tuple[int, ...]],
     config: SamplingConfig,
     *,
     bos: int,
@@ -62,12 +62,12 @@ def sample(
 ) -> list[list[Hypothesis]]:
     """So many hypotheses of each sentence, likeliest first.
 
-    What is drawn for a sentence depends on the seed and its number, not on the others.
+    What is drawn for a sentence depends on the seed and its name, not on the others.
     Log-probabilities are the model's own, whatever was drawn from; they are the score.
     """
     draws = [
-        _Draws(limit, number, config, eos)
-        for limit, number in zip(max_lengths, numbers, strict=True)
+        _Draws(limit, name, config, eos)
+        for limit, name in zip(max_lengths, names, strict=True)
     ]
     live = list(draws)
     last_ids = torch.full((len(live), 1), bos)
@@ -117,9 +117,13 @@ class _Draws:
     """The samples of one sentence."""
 
     def __init__(
-        self, max_length: int, number: int, config: SamplingConfig, eos: int
+        self,
+        max_length: int,
+        name: tuple[int, ...],
+        config: SamplingConfig,
+        eos: int,
     ) -> None:
-        self._random = np.random.default_rng((config.seed, number))
+        self._random = np.random.default_rng((config.seed, *name))
         self._ids: list[list[int]] = [[] for _ in range(config.num_samples)]
         self._gains: list[list[float]] = [[] for _ in range(config.num_samples)]
         self._max_length = max_length

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice, repeat, zip_longest
+from itertools import chain, count, islice, repeat, zip_longest
 from pathlib import Path
 
 import torch
@@ -23,12 +23,15 @@ from transduce.errors import RequestError
 from transduce.model.cache import DecodingState
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.splitting import split_long
 from transduce.text.tokenizer import Tokenizer
 
 WINDOW_LINES = 2_048
 """Lines read ahead and sorted by length, so that a batch holds similar ones."""
 BATCH_POSITIONS = 4_096
 """Source positions of a batch times its hypotheses, padding included."""
+MAX_SOURCE_TOKENS = 250
+"""A longer source is translated in parts: few models were trained on such."""
 EXCLUDED = (PAD, BOS)
 """Ids that are never put out."""
 
@@ -56,13 +59,18 @@ class Translation:
     score: float
     hypotheses: tuple[TranslationHypothesis, ...]
     """Best first; none for an empty source, whose translation is empty."""
+    num_parts: int = 1
+    """In how many the source was translated, more than one if it was over-long; the
+    scores of the parts are added up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    """A source as the model reads it."""
+class _Part:
+    """A source, or a part of one that is over-long, as the model reads it."""
 
+    line: int
     number: int
+    """Among the parts of its line."""
     source: list[int]
     prefix: list[int]
 
@@ -71,7 +79,7 @@ class _Line:
         return max(len(self.source), len(self.prefix)) + 1 + extra_length
 
 
-Find = Callable[[Sequence[_Line]], list[list[Hypothesis]]]
+Find = Callable[[Sequence[_Part]], list[list[Hypothesis]]]
 
 
 class Translator:
@@ -180,58 +188,78 @@ class Translator:
             source_ids = self.tokenizer.encode_batch([s for _, (s, _) in window])
             prefix_ids = self.tokenizer.encode_batch([p for _, (_, p) in window])
             lines = [
-                _Line(number=number, source=source, prefix=prefix)
-                for (number, _), source, prefix in zip(
+                self._parts(number, text, source, prefix)
+                for (number, (text, _)), source, prefix in zip(
                     window, source_ids, prefix_ids, strict=True
                 )
             ]
-            yield from self._translate_window(lines, find, group_size)
+            parts = list(chain.from_iterable(lines))
+            found = iter(self._translate_parts(parts, find, group_size))
+            for line in lines:
+                yield _joined(list(islice(found, len(line))))
 
-    def _translate_window(
-        self, lines: list[_Line], find: Find, group_size: int
+    def _parts(
+        self, line: int, text: str, source: list[int], prefix: list[int]
+    ) -> list[_Part]:
+        """One, unless the source is too long for the model."""
+        sources = [source]
+        if len(source) > MAX_SOURCE_TOKENS:
+            texts = split_long(text, MAX_SOURCE_TOKENS, self._count_tokens)
+            sources = self.tokenizer.encode_batch(texts)
+        return [
+            _Part(line=line, number=i, source=ids, prefix=[] if i else prefix)
+            for i, ids in enumerate(sources)
+        ]
+
+    def _count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return list(map(len, self.tokenizer.encode_batch(texts)))
+
+    def _translate_parts(
+        self, parts: list[_Part], find: Find, group_size: int
     ) -> list[Translation]:
         empty = Translation(text="", score=0.0, hypotheses=())
-        translations = {line.number: empty for line in lines}
-        chosen = [line for line in lines if line.source]
-        lengths = [len(line.source) for line in chosen]
+        translations = [empty] * len(parts)
+        filled = [i for i, part in enumerate(parts) if part.source]
+        lengths = [len(parts[i].source) for i in filled]
         for batch in _similar_lengths(lengths, BATCH_POSITIONS // group_size):
-            together = [chosen[i] for i in batch]
-            for line, hypotheses in zip(together, find(together), strict=True):
-                translations[line.number] = self._translation(hypotheses)
-        return list(translations.values())
+            chosen = [filled[i] for i in batch]
+            found = find([parts[i] for i in chosen])
+            for i, hypotheses in zip(chosen, found, strict=True):
+                translations[i] = self._translation(hypotheses)
+        return translations
 
     @torch.no_grad()
     def _search(
-        self, lines: Sequence[_Line], config: SearchConfig
+        self, parts: Sequence[_Part], config: SearchConfig
     ) -> list[list[Hypothesis]]:
         search = greedy_search if config.beam_size == 1 else beam_search
         return search(
-            self._begin(lines),
-            [line.max_length(config.extra_length) for line in lines],
+            self._begin(parts),
+            [part.max_length(config.extra_length) for part in parts],
             config,
             bos=BOS,
             eos=EOS,
             excluded=EXCLUDED,
-            prefixes=[line.prefix for line in lines],
+            prefixes=[part.prefix for part in parts],
         )
 
     @torch.no_grad()
     def _sample(
-        self, lines: Sequence[_Line], config: SamplingConfig
+        self, parts: Sequence[_Part], config: SamplingConfig
     ) -> list[list[Hypothesis]]:
         return sample(
-            self._begin(lines),
-            [line.max_length(config.extra_length) for line in lines],
-            [line.number for line in lines],
+            self._begin(parts),
+            [part.max_length(config.extra_length) for part in parts],
+            [(part.line, part.number) for part in parts],
             config,
             bos=BOS,
             eos=EOS,
             excluded=EXCLUDED,
         )
 
-    def _begin(self, lines: Sequence[_Line]) -> NextTokenModel:
+    def _begin(self, parts: Sequence[_Part]) -> NextTokenModel:
         """What has read the sources, and is asked for the next tokens."""
-        source = self._pad([line.source for line in lines])
+        source = self._pad([part.source for part in parts])
         members = [
             IncrementalDecoder(model, model.start(model.encode(source)))
             for model in self.models
@@ -301,6 +329,28 @@ def _paired(
                 f"{number:,}."
             )
         yield source, prefix
+
+
+def _joined(parts: list[Translation]) -> Translation:
+    """The parts of a line as one translation, of which only the best is known."""
+    if len(parts) == 1:
+        return parts[0]
+    best = [part.hypotheses[0] for part in parts if part.hypotheses]
+    whole = TranslationHypothesis(
+        text=" ".join(hypothesis.text for hypothesis in best),
+        score=sum(hypothesis.score for hypothesis in best),
+        log_probability=sum(hypothesis.log_probability for hypothesis in best),
+        tokens=tuple(chain.from_iterable(h.tokens for h in best)),
+        token_log_probabilities=tuple(
+            chain.from_iterable(h.token_log_probabilities for h in best)
+        ),
+    )
+    return Translation(
+        text=whole.text,
+        score=whole.score,
+        hypotheses=(whole,),
+        num_parts=len(parts),
+    )
 
 
 def _similar_lengths(lengths: list[int], positions: int) -> Iterator[list[int]]:

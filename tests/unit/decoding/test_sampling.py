@@ -42,7 +42,7 @@ def draw(
     return sample(
         Chain(),
         max_lengths or [20] * len(numbers),
-        numbers,
+        [(number,) for number in numbers],
         SamplingConfig(**settings),
         bos=BOS,
         eos=EOS,
