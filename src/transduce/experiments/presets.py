@@ -76,7 +76,7 @@ TABLE_3 = {
 """The rows of Table 3 by their letter, all for English to German."""
 
 SMALL_MODEL = ModelConfig(
-    num_layers=4, d_model=128, d_ff=256, num_heads=4, d_k=32, d_v=32, dropout=0.3
+    num_layers=4, d_model=128, d_ff=256, num_heads=4, d_k=32, d_v=32, dropout=0.2
 )
 
 PRESETS = {
@@ -88,18 +88,19 @@ PRESETS = {
         model=replace(BIG_MODEL, dropout=0.1),
         training=BIG_TRAINING,
     ),
-    # 29,000 image captions: the sizes and dropout of Wu et al. (2021).
+    # 29,000 image captions: the sizes of Wu et al. (2021), less dropout and smaller
+    # updates, which learn more in an hour of two cores.
     "multi30k": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=6_000),
         model=SMALL_MODEL,
         batching=BatchingConfig(
-            source_tokens=4_096, target_tokens=4_096, batch_tokens=2_048
+            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
         ),
         training=TrainingConfig(
-            steps=4_000,
-            warmup_steps=1_000,
-            learning_rate_scale=1.25,
-            checkpoint_steps=100,
+            steps=9_000,
+            warmup_steps=1_500,
+            learning_rate_scale=1.77,
+            checkpoint_steps=250,
             keep_checkpoints=10,
         ),
         search=SearchConfig(beam_size=5, length_penalty=1.2),
