@@ -388,7 +388,7 @@ def test_what_is_no_model_is_refused(
 def test_an_interruption_is_one_sentence(
     refuses: Callable[..., str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("transduce.cli.translate.load", interrupt, raising=True)
