@@ -33,7 +33,7 @@ class NextTokenModel(Protocol):
     def step(
         self, last_ids: Int[Tensor, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the logits of the next."""
+        """Read one more token of each hypothesis; the logits of the next, to keep."""
         ...
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:

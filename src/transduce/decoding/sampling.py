@@ -11,7 +11,8 @@ from torch import Tensor
 from transduce.decoding.beam_search import Hypothesis, NextTokenModel
 from transduce.errors import ConfigError
 
-MAX_TEMPERATURE = 1_000
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 1_000
+"""Colder, only the likeliest is drawn; hotter, all alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +38,15 @@ class SamplingConfig:
                 raise ConfigError(
                     f"`sampling.{name}` must be at least 1, but is {value}."
                 )
-        for name, most in (("temperature", MAX_TEMPERATURE), ("top_p", 1)):
-            if not 0 < (value := getattr(self, name)) <= most:
-                raise ConfigError(
-                    f"`sampling.{name}` must be above 0 and at most {most:,}, but is "
-                    f"{value}."
-                )
+        if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
+            raise ConfigError(
+                f"`sampling.temperature` must be from {MIN_TEMPERATURE} to "
+                f"{MAX_TEMPERATURE:,}, but is {self.temperature}."
+            )
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(
+                f"`sampling.top_p` must be above 0 and at most 1, but is {self.top_p}."
+            )
         for name in ("extra_length", "seed"):
             if (value := getattr(self, name)) < 0:
                 raise ConfigError(

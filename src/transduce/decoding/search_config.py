@@ -1,5 +1,6 @@
 """How a translation is searched for (section 6.1)."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -43,8 +44,12 @@ class SearchConfig:
             raise ConfigError(
                 f'`search.penalty` must be "gnmt" or "power", but is "{self.penalty}".'
             )
-        for name in ("diversity", "min_length", "extra_length"):
-            if not (value := getattr(self, name)) >= 0:
+        if not 0 <= self.diversity < math.inf:
+            raise ConfigError(
+                f"`search.diversity` must be at least 0, but is {self.diversity}."
+            )
+        for name in ("min_length", "extra_length"):
+            if (value := getattr(self, name)) < 0:
                 raise ConfigError(
                     f"`search.{name}` must be at least 0, but is {value}."
                 )

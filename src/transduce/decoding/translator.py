@@ -48,7 +48,8 @@ class TranslationHypothesis:
     tokens: tuple[str, ...]
     """As the model put them out; the first of a word begins with a space."""
     token_log_probabilities: tuple[float, ...]
-    """Of each token and, if it ended by itself, of the end token."""
+    """Of each token and, if it ended by itself, of the end token; none of what was
+    translated in parts, each of which has an end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,9 @@ class Translator:
         """Translate sentences; one for each, in their order (section 6.1).
 
         The settings are those of `SearchConfig`, and `translate_stream` takes all of
-        them. If there are prefixes, each translation begins with the tokens of its own.
+        them. If there are prefixes, each translation begins with the tokens of its own,
+        unless its source is empty. Of an over-long source each part has `min_length`,
+        the first has the prefix, and only the best translation is known.
         """
         config = SearchConfig(
             beam_size=beam_size,
@@ -233,9 +236,10 @@ class Translator:
         self, parts: Sequence[_Part], config: SearchConfig
     ) -> list[list[Hypothesis]]:
         search = greedy_search if config.beam_size == 1 else beam_search
+        least = config.min_length + 1
         return search(
             self._begin(parts),
-            [part.max_length(config.extra_length) for part in parts],
+            [max(part.max_length(config.extra_length), least) for part in parts],
             config,
             bos=BOS,
             eos=EOS,
@@ -337,13 +341,11 @@ def _joined(parts: list[Translation]) -> Translation:
         return parts[0]
     best = [part.hypotheses[0] for part in parts if part.hypotheses]
     whole = TranslationHypothesis(
-        text=" ".join(hypothesis.text for hypothesis in best),
+        text=" ".join(hypothesis.text for hypothesis in best if hypothesis.text),
         score=sum(hypothesis.score for hypothesis in best),
         log_probability=sum(hypothesis.log_probability for hypothesis in best),
         tokens=tuple(chain.from_iterable(h.tokens for h in best)),
-        token_log_probabilities=tuple(
-            chain.from_iterable(h.token_log_probabilities for h in best)
-        ),
+        token_log_probabilities=(),
     )
     return Translation(
         text=whole.text,

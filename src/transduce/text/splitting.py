@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 CountTokens = Callable[[Sequence[str]], list[int]]
 """The number of tokens of each text; of two with a space between it is the sum."""
 
-SENTENCE_END = re.compile(r"""(?<=[.!?…])\s+|(?<=[.!?…]["'»”’)\]])\s+|(?<=[。！？])""")
-CLAUSE_END = re.compile(r"(?<=[,;:–—])\s+|(?<=[，；：、])")
-WORD_END = re.compile(r"\s+")
+SENTENCE_END = re.compile(
+    r"""(?<=[.!?…])\s+|(?<=[.!?…]["'»”’)\]])\s+"""
+    r"|(?<=[。！？])(?![」』”’）])|(?<=[。！？][」』”’）])"
+)
+CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、])")
+WORD_END = re.compile(r"(?<=\s)")
 ANYWHERE = re.compile(r"(?<=.)", re.DOTALL)
 
 
@@ -31,33 +34,30 @@ def split_long(text: str, max_tokens: int, count_tokens: CountTokens) -> list[st
 def _fitting(sentence: str, max_tokens: int, count_tokens: CountTokens) -> list[str]:
     parts = [sentence]
     for end in (CLAUSE_END, WORD_END, ANYWHERE):
-        separator = "" if end is ANYWHERE else " "
         parts = [
             packed
             for part, length in zip(parts, count_tokens(parts), strict=True)
             for packed in (
                 [part]
                 if length <= max_tokens
-                else _packed(_pieces(part, end), separator, max_tokens, count_tokens)
+                else _packed(_pieces(part, end), max_tokens, count_tokens)
             )
         ]
     return parts
 
 
-def _packed(
-    pieces: list[str], separator: str, max_tokens: int, count_tokens: CountTokens
-) -> list[str]:
+def _packed(pieces: list[str], max_tokens: int, count_tokens: CountTokens) -> list[str]:
     """Neighbours put together as long as they fit; what is too long stays alone."""
     packed: list[str] = []
     room = 0
     for piece, length in zip(pieces, count_tokens(pieces), strict=True):
         if length <= room:
-            packed[-1] += separator + piece
+            packed[-1] += piece
         else:
             packed.append(piece)
             room = max_tokens
         room -= length
-    return packed
+    return [part.strip() for part in packed]
 
 
 def _pieces(text: str, end: re.Pattern[str]) -> list[str]:

@@ -297,6 +297,7 @@ def test_the_best_candidates_are_those_of_sorting_all(
         ("min_length", -1, "at least 0, but is -1"),
         ("diversity", -0.5, "at least 0, but is -0.5"),
         ("diversity", math.nan, "at least 0, but is nan"),
+        ("diversity", math.inf, "at least 0, but is inf"),
     ],
 )
 def test_an_impossible_setting_is_refused(

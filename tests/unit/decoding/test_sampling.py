@@ -117,8 +117,8 @@ def test_the_seed_decides() -> None:
     [
         ("num_samples", 0, "at least 1, but is 0"),
         ("top_k", 0, "at least 1, but is 0"),
-        ("temperature", 0.0, "above 0 and at most 1,000, but is 0.0"),
-        ("temperature", math.nan, "above 0 and at most 1,000, but is nan"),
+        ("temperature", 0.0, "from 0.001 to 1,000, but is 0.0"),
+        ("temperature", math.nan, "from 0.001 to 1,000, but is nan"),
         ("top_p", 0.0, "above 0 and at most 1, but is 0.0"),
         ("top_p", 1.1, "above 0 and at most 1, but is 1.1"),
         ("extra_length", -1, "at least 0, but is -1"),

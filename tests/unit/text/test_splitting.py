@@ -14,6 +14,7 @@ def count_words(texts: Sequence[str]) -> list[int]:
     return [sum(-(-len(word) // 4) for word in text.split()) for text in texts]
 
 
+SPEECH = ["他说：「你好啊你好啊。」", "然后他就走了再也没有回来。"]
 CHINESE = ["一二三四五六七。", "八九十一二三！", "一二三四，五六七八。"]
 
 
@@ -32,6 +33,8 @@ CHINESE = ["一二三四五六七。", "八九十一二三！", "一二三四，
             ["aaaabb", "bbcccc", "ddddee", "eeffff", "ggg"],
         ),
         ("一二三四五六七。八九十一二三！一二三四，五六七八。", CHINESE),
+        ("一，二，三，四，五，六，七，八", ["一，二，三，四，五，六，七，八"]),
+        ("他说：「你好啊你好啊。」然后他就走了再也没有回来。", SPEECH),
         ("a. " * 9, ["a."] * 9),
     ],
 )
@@ -47,4 +50,7 @@ def test_text_is_cut_where_it_hurts_least(text: str, parts: list[str]) -> None:
 def test_nothing_is_lost_and_nothing_too_long(text: str, max_tokens: int) -> None:
     parts = split_long(text, max_tokens, count_words)
     assert "".join("".join(parts).split()) == "".join(text.split())
+    place = 0
+    for part in parts:  # nothing is put in where there was nothing
+        place = text.index(part, place) + len(part)
     assert all(count <= max_tokens for count in count_words(parts))
