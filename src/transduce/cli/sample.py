@@ -40,7 +40,8 @@ def sample(
     output
         Where to write; standard output by default.
     number
-        Translations of each line, likeliest first, one a line.
+        Translations of each line, likeliest first, one a line. Of an over-long line
+        there is but one: the likeliest draw of each of its parts.
     temperature
         Below 1, what is likely becomes likelier.
     top_k

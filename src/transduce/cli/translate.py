@@ -60,7 +60,8 @@ def translate(
     extra_length
         Tokens of a translation at most, beyond those of its source.
     nbest
-        How many translations of each line, best first, one a line.
+        How many translations of each line, best first, one a line; blank where search
+        ended with fewer, and but one of a line that is translated in parts.
     jsonl
         Write a JSON object a line, with scores and tokens.
     device

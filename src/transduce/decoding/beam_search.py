@@ -3,7 +3,8 @@
 The semantics are those of the paper's own code: each step weighs twice the beam's
 candidates; those that end go to a list of their own and take no place among those
 that go on. A sentence is done when no unfinished hypothesis can still overtake the
-best finished one; then it leaves the batch.
+best finished one, so that fewer than the beam's worth may be found; then it leaves the
+batch.
 """
 
 import math
@@ -33,7 +34,7 @@ class NextTokenModel(Protocol):
     def step(
         self, last_ids: Int[Tensor, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the logits of the next, to keep."""
+        """Read one more token of each hypothesis; the caller may change the logits."""
         ...
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
