@@ -33,6 +33,7 @@ from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.fitting import require_memory
 from transduce.training.interruption import stop_on_signal
+from transduce.training.optimizer import require_moments
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import (
     DivergedError,
@@ -40,7 +41,6 @@ from transduce.training.trainer import (
     Trainer,
     TrainingState,
     TrainingStoppedError,
-    require_state_of,
 )
 
 LOG_STEPS = 10
@@ -207,7 +207,7 @@ class _Run:
             try:
                 model = load_model(checkpoint).build()
                 state = load_training_state(checkpoint)
-                require_state_of(model, state)
+                require_moments(model, self._config.training, state.tensors)
             except VersionError:
                 raise
             except CheckpointError as error:

@@ -100,6 +100,7 @@ PRESETS = {
             steps=9_000,
             warmup_steps=1_500,
             learning_rate_scale=1.77,
+            optimizer="muon",
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),

@@ -102,7 +102,7 @@ def update_flops(
 ) -> int:
     """Of one training update on sentence pairs of these lengths, with their end token.
 
-    The optimizer forms no products of matrices.
+    Adam forms no products of matrices; those of Muon, a few per cent, are left out.
     """
     return PASSES * forward_flops(config, source_lengths, target_lengths).total
 

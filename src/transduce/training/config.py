@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from transduce.errors import ConfigError
+
+OptimizerKind = Literal["adam", "muon"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +19,8 @@ class TrainingConfig:
     """Updates during which the learning rate grows (equation 3)."""
     learning_rate_scale: float = 1.0
     """Factor on equation 3."""
+    optimizer: OptimizerKind = "adam"
+    """Adam for all weights, or Muon for the matrices of the layers."""
     beta1: float = 0.9
     """Adam's decay of the gradients' mean."""
     beta2: float = 0.98
@@ -39,6 +43,14 @@ class TrainingConfig:
     """Of the weights, the order of the data and dropout."""
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        if self.optimizer not in get_args(OptimizerKind):
+            raise ConfigError(
+                '`training.optimizer` must be "adam" or "muon", but is '
+                f'"{self.optimizer}".'
+            )
+
+    def _check_numbers(self) -> None:
         counts = ("steps", "warmup_steps", "keep_checkpoints")
         for name in (*counts, "checkpoint_steps", "patience"):
             if (value := getattr(self, name)) is not None and value < 1:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from jaxtyping import Float, Integer
-from torch import Tensor, nn
+from torch import Tensor
 
 from transduce.data.batches import Batcher, Update
 from transduce.device import Hardware
-from transduce.errors import CheckpointError, TransduceError
+from transduce.errors import TransduceError
 from transduce.evaluation.perplexity import perplexity
 from transduce.model.transformer import Transformer
 from transduce.special_ids import PAD
@@ -20,9 +20,13 @@ from transduce.training.config import TrainingConfig
 from transduce.training.distributed import ALONE, Piece, Processes, apart
 from transduce.training.fitting import Fit, fit
 from transduce.training.loss import BatchLoss, as_tensor
+from transduce.training.optimizer import (
+    ADAM_MOMENTS,
+    WeightOptimizer,
+    require_moments,
+)
 from transduce.training.schedule import learning_rate
 
-ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 RECENT = 0.02
 """Weight of one update in the recent loss: about fifty updates count."""
 DIVERGENCE = 1.0
@@ -86,18 +90,6 @@ class TrainingState:
     tensors: dict[str, Tensor]
 
 
-def require_state_of(model: nn.Module, state: TrainingState) -> None:
-    """`CheckpointError` if the state is not one of that model."""
-    shapes = {name: tensor.shape for name, tensor in state.tensors.items()}
-    for name, parameter in model.named_parameters():
-        for moment in ADAM_MOMENTS:
-            if shapes.get(f"{moment}.{name}") != parameter.shape:
-                raise CheckpointError(
-                    f"The training state must hold `{moment}.{name}` of the model's "
-                    "shape, but does not; it is damaged or of another model."
-                )
-
-
 class TrainingStoppedError(TransduceError):
     """Training was asked to stop, and has saved where it stands."""
 
@@ -127,13 +119,7 @@ class Trainer:
         self._processes = processes
         self._batch_loss = BatchLoss(self.model, config.label_smoothing, hardware)
         self._joined = processes.join(self._batch_loss)
-        self._optimizer = torch.optim.Adam(
-            model.parameters(),
-            lr=0.0,  # set before each step
-            betas=(config.beta1, config.beta2),
-            eps=config.epsilon,
-            fused=True,
-        )
+        self._optimizer = WeightOptimizer(self.model, config)
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
 
@@ -142,7 +128,7 @@ class Trainer:
 
         `ConfigError` if not even one pair fits.
         """
-        weights = [] if self._optimizer.state else self.model.parameters()
+        weights = [] if self._optimizer.has_state else self.model.parameters()
         # What Adam will hold must have its room.
         moments = [torch.ones_like(w) for w in weights for _ in ADAM_MOMENTS]
         found = fit(self._batch_loss, self._batcher, self._hardware)
@@ -190,12 +176,7 @@ class Trainer:
 
     def state(self) -> TrainingState:
         """What `restore` needs; the model's weights are not in it."""
-        tensors = {}
-        for name, parameter in self.model.named_parameters():
-            moments = self._optimizer.state[parameter]
-            for moment in ADAM_MOMENTS:
-                tensors[f"{moment}.{name}"] = moments[moment].clone().cpu()
-        return TrainingState(progress=self.progress, tensors=tensors)
+        return TrainingState(progress=self.progress, tensors=self._optimizer.state())
 
     def restore(self, state: TrainingState | None) -> None:
         """Go on from a saved state, or none: from the beginning.
@@ -205,19 +186,11 @@ class Trainer:
         """
         if state is None:
             self.progress = Progress()
-            self._optimizer.state.clear()
+            self._optimizer.clear()
             return
-        require_state_of(self.model, state)
+        require_moments(self.model, self._config, state.tensors)
         self.progress = state.progress
-        for name, parameter in self.model.named_parameters():
-            moments = {
-                moment: state.tensors[f"{moment}.{name}"].to(
-                    parameter.device, copy=True
-                )
-                for moment in ADAM_MOMENTS
-            }
-            step = torch.tensor(float(state.progress.step), device=parameter.device)
-            self._optimizer.state[parameter] = {"step": step, **moments}
+        self._optimizer.restore(state.tensors, state.progress.step)
 
     def lower_learning_rate(self, factor: float) -> None:
         """From here on, and when resumed; what the loss was before is forgotten."""
@@ -246,10 +219,10 @@ class Trainer:
         """Accumulate the gradients of an update's batches, then move the weights."""
         started = time.perf_counter()
         self.model.train()
-        rate = self._set_learning_rate()
+        rate = self._learning_rate()
         self._optimizer.zero_grad()
         smoothed, likelihood = self._accumulate(update).tolist()
-        self._optimizer.step()
+        self._optimizer.step(rate)
         flops = self.model.update_flops(update.source_lengths, update.target_lengths)
         self.progress = replace(self.progress, flops=self.progress.flops + flops)
         num_tokens = update.num_source_tokens + update.num_target_tokens
@@ -350,16 +323,13 @@ class Trainer:
             loss=smoothed / num_tokens, perplexity=perplexity(-likelihood, num_tokens)
         )
 
-    def _set_learning_rate(self) -> float:
-        rate = learning_rate(
+    def _learning_rate(self) -> float:
+        return learning_rate(
             self.progress.step,
             self.model.config.d_model,
             self._config.warmup_steps,
             self._config.learning_rate_scale * self.progress.rate_factor,
         )
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        return rate
 
     def _is_checkpoint_due(self) -> bool:
         if self._config.checkpoint_steps is not None:

@@ -1,0 +1,178 @@
+"""What moves the weights: Adam (section 5.3), or Muon for the layers' matrices."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transduce.errors import CheckpointError
+from transduce.training.config import TrainingConfig
+
+ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
+MUON_MOMENTS = ("momentum",)
+MOMENTUM = 0.95
+"""Muon's decay of the gradients' mean (Jordan et al., 2024)."""
+ADAM_SIZE = 0.2
+"""The root mean square of what Adam adds at a rate of one (Liu et al., 2025)."""
+NEWTON_SCHULZ_STEPS = 5
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Factors of x, x^3 and x^5 that bring any x from 0 to 1 near one (Jordan et al.)."""
+
+
+class WeightOptimizer:
+    """Moves all weights of a model, each by the optimizer that is meant for it."""
+
+    def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
+        self._moments = moments_of(model, config)
+        self._weights = dict(model.named_parameters())
+        by_kind: dict[tuple[str, ...], list[nn.Parameter]] = defaultdict(list)
+        for name, weight in self._weights.items():
+            by_kind[self._moments[name]].append(weight)
+        self._optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Adam(
+                by_kind[ADAM_MOMENTS],
+                betas=(config.beta1, config.beta2),
+                eps=config.epsilon,
+                fused=True,
+            )
+        ]
+        if MUON_MOMENTS in by_kind:
+            self._optimizers.append(Muon(by_kind[MUON_MOMENTS]))
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a step has been made, or a state restored."""
+        return all(optimizer.state for optimizer in self._optimizers)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+
+    def step(self, learning_rate: float) -> None:
+        """Move the weights by their gradients."""
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """What `restore` needs: the moments of each weight, by both their names."""
+        return {
+            f"{moment}.{name}": self._state_of(name)[moment].clone().cpu()
+            for name, moments in self._moments.items()
+            for moment in moments
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Go on after so many steps, from what `state` gave then."""
+        for name, weight in self._weights.items():
+            state = self._state_of(name)
+            state["step"] = torch.tensor(float(step), device=weight.device)
+            for moment in self._moments[name]:
+                saved = tensors[f"{moment}.{name}"]
+                state[moment] = saved.to(weight.device, copy=True)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
+    def _state_of(self, name: str) -> dict[str, Any]:
+        adam, *muon = self._optimizers
+        optimizer = adam if self._moments[name] == ADAM_MOMENTS else muon[0]
+        state: dict[str, Any] = optimizer.state[self._weights[name]]
+        return state
+
+
+class Muon(torch.optim.Optimizer):
+    """Each step adds, of the gradients' mean, the orthogonal matrix nearest to it.
+
+    So all directions move alike, where those that few examples ask for would be lost
+    beside the large ones (Jordan et al., 2024). Matrices of one shape go together.
+    """
+
+    # Unlike the paper: it has Adam for all. With this, a small corpus asks for a third
+    # fewer updates to the same loss.
+
+    def __init__(self, matrices: Iterable[nn.Parameter]) -> None:
+        super().__init__(matrices, {"lr": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override] # there is no closure
+        """Move the matrices by their gradients."""
+        assert closure is None
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            for matrix in group["params"]:
+                by_shape[matrix.shape].append(matrix)
+            for matrices in by_shape.values():
+                self._step(matrices, group["lr"])
+
+    def _step(self, matrices: list[nn.Parameter], learning_rate: float) -> None:
+        each = [m.grad for m in matrices if m.grad is not None]
+        assert len(each) == len(matrices)  # all are in use
+        gradients = torch.stack(each)
+        momentum = torch.stack([self._momentum(matrix) for matrix in matrices])
+        momentum.lerp_(gradients, 1 - MOMENTUM)
+        # Nesterov's: what the mean will be if the next gradient is like this one.
+        ahead = gradients.lerp(momentum, MOMENTUM)
+        # An orthogonal matrix has entries of the size one over the root of this.
+        size = ADAM_SIZE * math.sqrt(max(ahead.shape[1:]))
+        moves = orthogonalized(ahead) * size
+        for matrix, move, mean in zip(matrices, moves, momentum, strict=True):
+            matrix.add_(move, alpha=-learning_rate)
+            self.state[matrix]["momentum"] = mean.clone()
+
+    def _momentum(self, matrix: nn.Parameter) -> Tensor:
+        state = self.state[matrix]
+        return state["momentum"] if "momentum" in state else torch.zeros_like(matrix)
+
+
+def orthogonalized(
+    matrices: Float[Tensor, "count rows columns"],
+) -> Float[Tensor, "count rows columns"]:
+    """The matrices with their singular values brought near one, from 0.7 to 1.2.
+
+    By Newton-Schulz iterations, which are matrix products alone.
+    """
+    a, b, c = QUINTIC
+    is_tall = matrices.size(1) > matrices.size(2)
+    x = matrices.mT if is_tall else matrices
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.mT if is_tall else x
+
+
+def moments_of(model: nn.Module, config: TrainingConfig) -> dict[str, tuple[str, ...]]:
+    """What is kept of each weight, by its name."""
+    matrices = (
+        {f"{name}.weight" for name, m in model.named_modules() if type(m) is nn.Linear}
+        if config.optimizer == "muon"
+        else set()
+    )
+    return {
+        name: MUON_MOMENTS if name in matrices else ADAM_MOMENTS
+        for name, _ in model.named_parameters()
+    }
+
+
+def require_moments(
+    model: nn.Module, config: TrainingConfig, tensors: Mapping[str, Tensor]
+) -> None:
+    """`CheckpointError` if they are not those of that model and optimizer."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    moments = moments_of(model, config)
+    for name, weight in model.named_parameters():
+        for moment in moments[name]:
+            if shapes.get(f"{moment}.{name}") != weight.shape:
+                raise CheckpointError(
+                    f"The training state must hold `{moment}.{name}` of the model's "
+                    "shape, but does not; it is damaged or of another model."
+                )
