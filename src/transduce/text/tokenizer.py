@@ -85,14 +85,19 @@ class Tokenizer:
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokenizer) and self._json() == other._json()
+        return isinstance(other, Tokenizer) and self.json() == other.json()
 
     def __hash__(self) -> int:
-        return hash(self._json())
+        return hash(self.json())
 
     @property
     def vocab_size(self) -> int:
         return len(self._piece_of)
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """The pieces by id, as they are kept."""
+        return list(self._piece_of)
 
     def encode(self, text: str) -> list[int]:
         """Ids of the pieces; no special token among them."""
@@ -114,7 +119,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write the vocabulary as `tokenizers` JSON."""
-        path.write_text(self._json(), encoding="utf-8")
+        path.write_text(self.json(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -133,7 +138,8 @@ class Tokenizer:
             )
         return cls(pieces)
 
-    def _json(self) -> str:
+    def json(self) -> str:
+        """The vocabulary as `tokenizers` JSON."""
         return self._pieces.to_str()
 
     def _spell(self, text: str) -> str:

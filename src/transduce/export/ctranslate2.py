@@ -1,0 +1,155 @@
+"""To CTranslate2: a folder that `ctranslate2.Translator` loads, and a tokenizer.
+
+    pieces = tokenizers.Tokenizer.from_file("DIR/tokenizer.json")
+    translator = ctranslate2.Translator("DIR")
+    source = pieces.encode(text, add_special_tokens=False).tokens
+    result = translator.translate_batch([source], beam_size=4)
+
+CTranslate2 ranks by the mean log-probability (a power penalty of 1) by default.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import numpy as np
+import tokenizers
+import torch
+from ctranslate2.specs import TransformerSpec
+from jaxtyping import Float
+from torch import Tensor
+
+from transduce.checkpoint import Checkpoint, write_folder
+from transduce.export.mapping import (
+    Affine,
+    Stack,
+    decoder,
+    encoder,
+    require_plain_attention,
+)
+from transduce.export.portable_tokenizer import portable_pieces, portable_tokenizer
+from transduce.export.proof import GreedyOutput, Proof, prove
+from transduce.model.embedding import sinusoids
+from transduce.model.layers import LAYER_NORM_EPSILON
+from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.tokenizer import SPECIAL_PIECES, TOKENIZER_FILE
+
+MAX_POSITIONS = 2_048
+"""Positions in a table: CTranslate2's own sinusoids are others than the paper's."""
+TARGET = "CTranslate2"
+
+
+def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
+    """Write the folder once it is proven on the sentences.
+
+    `RequestError` if the model does not map, `ExportError` if the proof fails.
+    """
+    config = checkpoint.config
+    require_plain_attention(TARGET, config)
+    tokenizer = portable_tokenizer(checkpoint.tokenizer)
+    spec = _spec(checkpoint)
+    proofs: list[Proof] = []
+
+    def write(new: Path) -> None:
+        spec.save(str(new))
+        tokenizer.save(str(new / TOKENIZER_FILE))
+        proofs.append(prove(_Exported(new), checkpoint, sentences))
+
+    write_folder(folder, write)
+    return proofs[0]
+
+
+class _Exported:
+    def __init__(self, folder: Path) -> None:
+        self._translator = ctranslate2.Translator(str(folder), compute_type="float32")
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        self._ids = self._tokenizer.get_vocab()
+
+    def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
+        pieces = [self._tokenizer.id_to_token(i) for i in source]
+        (result,) = self._translator.translate_batch(
+            [pieces],
+            beam_size=1,
+            min_decoding_length=0,
+            max_decoding_length=max_length,
+            return_end_token=True,
+            return_logits_vocab=True,
+            suppress_sequences=[[SPECIAL_PIECES[PAD]], [SPECIAL_PIECES[BOS]]],
+        )
+        ids = [self._ids[piece] for piece in result.hypotheses[0]]
+        logits = [
+            torch.from_numpy(np.array(step)).flatten() for step in result.logits[0]
+        ]
+        return GreedyOutput(ids=ids, logits=torch.stack(logits[: len(ids)]))
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+
+def _spec(checkpoint: Checkpoint) -> TransformerSpec:
+    config = checkpoint.config
+    spec = TransformerSpec.from_config(
+        (config.num_layers, config.num_layers),
+        config.num_heads,
+        pre_norm=config.norm == "pre",
+    )
+    pieces = portable_pieces(checkpoint.tokenizer)
+    spec.register_source_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces)
+    spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_PIECES[BOS]
+    spec.config.eos_token = SPECIAL_PIECES[EOS]
+    spec.config.unk_token = SPECIAL_PIECES[PAD]  # named as it must be; never met
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
+    _fill_stack(spec.encoder, encoder(checkpoint))
+    _fill_stack(spec.decoder, decoder(checkpoint))
+    embedding = checkpoint.weights["embedding.weight"].numpy()
+    spec.encoder.embeddings[0].weight = embedding
+    spec.decoder.embeddings.weight = spec.decoder.projection.weight = embedding
+    positions = _positions(checkpoint).numpy()
+    spec.encoder.position_encodings.encodings = positions
+    spec.decoder.position_encodings.encodings = positions
+    spec.validate()
+    spec.optimize()
+    return spec
+
+
+def _positions(checkpoint: Checkpoint) -> Float[Tensor, "positions d_model"]:
+    config = checkpoint.config
+    if config.positions == "sinusoidal":
+        return sinusoids(MAX_POSITIONS, config.d_model)
+    table = checkpoint.weights["positions.weight"] * math.sqrt(config.d_model)
+    # As ours, those beyond the table are like its last.
+    beyond = table[-1:].expand(max(MAX_POSITIONS - len(table), 0), -1)
+    return torch.cat([table, beyond])
+
+
+def _fill_stack(spec: Any, stack: Stack) -> None:
+    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+        own = layer.self_attention
+        _fill(layer_spec.self_attention.linear[0], own.query + own.key + own.value)
+        _fill(layer_spec.self_attention.linear[1], own.output)
+        _fill_norm(layer_spec.self_attention.layer_norm, own.norm)
+        if (memory := layer.memory_attention) is not None:
+            _fill(layer_spec.attention.linear[0], memory.query)
+            _fill(layer_spec.attention.linear[1], memory.key + memory.value)
+            _fill(layer_spec.attention.linear[2], memory.output)
+            _fill_norm(layer_spec.attention.layer_norm, memory.norm)
+        _fill(layer_spec.ffn.linear_0, layer.inner)
+        _fill(layer_spec.ffn.linear_1, layer.outer)
+        _fill_norm(layer_spec.ffn.layer_norm, layer.feed_forward_norm)
+    if stack.final_norm is not None:
+        _fill_norm(spec.layer_norm, stack.final_norm)
+
+
+def _fill(spec: Any, weights: Affine) -> None:
+    spec.weight, spec.bias = weights.weight.numpy(), weights.bias.numpy()
+
+
+def _fill_norm(spec: Any, weights: Affine) -> None:
+    spec.gamma, spec.beta = weights.weight.numpy(), weights.bias.numpy()

@@ -1,0 +1,143 @@
+"""The weights of a model by what they are, as other libraries ask for them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from transduce.checkpoint import Checkpoint
+from transduce.errors import RequestError
+from transduce.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affine:
+    """A linear map, or the scale and shift of a norm."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __add__(self, other: "Affine") -> "Affine":
+        """Both side by side, for one product."""
+        return Affine(
+            weight=torch.cat([self.weight, other.weight]),
+            bias=torch.cat([self.bias, other.bias]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """One multi-head attention."""
+
+    query: Affine
+    """Scaled so that scores are divided by the root of d_k, as everywhere."""
+    key: Affine
+    value: Affine
+    output: Affine
+    norm: Affine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer of a stack."""
+
+    self_attention: Attention
+    memory_attention: Attention | None
+    """Of a decoder."""
+    inner: Affine
+    outer: Affine
+    feed_forward_norm: Affine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Encoder or decoder."""
+
+    layers: tuple[Layer, ...]
+    final_norm: Affine | None
+    """In the pre-norm arrangement."""
+
+
+def encoder(checkpoint: Checkpoint) -> Stack:
+    """The encoder's weights."""
+    return _stack(checkpoint, "encoder")
+
+
+def decoder(checkpoint: Checkpoint) -> Stack:
+    """The decoder's weights."""
+    return _stack(checkpoint, "decoder")
+
+
+def require(target: str, config: ModelConfig, **settings: object) -> None:
+    """`RequestError` unless the model has the only settings that the target knows."""
+    for name, value in settings.items():
+        if (actual := getattr(config, name)) != value:
+            raise RequestError(
+                f"A model for {target} must have `model.{name}` = {_shown(value)}, but "
+                f"has {_shown(actual)}; it cannot be exported there."
+            )
+
+
+def require_plain_attention(target: str, config: ModelConfig) -> None:
+    """`RequestError` unless attention is that of the paper's base model but for size.
+
+    Scores that are not scaled map too: the scale goes into the queries.
+    """
+    width = config.d_model / config.num_heads
+    require(target, config, d_k=width, d_v=width, neighbourhood=None)
+    if config.scores == "additive":
+        require(target, config, scores="scaled")
+
+
+def _shown(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _stack(checkpoint: Checkpoint, name: str) -> Stack:
+    weights, config = checkpoint.weights, checkpoint.config
+    return Stack(
+        layers=tuple(
+            _layer(weights, config, f"{name}_layers.{i}", name == "decoder")
+            for i in range(config.num_layers)
+        ),
+        final_norm=_affine(weights, f"{name}_norm") if config.norm == "pre" else None,
+    )
+
+
+def _layer(
+    weights: Mapping[str, Tensor], config: ModelConfig, name: str, has_memory: bool
+) -> Layer:
+    return Layer(
+        self_attention=_attention(weights, config, name, "self_attention"),
+        memory_attention=_attention(weights, config, name, "memory_attention")
+        if has_memory
+        else None,
+        inner=_affine(weights, f"{name}.feed_forward.inner"),
+        outer=_affine(weights, f"{name}.feed_forward.outer"),
+        feed_forward_norm=_affine(weights, f"{name}.after_feed_forward.norm"),
+    )
+
+
+def _attention(
+    weights: Mapping[str, Tensor], config: ModelConfig, layer: str, kind: str
+) -> Attention:
+    query = _affine(weights, f"{layer}.{kind}.project_query")
+    key_value = _affine(weights, f"{layer}.{kind}.project_key_value")
+    num_keys = config.num_heads * config.d_k
+    # Others always divide by the root of d_k.
+    scale = math.sqrt(config.d_k) if config.scores == "unscaled" else 1.0
+    return Attention(
+        query=Affine(weight=query.weight * scale, bias=query.bias * scale),
+        key=Affine(weight=key_value.weight[:num_keys], bias=key_value.bias[:num_keys]),
+        value=Affine(
+            weight=key_value.weight[num_keys:], bias=key_value.bias[num_keys:]
+        ),
+        output=_affine(weights, f"{layer}.{kind}.project_output"),
+        norm=_affine(weights, f"{layer}.after_{kind}.norm"),
+    )
+
+
+def _affine(weights: Mapping[str, Tensor], name: str) -> Affine:
+    return Affine(weight=weights[f"{name}.weight"], bias=weights[f"{name}.bias"])

@@ -1,0 +1,200 @@
+"""To Hugging Face: a folder of `MarianMTModel`, its settings and a tokenizer.
+
+    model = MarianMTModel.from_pretrained("DIR")
+    tokenizer = AutoTokenizer.from_pretrained("DIR")
+
+Marian's sinusoids stand in two halves, all sines before all cosines, where the paper's
+take turns. A model's dimensions may stand in any order, so all that is as wide as the
+model is put into that one, and nothing is lost.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging
+
+from transduce.checkpoint import Checkpoint, write_folder
+from transduce.decoding.search_config import SearchConfig
+from transduce.export.mapping import (
+    Affine,
+    Attention,
+    Layer,
+    decoder,
+    encoder,
+    require,
+    require_plain_attention,
+)
+from transduce.export.portable_tokenizer import portable_tokenizer
+from transduce.export.proof import GreedyOutput, Proof, prove
+from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.tokenizer import SPECIAL_PIECES, Tokenizer
+
+TARGET = "Hugging Face Marian"
+MAX_POSITIONS = 1_024
+SEARCH = SearchConfig()
+
+
+def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
+    """Write the folder once it is proven on the sentences.
+
+    `RequestError` if the model does not map, `ExportError` if the proof fails.
+    """
+    logging.disable_progress_bar()
+    require(TARGET, checkpoint.config, norm="post", positions="sinusoidal")
+    require_plain_attention(TARGET, checkpoint.config)
+    tokenizer = _tokenizer(checkpoint.tokenizer)
+    model = _model(checkpoint)
+    proofs: list[Proof] = []
+
+    def write(new: Path) -> None:
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+        proofs.append(prove(_Exported(new), checkpoint, sentences))
+
+    write_folder(folder, write)
+    return proofs[0]
+
+
+class _Exported:
+    def __init__(self, folder: Path) -> None:
+        self._model = MarianMTModel.from_pretrained(folder).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
+        output = self._model.generate(
+            torch.tensor([[*source, EOS]]),
+            num_beams=1,
+            max_length=None,
+            max_new_tokens=max_length,
+            forced_eos_token_id=None,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        return GreedyOutput(
+            ids=output.sequences[0, 1:].tolist(), logits=torch.cat(output.logits)
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+
+def halved(d_model: int) -> Int64[Tensor, " d_model"]:
+    """The paper's dimensions in Marian's order: even ones first, odd ones after."""
+    return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
+
+
+def _model(checkpoint: Checkpoint) -> MarianMTModel:
+    model = MarianMTModel(_config(checkpoint))
+    model.generation_config = GenerationConfig(
+        num_beams=SEARCH.beam_size,
+        length_penalty=SEARCH.length_penalty,
+        max_length=MAX_POSITIONS,
+        bad_words_ids=[[PAD], [BOS]],
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+    )
+    weights = dict(_weights(checkpoint))
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected
+    # What is missing is worked out, or one with the embedding.
+    assert all("embed" in name or name in KNOWN_AS_IS for name in missing), missing
+    model.tie_weights()
+    return model
+
+
+def _config(checkpoint: Checkpoint) -> MarianConfig:
+    config = checkpoint.config
+    return MarianConfig(
+        vocab_size=config.vocab_size,
+        d_model=config.d_model,
+        encoder_layers=config.num_layers,
+        decoder_layers=config.num_layers,
+        encoder_attention_heads=config.num_heads,
+        decoder_attention_heads=config.num_heads,
+        encoder_ffn_dim=config.d_ff,
+        decoder_ffn_dim=config.d_ff,
+        dropout=config.dropout,
+        activation_function="relu",
+        scale_embedding=True,
+        static_position_embeddings=True,
+        max_position_embeddings=MAX_POSITIONS,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        forced_eos_token_id=None,
+        decoder_start_token_id=BOS,
+    )
+
+
+KNOWN_AS_IS = ("final_logits_bias", "lm_head.weight")
+"""Zero, and the embedding."""
+
+
+def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    order = halved(checkpoint.config.d_model)
+    yield "model.shared.weight", checkpoint.weights["embedding.weight"][:, order]
+    for name, stack in (
+        ("encoder", encoder(checkpoint)),
+        ("decoder", decoder(checkpoint)),
+    ):
+        for i, layer in enumerate(stack.layers):
+            for key, affine in _layer(layer, order):
+                yield f"model.{name}.layers.{i}.{key}.weight", affine.weight
+                yield f"model.{name}.layers.{i}.{key}.bias", affine.bias
+
+
+def _layer(layer: Layer, order: Tensor) -> Iterator[tuple[str, Affine]]:
+    yield from _attention("self_attn", layer.self_attention, order)
+    if layer.memory_attention is not None:
+        yield from _attention("encoder_attn", layer.memory_attention, order)
+    yield "fc1", _reading(layer.inner, order)
+    yield "fc2", _writing(layer.outer, order)
+    yield "final_layer_norm", _writing(layer.feed_forward_norm, order)
+
+
+def _attention(
+    name: str, attention: Attention, order: Tensor
+) -> Iterator[tuple[str, Affine]]:
+    yield f"{name}.q_proj", _reading(attention.query, order)
+    yield f"{name}.k_proj", _reading(attention.key, order)
+    yield f"{name}.v_proj", _reading(attention.value, order)
+    yield f"{name}.out_proj", _writing(attention.output, order)
+    yield f"{name}_layer_norm", _writing(attention.norm, order)
+
+
+def _reading(affine: Affine, order: Tensor) -> Affine:
+    """What reads a row as wide as the model."""
+    return Affine(weight=affine.weight[:, order], bias=affine.bias)
+
+
+def _writing(affine: Affine, order: Tensor) -> Affine:
+    """What writes one, or norms one."""
+    return Affine(weight=affine.weight[order], bias=affine.bias[order])
+
+
+def _tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=portable_tokenizer(tokenizer),
+        pad_token=SPECIAL_PIECES[PAD],
+        bos_token=SPECIAL_PIECES[BOS],
+        eos_token=SPECIAL_PIECES[EOS],
+        model_max_length=MAX_POSITIONS,
+        # A user's "</s>" is text.
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,58 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ctranslate2")
+
+
+def test_a_model_is_exported_with_its_proof(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    out = succeeds("export", model, "--to", "ctranslate2", "--out", tmp_path / "out")
+    first, second = out.splitlines()
+    assert first == f"The model for CTranslate2 is in {tmp_path}/out."
+    assert second.startswith("Proof: ")
+    assert (tmp_path / "out" / "model.bin").is_file()
+
+
+def test_the_sample_is_the_users(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    sample = tmp_path / "sample"
+    sample.write_text("one two\n\nthree\n")
+    options = ["--to", "ctranslate2", "--out", tmp_path / "out", "--sample", sample]
+    assert "of 2 sentences" in succeeds("export", model, *options)
+
+
+def test_a_sample_of_nothing_is_refused(
+    refuses: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    sample = tmp_path / "sample"
+    sample.write_text("\n \n")
+    options = ["--to", "onnx", "--out", tmp_path / "out", "--sample", sample]
+    assert "must hold a sentence at least" in refuses("export", model, *options)
+
+
+def test_what_is_there_is_not_overwritten(
+    refuses: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    message = refuses("export", model, "--to", "onnx", "--out", tmp_path)
+    assert "must be new, but exists" in message
+
+
+def test_a_missing_package_is_named(
+    refuses: Callable[..., str],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import sys
+
+    monkeypatch.delitem(sys.modules, "transduce.export.ctranslate2", raising=False)
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    message = refuses(
+        "export", model, "--to", "ctranslate2", "--out", tmp_path / "out"
+    )
+    assert "must have the package `ctranslate2`" in message
+    assert "pip install 'transduce[export]'" in message

@@ -1,0 +1,193 @@
+"""Each target on its own library: what maps is proven, what does not is refused."""
+
+import json
+from dataclasses import replace
+from importlib import import_module
+
+import jaxtyping
+import pytest
+import torch
+
+from transduce.checkpoint import Checkpoint
+from transduce.errors import RequestError
+from transduce.export import proof
+from transduce.export.portable_tokenizer import portable_tokenizer
+from transduce.export.proof import ExportError, GreedyOutput, prove
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
+
+for package in ("ctranslate2", "transformers", "onnxruntime", "onnxscript"):
+    pytest.importorskip(package)
+
+SENTENCES = ["one two three", "eight  seven\tfour — 中文 é </s> <pad> 🙂", "x"]
+TARGETS = ("ctranslate2", "marian", "onnx")
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
+
+
+@pytest.fixture
+def make_checkpoint(tokenizer):
+    def make(**changes) -> Checkpoint:
+        sizes = {
+            "num_layers": 2, "d_model": 16, "d_ff": 20, "num_heads": 2, "d_k": 8,
+            "d_v": 8, "vocab_size": tokenizer.vocab_size, "max_positions": 40,
+        }  # fmt: skip
+        config = ModelConfig(**{**sizes, **changes})
+        model = Transformer(config)
+        for name, weight in model.named_parameters():
+            if "bias" in name or "norm" in name:  # zeros and ones would hide mistakes
+                torch.nn.init.normal_(weight, mean=0.5)
+        return Checkpoint(
+            config=config, weights=model.state_dict(), tokenizer=tokenizer, step=1
+        )
+
+    return make
+
+
+def export(target, checkpoint, folder):
+    module = import_module(f"transduce.export.{target}")
+    # A traced model has sizes that are no whole numbers.
+    jaxtyping.config.update("jaxtyping_disable", target == "onnx")
+    try:
+        return module.export(checkpoint, folder, SENTENCES)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_trained_model_is_proven(target, trained_checkpoint, tmp_path):
+    found = export(target, trained_checkpoint, tmp_path / "out")
+    assert found.num_sentences == 3
+    assert found.num_tokens >= 6
+    assert found.max_difference < 1e-3
+    assert f"{found.num_tokens:,} tokens of 3 sentences are the same" in str(found)
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("target", "changes"),
+    [
+        ("ctranslate2", {"norm": "pre"}),
+        ("ctranslate2", {"positions": "learned"}),
+        ("ctranslate2", {"scores": "unscaled"}),
+        ("marian", {"scores": "unscaled"}),
+        ("onnx", {"norm": "pre", "neighbourhood": 3}),
+        ("onnx", {"positions": "learned", "d_k": 4, "d_v": 6}),
+        ("onnx", {"scores": "additive"}),
+    ],
+)
+def test_other_models_map_where_the_target_can(
+    target, changes, make_checkpoint, tmp_path
+):
+    assert export(target, make_checkpoint(**changes), tmp_path / "out").num_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "message"),
+    [
+        ("ctranslate2", {"d_k": 4}, r"must have `model\.d_k` = 8\.0, but has 4;"),
+        ("ctranslate2", {"d_v": 4}, r"`model\.d_v`"),
+        ("ctranslate2", {"neighbourhood": 3}, r"`model\.neighbourhood` = None, but"),
+        ("ctranslate2", {"scores": "additive"}, r'"scaled", but has "additive"'),
+        ("marian", {"norm": "pre"}, r'`model\.norm` = "post", but has "pre"'),
+        ("marian", {"positions": "learned"}, r"`model\.positions`"),
+    ],
+)
+def test_what_does_not_map_is_refused(
+    target, changes, message, make_checkpoint, tmp_path
+):
+    with pytest.raises(RequestError, match=message):
+        export(target, make_checkpoint(**changes), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_word_pieces_are_refused(corpus, make_checkpoint, tmp_path):
+    pieces = learn_tokenizer(corpus[0], TokenizerConfig(kind="word-piece"))
+    checkpoint = replace(make_checkpoint(), tokenizer=pieces)
+    with pytest.raises(RequestError, match="kind bpe, but has one of word-pieces"):
+        export("onnx", checkpoint, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", "\t\n", "one", "  one \u00a0 two\u3000three\u2028four ", "e\u0301",
+        "中文 und 한국어", "🙂" * 70, "a" * 300, "</s><s>", "\ue000\uf741", "٣ ३ 3",
+        "שלום", "one\u200bone", "\x00\x1f", "one,中two", "İ ſ ﬁ",
+    ],
+)  # fmt: skip
+def test_the_portable_tokenizer_is_the_same(text, tokenizer):
+    portable = portable_tokenizer(tokenizer)
+    ids = tokenizer.encode(text)
+    assert portable.encode(text, add_special_tokens=False).ids == ids
+    assert portable.encode(text).ids == [*ids, 2]
+    assert portable.decode(ids) == tokenizer.decode(ids)
+
+
+class Impostor:
+    """Puts out what it is told to."""
+
+    def __init__(self, checkpoint, change_logits=0.0, change_id=0, ids=None):
+        self._model = checkpoint.build()
+        self._tokenizer = checkpoint.tokenizer
+        self._changes = change_logits, change_id
+        self._ids = ids
+
+    def greedy(self, source, max_length):
+        target = torch.tensor([[1]])
+        for _ in range(max_length):
+            logits = self._model(torch.tensor([[*source, 2]]), target)[0]
+            logits[:, :2] = -torch.inf
+            token = logits[-1].argmax()
+            target = torch.cat([target, token.view(1, 1)], dim=1)
+            if token == 2:
+                break
+        ids = target[0, 1:].tolist()
+        change, other = self._changes
+        if other:
+            ids[-1] = other
+        return GreedyOutput(ids=ids, logits=logits + change)
+
+    def encode(self, text):
+        return self._tokenizer.encode(text) if self._ids is None else self._ids
+
+    def decode(self, ids):
+        return self._tokenizer.decode(ids)
+
+
+def test_an_honest_model_passes(trained_checkpoint):
+    found = prove(Impostor(trained_checkpoint), trained_checkpoint, SENTENCES[:1])
+    assert found.max_difference == 0
+
+
+@pytest.mark.parametrize(
+    ("impostor", "message"),
+    [
+        ({"change_logits": 0.01}, "same logits within 0.001, but they differ by 0.01"),
+        ({"change_logits": float("nan")}, "they differ by nan"),
+        ({"change_id": 7}, "must choose the same tokens, but does not for the"),
+        ({"ids": [3]}, "tokenizer must give the same ids and text"),
+    ],
+)
+def test_an_impostor_does_not(impostor, message, trained_checkpoint):
+    with pytest.raises(ExportError, match=message):
+        prove(
+            Impostor(trained_checkpoint, **impostor), trained_checkpoint, SENTENCES[:1]
+        )
+
+
+def test_nothing_is_written_where_the_proof_fails(
+    trained_checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(proof, "TOLERANCE", 0.0)
+    with pytest.raises(ExportError, match="nothing was exported"):
+        export("ctranslate2", trained_checkpoint, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_marian_has_the_papers_search(trained_checkpoint, tmp_path):
+    export("marian", trained_checkpoint, tmp_path / "out")
+    path = tmp_path / "out" / "generation_config.json"
+    settings = json.loads(path.read_text())
+    assert settings["num_beams"] == 4
+    assert settings["bad_words_ids"] == [[0], [1]]
