@@ -69,7 +69,7 @@ def choose_hardware(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if precision == "auto":
-        precision = "bf16" if _is_good_at_bf16(device) else "fp32"
+        precision = "bf16" if is_good_at_bf16(device) else "fp32"
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     if device == "cpu":
         return Hardware(device=torch.device(device), dtype=dtype)
@@ -113,7 +113,16 @@ def keep_freed_memory() -> None:
     libc.mallopt(M_TOP_PAD, 2**28)
 
 
-def _is_good_at_bf16(device: str) -> bool:
+def has_int8_products() -> bool:
+    """Whether this processor multiplies numbers of 8 bits several at a time."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    # Without VNNI, intermediate sums of 16 bits would overflow.
+    return bool(re.search(r"\b(avx512_vnni|avx_vnni|amx_int8)\b", text))
+
+
+def is_good_at_bf16(device: str) -> bool:
+    """Whether a kind of device multiplies matrices of bf16 faster than of fp32."""
     if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     # Without these instructions bf16 is emulated, several times slower than fp32.

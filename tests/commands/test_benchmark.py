@@ -1,14 +1,16 @@
 import json
 import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-from transduce.benchmark import training_peers
 from transduce.benchmark.machine import describe_machine
-from transduce.benchmark.training_peers import MARIAN, TORCH
-from transduce.benchmark.training_speed import TrainingSpeed
+from transduce.benchmark.training import peers as training_peers
+from transduce.benchmark.training.peers import MARIAN, TORCH
+from transduce.benchmark.training.speed import TrainingSpeed
 from transduce.cli.benchmark import table
 
 TINY = ("--preset", "tiny", "--device", "cpu", "--precision", "fp32", "--rounds", "1")
@@ -112,3 +114,23 @@ def test_a_mistake_ends_with_one_sentence(
 
 def test_its_parts_are_listed(succeeds: Callable[..., str]) -> None:
     assert "Measure the speed and memory of training." in succeeds("benchmark")
+
+
+def test_decoding_is_measured_beside_the_peers(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    pytest.importorskip("ctranslate2")
+    options = ["--batch-sizes", "2", "--beam-sizes", "1", "2", "--rounds", "1"]
+    lines = succeeds("benchmark", "decoding", model, *options).splitlines()
+    assert lines[0].startswith("Machine: ")
+    assert "vocabulary of" in lines[1]
+    head = next(line for line in lines if line.startswith("tokens/s"))
+    assert head.split() == ["tokens/s", "b2", "k1", "b2", "k2"]
+    for i, end in ((-2, "beam 1"), (-1, "beam 2")):
+        assert re.fullmatch(rf"batch 2, {end}: [0-9.]+ x the best peer", lines[i]), (
+            lines[i]
+        )
+
+
+def test_random_weights_must_have_a_length(refuses: Callable[..., str]) -> None:
+    assert "`length` must be given" in refuses("benchmark", "decoding")

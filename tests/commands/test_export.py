@@ -51,8 +51,6 @@ def test_a_missing_package_is_named(
 
     monkeypatch.delitem(sys.modules, "transduce.export.ctranslate2", raising=False)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    message = refuses(
-        "export", model, "--to", "ctranslate2", "--out", tmp_path / "out"
-    )
+    message = refuses("export", model, "--to", "ctranslate2", "--out", tmp_path / "out")
     assert "must have the package `ctranslate2`" in message
     assert "pip install 'transduce[export]'" in message

@@ -36,7 +36,10 @@ COMMANDS = {
     "benchmark": "Measure our speed beside that of others.",
 }
 PARTS = {
-    "benchmark": {"training": "Measure the speed and memory of training."},
+    "benchmark": {
+        "training": "Measure the speed and memory of training.",
+        "decoding": "Measure the speed and memory of decoding.",
+    },
 }
 """The commands of commands that are several."""
 for _name, _help in COMMANDS.items():

@@ -3,20 +3,35 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
 from statistics import mean
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from transduce.benchmark.training_speed import (
+from transduce.benchmark.decoding.speed import (
+    DecodingSpeed,
+    measure_decoding,
+    random_checkpoint,
+)
+from transduce.benchmark.decoding.task import Setting
+from transduce.benchmark.training.speed import (
     WARM_UP_ROUNDS,
     TrainingSpeed,
     measure_training,
 )
+from transduce.checkpoint import load_model
 from transduce.cli.options import Assignments, run_config
 from transduce.device import Precision, choose_hardware
+from transduce.errors import ConfigError
+from transduce.text.corpus import read_text
+from transduce.text.grammar import Grammar
 
+NUM_SENTENCES = 2_000
+"""Of the built-in corpus."""
+Sizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
 BUSY_LOAD = 0.5
 """Programs that want to run, from which on figures are not to be trusted."""
 
@@ -66,6 +81,126 @@ def training(
     else:
         for line in table(speed):
             print(line)
+
+
+def decoding(
+    model: Path | None = None,
+    /,
+    *,
+    preset: str = "base",
+    settings: Assignments = (),
+    input: Path | None = None,
+    batch_sizes: Sizes = (1, 32, 128),
+    beam_sizes: Sizes = (1, 4),
+    length: int | None = None,
+    rounds: int = 3,
+    device: str = "auto",
+    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Measure the speed and memory of decoding, ours beside other libraries'.
+
+    CTranslate2 and Hugging Face's `generate` translate the same sentences with the same
+    model, which is exported and proven to be the same, each in its own process and in
+    each precision that the machine is made for, one setting each by turns.
+
+    Parameters
+    ----------
+    model
+        A model or run folder; by default one of the preset's sizes and random weights,
+        which translates to tokens without end, so that --length must be given.
+    preset
+        The sizes, if no model is given.
+    settings
+        Single settings of it, such as model.num_layers=2.
+    input
+        Sentences, one a line; by default those of the built-in corpus, which have too
+        few words for a large vocabulary of the preset.
+    batch_sizes
+        Sentences that are given at once.
+    beam_sizes
+        Hypotheses kept at each step.
+    length
+        Tokens that each translation is to have; as many as it wants by default.
+    rounds
+        Turns measured of each setting, after one that is not.
+    device
+        auto, cpu or cuda.
+    json_output
+        Print one JSON object.
+    """
+    if model is None and length is None:
+        raise ConfigError(
+            "`length` must be given where no model is: random weights know no end."
+        )
+    sentences = _sentences(input)
+    if model is None:
+        checkpoint = random_checkpoint(run_config(preset, None, settings), sentences)
+    else:
+        checkpoint = load_model(model)
+    with Console(stderr=True).status("Starting...") as status:
+        speed = measure_decoding(
+            checkpoint,
+            sentences,
+            [
+                Setting(batch_size=batch, beam_size=beam, forced_length=length)
+                for batch in batch_sizes
+                for beam in beam_sizes
+            ],
+            rounds,
+            choose_hardware(device).device,
+            on_turn=status.update,
+        )
+    if json_output:
+        print(json.dumps(asdict(speed), indent=2))
+    else:
+        for line in decoding_table(speed):
+            print(line)
+
+
+def _sentences(input: Path | None) -> list[str]:
+    if input is not None:
+        return [line for line in read_text([input]) if line.strip()]
+    grammar = Grammar.built_in().training_sentences(seed=1)
+    return [each.source for each in islice(grammar, NUM_SENTENCES)]
+
+
+def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
+    """The figures as lines of text, the ratios last."""
+    yield f"Machine: {speed.machine}"
+    yield (
+        f"Model: {speed.num_parameters:,} parameters, vocabulary of "
+        f"{speed.vocab_size:,}; rounds: {speed.rounds}"
+    )
+    for proof in speed.proofs:
+        yield f"The same model: {proof}"
+    settings = [each.setting for each in speed.decoders[0].settings]
+    yield ""
+    heads = [f"b{each.batch_size} k{each.beam_size}" for each in settings]
+    yield f"{'tokens/s':<22}" + "".join(f"{head:>9}" for head in heads)
+    for decoder in speed.decoders:
+        rates = [f"{each.tokens_per_second:,.0f}" for each in decoder.settings]
+        yield f"{decoder.name:<22}" + "".join(f"{rate:>9}" for rate in rates)
+    yield ""
+    names = ("load", "memory", "p50", "p90", "p99", "as fp32")
+    yield f"{'of one batch, ms':<22}" + "".join(f"{name:>9}" for name in names)
+    for decoder in speed.decoders:
+        first = decoder.settings[-1 if len(settings) < 2 else 1]
+        cells = [
+            f"{decoder.load_seconds:.2f} s",
+            f"{decoder.peak_bytes / 1e6:,.0f} MB",
+            *(f"{1000 * seconds:,.0f}" for seconds in first.batch_seconds),
+            f"{decoder.agreement:.1%}",
+        ]
+        yield f"{decoder.name:<22}" + "".join(f"{cell:>9}" for cell in cells)
+    yield ""
+    for setting in settings:
+        yield f"{setting}: {speed.advantage(setting):.2f} x the best peer"
+    if speed.load > BUSY_LOAD:
+        yield ""
+        yield (
+            f"Other programs were running (load {speed.load:.1f}): the figures are too "
+            "low, and the ratios rough."
+        )
 
 
 def table(speed: TrainingSpeed) -> Iterator[str]:

@@ -3,8 +3,8 @@
 The semantics are those of the paper's own code: each step weighs twice the beam's
 candidates; those that end go to a list of their own and take no place among those
 that go on. A sentence is done when no unfinished hypothesis can still overtake the
-best finished one, so that fewer than the beam's worth may be found; then it leaves the
-batch.
+best finished ones, as many as are asked for; then it leaves the batch, with fewer than
+the beam's worth at times.
 """
 
 import math
@@ -34,7 +34,7 @@ class NextTokenModel(Protocol):
     def step(
         self, last_ids: Int[Tensor, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the caller may change the logits."""
+        """Read one more token of each hypothesis; the logits of the next."""
         ...
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
@@ -123,20 +123,19 @@ def best_candidates(
 ) -> Candidates:
     """The likeliest `count` tokens after the hypotheses of each sentence.
 
-    `log_probabilities` are those of the hypotheses so far. Of the logits only those of
-    each hypothesis's best are normalized. `forced` has the only token that some
-    sentences may go on with.
+    `log_probabilities` are those of the hypotheses so far. `forced` has the only token
+    that some sentences may go on with.
     """
-    logits = logits.float()
-    log_total = logits.logsumexp(dim=-1, keepdim=True)
-    logits[..., list(excluded)] = -math.inf
+    # Not the logits minus their `logsumexp`: that takes twice as long.
+    log_probs = logits.float().log_softmax(dim=-1)
+    log_probs[..., list(excluded)] = -math.inf
     for sentence, token in (forced or {}).items():
-        only = logits[sentence, :, token].clone()
-        logits[sentence] = -math.inf
-        logits[sentence, :, token] = only
-    values, tokens = _largest(logits, count)
+        only = log_probs[sentence, :, token].clone()
+        log_probs[sentence] = -math.inf
+        log_probs[sentence, :, token] = only
+    values, tokens = _largest(log_probs, count)
     so_far = torch.from_numpy(log_probabilities).to(logits.device)
-    totals = ((values - log_total).double() + so_far[..., None]).flatten(1)
+    totals = (values.double() + so_far[..., None]).flatten(1)
     count = min(count, totals.size(1))
     places = torch.arange(values.size(-1), device=logits.device).repeat(values.size(1))
     indices = (totals - diversity * places).topk(count).indices
@@ -149,26 +148,26 @@ def best_candidates(
 
 
 def _largest(
-    logits: Float[Tensor, "sentences group vocab"], count: int
+    log_probs: Float[Tensor, "sentences group vocab"], count: int
 ) -> tuple[
     Float[Tensor, "sentences group found"], Int[Tensor, "sentences group found"]
 ]:
-    """The largest logits and their tokens, best first; all if there are not so many.
+    """The largest and their tokens, best first; all if there are not so many.
 
     The best of a row stand in those blocks of it whose best are best: these are found
     without sorting.
     """
-    num_blocks = logits.size(-1) // BLOCK
+    num_blocks = log_probs.size(-1) // BLOCK
     if num_blocks <= count:
-        values, tokens = logits.topk(min(count, logits.size(-1)))
+        values, tokens = log_probs.topk(min(count, log_probs.size(-1)))
         return values, tokens
     in_blocks = num_blocks * BLOCK
-    blocks = logits[..., :in_blocks].unflatten(-1, (num_blocks, BLOCK))
+    blocks = log_probs[..., :in_blocks].unflatten(-1, (num_blocks, BLOCK))
     chosen = blocks.amax(dim=-1).topk(count).indices[..., None]
-    tokens = (chosen * BLOCK + torch.arange(BLOCK, device=logits.device)).flatten(-2)
-    rest = torch.arange(in_blocks, logits.size(-1), device=logits.device)
+    tokens = (chosen * BLOCK + torch.arange(BLOCK, device=log_probs.device)).flatten(-2)
+    rest = torch.arange(in_blocks, log_probs.size(-1), device=log_probs.device)
     tokens = torch.cat([tokens, rest.expand(*tokens.shape[:-1], -1)], dim=-1)
-    values, indices = logits.gather(-1, tokens).topk(count)
+    values, indices = log_probs.gather(-1, tokens).topk(count)
     return values, tokens.gather(-1, indices)
 
 
@@ -272,7 +271,8 @@ class _Beam:
         self._max_length = max_length
         self._config = config
         self._finished: list[Hypothesis] = []
-        self._best_score = -math.inf
+        self._best_scores = [-math.inf] * config.num_best
+        """Best first: of the hypotheses that are asked for."""
 
     def finish(
         self,
@@ -282,7 +282,7 @@ class _Beam:
         """Keep a hypothesis; the gain of its end, if it has one, comes last."""
         total = float(gains.sum())
         score = self._config.score(total, length=len(gains))
-        self._best_score = max(self._best_score, score)
+        self._best_scores = sorted([*self._best_scores, score], reverse=True)[:-1]
         self._finished.append(
             Hypothesis(
                 ids=tuple(ids.tolist()),
@@ -299,12 +299,12 @@ class _Beam:
         gains: Float64[np.ndarray, "group length"],
         log_probabilities: Float64[np.ndarray, " group"],
     ) -> bool:
-        """Whether no unfinished hypothesis can come out ahead of the best finished."""
+        """Whether nothing unfinished can overtake those that are asked for."""
         best, length = float(log_probabilities.max()), ids.shape[1]
         if best > -math.inf and length < self._max_length:
             # Log-probabilities only fall and the divisor never does, so that nothing
             # unfinished can score above this.
-            return self._best_score >= self._config.score(best, self._max_length)
+            return self._best_scores[-1] >= self._config.score(best, self._max_length)
         if not self._finished:
             for i in np.flatnonzero(log_probabilities > -math.inf):
                 self.finish(ids[i], gains[i])

@@ -18,6 +18,8 @@ class SearchConfig:
 
     beam_size: int = 4
     """Hypotheses kept at each step."""
+    num_best: int = 1
+    """Finished hypotheses that nothing unfinished may overtake before search ends."""
     length_penalty: float = 0.6
     """Alpha: what length counts for when hypotheses are ranked; 0 for nothing."""
     penalty: LengthPenalty = "gnmt"
@@ -34,6 +36,11 @@ class SearchConfig:
         if self.beam_size < 1:
             raise ConfigError(
                 f"`search.beam_size` must be at least 1, but is {self.beam_size}."
+            )
+        if not 1 <= self.num_best <= self.beam_size:
+            raise ConfigError(
+                f"`search.num_best` must be from 1 to the beam size {self.beam_size}, "
+                f"but is {self.num_best}."
             )
         if not 0 <= self.length_penalty <= MAX_LENGTH_PENALTY:
             raise ConfigError(

@@ -15,6 +15,7 @@ from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import Hypothesis, NextTokenModel, beam_search
 from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.greedy_search import greedy_search
+from transduce.decoding.quantization import Precision, prepared
 from transduce.decoding.sampling import SamplingConfig, sample
 from transduce.decoding.scoring import TargetScore, score_targets
 from transduce.decoding.search_config import SearchConfig
@@ -87,9 +88,16 @@ class Translator:
     """A model, or several that decide together, to translate raw text."""
 
     def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, *others: Checkpoint
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        *others: Checkpoint,
+        precision: Precision = "fp32",
     ) -> None:
-        """`RequestError` if the others have not the tokenizer of the first."""
+        """`RequestError` if the others have not the tokenizer of the first.
+
+        Or if the device cannot compute in the precision.
+        """
         if any(other.tokenizer != checkpoint.tokenizer for other in others):
             raise RequestError(
                 "Models that translate together must have one tokenizer, but have "
@@ -97,7 +105,7 @@ class Translator:
             )
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.models: list[Transformer] = [
-            each.build().to(device) for each in (checkpoint, *others)
+            prepared(each.build(), precision, device) for each in (checkpoint, *others)
         ]
         self.device = device
 
@@ -231,7 +239,7 @@ class Translator:
                 translations[i] = self._translation(hypotheses)
         return translations
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _search(
         self, parts: Sequence[_Part], config: SearchConfig
     ) -> list[list[Hypothesis]]:
@@ -247,7 +255,7 @@ class Translator:
             prefixes=[part.prefix for part in parts],
         )
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _sample(
         self, parts: Sequence[_Part], config: SamplingConfig
     ) -> list[list[Hypothesis]]:
@@ -308,14 +316,21 @@ class IncrementalDecoder:
         self._state.reorder(rows)
 
 
-def load(path: str | Path, *others: str | Path, device: str = "auto") -> Translator:
+def load(
+    path: str | Path,
+    *others: str | Path,
+    device: str = "auto",
+    precision: Precision = "fp32",
+) -> Translator:
     """A translator from a model or run folder, or from several that decide together.
 
-    `CheckpointError` if one is damaged, `RequestError` if the device is not there or
-    the models have not one tokenizer.
+    In precision "bf16" or "int8" it is faster, where the processor is made for it, and
+    no longer exact. `CheckpointError` if a model is damaged, `RequestError` if the
+    device is not there or the models have not one tokenizer.
     """
     first, *rest = (load_model(Path(each)) for each in (path, *others))
-    return Translator(first, choose_hardware(device).device, *rest)
+    on = choose_hardware(device).device
+    return Translator(first, on, *rest, precision=precision)
 
 
 def _paired(

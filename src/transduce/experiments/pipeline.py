@@ -26,13 +26,13 @@ from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.observation import RunObserver, RunResult, RunStart, Silent
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import PICTURE, RunFolder
+from transduce.interruption import stop_on_signal
 from transduce.model.transformer import Transformer
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.fitting import require_memory
-from transduce.training.interruption import stop_on_signal
 from transduce.training.optimizer import require_moments
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import (
@@ -272,7 +272,7 @@ class _Run:
 
     @property
     def _greedy(self) -> SearchConfig:
-        return replace(self._config.search, beam_size=1)
+        return replace(self._config.search, beam_size=1, num_best=1)
 
     def _history(self) -> DevHistory:
         entries = [e for e in self._folder.read_log() if e["kind"] == "dev"]

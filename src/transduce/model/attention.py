@@ -52,6 +52,16 @@ def attention_weights(
     return scores.softmax(dim=-1)
 
 
+FEW_QUERIES = 16
+"""Up to so many, as in decoding, the fused kernel for CPUs is the slower way."""
+
+
+def _are_few(queries: Float[Tensor, "batch heads queries d_k"]) -> bool:
+    return queries.size(2) <= FEW_QUERIES and not (
+        queries.is_cuda or torch.is_grad_enabled()
+    )
+
+
 class MultiHeadAttention(nn.Module):
     """Several attentions side by side, each on its own projections (section 3.2.2).
 
@@ -123,7 +133,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "batch queries d_model"]:
         """Average the values by how well each query matches their keys."""
         queries = self._split_heads(self.project_query(query))
-        if self.scores == "additive" or self.weights_tap._forward_hooks:
+        is_tapped = len(self.weights_tap._forward_hooks) > 0
+        if self.scores == "additive" or is_tapped or _are_few(queries):
             weights = attention_weights(self._scores(queries, key), mask)
             heads = self.weights_tap(weights) @ value
         else:

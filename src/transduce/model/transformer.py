@@ -131,8 +131,9 @@ class Transformer(nn.Module):
     def _embed(
         self, ids: Int[Tensor, "batch length"], first: int
     ) -> Float[Tensor, "batch length d_model"]:
+        x = self.embedding(ids)
         positions = self.positions(first, ids.size(1), ids.device)
-        return self.dropout(self.embedding(ids) + positions)
+        return self.dropout(x + positions.to(x.dtype))
 
     def _near(
         self, queries: int, keys: int, device: torch.device

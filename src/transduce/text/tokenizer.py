@@ -113,6 +113,10 @@ class Tokenizer:
         pieces = "".join(self._piece_of[i] for i in ids if i > EOS)
         return normalize(_unspell(pieces))
 
+    def readable_pieces(self) -> list[str]:
+        """All pieces by id, as `pieces` gives them."""
+        return list(map(_readable, self._piece_of))
+
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The pieces themselves, for people to read; a word's first has a space."""
         return [_readable(self._piece_of[i]) for i in ids]

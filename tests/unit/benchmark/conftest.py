@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from transduce.benchmark.training_task import TrainingTask
+from transduce.benchmark.training.task import TrainingTask
 from transduce.benchmark.turns import Turn, Turns
 from transduce.device import Hardware
 from transduce.experiments.presets import PRESETS

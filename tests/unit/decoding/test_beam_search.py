@@ -216,6 +216,23 @@ def test_search_stops_when_nothing_alive_can_overtake() -> None:
     assert model.steps == 1
 
 
+@pytest.mark.parametrize(("num_best", "steps"), [(1, 1), (2, 2), (3, 3)])
+def test_search_goes_on_until_as_many_are_found_as_are_asked_for(
+    num_best: int, steps: int
+) -> None:
+    table = {
+        (): {EOS: 0.9, A: 0.1},
+        (A,): {EOS: 0.9, A: 0.1},
+        (A, A): {EOS: 0.9, A: 0.1},
+        (A, A, A): {A: 1.0},
+    }
+    model = TableModel([table])
+    config = SearchConfig(beam_size=3, num_best=num_best, length_penalty=0.0)
+    [found] = beam_search(model, [50], config, bos=BOS, eos=EOS, excluded=(BOS,))
+    assert model.steps == steps
+    assert [h.ids for h in found] == [(A,) * n for n in range(num_best)]
+
+
 def test_search_goes_on_while_something_alive_can_overtake() -> None:
     [best, *_] = search([LATE_END], [50], alpha=0.1)[0]
     assert best.ids == (A, A)
@@ -292,6 +309,8 @@ def test_the_best_candidates_are_those_of_sorting_all(
     [
         ("beam_size", 0, "at least 1, but is 0"),
         ("beam_size", -3, "at least 1, but is -3"),
+        ("num_best", 0, "from 1 to the beam size 4, but is 0"),
+        ("num_best", 5, "from 1 to the beam size 4, but is 5"),
         ("length_penalty", -0.1, "from 0 to 10, but is -0.1"),
         ("extra_length", -1, "at least 0, but is -1"),
         ("min_length", -1, "at least 0, but is -1"),

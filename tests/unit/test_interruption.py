@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from transduce.training.interruption import stop_on_signal
+from transduce.interruption import stop_on_signal
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 

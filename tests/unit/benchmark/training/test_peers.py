@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.benchmark.training_contestants import (
+from transduce.benchmark.training.contestants import (
     OURS,
     contestant,
     our_trainer,
     train_peer,
 )
-from transduce.benchmark.training_peers import (
+from transduce.benchmark.training.peers import (
     MARIAN,
     PEERS,
     TORCH,
@@ -277,7 +277,7 @@ def test_a_contestant_stops_where_turns_do(task, take_all_turns):
 def with_transformers(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        "transduce.benchmark.training_peers.find_spec",
+        "transduce.benchmark.training.peers.find_spec",
         lambda name: True if name == "transformers" else find(name),
     )
 
@@ -313,7 +313,7 @@ def test_who_can_be_the_same_model_takes_part(task, name, changes):
 
 def test_a_package_that_is_missing_is_named(task, monkeypatch):
     monkeypatch.setattr(
-        "transduce.benchmark.training_peers.find_spec", lambda name: None
+        "transduce.benchmark.training.peers.find_spec", lambda name: None
     )
     assert obstacle(MARIAN, task.model) == (
         "Hugging Face Marian is left out, as the package `transformers` is not "

@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from transduce.benchmark.training_peers import PEERS, PeerTrainer
-from transduce.benchmark.training_task import SEED, TrainingTask
+from transduce.benchmark.training.peers import PEERS, PeerTrainer
+from transduce.benchmark.training.task import SEED, TrainingTask
 from transduce.benchmark.turns import Turns
 from transduce.data.batches import Update
 from transduce.device import keep_freed_memory

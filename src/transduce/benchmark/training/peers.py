@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.benchmark.training_task import TrainingTask
+from transduce.benchmark.training.task import TrainingTask
 from transduce.data.batches import Update
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import sinusoids

@@ -13,9 +13,9 @@ from statistics import median
 
 from transduce.benchmark import matrix_rate
 from transduce.benchmark.machine import Machine, describe_machine
-from transduce.benchmark.training_contestants import OURS, UpdateOutcome, contestant
-from transduce.benchmark.training_peers import PEERS, obstacle
-from transduce.benchmark.training_task import TrainingTask
+from transduce.benchmark.training.contestants import OURS, UpdateOutcome, contestant
+from transduce.benchmark.training.peers import PEERS, obstacle
+from transduce.benchmark.training.task import TrainingTask
 from transduce.benchmark.turns import Turn, Worker
 from transduce.device import Hardware
 from transduce.errors import ConfigError

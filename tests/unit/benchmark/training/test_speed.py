@@ -5,10 +5,10 @@ from statistics import median
 
 import pytest
 
-from transduce.benchmark import training_speed
-from transduce.benchmark.training_contestants import OURS, UpdateOutcome
-from transduce.benchmark.training_peers import MARIAN, TORCH
-from transduce.benchmark.training_speed import WARM_UP_ROUNDS, measure_training
+from transduce.benchmark.training import speed as training_speed
+from transduce.benchmark.training.contestants import OURS, UpdateOutcome
+from transduce.benchmark.training.peers import MARIAN, TORCH
+from transduce.benchmark.training.speed import WARM_UP_ROUNDS, measure_training
 from transduce.benchmark.turns import Turn
 from transduce.errors import ConfigError
 from transduce.model.cost import count_parameters

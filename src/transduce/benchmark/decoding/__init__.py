@@ -1,0 +1,1 @@
+"""The speed and memory of decoding, ours and that of others."""

@@ -1,0 +1,158 @@
+"""Ours and the peers, each as a process that translates by one setting at each turn.
+
+All are given text, and tokenize it alike.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from transduce.benchmark.decoding.task import DecodingTask, Setting
+from transduce.benchmark.turns import Turns
+from transduce.decoding.quantization import Precision
+from transduce.decoding.translator import load
+from transduce.export.portable_tokenizer import portable_pieces
+from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.tokenizer import SPECIAL_PIECES, TOKENIZER_FILE, Tokenizer
+
+EXTRA_LENGTH = 50
+"""Tokens of a translation beyond its source."""
+
+Translate = Callable[[list[str], Setting], list[list[int]]]
+"""To ids without special tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingOutcome:
+    """What came of one turn."""
+
+    num_tokens: int
+    """Of the translations, their ends counted."""
+    batch_seconds: tuple[float, ...]
+    translations: tuple[tuple[int, ...], ...]
+    load_seconds: float
+    """Until the model was ready, once a process."""
+
+
+def contestant(
+    prepare: Callable[[DecodingTask], Translate], task: DecodingTask
+) -> Callable[[Turns[DecodingOutcome]], None]:
+    """What a contestant's process is to do."""
+    return partial(_take_turns, prepare, task)
+
+
+def _take_turns(
+    prepare: Callable[[DecodingTask], Translate],
+    task: DecodingTask,
+    turns: Turns[DecodingOutcome],
+) -> None:
+    started = time.perf_counter()
+    translate = prepare(task)
+    load_seconds = time.perf_counter() - started
+    turns.begin()
+    for setting in task.jobs():
+        seconds, found = [], []
+        for texts in task.batches(setting):
+            started = time.perf_counter()
+            found += translate(texts, setting)
+            seconds.append(time.perf_counter() - started)
+        forced = setting.forced_length
+        turns.done(
+            DecodingOutcome(
+                num_tokens=sum(forced or len(ids) + 1 for ids in found),
+                batch_seconds=tuple(seconds),
+                translations=tuple(map(tuple, found)),
+                load_seconds=load_seconds,
+            )
+        )
+
+
+def ours(precision: Precision, task: DecodingTask) -> Translate:
+    """As `transduce translate` does."""
+    translator = load(
+        task.models / "ours", device=task.device.type, precision=precision
+    )
+    ids = {piece: i for i, piece in enumerate(translator.tokenizer.readable_pieces())}
+
+    def translate(texts: list[str], setting: Setting) -> list[list[int]]:
+        forced = setting.forced_length
+        found = translator.translate(
+            texts,
+            beam_size=setting.beam_size,
+            min_length=forced - 1 if forced else 0,
+            extra_length=0 if forced else EXTRA_LENGTH,
+        )
+        return [[ids[piece] for piece in each.hypotheses[0].tokens] for each in found]
+
+    return translate
+
+
+def ctranslate2(compute_type: str, task: DecodingTask) -> Translate:
+    """`ctranslate2.Translator` on all cores, with our search settings."""
+    import ctranslate2 as library
+
+    translator = library.Translator(
+        str(task.models / "ctranslate2"),
+        device=task.device.type,
+        compute_type=compute_type,
+        intra_threads=torch.get_num_threads(),
+    )
+    tokenizer = Tokenizer.load(task.models / "ours" / TOKENIZER_FILE)
+    pieces = portable_pieces(tokenizer)
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    never = [[SPECIAL_PIECES[PAD]], [SPECIAL_PIECES[BOS]]]
+
+    def translate(texts: list[str], setting: Setting) -> list[list[int]]:
+        sources = tokenizer.encode_batch(texts)
+        forced = setting.forced_length
+        found = translator.translate_batch(
+            [[pieces[i] for i in source] for source in sources],
+            beam_size=setting.beam_size,
+            length_penalty=0.6,
+            min_decoding_length=forced or 0,
+            max_decoding_length=forced or max(map(len, sources)) + 1 + EXTRA_LENGTH,
+            suppress_sequences=never,
+        )
+        return [[ids[piece] for piece in each.hypotheses[0]] for each in found]
+
+    return translate
+
+
+def marian(dtype: torch.dtype, task: DecodingTask) -> Translate:
+    """`MarianMTModel.generate` of Hugging Face."""
+    from transformers import MarianMTModel
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model: Any = MarianMTModel.from_pretrained(task.models / "marian", dtype=dtype)
+    model.to(task.device).eval()
+    tokenizer = Tokenizer.load(task.models / "ours" / TOKENIZER_FILE)
+
+    def translate(texts: list[str], setting: Setting) -> list[list[int]]:
+        source = _padded([[*ids, EOS] for ids in tokenizer.encode_batch(texts)])
+        source = source.to(task.device)
+        forced = setting.forced_length
+        with torch.inference_mode():
+            found = model.generate(
+                source,
+                attention_mask=(source != PAD).long(),
+                num_beams=setting.beam_size,
+                length_penalty=0.6,
+                early_stopping=True,
+                max_length=None,
+                min_new_tokens=forced or 0,
+                max_new_tokens=forced or source.size(1) + EXTRA_LENGTH,
+            )
+        return [[i for i in row if i > EOS] for row in found.tolist()]
+
+    return translate
+
+
+def _padded(rows: Sequence[list[int]]) -> torch.Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])

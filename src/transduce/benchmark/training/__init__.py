@@ -1,0 +1,1 @@
+"""The speed and memory of training, ours and that of others."""

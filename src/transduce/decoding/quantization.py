@@ -1,0 +1,107 @@
+"""Models whose matrix products are in fewer bits than 32, for speed."""
+
+import warnings
+from typing import Literal, cast, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transduce.device import has_int8_products, is_good_at_bf16
+from transduce.errors import ConfigError, RequestError
+from transduce.model.embedding import SharedEmbedding
+from transduce.model.transformer import Transformer
+
+Precision = Literal["fp32", "bf16", "int8"]
+"""Of the matrix products of decoding: fp32 is exact."""
+
+
+def available(device: torch.device) -> list[Precision]:
+    """The precisions that a device computes in without emulating them."""
+    found: list[Precision] = ["fp32"]
+    if is_good_at_bf16(device.type):
+        found.append("bf16")
+    if device.type == "cpu" and has_int8_products():
+        found.append("int8")
+    return found
+
+
+def prepared(
+    model: Transformer, precision: Precision, device: torch.device
+) -> Transformer:
+    """The model on its device, ready to decode in the precision; changed in place.
+
+    `RequestError` if the device cannot.
+    """
+    if precision not in get_args(Precision):
+        raise ConfigError(
+            f'`precision` must be "fp32", "bf16" or "int8", but is "{precision}".'
+        )
+    if precision == "int8":
+        if precision not in available(device):
+            raise RequestError(
+                "Precision int8 must have a processor with VNNI instructions, but "
+                "this one has none; use fp32 or bf16."
+            )
+        return _in_int8(model)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    return model.to(device, dtype)
+
+
+class Int8Linear(nn.Module):
+    """A linear map with weights of 8 bits, an own scale for each output.
+
+    What it reads is put into 8 bits as it comes, with one scale for all rows; so what
+    comes out depends a little on the rows beside it.
+    """
+
+    def __init__(
+        self, weight: Float[Tensor, "outputs inputs"], bias: Tensor | None
+    ) -> None:
+        super().__init__()
+        largest = weight.detach().abs().amax(dim=1).clamp(min=1e-8)
+        with warnings.catch_warnings():
+            # Such tensors are to go, but what multiplies faster is not there yet.
+            warnings.simplefilter("ignore")
+            quantized = torch.quantize_per_channel(
+                weight.detach(),
+                scales=largest.double() / 127,
+                zero_points=torch.zeros(len(weight), dtype=torch.int64),
+                axis=0,
+                dtype=torch.qint8,
+            )
+        self._packed = torch.ops.quantized.linear_prepack(
+            quantized, None if bias is None else bias.detach()
+        )
+
+    def forward(
+        self, x: Float[Tensor, "*rows inputs"]
+    ) -> Float[Tensor, "*rows outputs"]:
+        return torch.ops.quantized.linear_dynamic(x, self._packed, False)
+
+
+class Int8Embedding(nn.Module):
+    """The shared embedding, its product with the decoder's states in 8 bits."""
+
+    def __init__(self, embedding: SharedEmbedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.output = Int8Linear(embedding.weight, bias=None)
+
+    def forward(
+        self, ids: Int[Tensor, "batch length"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        return cast(Tensor, self.embedding(ids))
+
+    def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
+        """How well each output fits each row."""
+        return cast(Tensor, self.output(x))
+
+
+def _in_int8(model: Transformer) -> Transformer:
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                module.add_module(name, Int8Linear(child.weight, child.bias))
+    model.add_module("embedding", Int8Embedding(model.embedding))
+    return model

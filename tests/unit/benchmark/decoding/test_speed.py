@@ -1,0 +1,99 @@
+"""Small models, so that only what is said is tested, not how fast it is."""
+
+import math
+
+import pytest
+import torch
+
+from transduce.benchmark.decoding import speed as decoding_speed
+from transduce.benchmark.decoding.speed import measure_decoding, random_checkpoint
+from transduce.benchmark.decoding.task import DecodingTask, Setting
+from transduce.checkpoint import save_model
+from transduce.errors import ConfigError, RequestError
+from transduce.experiments.presets import PRESETS
+
+pytest.importorskip("ctranslate2")
+CPU = torch.device("cpu")
+GREEDY = Setting(batch_size=2, beam_size=1)
+FORCED = Setting(batch_size=1, beam_size=3, forced_length=5)
+
+
+def test_all_translate_the_same_model(trained_checkpoint, corpus):
+    turns = []
+    speed = measure_decoding(
+        trained_checkpoint, corpus[0], [GREEDY, FORCED], 1, CPU, turns.append
+    )
+    names = [decoder.name for decoder in speed.decoders]
+    assert names[0] == "transduce fp32"
+    assert {"CTranslate2 float32", "Hugging Face fp32"} < set(names)
+    assert len(turns) == 2 * 2 * len(names)
+    by_name = {decoder.name: decoder for decoder in speed.decoders}
+    # Equal outputs: the proof that they do the same work.
+    assert by_name["CTranslate2 float32"].agreement == 1
+    assert by_name["Hugging Face fp32"].agreement == 1
+    assert [proof.split(":")[0] for proof in speed.proofs] == [
+        "CTranslate2",
+        "Hugging Face",
+    ]
+    for decoder in speed.decoders:
+        assert [each.setting for each in decoder.settings] == [GREEDY, FORCED]
+        assert decoder.peak_bytes > 10**7
+        for each in decoder.settings:
+            low, middle, high = each.batch_seconds
+            assert 0 < low <= middle <= high
+            assert each.tokens_per_second > each.sentences_per_second
+    best = {
+        is_ours: max(
+            decoder.settings[0].tokens_per_second
+            for decoder in speed.decoders
+            if decoder.is_ours == is_ours
+        )
+        for is_ours in (True, False)
+    }
+    assert speed.advantage(GREEDY) == pytest.approx(best[True] / best[False])
+
+
+def test_the_sentences_of_a_turn(trained_checkpoint, tmp_path):
+    save_model(trained_checkpoint, tmp_path / "ours")
+    task = DecodingTask(
+        models=tmp_path,
+        sentences=("one two three four five six", "two", "six"),
+        settings=(GREEDY, FORCED),
+        rounds=2,
+        device=CPU,
+    )
+    assert list(task.jobs()) == [GREEDY, FORCED] * 2
+    assert list(task.batches(GREEDY)) == [
+        ["one two three four five six", "two"],
+        ["six", "one two three four five six"],
+    ]
+    # A forced length takes none that is longer.
+    forced = list(task.batches(FORCED))
+    assert forced[:3] == [["two"], ["six"], ["two"]]
+    assert len(forced) == FORCED.num_sentences
+
+
+def test_random_weights_have_the_presets_sizes():
+    checkpoint = random_checkpoint(PRESETS["tiny"], ["one two three"] * 3)
+    assert checkpoint.config.d_model == 32
+    assert checkpoint.config.vocab_size == checkpoint.tokenizer.vocab_size
+    assert math.isfinite(checkpoint.build().output_weight.detach().sum())
+
+
+def test_a_missing_peer_is_named(trained_checkpoint, monkeypatch):
+    monkeypatch.setattr(decoding_speed, "find_spec", lambda name: None)
+    with pytest.raises(RequestError, match=r"`ctranslate2` is not; install it with"):
+        measure_decoding(trained_checkpoint, ["one"], [GREEDY], 1, CPU, print)
+
+
+def test_at_least_one_round_is_measured(trained_checkpoint):
+    with pytest.raises(ConfigError, match="`rounds` must be at least 1, but is 0"):
+        measure_decoding(trained_checkpoint, ["one"], [GREEDY], 0, CPU, print)
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [(GREEDY, "batch 2, beam 1"), (FORCED, "batch 1, beam 3, 5 tokens")],
+)
+def test_a_setting_says_what_it_is(setting, text):
+    assert str(setting) == text

@@ -1,0 +1,72 @@
+import pytest
+import torch
+from torch import nn
+
+from transduce.decoding import quantization
+from transduce.decoding.quantization import Int8Linear, available, prepared
+from transduce.decoding.translator import Translator
+from transduce.errors import ConfigError, RequestError
+
+CPU = torch.device("cpu")
+needs_int8 = pytest.mark.skipif(
+    "int8" not in available(CPU), reason="this processor has no VNNI"
+)
+
+
+@needs_int8
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_products_in_8_bits_are_near_the_true_ones(has_bias):
+    linear = nn.Linear(64, 48, bias=has_bias)
+    # A scale for all outputs would lose the small ones.
+    linear.weight.data[0] *= 100
+    x = torch.randn(3, 5, 64)
+    found, expected = Int8Linear(linear.weight, linear.bias)(x), linear(x)
+    assert found.shape == expected.shape
+    scale = expected.detach().abs().amax(dim=(0, 1))
+    assert float(((found - expected).abs() / scale).detach().max()) < 0.03
+    assert not torch.equal(found, expected)
+
+
+@needs_int8
+def test_an_output_of_zeros_is_zero():
+    found = Int8Linear(torch.zeros(4, 8), None)(torch.randn(2, 8))
+    assert torch.equal(found, torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("precision", available(CPU))
+def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus):
+    exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
+    rough = Translator(trained_checkpoint, CPU, precision=precision)
+    found = rough.translate(corpus[0][:20])
+    same = [a.text == b.text for a, b in zip(exact, found, strict=True)]
+    assert sum(same) >= (20 if precision == "fp32" else 14)
+    for theirs, ours in zip(exact, found, strict=True):
+        assert ours.score == pytest.approx(theirs.score, abs=1.0)
+
+
+def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):
+    translator = Translator(trained_checkpoint, CPU, precision="bf16")
+    [model] = translator.models
+    assert model.output_weight.dtype == torch.bfloat16
+    assert translator.translate(["one two"])[0].hypotheses
+
+
+@needs_int8
+def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint):
+    model = prepared(trained_checkpoint.build(), "int8", CPU)
+    assert not [m for m in model.modules() if type(m) is nn.Linear]
+    assert isinstance(model.embedding.output, Int8Linear)
+    ids = torch.tensor([[5, 6]])
+    expected = trained_checkpoint.build().embedding(ids)
+    assert torch.equal(model.embedding(ids), expected)
+
+
+def test_int8_without_the_instructions_is_refused(trained_checkpoint, monkeypatch):
+    monkeypatch.setattr(quantization, "has_int8_products", lambda: False)
+    with pytest.raises(RequestError, match="int8 must have a processor with VNNI"):
+        Translator(trained_checkpoint, CPU, precision="int8")
+
+
+def test_an_unknown_precision_is_refused(trained_checkpoint, unchecked_types):
+    with pytest.raises(ConfigError, match='"fp32", "bf16" or "int8", but is "fp8"'):
+        Translator(trained_checkpoint, CPU, precision="fp8")
