@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,10 +48,19 @@ def test_a_missing_package_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import sys
 
     monkeypatch.delitem(sys.modules, "transduce.export.ctranslate2", raising=False)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     message = refuses("export", model, "--to", "ctranslate2", "--out", tmp_path / "out")
     assert "must have the package `ctranslate2`" in message
     assert "pip install 'transduce[export]'" in message
+
+
+def test_an_overlong_sample_is_refused(
+    refuses: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    sample = tmp_path / "sample"
+    sample.write_text("one " * 300)
+    options = ["--to", "onnx", "--out", tmp_path / "out", "--sample", sample]
+    message = refuses("export", model, *options)
+    assert "must have at most 250 tokens, but one has 300" in message

@@ -295,3 +295,8 @@ def test_an_impossible_option_is_refused(
     refuses: Callable[..., str], model: Path, options: list[object], message: str
 ) -> None:
     assert re.search(message, refuses("translate", model, *options, stdin=LINES))
+
+
+def test_fewer_bits_are_an_option(succeeds: Callable[..., str], model: Path) -> None:
+    out = succeeds("translate", model, "--precision", "bf16", stdin=LINES)
+    assert len(out.splitlines()) == len(LINES.splitlines())

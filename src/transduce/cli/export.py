@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from transduce.checkpoint import load_model
+from transduce.decoding.translator import MAX_SOURCE_TOKENS
 from transduce.errors import ConfigError, RequestError
 from transduce.text.corpus import read_text
 from transduce.text.grammar import Grammar
@@ -43,6 +44,12 @@ def export(
         raise ConfigError(f"{out}: the output folder must be new, but exists.")
     sentences = _sentences(sample)
     checkpoint = load_model(model)
+    for text in sentences:
+        if (length := len(checkpoint.tokenizer.encode(text))) > MAX_SOURCE_TOKENS:
+            raise ConfigError(
+                f"{sample}: a sentence must have at most {MAX_SOURCE_TOKENS} tokens, "
+                f"but one has {length:,}; take it out."
+            )
     try:
         target = import_module(f"transduce.export.{to}")
     except ModuleNotFoundError as error:

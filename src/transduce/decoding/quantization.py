@@ -40,8 +40,10 @@ def prepared(
     if precision == "int8":
         if precision not in available(device):
             raise RequestError(
-                "Precision int8 must have a processor with VNNI instructions, but "
-                "this one has none; use fp32 or bf16."
+                "Precision int8 must have a processor with AVX-512 VNNI instructions, "
+                f"but the device is {device.type}, and this processor has "
+                f"{'them' if has_int8_products() else 'none'}; use fp32 or bf16"
+                f"{', or --device cpu' if has_int8_products() else ''}."
             )
         return _in_int8(model)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32

@@ -326,7 +326,7 @@ def load(
 
     In precision "bf16" or "int8" it is faster, where the processor is made for it, and
     no longer exact. `CheckpointError` if a model is damaged, `RequestError` if the
-    device is not there or the models have not one tokenizer.
+    device is not there or cannot compute so, or the models have not one tokenizer.
     """
     first, *rest = (load_model(Path(each)) for each in (path, *others))
     on = choose_hardware(device).device

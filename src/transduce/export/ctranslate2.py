@@ -3,9 +3,11 @@
     pieces = tokenizers.Tokenizer.from_file("DIR/tokenizer.json")
     translator = ctranslate2.Translator("DIR")
     source = pieces.encode(text, add_special_tokens=False).tokens
-    result = translator.translate_batch([source], beam_size=4)
+    never = [["<pad>"], ["<s>"]]
+    result = translator.translate_batch([source], beam_size=4, suppress_sequences=never)
 
-CTranslate2 ranks by the mean log-probability (a power penalty of 1) by default.
+It knows 2,048 positions, and cuts sources to 1,024 tokens unless told not to. It ranks
+by the mean log-probability (a power penalty of 1) by default.
 """
 
 import math
@@ -72,6 +74,7 @@ class _Exported:
         (result,) = self._translator.translate_batch(
             [pieces],
             beam_size=1,
+            max_input_length=0,
             min_decoding_length=0,
             max_decoding_length=max_length,
             return_end_token=True,

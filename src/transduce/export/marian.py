@@ -5,7 +5,9 @@
 
 Marian's sinusoids stand in two halves, all sines before all cosines, where the paper's
 take turns. A model's dimensions may stand in any order, so all that is as wide as the
-model is put into that one, and nothing is lost.
+model is put into that one, and stays what it is. Only the number that keeps a norm from
+dividing by zero is another one there, and changes logits by some 1e-4. Sources have at
+most 1,024 tokens.
 """
 
 from collections.abc import Iterator, Sequence

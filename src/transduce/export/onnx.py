@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx  # noqa: F401 # so that it is missed here, not while PyTorch exports
 import onnxruntime
+import onnxscript  # noqa: F401
 import tokenizers
 import torch
 from jaxtyping import Bool, Float, Int

@@ -1,7 +1,7 @@
 """The tokenizer as one file that `tokenizers` reads without this package.
 
 What this package does in Python around its vocabulary stands in the file:
-normalization, bytes for what is not in the alphabet, and the way back to text.
+normalization, bytes for what is not in the alphabet, and how pieces are joined.
 """
 
 import json
@@ -26,7 +26,10 @@ def portable_pieces(tokenizer: Tokenizer) -> list[str]:
 def portable_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     """The same ids for the same text, the end token after them if it is asked for.
 
-    `RequestError` if it is one of word-pieces, which know no bytes there.
+    But for runs of more than 64 letters or signs without a space, some of them not in
+    the alphabet: those it may cut elsewhere. Its text is not normalized, and the end
+    token must be left out of what it decodes. `RequestError` if it is one of
+    word-pieces, which know no bytes there.
     """
     settings = json.loads(tokenizer.json())["model"]
     if settings["type"] != "BPE":

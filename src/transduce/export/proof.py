@@ -20,7 +20,7 @@ from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.tokenizer import Tokenizer
 
 TOLERANCE = 1e-3
-"""By which logits may differ: sums of a few thousand products in another order."""
+"""By which logits may differ: sums in another order, norms with another epsilon."""
 MAX_LENGTH = 64
 """Tokens of a translation that are compared."""
 

@@ -66,7 +66,7 @@ class MultiHeadAttention(nn.Module):
     """Several attentions side by side, each on its own projections (section 3.2.2).
 
     The weights of all heads pass through `weights_tap` while a forward hook listens
-    there; otherwise they are never formed.
+    there. Over many positions they are not formed otherwise.
     """
 
     def __init__(

@@ -72,7 +72,8 @@ class WeightOptimizer:
         """Go on after so many steps, from what `state` gave then."""
         for name, weight in self._weights.items():
             state = self._state_of(name)
-            state["step"] = torch.tensor(float(step), device=weight.device)
+            if self._moments[name] == ADAM_MOMENTS:
+                state["step"] = torch.tensor(float(step), device=weight.device)
             for moment in self._moments[name]:
                 saved = tensors[f"{moment}.{name}"]
                 state[moment] = saved.to(weight.device, copy=True)
@@ -174,5 +175,6 @@ def require_moments(
             if shapes.get(f"{moment}.{name}") != weight.shape:
                 raise CheckpointError(
                     f"The training state must hold `{moment}.{name}` of the model's "
-                    "shape, but does not; it is damaged or of another model."
+                    "shape, but does not; it is damaged, or of another model or "
+                    "optimizer."
                 )

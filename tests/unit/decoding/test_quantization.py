@@ -63,10 +63,17 @@ def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint
 
 def test_int8_without_the_instructions_is_refused(trained_checkpoint, monkeypatch):
     monkeypatch.setattr(quantization, "has_int8_products", lambda: False)
-    with pytest.raises(RequestError, match="int8 must have a processor with VNNI"):
+    with pytest.raises(RequestError, match="int8 must have a processor with AVX-512 VNNI"):
         Translator(trained_checkpoint, CPU, precision="int8")
 
 
 def test_an_unknown_precision_is_refused(trained_checkpoint, unchecked_types):
     with pytest.raises(ConfigError, match='"fp32", "bf16" or "int8", but is "fp8"'):
         Translator(trained_checkpoint, CPU, precision="fp8")
+
+
+@needs_int8
+def test_int8_on_another_device_is_refused(trained_checkpoint):
+    message = "the device is meta, and this processor has them; use fp32 or bf16, or --"
+    with pytest.raises(RequestError, match=message):
+        prepared(trained_checkpoint.build(), "int8", torch.device("meta"))

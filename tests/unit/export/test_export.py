@@ -191,3 +191,44 @@ def test_marian_has_the_papers_search(trained_checkpoint, tmp_path):
     settings = json.loads(path.read_text())
     assert settings["num_beams"] == 4
     assert settings["bad_words_ids"] == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    "text", ["中" * 21 + "...", "a" * 40 + "中" + "a" * 60]
+)  # fmt: skip
+def test_long_runs_with_unknown_characters_may_be_cut_elsewhere(text, tokenizer):
+    """As documented; none of the text is lost."""
+    portable = portable_tokenizer(tokenizer)
+    ids = portable.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids) == text
+
+
+def test_onnx_takes_batches_with_padding(trained_checkpoint, tmp_path):
+    import numpy as np
+    import onnxruntime
+
+    export("onnx", trained_checkpoint, tmp_path / "out")
+    encoder, step = (
+        onnxruntime.InferenceSession(tmp_path / "out" / name)
+        for name in ("encoder.onnx", "decoder_step.onnx")
+    )
+    source = np.array([[5, 6, 7, 2], [8, 2, 0, 0]])
+    names = [each.name for each in encoder.get_outputs()]
+    memory = dict(zip(names, encoder.run(None, {"source": source}), strict=True))
+    past = {
+        each.name: np.zeros((2, each.shape[1], 0, each.shape[3]), np.float32)
+        for each in step.get_inputs()
+        if each.name.startswith(("key.", "value."))
+    }
+    model = trained_checkpoint.build()
+    read = torch.empty(2, 0, dtype=torch.int64)
+    for ids in ([[1], [1]], [[9], [10]], [[11], [12]]):
+        inputs = {"last_ids": np.array(ids), **memory, **past}
+        logits, *grown = step.run(None, inputs)
+        past = dict(zip(past, grown, strict=True))
+        read = torch.cat([read, torch.tensor(ids)], dim=1)
+        with torch.no_grad():
+            expected = model(torch.from_numpy(source), read)[:, -1]
+        torch.testing.assert_close(
+            torch.from_numpy(logits), expected, atol=1e-4, rtol=1e-4
+        )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,16 +15,20 @@ import torch
 from transduce.benchmark.decoding.task import DecodingTask, Setting
 from transduce.benchmark.turns import Turns
 from transduce.decoding.quantization import Precision
+from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import load
 from transduce.export.portable_tokenizer import portable_pieces
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.tokenizer import SPECIAL_PIECES, TOKENIZER_FILE, Tokenizer
 
+LENGTH_PENALTY = 0.6
 EXTRA_LENGTH = 50
 """Tokens of a translation beyond its source."""
 
 Translate = Callable[[list[str], Setting], list[list[int]]]
 """To ids without special tokens."""
+Prepare = Callable[[DecodingTask], Translate]
+"""Loads the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,24 +44,27 @@ class DecodingOutcome:
 
 
 def contestant(
-    prepare: Callable[[DecodingTask], Translate], task: DecodingTask
+    prepare: Prepare, library: str, task: DecodingTask
 ) -> Callable[[Turns[DecodingOutcome]], None]:
     """What a contestant's process is to do."""
-    return partial(_take_turns, prepare, task)
+    return partial(_take_turns, prepare, library, task)
 
 
 def _take_turns(
-    prepare: Callable[[DecodingTask], Translate],
+    prepare: Prepare,
+    library: str,
     task: DecodingTask,
     turns: Turns[DecodingOutcome],
 ) -> None:
+    import_module(library)  # not counted as loading the model
     started = time.perf_counter()
     translate = prepare(task)
     load_seconds = time.perf_counter() - started
+    batches = {setting: task.batches(setting) for setting in task.settings}
     turns.begin()
     for setting in task.jobs():
         seconds, found = [], []
-        for texts in task.batches(setting):
+        for texts in batches[setting]:
             started = time.perf_counter()
             found += translate(texts, setting)
             seconds.append(time.perf_counter() - started)
@@ -80,12 +88,15 @@ def ours(precision: Precision, task: DecodingTask) -> Translate:
 
     def translate(texts: list[str], setting: Setting) -> list[list[int]]:
         forced = setting.forced_length
-        found = translator.translate(
-            texts,
+        search = SearchConfig(
             beam_size=setting.beam_size,
+            # As the peers have it.
+            penalty="power",
+            length_penalty=LENGTH_PENALTY,
             min_length=forced - 1 if forced else 0,
             extra_length=0 if forced else EXTRA_LENGTH,
         )
+        found = translator.translate_stream(texts, search)
         return [[ids[piece] for piece in each.hypotheses[0].tokens] for each in found]
 
     return translate
@@ -112,7 +123,7 @@ def ctranslate2(compute_type: str, task: DecodingTask) -> Translate:
         found = translator.translate_batch(
             [[pieces[i] for i in source] for source in sources],
             beam_size=setting.beam_size,
-            length_penalty=0.6,
+            length_penalty=LENGTH_PENALTY,
             min_decoding_length=forced or 0,
             max_decoding_length=forced or max(map(len, sources)) + 1 + EXTRA_LENGTH,
             suppress_sequences=never,
@@ -142,7 +153,7 @@ def marian(dtype: torch.dtype, task: DecodingTask) -> Translate:
                 source,
                 attention_mask=(source != PAD).long(),
                 num_beams=setting.beam_size,
-                length_penalty=0.6,
+                length_penalty=LENGTH_PENALTY,
                 early_stopping=True,
                 max_length=None,
                 min_new_tokens=forced or 0,

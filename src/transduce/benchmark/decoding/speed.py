@@ -5,10 +5,11 @@ All take turns, one setting at a time, each in a process of its own.
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -18,25 +19,30 @@ import torch
 
 from transduce.benchmark.decoding.contestants import (
     DecodingOutcome,
-    Translate,
+    Prepare,
     contestant,
     ctranslate2,
     marian,
     ours,
 )
-from transduce.benchmark.decoding.task import DecodingTask, Setting
+from transduce.benchmark.decoding.task import DecodingTask, Setting, fitting
 from transduce.benchmark.machine import Machine, describe_machine
 from transduce.benchmark.turns import Turn, Worker
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding.quantization import available
 from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import RunConfig
+from transduce.export.proof import Proof
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import learn_tokenizer
 
 WARM_UP_ROUNDS = 1
 SEED = 1
 OURS = "transduce"
+CTRANSLATE2, MARIAN = "CTranslate2", "Hugging Face"
+CT2_LIBRARY, HF_LIBRARY = "ctranslate2", "transformers.models.marian.modeling_marian"
+NUM_PROVEN = 4
+"""Sentences."""
 PACKAGES = ("torch", "ctranslate2", "transformers")
 
 
@@ -48,7 +54,7 @@ class SettingSpeed:
     tokens_per_second: float
     sentences_per_second: float
     batch_seconds: tuple[float, float, float]
-    """The 50th, 90th and 99th percentile of a batch's time."""
+    """Of a batch: the median, the 90th percentile and the longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +65,10 @@ class DecoderSpeed:
     is_ours: bool
     load_seconds: float
     peak_bytes: int
+    """Resident, PyTorch included with all; on a GPU, what PyTorch allotted."""
     settings: tuple[SettingSpeed, ...]
-    agreement: float
-    """Share of greedy translations that are those of our fp32."""
+    agreement: float | None
+    """Share of greedy translations of natural length that are those of our fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +81,8 @@ class DecodingSpeed:
     rounds: int
     proofs: tuple[str, ...]
     """That the peers have the same model."""
+    left_out: tuple[str, ...]
+    """Why some did not take part, one sentence each."""
     decoders: tuple[DecoderSpeed, ...]
     load: float
     """Programs that wanted to run in the minute before it, on average."""
@@ -91,7 +100,8 @@ class DecodingSpeed:
 def random_checkpoint(run: RunConfig, sentences: Sequence[str]) -> Checkpoint:
     """A model of a preset's sizes, as fast as a trained one.
 
-    Its vocabulary is of the full size, learned from the sentences as far as that goes.
+    Its vocabulary is learned from the sentences, and is of the preset's size if they
+    have so many words.
     """
     tokenizer = learn_tokenizer(sentences, run.tokenizer)
     config = replace(run.model, vocab_size=tokenizer.vocab_size)
@@ -113,9 +123,13 @@ def measure_decoding(
     """Let all translate by turns; `on_turn` is told of each before it."""
     if rounds < 1:
         raise ConfigError(f"`rounds` must be at least 1, but is {rounds}.")
+    if not settings:
+        raise ConfigError("There must be a batch size and a beam size, but is none.")
+    for setting in settings:
+        fitting(sentences, setting, checkpoint.tokenizer)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        proofs = _convert(checkpoint, Path(folder), sentences[:4])
+        proofs, left_out = _convert(checkpoint, Path(folder), sentences)
         task = DecodingTask(
             models=Path(folder),
             sentences=tuple(sentences),
@@ -123,7 +137,7 @@ def measure_decoding(
             rounds=WARM_UP_ROUNDS + rounds,
             device=device,
         )
-        contestants = _contestants(device)
+        contestants = _contestants(device, set(proofs))
         turns = _play(task, contestants, on_turn)
     first = len(settings) * WARM_UP_ROUNDS
     reference = turns[f"{OURS} fp32"]
@@ -132,7 +146,8 @@ def measure_decoding(
         num_parameters=checkpoint.build().num_parameters(),
         vocab_size=checkpoint.config.vocab_size,
         rounds=rounds,
-        proofs=proofs,
+        proofs=tuple(f"{peer}: {proof}" for peer, proof in proofs.items()),
+        left_out=left_out,
         decoders=tuple(
             _decoder_speed(name, task, turns[name][first:], reference[first:])
             for name in contestants
@@ -143,53 +158,64 @@ def measure_decoding(
 
 def _convert(
     checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]
-) -> tuple[str, ...]:
+) -> tuple[dict[str, Proof], tuple[str, ...]]:
+    """The proofs of the peers that can have the model, and why others cannot."""
     for package in ("ctranslate2", "transformers"):
         if find_spec(package) is None:
             raise RequestError(
                 f"The peers must be installed, but `{package}` is not; install it "
                 "with: pip install 'transduce[benchmark]'"
             )
-    from transduce.export import ctranslate2 as to_ctranslate2
-    from transduce.export import marian as to_marian
-
     save_model(checkpoint, folder / "ours")
-    proofs = {
-        "CTranslate2": to_ctranslate2.export(
-            checkpoint, folder / "ctranslate2", sentences
-        ),
-        "Hugging Face": to_marian.export(checkpoint, folder / "marian", sentences),
-    }
-    return tuple(f"{name}: {proof}" for name, proof in proofs.items())
+    setting = Setting(batch_size=1, beam_size=1)
+    sample = fitting(sentences, setting, checkpoint.tokenizer)[:NUM_PROVEN]
+    proofs: dict[str, Proof] = {}
+    left_out: list[str] = []
+    for peer, target in ((CTRANSLATE2, "ctranslate2"), (MARIAN, "marian")):
+        export = import_module(f"transduce.export.{target}").export
+        try:
+            proofs[peer] = export(checkpoint, folder / target, sample)
+        except RequestError as error:
+            left_out.append(f"{peer} is left out: {error}")
+    if not proofs:
+        raise RequestError(" ".join(left_out))
+    return proofs, tuple(left_out)
 
 
 def _contestants(
-    device: torch.device,
-) -> dict[str, Callable[[DecodingTask], Translate]]:
-    import ctranslate2 as library
-
-    known = library.get_supported_compute_types(device.type)
-    types = [t for t in ("float32", "int8", "bfloat16", "float16") if t in known]
-    return {
-        **{f"{OURS} {p}": partial(ours, p) for p in available(device)},
-        **{f"CTranslate2 {t}": partial(ctranslate2, t) for t in types},
-        "Hugging Face fp32": partial(marian, torch.float32),
-        "Hugging Face bf16": partial(marian, torch.bfloat16),
+    device: torch.device, peers: Collection[str]
+) -> dict[str, tuple[Prepare, str]]:
+    """What prepares each, and the library that it imports."""
+    ready = available(device)
+    found: dict[str, tuple[Prepare, str]] = {
+        f"{OURS} {precision}": (partial(ours, precision), "transduce")
+        for precision in ready
     }
+    if CTRANSLATE2 in peers:
+        library = import_module("ctranslate2")
+        known = library.get_supported_compute_types(device.type)
+        for kind in ("float32", "int8", "bfloat16", "float16"):
+            if kind in known:
+                found[f"{CTRANSLATE2} {kind}"] = partial(ctranslate2, kind), CT2_LIBRARY
+    if MARIAN in peers:
+        for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+            if precision in ready:
+                found[f"{MARIAN} {precision}"] = partial(marian, dtype), HF_LIBRARY
+    return found
 
 
 def _play(
     task: DecodingTask,
-    contestants: Mapping[str, Callable[[DecodingTask], Translate]],
+    contestants: Mapping[str, tuple[Prepare, str]],
     on_turn: Callable[[str], None],
 ) -> dict[str, list[Turn[DecodingOutcome]]]:
     played: dict[str, list[Turn[DecodingOutcome]]] = {name: [] for name in contestants}
     with ExitStack() as stack:
         workers = {
             name: stack.enter_context(
-                Worker(name, contestant(prepare, task), task.device)
+                Worker(name, contestant(prepare, library, task), task.device)
             )
-            for name, prepare in contestants.items()
+            for name, (prepare, library) in contestants.items()
         }
         for number, setting in enumerate(task.jobs()):
             names = list(workers)
@@ -223,7 +249,7 @@ def _decoder_speed(
             _setting_speed(setting, turns[i :: len(task.settings)])
             for i, setting in enumerate(task.settings)
         ),
-        agreement=float(np.mean(greedy)) if greedy else float("nan"),
+        agreement=float(np.mean(greedy)) if greedy else None,
     )
 
 
@@ -235,10 +261,14 @@ def _setting_speed(
     setting: Setting, turns: Sequence[Turn[DecodingOutcome]]
 ) -> SettingSpeed:
     seconds = [second for turn in turns for second in turn.outcome.batch_seconds]
-    middle, high, highest = np.percentile(seconds, (50, 90, 99)).tolist()
+    middle, high, highest = np.percentile(seconds, (50, 90, 100)).tolist()
     return SettingSpeed(
         setting=setting,
-        tokens_per_second=median(t.outcome.num_tokens / t.seconds for t in turns),
-        sentences_per_second=median(setting.num_sentences / t.seconds for t in turns),
+        tokens_per_second=median(
+            t.outcome.num_tokens / sum(t.outcome.batch_seconds) for t in turns
+        ),
+        sentences_per_second=median(
+            setting.num_sentences / sum(t.outcome.batch_seconds) for t in turns
+        ),
         batch_seconds=(middle, high, highest),
     )

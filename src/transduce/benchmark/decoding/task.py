@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from transduce.decoding.translator import MAX_SOURCE_TOKENS
+from transduce.errors import ConfigError
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
 SENTENCES_OF_ONE = 12
@@ -23,6 +25,15 @@ class Setting:
     beam_size: int
     forced_length: int | None = None
     """Tokens of each translation, its end counted; by nature if not given."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "beam_size"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"`{name}` must be at least 1, but is {value}.")
+        if self.forced_length is not None and self.forced_length < 2:
+            raise ConfigError(
+                f"`length` must be at least 2, but is {self.forced_length}."
+            )
 
     @property
     def num_sentences(self) -> int:
@@ -51,22 +62,32 @@ class DecodingTask:
         for _ in range(self.rounds):
             yield from self.settings
 
-    def batches(self, setting: Setting) -> Iterator[list[str]]:
-        """The sentences of a turn."""
-        chosen = self._fit(setting)
-        # Again from the first if there are too few.
-        texts = [chosen[i % len(chosen)] for i in range(setting.num_sentences)]
-        for start in range(0, len(texts), setting.batch_size):
-            yield texts[start : start + setting.batch_size]
-
-    def _fit(self, setting: Setting) -> Sequence[str]:
-        """If a length is forced, shorter ones: ours may be as long as its source."""
-        if setting.forced_length is None:
-            return self.sentences
+    def batches(self, setting: Setting) -> list[list[str]]:
+        """The sentences of a turn, again from the first if there are too few."""
         tokenizer = Tokenizer.load(self.models / "ours" / TOKENIZER_FILE)
-        ids = tokenizer.encode_batch(self.sentences)
-        return [
-            text
-            for text, source in zip(self.sentences, ids, strict=True)
-            if len(source) < setting.forced_length
-        ]
+        chosen = fitting(self.sentences, setting, tokenizer)
+        texts = [chosen[i % len(chosen)] for i in range(setting.num_sentences)]
+        starts = range(0, len(texts), setting.batch_size)
+        return [texts[start : start + setting.batch_size] for start in starts]
+
+
+def fitting(
+    sentences: Sequence[str], setting: Setting, tokenizer: Tokenizer
+) -> list[str]:
+    """The sentences that no model cuts or translates in parts.
+
+    If a length is forced, shorter ones: ours may be as long as its source.
+    `ConfigError` if there are none.
+    """
+    longest = (setting.forced_length or MAX_SOURCE_TOKENS) - 1
+    ids = tokenizer.encode_batch(sentences)
+    chosen = [
+        text
+        for text, source in zip(sentences, ids, strict=True)
+        if 0 < len(source) <= longest
+    ]
+    if not chosen:
+        raise ConfigError(
+            f"The sentences must have one of at most {longest} tokens, but have none."
+        )
+    return chosen

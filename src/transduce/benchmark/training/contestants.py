@@ -70,6 +70,7 @@ def our_trainer(task: TrainingTask) -> Trainer:
     return Trainer(
         Transformer(task.model),
         task.batcher(task.dataset()),
-        replace(task.run.training, steps=task.steps),
+        # The peers have Adam.
+        replace(task.run.training, steps=task.steps, optimizer="adam"),
         task.hardware,
     )

@@ -1,6 +1,7 @@
 """Small models, so that only what is said is tested, not how fast it is."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transduce.benchmark.decoding.task import DecodingTask, Setting
 from transduce.checkpoint import save_model
 from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import PRESETS
+from transduce.model.transformer import Transformer
 
 pytest.importorskip("ctranslate2")
 CPU = torch.device("cpu")
@@ -63,12 +65,12 @@ def test_the_sentences_of_a_turn(trained_checkpoint, tmp_path):
         device=CPU,
     )
     assert list(task.jobs()) == [GREEDY, FORCED] * 2
-    assert list(task.batches(GREEDY)) == [
+    assert task.batches(GREEDY) == [
         ["one two three four five six", "two"],
         ["six", "one two three four five six"],
     ]
     # A forced length takes none that is longer.
-    forced = list(task.batches(FORCED))
+    forced = task.batches(FORCED)
     assert forced[:3] == [["two"], ["six"], ["two"]]
     assert len(forced) == FORCED.num_sentences
 
@@ -97,3 +99,47 @@ def test_at_least_one_round_is_measured(trained_checkpoint):
 )
 def test_a_setting_says_what_it_is(setting, text):
     assert str(setting) == text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch_size": 0}, "`batch_size` must be at least 1, but is 0"),
+        ({"beam_size": -1}, "`beam_size` must be at least 1, but is -1"),
+        ({"forced_length": 1}, "`length` must be at least 2, but is 1"),
+        ({"forced_length": 0}, "`length` must be at least 2, but is 0"),
+    ],
+)
+def test_an_impossible_setting_is_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(GREEDY, **wrong)
+
+
+@pytest.mark.parametrize("sentences", [[], [""], ["one two three four five six"]])
+def test_sentences_that_do_not_fit_are_refused(sentences, trained_checkpoint):
+    setting = replace(FORCED, forced_length=3)
+    with pytest.raises(ConfigError, match="have one of at most 2 tokens, but have"):
+        measure_decoding(trained_checkpoint, sentences, [setting], 1, CPU, print)
+
+
+def test_no_setting_is_refused(trained_checkpoint):
+    with pytest.raises(ConfigError, match="must be a batch size and a beam size"):
+        measure_decoding(trained_checkpoint, ["one"], [], 1, CPU, print)
+
+
+def test_a_peer_that_cannot_have_the_model_is_left_out(trained_checkpoint):
+    config = replace(trained_checkpoint.config, norm="pre")
+    weights = Transformer(config).state_dict()
+    checkpoint = replace(trained_checkpoint, config=config, weights=weights)
+    speed = measure_decoding(checkpoint, ["one two"], [FORCED], 1, CPU, print)
+    assert not [d.name for d in speed.decoders if d.name.startswith("Hugging Face")]
+    [reason] = speed.left_out
+    assert reason.startswith("Hugging Face is left out: A model for Hugging Face")
+    assert speed.decoders[0].agreement is None
+
+
+def test_a_model_that_no_peer_can_have_is_refused(trained_checkpoint):
+    config = replace(trained_checkpoint.config, neighbourhood=2)
+    checkpoint = replace(trained_checkpoint, config=config)
+    with pytest.raises(RequestError, match=r"CTranslate2 is left out.*Hugging Face is"):
+        measure_decoding(checkpoint, ["one"], [GREEDY], 1, CPU, print)
