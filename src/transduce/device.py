@@ -17,6 +17,10 @@ from transduce.errors import ConfigError, RequestError
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Of glibc's malloc.h."""
 
+WIDE = 512
+"""d_model from which on bf16 pays on a processor that has it without matrix units:
+below, its products gain less than casting and smaller operations lose."""
+
 Precision = Literal["auto", "fp32", "bf16"]
 
 
@@ -46,12 +50,15 @@ class Hardware:
 
 
 def choose_hardware(
-    device: str = "auto", precision: Precision = "auto", number: int = 0
+    device: str = "auto",
+    precision: Precision = "auto",
+    number: int = 0,
+    width: int = WIDE,
 ) -> Hardware:
     """The device asked for, or CUDA if there is one; `RequestError` if there is none.
 
-    Of several GPUs, the one of that number. Precision "auto" is bf16 where the
-    processor multiplies it faster than fp32.
+    Of several GPUs, the one of that number. Precision "auto" is bf16 where a model of
+    that width, d_model, trains faster so than in fp32.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(
@@ -69,7 +76,10 @@ def choose_hardware(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if precision == "auto":
-        precision = "bf16" if is_good_at_bf16(device) else "fp32"
+        is_faster = is_good_at_bf16(device) and (
+            width >= WIDE or device == "cuda" or torch.cpu._is_amx_tile_supported()
+        )
+        precision = "bf16" if is_faster else "fp32"
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     if device == "cpu":
         return Hardware(device=torch.device(device), dtype=dtype)

@@ -65,8 +65,8 @@ def training(
     json_output
         Print one JSON object.
     """
-    hardware = choose_hardware(device, precision)
     run = run_config(preset, None, settings)
+    hardware = choose_hardware(device, precision, width=run.model.d_model)
     with Console(stderr=True).status("Starting...") as status:
         speed = measure_training(
             run,

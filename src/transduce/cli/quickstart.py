@@ -7,6 +7,7 @@ from pathlib import Path
 from transduce.cli.display import TrainingDisplay
 from transduce.cli.terminal import plain_console
 from transduce.device import choose_hardware
+from transduce.experiments.presets import PRESETS
 from transduce.experiments.quickstart import QuickstartResult, run_quickstart
 
 
@@ -21,7 +22,7 @@ def quickstart(*, out: Path = Path("quickstart"), device: str = "auto") -> None:
         auto, cpu or cuda.
     """
     started = time.monotonic()
-    hardware = choose_hardware(device)
+    hardware = choose_hardware(device, width=PRESETS["quickstart"].model.d_model)
     print("Writing sentences of the built-in English-German grammar ...", flush=True)
     with TrainingDisplay() as display:
         result = run_quickstart(out, hardware, display)

@@ -86,8 +86,8 @@ def train(
     if devices != 1 and not is_joined():
         given = locals()
         sys.exit(_train_on(devices, given))
-    hardware = choose_hardware(device, precision, local_rank())
     run = _run_config(out if resume else None, preset, config, settings)
+    hardware = choose_hardware(device, precision, local_rank(), run.model.d_model)
     files = _corpus_files(source, target, dev_source, dev_target)
     if resume:
         refuse_changed_settings(out, run)

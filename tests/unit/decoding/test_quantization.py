@@ -63,7 +63,9 @@ def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint
 
 def test_int8_without_the_instructions_is_refused(trained_checkpoint, monkeypatch):
     monkeypatch.setattr(quantization, "has_int8_products", lambda: False)
-    with pytest.raises(RequestError, match="int8 must have a processor with AVX-512 VNNI"):
+    with pytest.raises(
+        RequestError, match="int8 must have a processor with AVX-512 VNNI"
+    ):
         Translator(trained_checkpoint, CPU, precision="int8")
 
 
