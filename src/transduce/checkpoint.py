@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.model.config import ModelConfig
@@ -28,6 +29,8 @@ from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
 FORMAT = 1
 """Of the model folder; raised when an older version could not read a newer folder."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FILLING = {nn.init.normal_, Tensor.normal_, nn.init.uniform_, Tensor.uniform_}
+"""What draws first weights."""
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
 
@@ -44,12 +47,36 @@ class Checkpoint:
 
     def build(self) -> Transformer:
         """The model, ready to compute, on a copy of the weights."""
-        # Random first weights would take time, and change what dropout draws next.
-        with torch.device("meta"):
-            model = Transformer(self.config)
+        model = _outline(self.config)
         weights = {name: weight.clone() for name, weight in self.weights.items()}
         model.load_state_dict(weights, assign=True)
         return model.eval()
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves new tensors without first numbers."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if func in FILLING:
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
+
+
+def _outline(config: ModelConfig) -> Transformer:
+    """The model without its weights.
+
+    Random first ones would take time, and change what dropout draws next; even without
+    memory for them, PyTorch would load its compiler, which takes a second.
+    """
+    with torch.device("meta"), _Unfilled():
+        return Transformer(config)
 
 
 def save_model(checkpoint: Checkpoint, folder: Path) -> None:
@@ -275,8 +302,7 @@ def _read_config(path: Path) -> tuple[ModelConfig, int]:
 def _check_weights(
     weights: Mapping[str, Tensor], config: ModelConfig, path: Path
 ) -> None:
-    with torch.device("meta"):
-        expected = Transformer(config).state_dict()
+    expected = _outline(config).state_dict()
     kinds = {name: (tuple(w.shape), w.dtype) for name, w in weights.items()}
     if kinds != {name: (tuple(w.shape), w.dtype) for name, w in expected.items()}:
         raise CheckpointError(

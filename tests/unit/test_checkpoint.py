@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -584,3 +586,20 @@ def test_files_and_folder_are_forced_to_disk_before_they_are_put_in_place(
         ".model.transduce-new -> model",
         tmp_path.name,
     ]
+
+
+def test_building_a_model_does_not_load_the_compiler(trained_checkpoint, tmp_path):
+    """It would take most of the time that a short translation takes."""
+    save_model(trained_checkpoint, tmp_path / "model")
+    program = (
+        "import sys, transduce\n"
+        f"transduce.load({str(tmp_path / 'model')!r}).translate(['one two'])\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_building_a_model_draws_nothing(trained_checkpoint):
+    before = torch.get_rng_state()
+    trained_checkpoint.build()
+    assert torch.equal(torch.get_rng_state(), before)
