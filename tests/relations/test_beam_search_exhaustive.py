@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.decoding.beam_search import (
-    Hypothesis,
-    beam_search,
-)
+from transduce.decoding.beam_search import beam_search
 from transduce.decoding.greedy_search import greedy_search
+from transduce.decoding.search import Hypothesis
 from transduce.decoding.search_config import SearchConfig
 
 BOS, EOS, VOCAB_SIZE = 0, 1, 6

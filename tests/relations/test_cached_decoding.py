@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from transduce.model.cache import DecodingState
 from transduce.model.transformer import Transformer
 from transduce.special_ids import PAD
 
@@ -27,7 +28,7 @@ def test_step_by_step_is_one_full_pass(model):
     target_in = torch.randint(1, 23, (len(SOURCE), 1, LENGTH))
     state = model.start(model.encode(SOURCE))
     stepped = [model.step(target_in[..., i], state) for i in range(LENGTH)]
-    assert state.length == LENGTH
+    assert state.lengths.tolist() == [LENGTH] * len(SOURCE)
     assert_close(torch.stack(stepped, dim=2), whole_pass(model, SOURCE, target_in))
 
 
@@ -78,3 +79,34 @@ def test_decoding_can_begin_again_from_one_memory(model):
     first = model.step(ids, model.start(memory))
     again = model.step(ids, model.start(memory))
     assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("steps_before", [1, 3])
+@pytest.mark.parametrize("steps_together", [1, 40])
+def test_sentences_that_join_go_on_from_their_own_past(
+    model, steps_before, steps_together
+):
+    length = steps_before + steps_together
+    first = torch.randint(1, 23, (2, 2, length))
+    late = torch.randint(1, 23, (2, 2, 1 + steps_together))
+    for tokens in (first, late):
+        tokens[:, 1, 0] = tokens[:, 0, 0]  # all of a sentence begin alike
+    state = model.start(model.encode(SOURCE[:2]))
+    _read(model, state, first[..., :steps_before])
+    newcomers = model.start(model.encode(SOURCE[2:].repeat(2, 1)))
+    _read(model, newcomers, late[..., :1])
+    state.join(newcomers)
+    future = torch.cat([first[..., steps_before:], late[..., 1:]])
+    stepped = torch.stack([model.step(t, state) for t in future.unbind(2)], dim=2)
+    expected = whole_pass(model, SOURCE[:2], first)
+    assert_close(stepped[:2], expected[:, :, steps_before:])
+    expected = whole_pass(model, SOURCE[2:].repeat(2, 1), late)
+    assert_close(stepped[2:], expected[:, :, 1:])
+
+
+def _read(model: Transformer, state: DecodingState, tokens: Tensor) -> None:
+    """The first token is that of one hypothesis, from which the others go on."""
+    model.step(tokens[:, :1, 0], state)
+    state.reorder(torch.arange(len(tokens))[:, None].expand(-1, tokens.size(1)))
+    for token in tokens[..., 1:].unbind(2):
+        model.step(token, state)

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from transduce.decoding.beam_search import NextTokenModel, beam_search
-from transduce.decoding.ensemble import Ensemble
+from transduce.decoding.beam_search import beam_search
+from transduce.decoding.next_token_models.ensemble import Ensemble
+from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.search import NextTokenModel
 from transduce.decoding.search_config import SearchConfig
-from transduce.decoding.translator import IncrementalDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
@@ -20,7 +21,7 @@ def models(tiny: ModelConfig) -> list[Transformer]:
 
 
 def decoder(model: Transformer) -> IncrementalDecoder:
-    return IncrementalDecoder(model, model.start(model.encode(SOURCE)))
+    return IncrementalDecoder(model, model.encode(SOURCE))
 
 
 def search(steps: NextTokenModel) -> list[list[tuple[int, ...]]]:

@@ -1,12 +1,10 @@
 """Several processes train the model that one trains, and end together."""
 
-import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,8 @@ SETTINGS = (
     # Adam divides by its guard where a gradient is but an error of rounding.
     "training.epsilon=0.0001",
     "training.learning_rate_scale=0.1",
-    "training.steps=24",
+    # Later on, rounding may turn a unit on or off, and the weights part a little.
+    "training.steps=18",
     "training.checkpoint_steps=6",
 )
 TRANSDUCE = (sys.executable, "-m", "transduce")
@@ -74,16 +73,9 @@ def alone(train, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def assert_close(run: Path, expected: Path) -> None:
     found, wanted = load_model(run), load_model(expected)
     assert found.step == wanted.step
-    weights = {name: weight.double() for name, weight in wanted.weights.items()}
-    differences = {name: found.weights[name] - w for name, w in weights.items()}
-    assert length(differences) < 1e-5 * length(weights)
-    # Where rounding turns a unit on or off, a single weight stands farther off.
-    assert max(float(d.abs().max()) for d in differences.values()) < 1e-4
-
-
-def length(tensors: Mapping[str, torch.Tensor]) -> float:
-    """Of all their numbers as one vector."""
-    return math.hypot(*(float(t.norm()) for t in tensors.values()))
+    torch.testing.assert_close(
+        dict(found.weights), dict(wanted.weights), atol=1e-5, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("devices", [2, 4])

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.beam_search import (
-    Hypothesis,
-    beam_search,
-)
+from transduce.decoding.beam_search import beam_search
 from transduce.decoding.greedy_search import greedy_search
+from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.scoring import score_targets
+from transduce.decoding.search import Hypothesis
 from transduce.decoding.search_config import SearchConfig
-from transduce.decoding.translator import IncrementalDecoder, Translator
+from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
@@ -55,7 +54,7 @@ def test_a_beams_hypotheses_are_scored_alike(
 ) -> None:
     model = likely_to_end(replace(tiny, **variant))
     with torch.no_grad():
-        decoder = IncrementalDecoder(model, model.start(model.encode(SOURCE)))
+        decoder = IncrementalDecoder(model, model.encode(SOURCE))
         found = beam_search(
             decoder,
             [30, 20, 25],
@@ -96,7 +95,7 @@ def greedy(model: Transformer, sentence: int) -> Hypothesis:
     with torch.no_grad():
         memory = model.encode(SOURCE[sentence : sentence + 1])
         [[found]] = greedy_search(
-            IncrementalDecoder(model, model.start(memory)),
+            IncrementalDecoder(model, memory),
             [12],
             SearchConfig(length_penalty=ALPHA),
             bos=BOS,

@@ -6,7 +6,7 @@ process, all have their memory to themselves, and its peak is their own.
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -61,6 +61,12 @@ class Turns(Generic[Outcome]):
         """`EOFError` if there will be no more turns."""
         self._connection.recv()
         self._started = time.perf_counter()
+
+
+def order_of_turns(names: Sequence[str], round_number: int) -> list[str]:
+    """Each comes first, and after each other one, about as often."""
+    first = round_number % len(names)
+    return [*names[first:], *names[:first]]
 
 
 class Worker(Generic[Outcome]):

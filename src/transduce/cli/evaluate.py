@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.options import Files
-from transduce.decoding.quantization import Precision
+from transduce.decoding.next_token_models.quantization import Precision
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from transduce.cli.lines import source_lines, write_translations
 from transduce.cli.options import Files
-from transduce.decoding.quantization import Precision
+from transduce.decoding.next_token_models.quantization import Precision
 from transduce.decoding.search_config import LengthPenalty, SearchConfig
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
@@ -25,6 +25,7 @@ def translate(
     beam_size: int = 4,
     length_penalty: float = 0.6,
     penalty: LengthPenalty = "gnmt",
+    coverage_penalty: float = 0.0,
     diversity: float = 0.0,
     min_length: int = 0,
     extra_length: int = 50,
@@ -54,6 +55,9 @@ def translate(
     penalty
         How it counts: gnmt is ((5 + length) / 6)^alpha (Wu et al., 2016), power is
         length^alpha.
+    coverage_penalty
+        Beta: what source tokens that are hardly attended to cost, so that less is left
+        untranslated (Wu et al., 2016).
     diversity
         Nats by which a token is put back for each better one after the same words, so
         that the n best differ more (Li et al., 2016).
@@ -81,6 +85,7 @@ def translate(
         num_best=nbest,
         length_penalty=length_penalty,
         penalty=penalty,
+        coverage_penalty=coverage_penalty,
         diversity=diversity,
         min_length=min_length,
         extra_length=extra_length,

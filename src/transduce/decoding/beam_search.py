@@ -8,56 +8,19 @@ the beam's worth at times.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64
+from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
+from transduce.decoding.candidates import Candidates, best_candidates
+from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
 from transduce.decoding.search_config import SearchConfig
 
-BLOCK = 64
-"""Tokens of which only the best is looked at first."""
-
-
-@runtime_checkable
-class NextTokenModel(Protocol):
-    """What search needs of a model.
-
-    Each sentence has a group of hypotheses, all groups being equally large: one at the
-    start, and from then on as many as `reorder` was given.
-    """
-
-    def step(
-        self, last_ids: Int[Tensor, "sentences group"]
-    ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the logits of the next."""
-        ...
-
-    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep these hypotheses, in this order; those of a group are of one sentence.
-
-        They are numbered through all groups.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hypothesis:
-    """A decoded sequence without its special tokens."""
-
-    ids: tuple[int, ...]
-    log_probability: float
-    """Natural logarithm, the end token counted."""
-    token_log_probabilities: tuple[float, ...]
-    """Of each id and, if it is finished, of the end token."""
-    score: float
-    """Log-probability over the length penalty: what search maximizes."""
-    is_finished: bool = True
-    """Whether it ended by itself, not by the limit of length."""
+Coverage = Callable[[], Float[Tensor, "sentences group"]]
+"""Of the hypotheses that the model has read, with the attention of its last step."""
 
 
 def beam_search(
@@ -76,133 +39,54 @@ def beam_search(
     Ids in `excluded` are never put out. What a sentence's prefix is, all of its
     hypotheses begin with. The result for a sentence does not depend on the others.
     """
-    beams = [
-        _Beam(limit, tuple(prefix), config)
-        for limit, prefix in zip(
-            max_lengths, prefixes or [()] * len(max_lengths), strict=True
-        )
-    ]
-    group = _Group(beams, config, eos)
-    last_ids = torch.full((len(beams), 1), bos)
-    while group.beams:
-        logits = model.step(last_ids)
-        candidates = best_candidates(
-            logits,
-            group.log_probabilities,
-            2 * config.beam_size,
-            excluded=excluded,
-            forced=group.forced_tokens(),
-            diversity=config.diversity,
-        )
-        rows, last_ids = group.grow(candidates)
-        if group.beams:
-            model.reorder(rows.to(logits.device))
-            last_ids = last_ids.to(logits.device)
-    return [beam.best() for beam in beams]
+    search = BeamSearch(max_lengths, config, eos, excluded, prefixes)
+    sentences = list(search.live)
+    Decoding(model, search, bos).finish()
+    return [each.hypotheses() for each in sentences]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """The likeliest ways to go on, best first."""
+class BeamSearch:
+    """Sentences whose beams grow together."""
 
-    log_probabilities: Float64[np.ndarray, "sentences candidates"]
-    """Of the whole sequence; minus infinity where there is no further candidate."""
-    parents: Int64[np.ndarray, "sentences candidates"]
-    """The hypothesis of the group that each goes on from."""
-    tokens: Int64[np.ndarray, "sentences candidates"]
-
-
-def best_candidates(
-    logits: Float[Tensor, "sentences group vocab"],
-    log_probabilities: Float64[np.ndarray, "sentences group"],
-    count: int,
-    *,
-    excluded: Sequence[int] = (),
-    forced: Mapping[int, int] | None = None,
-    diversity: float = 0.0,
-) -> Candidates:
-    """The likeliest `count` tokens after the hypotheses of each sentence.
-
-    `log_probabilities` are those of the hypotheses so far. `forced` has the only token
-    that some sentences may go on with.
-    """
-    # Not the logits minus their `logsumexp`: that takes twice as long.
-    log_probs = logits.float().log_softmax(dim=-1)
-    log_probs[..., list(excluded)] = -math.inf
-    for sentence, token in (forced or {}).items():
-        only = log_probs[sentence, :, token].clone()
-        log_probs[sentence] = -math.inf
-        log_probs[sentence, :, token] = only
-    values, tokens = _largest(log_probs, count)
-    so_far = torch.from_numpy(log_probabilities).to(logits.device)
-    totals = (values.double() + so_far[..., None]).flatten(1)
-    count = min(count, totals.size(1))
-    places = torch.arange(values.size(-1), device=logits.device).repeat(values.size(1))
-    indices = (totals - diversity * places).topk(count).indices
-    chosen = totals.gather(1, indices)
-    return Candidates(
-        log_probabilities=chosen.cpu().numpy(),
-        parents=(indices // tokens.size(-1)).cpu().numpy(),
-        tokens=tokens.flatten(1).gather(1, indices).cpu().numpy(),
-    )
-
-
-def _largest(
-    log_probs: Float[Tensor, "sentences group vocab"], count: int
-) -> tuple[
-    Float[Tensor, "sentences group found"], Int[Tensor, "sentences group found"]
-]:
-    """The largest and their tokens, best first; all if there are not so many.
-
-    The best of a row stand in those blocks of it whose best are best: these are found
-    without sorting.
-    """
-    num_blocks = log_probs.size(-1) // BLOCK
-    if num_blocks <= count:
-        values, tokens = log_probs.topk(min(count, log_probs.size(-1)))
-        return values, tokens
-    in_blocks = num_blocks * BLOCK
-    blocks = log_probs[..., :in_blocks].unflatten(-1, (num_blocks, BLOCK))
-    chosen = blocks.amax(dim=-1).topk(count).indices[..., None]
-    tokens = (chosen * BLOCK + torch.arange(BLOCK, device=log_probs.device)).flatten(-2)
-    rest = torch.arange(in_blocks, log_probs.size(-1), device=log_probs.device)
-    tokens = torch.cat([tokens, rest.expand(*tokens.shape[:-1], -1)], dim=-1)
-    values, indices = log_probs.gather(-1, tokens).topk(count)
-    return values, tokens.gather(-1, indices)
-
-
-class _Group:
-    """The beams that are not done yet, grown together a token at a time."""
-
-    def __init__(self, beams: list["_Beam"], config: SearchConfig, eos: int) -> None:
-        self.beams = beams
-        self.log_probabilities = np.zeros((len(beams), 1))
-        """Of the hypotheses that go on."""
+    def __init__(
+        self,
+        max_lengths: Sequence[int],
+        config: SearchConfig,
+        eos: int,
+        excluded: Sequence[int] = (),
+        prefixes: Sequence[Sequence[int]] | None = None,
+        coverage: Coverage | None = None,
+    ) -> None:
+        """Coverage must be there if the config has a penalty for it."""
+        count = len(max_lengths)
+        self.live = [
+            _Beam(limit, tuple(prefix), config)
+            for limit, prefix in zip(max_lengths, prefixes or [()] * count, strict=True)
+        ]
         self._config = config
         self._eos = eos
-        self._ids = np.empty((len(beams), 1, 0), dtype=np.int64)
-        self._gains = np.empty((len(beams), 1, 0))
+        self._excluded = excluded
+        self._coverage = coverage
+        self._coverages = np.zeros((count, 1))
+        """Of the hypotheses that go on."""
+        self._log_probabilities = np.zeros((count, 1))
+        """Of the hypotheses that go on."""
+        self._lengths = np.zeros(count, dtype=np.int64)
+        """Tokens of each sentence's hypotheses."""
+        self._ids = np.empty((count, 1, 0), dtype=np.int64)
+        """The last of them are a hypothesis's tokens, as many as its length."""
+        self._gains = np.empty((count, 1, 0))
         """What each token has added to its hypothesis's log-probability."""
 
-    @property
-    def _length(self) -> int:
-        return self._ids.shape[2]
-
-    def forced_tokens(self) -> dict[int, int]:
-        """By the number of their sentence."""
-        return {
-            i: beam.prefix[self._length]
-            for i, beam in enumerate(self.beams)
-            if self._length < len(beam.prefix)
-        }
-
     def grow(
-        self, candidates: Candidates
-    ) -> tuple[Int[Tensor, "kept group"], Int[Tensor, "kept group"]]:
+        self, logits: Float[Tensor, "sentences group vocab"]
+    ) -> tuple[Int[Tensor, "kept beam"], Int[Tensor, "kept beam"]]:
         """Take the best candidates; the rows that go on, and what they read next."""
+        candidates = self._candidates(logits)
+        if self._coverage is not None:
+            self._coverages = self._coverage().double().cpu().numpy()
         is_end = candidates.tokens == self._eos
-        if self._length >= self._config.min_length:
-            self._finish(candidates, is_end)
+        self._finish(candidates, is_end)
         # The best of those that go on; behind them what does not.
         order = np.argsort(is_end, axis=1, kind="stable")[:, : self._config.beam_size]
         parents, tokens, totals, is_end = (
@@ -214,51 +98,102 @@ class _Group:
                 is_end,
             )
         )
-        totals = np.where(is_end, -math.inf, totals)
         rows = np.arange(len(parents))[:, None] * self._ids.shape[1] + parents
-        ids, gains = self._appended(parents, tokens, totals)
-        kept = [
-            i
-            for i, beam in enumerate(self.beams)
-            if not beam.is_done(ids[i], gains[i], totals[i])
-        ]
-        self.beams = [self.beams[i] for i in kept]
-        self.log_probabilities = totals[kept]
-        self._ids, self._gains = ids[kept], gains[kept]
+        self._append(parents, tokens, np.where(is_end, -math.inf, totals))
+        kept = [i for i, beam in enumerate(self.live) if not self._is_done(i, beam)]
+        self._keep(kept)
         return torch.from_numpy(rows[kept]), torch.from_numpy(tokens[kept])
 
-    def _appended(
-        self,
-        parents: Int64[np.ndarray, "sentences group"],
-        tokens: Int64[np.ndarray, "sentences group"],
-        totals: Float64[np.ndarray, "sentences group"],
-    ) -> tuple[
-        Int64[np.ndarray, "sentences group length"],
-        Float64[np.ndarray, "sentences group length"],
-    ]:
-        """The parents with one more token each, and what each token has added."""
-        ids = np.take_along_axis(self._ids, parents[..., None], axis=1)
-        gains = np.take_along_axis(self._gains, parents[..., None], axis=1)
-        before = np.take_along_axis(self.log_probabilities, parents, axis=1)
-        with np.errstate(invalid="ignore"):  # of what does not go on
-            gain = totals - before
-        return (
-            np.concatenate([ids, tokens[..., None]], axis=2),
-            np.concatenate([gains, gain[..., None]], axis=2),
+    def join(self, others: "BeamSearch") -> None:
+        """Put others of the same search, which have grown too, behind one's own."""
+        self.live = [*self.live, *others.live]
+        width = max(self._ids.shape[2], others._ids.shape[2])
+        self._ids = np.concatenate([_widened(s._ids, width) for s in (self, others)])
+        self._gains = np.concatenate(
+            [_widened(s._gains, width) for s in (self, others)]
+        )
+        self._lengths = np.concatenate([self._lengths, others._lengths])
+        self._coverages = np.concatenate([self._coverages, others._coverages])
+        self._log_probabilities = np.concatenate(
+            [self._log_probabilities, others._log_probabilities]
+        )
+
+    def _candidates(self, logits: Float[Tensor, "sentences group vocab"]) -> Candidates:
+        lengths = self._lengths.tolist()
+        return best_candidates(
+            logits,
+            self._log_probabilities,
+            2 * self._config.beam_size,
+            excluded=self._excluded,
+            forced={
+                i: beam.prefix[length]
+                for i, (beam, length) in enumerate(zip(self.live, lengths, strict=True))
+                if length < len(beam.prefix)
+            },
+            diversity=self._config.diversity,
         )
 
     def _finish(
         self, candidates: Candidates, is_end: Bool[np.ndarray, "sentences candidates"]
     ) -> None:
         is_possible = candidates.log_probabilities > -math.inf
-        for i, j in zip(*np.nonzero(is_end & is_possible), strict=True):
-            parent = candidates.parents[i, j]
-            gain = (
-                candidates.log_probabilities[i, j] - self.log_probabilities[i, parent]
-            )
-            self.beams[i].finish(
-                self._ids[i, parent], np.append(self._gains[i, parent], gain)
-            )
+        is_long = self._lengths >= self._config.min_length
+        ends = np.argwhere(is_end & is_possible & is_long[:, None]).tolist()
+        for i, j in ends:
+            parent = int(candidates.parents[i, j])
+            before = self._log_probabilities[i, parent]
+            ids, gains = self._path(i, parent)
+            gain = candidates.log_probabilities[i, j] - before
+            coverage = float(self._coverages[i, parent])
+            self.live[i].finish(ids, np.append(gains, gain), coverage)
+
+    def _path(
+        self, sentence: int, hypothesis: int
+    ) -> tuple[Int64[np.ndarray, " length"], Float64[np.ndarray, " length"]]:
+        """The tokens of a hypothesis, and what each has added."""
+        first = self._ids.shape[2] - self._lengths[sentence]
+        return (
+            self._ids[sentence, hypothesis, first:],
+            self._gains[sentence, hypothesis, first:],
+        )
+
+    def _append(
+        self,
+        parents: Int64[np.ndarray, "sentences group"],
+        tokens: Int64[np.ndarray, "sentences group"],
+        totals: Float64[np.ndarray, "sentences group"],
+    ) -> None:
+        """Let hypotheses be what their parents were, with one more token each."""
+        ids = np.take_along_axis(self._ids, parents[..., None], axis=1)
+        gains = np.take_along_axis(self._gains, parents[..., None], axis=1)
+        before = np.take_along_axis(self._log_probabilities, parents, axis=1)
+        with np.errstate(invalid="ignore"):  # of what does not go on
+            gain = totals - before
+        self._ids = np.concatenate([ids, tokens[..., None]], axis=2)
+        self._gains = np.concatenate([gains, gain[..., None]], axis=2)
+        self._coverages = np.take_along_axis(self._coverages, parents, axis=1)
+        self._log_probabilities = totals
+        self._lengths = self._lengths + 1
+
+    def _is_done(self, sentence: int, beam: "_Beam") -> bool:
+        totals, length = self._log_probabilities[sentence], self._lengths[sentence]
+        if not beam.is_done(float(totals.max()), int(length)):
+            return False
+        if not beam.has_finished:
+            # What was cut short is better than nothing.
+            for hypothesis in np.flatnonzero(totals > -math.inf).tolist():
+                coverage = float(self._coverages[sentence, hypothesis])
+                beam.finish(*self._path(sentence, hypothesis), coverage)
+        return True
+
+    def _keep(self, kept: list[int]) -> None:
+        self.live = [self.live[i] for i in kept]
+        self._lengths = self._lengths[kept]
+        self._coverages = self._coverages[kept]
+        self._log_probabilities = self._log_probabilities[kept]
+        first = self._ids.shape[2] - int(self._lengths.max(initial=0))
+        self._ids = self._ids[kept, :, first:]
+        self._gains = self._gains[kept, :, first:]
 
 
 class _Beam:
@@ -274,14 +209,20 @@ class _Beam:
         self._best_scores = [-math.inf] * config.num_best
         """Best first: of the hypotheses that are asked for."""
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether any hypothesis has."""
+        return bool(self._finished)
+
     def finish(
         self,
         ids: Int64[np.ndarray, " length"],
         gains: Float64[np.ndarray, " tokens"],
+        coverage: float,
     ) -> None:
         """Keep a hypothesis; the gain of its end, if it has one, comes last."""
         total = float(gains.sum())
-        score = self._config.score(total, length=len(gains))
+        score = self._config.score(total, len(gains), coverage)
         self._best_scores = sorted([*self._best_scores, score], reverse=True)[:-1]
         self._finished.append(
             Hypothesis(
@@ -293,24 +234,23 @@ class _Beam:
             )
         )
 
-    def is_done(
-        self,
-        ids: Int64[np.ndarray, "group length"],
-        gains: Float64[np.ndarray, "group length"],
-        log_probabilities: Float64[np.ndarray, " group"],
-    ) -> bool:
+    def is_done(self, best_log_probability: float, length: int) -> bool:
         """Whether nothing unfinished can overtake those that are asked for."""
-        best, length = float(log_probabilities.max()), ids.shape[1]
-        if best > -math.inf and length < self._max_length:
-            # Log-probabilities only fall and the divisor never does, so that nothing
-            # unfinished can score above this.
-            return self._best_scores[-1] >= self._config.score(best, self._max_length)
-        if not self._finished:
-            for i in np.flatnonzero(log_probabilities > -math.inf):
-                self.finish(ids[i], gains[i])
-        return True
+        if best_log_probability == -math.inf or length >= self._max_length:
+            return True
+        # Log-probabilities only fall, the divisor never does, and coverage adds
+        # nothing, so that nothing unfinished can score above this.
+        bound = self._config.score(best_log_probability, self._max_length)
+        return self._best_scores[-1] >= bound
 
-    def best(self) -> list[Hypothesis]:
+    def hypotheses(self) -> list[Hypothesis]:
         """The finished ones, best first; if there are none, those cut short."""
         ranked = sorted(self._finished, key=lambda h: h.score, reverse=True)
         return ranked[: self._config.beam_size]
+
+
+def _widened(
+    paths: Shaped[np.ndarray, "sentences group length"], width: int
+) -> Shaped[np.ndarray, "sentences group {width}"]:
+    """With room before the tokens."""
+    return np.pad(paths, ((0, 0), (0, 0), (width - paths.shape[2], 0)))

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from transduce.decoding.beam_search import (
-    Hypothesis,
-    NextTokenModel,
-    best_candidates,
-)
+from transduce.decoding.candidates import best_candidates
+from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
 from transduce.decoding.search_config import SearchConfig
 
 
@@ -24,76 +23,104 @@ def greedy_search(
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
     """The one hypothesis of each sentence. The length penalty only enters its score."""
-    paths = [
-        _Path(limit, prefix, eos)
-        for limit, prefix in zip(
-            max_lengths, prefixes or [()] * len(max_lengths), strict=True
-        )
-    ]
-    live = list(paths)
-    last_ids = torch.full((len(live), 1), bos)
-    while live:
-        logits = model.step(last_ids)
+    search = GreedySearch(max_lengths, config, eos, excluded, prefixes)
+    sentences = list(search.live)
+    Decoding(model, search, bos).finish()
+    return [each.hypotheses() for each in sentences]
+
+
+class GreedySearch:
+    """Sentences that grow together, each by its likeliest token."""
+
+    def __init__(
+        self,
+        max_lengths: Sequence[int],
+        config: SearchConfig,
+        eos: int,
+        excluded: Sequence[int] = (),
+        prefixes: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        each = zip(max_lengths, prefixes or [()] * len(max_lengths), strict=True)
+        self.live = [_Path(limit, prefix, eos, config) for limit, prefix in each]
+        self._eos = eos
+        self._excluded = excluded
+
+    def grow(
+        self, logits: Float[Tensor, "sentences 1 vocab"]
+    ) -> tuple[Int[Tensor, "kept 1"], Int[Tensor, "kept 1"]]:
+        """Take the likeliest; the rows that go on, and what they read next."""
+        count = len(self.live)
         best = best_candidates(
             logits,
-            np.zeros((len(live), 1)),
+            np.zeros((count, 1)),
             2,
-            excluded=excluded,
-            forced={i: path.forced for i, path in enumerate(live) if path.is_forced},
+            excluded=self._excluded,
+            forced={
+                i: token
+                for i, path in enumerate(self.live)
+                if (token := path.forced) is not None
+            },
         )
         # The second best, if the best is an end that comes too early.
-        must_go_on = len(live[0].ids) < config.min_length
-        chosen = ((best.tokens[:, 0] == eos) & must_go_on).astype(int)
-        every = np.arange(len(live))
-        tokens = best.tokens[every, chosen]
-        gains = best.log_probabilities[every, chosen].tolist()
-        for path, token, gain in zip(live, tokens.tolist(), gains, strict=True):
+        must_go_on = np.array([path.must_go_on for path in self.live])
+        chosen = ((best.tokens[:, 0] == self._eos) & must_go_on).astype(int)
+        tokens = best.tokens[np.arange(count), chosen]
+        gains = best.log_probabilities[np.arange(count), chosen].tolist()
+        for path, token, gain in zip(self.live, tokens.tolist(), gains, strict=True):
             path.append(token, gain)
-        rows = [row for row, path in enumerate(live) if not path.is_done]
-        live = [live[row] for row in rows]
-        if live:
-            last_ids = torch.from_numpy(tokens[rows, None]).to(logits.device)
-            model.reorder(torch.tensor(rows, device=logits.device)[:, None])
-    return [[path.hypothesis(config)] for path in paths]
+        rows = [row for row, path in enumerate(self.live) if not path.is_done]
+        self.live = [self.live[row] for row in rows]
+        kept = np.array(rows, dtype=np.int64)
+        return torch.from_numpy(kept[:, None]), torch.from_numpy(tokens[kept, None])
+
+    def join(self, others: "GreedySearch") -> None:
+        """Put other sentences behind one's own."""
+        self.live = [*self.live, *others.live]
 
 
 class _Path:
     """The tokens of one sentence so far."""
 
-    def __init__(self, max_length: int, prefix: Sequence[int], eos: int) -> None:
-        self.ids: list[int] = []
+    def __init__(
+        self, max_length: int, prefix: Sequence[int], eos: int, config: SearchConfig
+    ) -> None:
+        self._ids: list[int] = []
         self._gains: list[float] = []
         self._max_length = max_length
         self._prefix = prefix
         self._eos = eos
+        self._config = config
 
     @property
-    def is_forced(self) -> bool:
-        return len(self.ids) < len(self._prefix)
+    def forced(self) -> int | None:
+        """The only token that may come next, if there is such."""
+        length = len(self._ids)
+        return self._prefix[length] if length < len(self._prefix) else None
 
     @property
-    def forced(self) -> int:
-        """The only token that may come next."""
-        return self._prefix[len(self.ids)]
-
-    @property
-    def is_finished(self) -> bool:
-        return self.ids[-1] == self._eos
+    def must_go_on(self) -> bool:
+        return len(self._ids) < self._config.min_length
 
     @property
     def is_done(self) -> bool:
-        return self.is_finished or len(self.ids) >= self._max_length
+        return self._is_finished or len(self._ids) >= self._max_length
 
     def append(self, token: int, gain: float) -> None:
-        self.ids.append(token)
+        self._ids.append(token)
         self._gains.append(gain)
 
-    def hypothesis(self, config: SearchConfig) -> Hypothesis:
+    def hypotheses(self) -> list[Hypothesis]:
+        """The only one."""
         total = sum(self._gains)
-        return Hypothesis(
-            ids=tuple(self.ids[:-1] if self.is_finished else self.ids),
+        only = Hypothesis(
+            ids=tuple(self._ids[:-1] if self._is_finished else self._ids),
             log_probability=total,
             token_log_probabilities=tuple(self._gains),
-            score=config.score(total, len(self.ids)),
-            is_finished=self.is_finished,
+            score=self._config.score(total, len(self._ids)),
+            is_finished=self._is_finished,
         )
+        return [only]
+
+    @property
+    def _is_finished(self) -> bool:
+        return self._ids[-1] == self._eos

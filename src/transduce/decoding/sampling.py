@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from transduce.decoding.beam_search import Hypothesis, NextTokenModel
+from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
 from transduce.errors import ConfigError
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 1_000
@@ -69,31 +69,53 @@ def sample(
     What is drawn for a sentence depends on the seed and its name, not on the others.
     Log-probabilities are the model's own, whatever was drawn from; they are the score.
     """
-    draws = [
-        _Draws(limit, name, config, eos)
-        for limit, name in zip(max_lengths, names, strict=True)
-    ]
-    live = list(draws)
-    last_ids = torch.full((len(live), 1), bos)
-    while live:
-        logits = model.step(last_ids).float()
+    search = Sampling(max_lengths, names, config, eos, excluded)
+    sentences = list(search.live)
+    Decoding(model, search, bos).finish()
+    return [each.hypotheses() for each in sentences]
+
+
+class Sampling:
+    """Sentences that grow together by what is drawn."""
+
+    def __init__(
+        self,
+        max_lengths: Sequence[int],
+        names: Sequence[tuple[int, ...]],
+        config: SamplingConfig,
+        eos: int,
+        excluded: Sequence[int] = (),
+    ) -> None:
+        each = zip(max_lengths, names, strict=True)
+        self.live = [_Draws(limit, name, config, eos) for limit, name in each]
+        self._config = config
+        self._excluded = excluded
+
+    def grow(
+        self, logits: Float[Tensor, "sentences group vocab"]
+    ) -> tuple[Int[Tensor, "kept samples"], Int[Tensor, "kept samples"]]:
+        """Draw a token for each sample; the rows that go on, and what they read."""
+        group_size, count = logits.size(1), self._config.num_samples
+        logits = logits.float()
         log_probs = logits.log_softmax(dim=-1)
-        logits[..., list(excluded)] = -torch.inf
+        logits[..., list(self._excluded)] = -torch.inf
         # At first each sentence has one hypothesis, from which all its samples begin.
-        shape = (len(live), config.num_samples, logits.size(-1))
-        chances = np.stack([each.chances() for each in live])
-        tokens = _draw(logits.expand(shape), torch.from_numpy(chances), config)
+        shape = (len(self.live), count, logits.size(-1))
+        chances = torch.from_numpy(np.stack([each.chances() for each in self.live]))
+        tokens = _draw(logits.expand(shape), chances, self._config)
         gains = log_probs.expand(shape).gather(-1, tokens[..., None]).squeeze(-1)
-        for each, row, gain in zip(live, tokens.tolist(), gains.tolist(), strict=True):
+        drawn = zip(self.live, tokens.tolist(), gains.tolist(), strict=True)
+        for each, row, gain in drawn:
             each.append(row, gain)
-        kept = [i for i, each in enumerate(live) if not each.are_done]
-        live = [live[i] for i in kept]
-        if live:
-            first = torch.tensor(kept, device=logits.device)[:, None] * logits.size(1)
-            parents = torch.arange(config.num_samples, device=logits.device)
-            model.reorder(first + parents.clamp(max=logits.size(1) - 1))
-            last_ids = tokens[kept]
-    return [each.hypotheses() for each in draws]
+        kept = [i for i, each in enumerate(self.live) if not each.are_done]
+        self.live = [self.live[i] for i in kept]
+        parents = torch.arange(count).clamp(max=group_size - 1)
+        first = torch.tensor(kept, dtype=torch.int64)[:, None] * group_size
+        return first + parents, tokens[kept]
+
+    def join(self, others: "Sampling") -> None:
+        """Put other sentences behind one's own."""
+        self.live = [*self.live, *others.live]
 
 
 def _draw(

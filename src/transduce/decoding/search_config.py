@@ -24,6 +24,9 @@ class SearchConfig:
     """Alpha: what length counts for when hypotheses are ranked; 0 for nothing."""
     penalty: LengthPenalty = "gnmt"
     """How alpha counts: ((5 + length) / 6)^alpha (Wu et al., 2016), or length^alpha."""
+    coverage_penalty: float = 0.0
+    """Beta: what source tokens that were hardly attended to cost a hypothesis, as the
+    sum of log(min(attention, 1)) (Wu et al., 2016)."""
     diversity: float = 0.0
     """Nats that the k-th best token after a hypothesis is behind in the choice of what
     goes on, for each place behind the first (Li et al., 2016)."""
@@ -33,6 +36,14 @@ class SearchConfig:
     """Tokens a translation may have beyond those of its source."""
 
     def __post_init__(self) -> None:
+        self._require_sizes()
+        self._require_numbers()
+        if self.penalty not in get_args(LengthPenalty):
+            raise ConfigError(
+                f'`search.penalty` must be "gnmt" or "power", but is "{self.penalty}".'
+            )
+
+    def _require_sizes(self) -> None:
         if self.beam_size < 1:
             raise ConfigError(
                 f"`search.beam_size` must be at least 1, but is {self.beam_size}."
@@ -42,28 +53,33 @@ class SearchConfig:
                 f"`search.num_best` must be from 1 to the beam size {self.beam_size}, "
                 f"but is {self.num_best}."
             )
+        if self.coverage_penalty > 0 and self.beam_size == 1:
+            raise ConfigError(
+                "`search.beam_size` must be at least 2 if there is a coverage penalty, "
+                "as that ranks hypotheses, but is 1."
+            )
+
+    def _require_numbers(self) -> None:
         if not 0 <= self.length_penalty <= MAX_LENGTH_PENALTY:
             raise ConfigError(
                 f"`search.length_penalty` must be from 0 to {MAX_LENGTH_PENALTY}, but "
                 f"is {self.length_penalty}."
             )
-        if self.penalty not in get_args(LengthPenalty):
-            raise ConfigError(
-                f'`search.penalty` must be "gnmt" or "power", but is "{self.penalty}".'
-            )
-        if not 0 <= self.diversity < math.inf:
-            raise ConfigError(
-                f"`search.diversity` must be at least 0, but is {self.diversity}."
-            )
-        for name in ("min_length", "extra_length"):
-            if (value := getattr(self, name)) < 0:
+        for name in ("diversity", "coverage_penalty", "min_length", "extra_length"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise ConfigError(
                     f"`search.{name}` must be at least 0, but is {value}."
                 )
 
-    def score(self, log_probability: float, length: int) -> float:
-        """What search maximizes; the length counts the end token."""
-        return log_probability / self.divisor(length)
+    def score(
+        self, log_probability: float, length: int, coverage: float = 0.0
+    ) -> float:
+        """What search maximizes; the length counts the end token.
+
+        Coverage is a sum of logarithms, at most 0.
+        """
+        ranked = log_probability / self.divisor(length)
+        return ranked + self.coverage_penalty * coverage
 
     def divisor(self, length: int) -> float:
         """By which the log-probability is divided; it never falls with the length."""

@@ -7,21 +7,28 @@ from itertools import chain, count, islice, repeat, zip_longest
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.data.batches import pad_rows
-from transduce.decoding.beam_search import Hypothesis, NextTokenModel, beam_search
-from transduce.decoding.ensemble import Ensemble
-from transduce.decoding.greedy_search import greedy_search
-from transduce.decoding.quantization import Precision, prepared
-from transduce.decoding.sampling import SamplingConfig, sample
+from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.next_token_models.coverage import CoverageDecoder
+from transduce.decoding.next_token_models.ensemble import Ensemble
+from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.next_token_models.quantization import Precision, prepared
+from transduce.decoding.sampling import Sampling, SamplingConfig
 from transduce.decoding.scoring import TargetScore, score_targets
+from transduce.decoding.search import (
+    Decoding,
+    Hypothesis,
+    JoinableModel,
+    search_all,
+)
 from transduce.decoding.search_config import SearchConfig
 from transduce.device import choose_hardware
 from transduce.errors import RequestError
-from transduce.model.cache import DecodingState
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.splitting import split_long
@@ -81,7 +88,8 @@ class _Part:
         return max(len(self.source), len(self.prefix)) + 1 + extra_length
 
 
-Find = Callable[[Sequence[_Part]], list[list[Hypothesis]]]
+Begin = Callable[[Sequence[_Part]], Decoding]
+"""Reads sources, and is to find their translations."""
 
 
 class Translator:
@@ -144,15 +152,20 @@ class Translator:
 
         `RequestError` if there are prefixes, but not one for each source.
         """
-        find = partial(self._search, config=config)
-        return self._in_windows(sources, prefixes, find, config.beam_size)
+        if config.coverage_penalty > 0 and len(self.models) > 1:
+            raise RequestError(
+                "A coverage penalty must be used with one model, whose attention it "
+                f"counts, but {len(self.models)} are loaded."
+            )
+        begin = partial(self._search, config=config)
+        return self._in_windows(sources, prefixes, begin, config.beam_size)
 
     def sample(
         self, sources: Iterable[str], config: SamplingConfig
     ) -> Iterator[Translation]:
         """Translations drawn at random: each source's by its place and the seed."""
-        find = partial(self._sample, config=config)
-        return self._in_windows(sources, None, find, config.num_samples)
+        begin = partial(self._sample, config=config)
+        return self._in_windows(sources, None, begin, config.num_samples)
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str]
@@ -181,7 +194,7 @@ class Translator:
         for batch in _similar_lengths(lengths, BATCH_POSITIONS):
             found = score_targets(
                 self.models[0],
-                self._pad([source_ids[i] for i in batch]),
+                self._padded([source_ids[i] for i in batch]),
                 [target_ids[i] for i in batch],
             )
             scores.update(zip(batch, found, strict=True))
@@ -191,7 +204,7 @@ class Translator:
         self,
         sources: Iterable[str],
         prefixes: Iterable[str] | None,
-        find: Find,
+        begin: Begin,
         group_size: int,
     ) -> Iterator[Translation]:
         pairs = zip(count(), _paired(sources, prefixes))
@@ -205,7 +218,7 @@ class Translator:
                 )
             ]
             parts = list(chain.from_iterable(lines))
-            found = iter(self._translate_parts(parts, find, group_size))
+            found = iter(self._translate_parts(parts, begin, group_size))
             for line in lines:
                 yield _joined(list(islice(found, len(line))))
 
@@ -225,60 +238,59 @@ class Translator:
     def _count_tokens(self, texts: Sequence[str]) -> list[int]:
         return list(map(len, self.tokenizer.encode_batch(texts)))
 
+    @torch.inference_mode()
     def _translate_parts(
-        self, parts: list[_Part], find: Find, group_size: int
+        self, parts: list[_Part], begin: Begin, group_size: int
     ) -> list[Translation]:
         empty = Translation(text="", score=0.0, hypotheses=())
         translations = [empty] * len(parts)
         filled = [i for i, part in enumerate(parts) if part.source]
-        lengths = [len(parts[i].source) for i in filled]
-        for batch in _similar_lengths(lengths, BATCH_POSITIONS // group_size):
-            chosen = [filled[i] for i in batch]
-            found = find([parts[i] for i in chosen])
-            for i, hypotheses in zip(chosen, found, strict=True):
-                translations[i] = self._translation(hypotheses)
+
+        lengths = [len(parts[i].source) + 1 for i in filled]
+        found = search_all(
+            lengths,
+            BATCH_POSITIONS // group_size,
+            lambda numbers: begin([parts[filled[i]] for i in numbers]),
+        )
+        for i, hypotheses in zip(filled, found, strict=True):
+            translations[i] = self._translation(hypotheses)
         return translations
 
-    @torch.inference_mode()
-    def _search(
-        self, parts: Sequence[_Part], config: SearchConfig
-    ) -> list[list[Hypothesis]]:
-        search = greedy_search if config.beam_size == 1 else beam_search
+    def _search(self, parts: Sequence[_Part], config: SearchConfig) -> Decoding:
         least = config.min_length + 1
-        return search(
-            self._begin(parts),
-            [max(part.max_length(config.extra_length), least) for part in parts],
-            config,
-            bos=BOS,
-            eos=EOS,
-            excluded=EXCLUDED,
-            prefixes=[part.prefix for part in parts],
-        )
+        limits = [max(part.max_length(config.extra_length), least) for part in parts]
+        prefixes = [part.prefix for part in parts]
+        if config.beam_size == 1:
+            greedy = GreedySearch(limits, config, EOS, EXCLUDED, prefixes)
+            return Decoding(self._read(parts), greedy, BOS)
+        if config.coverage_penalty > 0:
+            [model] = self.models
+            watched = CoverageDecoder(model, model.encode(self._pad(parts)))
+            beams = BeamSearch(
+                limits, config, EOS, EXCLUDED, prefixes, watched.coverage
+            )
+            return Decoding(watched, beams, BOS)
+        beams = BeamSearch(limits, config, EOS, EXCLUDED, prefixes)
+        return Decoding(self._read(parts), beams, BOS)
 
-    @torch.inference_mode()
-    def _sample(
-        self, parts: Sequence[_Part], config: SamplingConfig
-    ) -> list[list[Hypothesis]]:
-        return sample(
-            self._begin(parts),
-            [part.max_length(config.extra_length) for part in parts],
-            [(part.line, part.number) for part in parts],
-            config,
-            bos=BOS,
-            eos=EOS,
-            excluded=EXCLUDED,
-        )
+    def _sample(self, parts: Sequence[_Part], config: SamplingConfig) -> Decoding:
+        limits = [part.max_length(config.extra_length) for part in parts]
+        names = [(part.line, part.number) for part in parts]
+        search = Sampling(limits, names, config, EOS, EXCLUDED)
+        return Decoding(self._read(parts), search, BOS)
 
-    def _begin(self, parts: Sequence[_Part]) -> NextTokenModel:
+    def _read(self, parts: Sequence[_Part]) -> JoinableModel:
         """What has read the sources, and is asked for the next tokens."""
-        source = self._pad([part.source for part in parts])
+        source = self._pad(parts)
         members = [
-            IncrementalDecoder(model, model.start(model.encode(source)))
-            for model in self.models
+            IncrementalDecoder(model, model.encode(source)) for model in self.models
         ]
         return members[0] if len(members) == 1 else Ensemble(members)
 
-    def _pad(self, source_ids: list[list[int]]) -> Int[Tensor, "batch source"]:
+    def _pad(self, parts: Sequence[_Part]) -> Int[Tensor, "batch source"]:
+        return self._padded([part.source for part in parts])
+
+    def _padded(self, source_ids: list[list[int]]) -> Int[Tensor, "batch source"]:
         return pad_rows([[*ids, EOS] for ids in source_ids]).to(self.device)
 
     def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
@@ -295,25 +307,6 @@ class Translator:
         return Translation(
             text=decoded[0].text, score=decoded[0].score, hypotheses=decoded
         )
-
-
-class IncrementalDecoder:
-    """A model and its cache as what search needs: `step` and `reorder`."""
-
-    def __init__(self, model: Transformer, state: DecodingState) -> None:
-        self._model = model
-        self._state = state
-
-    def step(
-        self, last_ids: Int[Tensor, "sentences group"]
-    ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the logits of the next."""
-        device = self._state.memory_mask.device
-        return self._model.step(last_ids.to(device), self._state)
-
-    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep these hypotheses, in this order."""
-        self._state.reorder(rows)
 
 
 def load(

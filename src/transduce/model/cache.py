@@ -4,6 +4,9 @@ A sentence has a group of hypotheses; all groups are equally large. The hypothes
 group have one store for the keys and values of their past; whose past a slot of it
 belongs to is a mask. So to drop a hypothesis, or to go on from another twice, changes
 some bits and copies no key. Keys and values of the memory are kept once a sentence.
+
+Sentences that join others have read less than these. So each has its own length, and
+what all of its hypotheses have left behind gives up its slot.
 """
 
 from dataclasses import dataclass
@@ -42,8 +45,8 @@ class LayerCache:
 
     def make_room(self, num_slots: int) -> None:
         """Have at least so many slots."""
-        self.key = _padded(self.key, num_slots, dim=2)
-        self.value = _padded(self.value, num_slots, dim=2)
+        self.key = fitted(self.key, num_slots, dim=2)
+        self.value = fitted(self.value, num_slots, dim=2)
 
     def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
         """Keep what belongs to these sentences, in this order."""
@@ -51,6 +54,23 @@ class LayerCache:
         self.value = self.value.index_select(0, sentences)
         self.memory_key = self.memory_key.index_select(0, sentences)
         self.memory_value = self.memory_value.index_select(0, sentences)
+
+    def keep_slots(self, slots: Int[Tensor, "sentences kept"]) -> None:
+        """Keep these of each sentence, in this order."""
+        self.key = _taken(self.key, slots)
+        self.value = _taken(self.value, slots)
+
+    def fit_memory(self, width: int) -> None:
+        """Cut or pad the memory to so many positions."""
+        self.memory_key = fitted(self.memory_key, width, dim=2)
+        self.memory_value = fitted(self.memory_value, width, dim=2)
+
+    def join(self, other: "LayerCache") -> None:
+        """Put the sentences of another, whose stores are as wide, behind one's own."""
+        self.key = torch.cat([self.key, other.key])
+        self.value = torch.cat([self.value, other.value])
+        self.memory_key = torch.cat([self.memory_key, other.memory_key])
+        self.memory_value = torch.cat([self.memory_value, other.memory_value])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,12 +81,14 @@ class DecodingState:
     memory_mask: Bool[Tensor, "sentences 1 1 source"]
     past: Bool[Tensor, "sentences group slots"]
     """Which slots of its sentence hold a hypothesis's own past."""
-    positions: Int[Tensor, " slots"]
+    positions: Int[Tensor, "sentences slots"]
     """Of the token whose key and value a slot holds."""
-    num_slots: int = 0
-    """Slots in use."""
-    length: int = 0
+    lengths: Int[Tensor, " sentences"]
     """Positions read so far."""
+    num_slots: int = 0
+    """Slots in use, at most, of a sentence."""
+    max_length: int = 0
+    """Positions read so far of no sentence more than this."""
 
     @property
     def group_size(self) -> int:
@@ -79,9 +101,10 @@ class DecodingState:
         self._make_room(first + group_size)
         own = torch.eye(group_size, dtype=torch.bool, device=self.past.device)
         self.past[:, :, first : first + group_size] = own
-        self.positions[first : first + group_size] = self.length
+        self.positions[:, first : first + group_size] = self.lengths[:, None]
         self.num_slots += group_size
-        self.length += 1
+        self.lengths = self.lengths + 1
+        self.max_length += 1
         return self.past[:, None, :, : self.num_slots]
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
@@ -96,6 +119,51 @@ class DecodingState:
             for layer in self.layers:
                 layer.keep_sentences(sentences)
             self.memory_mask = self.memory_mask.index_select(0, sentences)
+            self.positions = self.positions.index_select(0, sentences)
+            self.lengths = self.lengths.index_select(0, sentences)
+
+    def join(self, other: "DecodingState") -> None:
+        """Put the sentences of another, in as large groups, behind one's own."""
+        both = (self, other)
+        for state in both:
+            state._close_up()
+        width = max(state.memory_mask.size(-1) for state in both)
+        self.num_slots = max(state.num_slots for state in both)
+        self.max_length = max(state.max_length for state in both)
+        # With room for some more steps, so as not to copy all again at the next.
+        room = self.num_slots + FIRST_SLOTS * self.group_size
+        for state in both:
+            state._fit(room, width)
+        for layer, theirs in zip(self.layers, other.layers, strict=True):
+            layer.join(theirs)
+        self.memory_mask = torch.cat([self.memory_mask, other.memory_mask])
+        self.past = torch.cat([self.past, other.past])
+        self.positions = torch.cat([self.positions, other.positions])
+        self.lengths = torch.cat([self.lengths, other.lengths])
+
+    def _close_up(self) -> None:
+        """Forget slots that are nobody's past, and positions that are all padding."""
+        is_used = self.past[..., : self.num_slots].any(dim=1)
+        self.num_slots = int(is_used.sum(dim=1).max())
+        # Those in use first, in the order that they had.
+        order = (~is_used).int().argsort(dim=1, stable=True)[:, : self.num_slots]
+        self.past = self.past.gather(2, order[:, None].expand(-1, self.group_size, -1))
+        self.positions = self.positions.gather(1, order)
+        self.max_length = int(self.lengths.max())
+        width = int(self.memory_mask.sum(dim=-1).max())
+        self.memory_mask = fitted(self.memory_mask, width, dim=3)
+        for layer in self.layers:
+            layer.keep_slots(order)
+            layer.fit_memory(width)
+
+    def _fit(self, room: int, width: int) -> None:
+        """Have that many slots, and a memory of so many positions."""
+        for layer in self.layers:
+            layer.make_room(room)
+            layer.fit_memory(width)
+        self.memory_mask = fitted(self.memory_mask, width, dim=3)
+        self.past = fitted(self.past, room, dim=2)
+        self.positions = fitted(self.positions, room, dim=1)
 
     def _make_room(self, num_slots: int) -> None:
         room = max(self.past.size(-1), FIRST_SLOTS)
@@ -104,12 +172,23 @@ class DecodingState:
         if room > self.past.size(-1):
             for layer in self.layers:
                 layer.make_room(room)
-            self.past = _padded(self.past, room, dim=2)
-            self.positions = _padded(self.positions, room, dim=0)
+            self.past = fitted(self.past, room, dim=2)
+            self.positions = fitted(self.positions, room, dim=1)
 
 
-def _padded(tensor: Tensor, size: int, dim: int) -> Tensor:
-    """The tensor with zeros after it in one dimension."""
+def fitted(tensor: Tensor, size: int, dim: int) -> Tensor:
+    """The tensor cut at its end in one dimension, or with zeros after it."""
+    missing = size - tensor.size(dim)
+    if missing <= 0:
+        return tensor.narrow(dim, 0, size)
     shape = list(tensor.shape)
-    shape[dim] = size - tensor.size(dim)
+    shape[dim] = missing
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+
+
+def _taken(
+    stored: Float[Tensor, "sentences heads slots width"],
+    slots: Int[Tensor, "sentences kept"],
+) -> Float[Tensor, "sentences heads kept width"]:
+    shape = (-1, stored.size(1), -1, stored.size(3))
+    return stored.gather(2, slots[:, None, :, None].expand(shape))

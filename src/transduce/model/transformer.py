@@ -61,7 +61,7 @@ class Transformer(nn.Module):
         """Read the sources (Figure 1, left)."""
         mask = padding_mask(source, PAD)
         self_mask = mask & self._near(source.size(1), source.size(1), source.device)
-        x = self._embed(source, first=0)
+        x = self._embed(source)
         for layer in self.encoder_layers:
             x = layer(x, self_mask)
         return Memory(states=self.encoder_norm(x), mask=mask)
@@ -72,7 +72,7 @@ class Transformer(nn.Module):
         """The decoder's states at all positions at once (Figure 1, right)."""
         length, device = target_in.size(1), target_in.device
         mask = causal_mask(length, length, device) & self._near(length, length, device)
-        x = self._embed(target_in, first=0)
+        x = self._embed(target_in)
         for layer in self.decoder_layers:
             x = layer(x, memory.states, mask, memory.mask)
         return self.decoder_norm(x)
@@ -90,25 +90,29 @@ class Transformer(nn.Module):
 
     def start(self, memory: Memory) -> DecodingState:
         """The state before the first step, with one hypothesis a sentence."""
-        device = memory.mask.device
+        device, num_sentences = memory.mask.device, len(memory.mask)
         return DecodingState(
             layers=[layer.start(memory.states) for layer in self._decoder()],
             memory_mask=memory.mask,
-            past=torch.empty(len(memory.mask), 1, 0, dtype=torch.bool, device=device),
-            positions=torch.empty(0, dtype=torch.int64, device=device),
+            past=torch.empty(num_sentences, 1, 0, dtype=torch.bool, device=device),
+            positions=torch.empty(num_sentences, 0, dtype=torch.int64, device=device),
+            lengths=torch.zeros(num_sentences, dtype=torch.int64, device=device),
         )
 
     def step(
         self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; the logits of the next."""
-        # All at the same position, not one after the other.
-        x = self._embed(last_ids.view(-1, 1), first=state.length)
-        x = x.view(*last_ids.shape, -1)
+        # Those of a sentence are at the same position, not one after the other.
+        known = self.positions(0, state.max_length + 1, last_ids.device)
+        positions = known[state.lengths, None]
+        x = self.embedding(last_ids)
+        x = self.dropout(x + positions.to(x.dtype))
         mask = state.advance()
         if self.config.neighbourhood is not None:
-            distance = state.length - 1 - state.positions[: state.num_slots]
-            mask = mask & (distance <= self.config.neighbourhood)
+            passed = state.positions[:, : state.num_slots]
+            distance = state.lengths[:, None] - 1 - passed
+            mask = mask & (distance <= self.config.neighbourhood)[:, None, None]
         for layer, cache in zip(self._decoder(), state.layers, strict=True):
             x = layer.step(x, cache, mask, state.memory_mask)
         return self.logits(self.decoder_norm(x))
@@ -129,10 +133,10 @@ class Transformer(nn.Module):
         return cast(Iterable[DecoderLayer], self.decoder_layers)
 
     def _embed(
-        self, ids: Int[Tensor, "batch length"], first: int
+        self, ids: Int[Tensor, "batch length"]
     ) -> Float[Tensor, "batch length d_model"]:
         x = self.embedding(ids)
-        positions = self.positions(first, ids.size(1), ids.device)
+        positions = self.positions(0, ids.size(1), ids.device)
         return self.dropout(x + positions.to(x.dtype))
 
     def _near(

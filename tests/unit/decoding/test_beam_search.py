@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.decoding.beam_search import (
-    Hypothesis,
-    beam_search,
-    best_candidates,
-)
+from transduce.decoding.beam_search import beam_search
+from transduce.decoding.candidates import best_candidates
+from transduce.decoding.search import Hypothesis
 from transduce.decoding.search_config import SearchConfig
 from transduce.errors import ConfigError
 
@@ -296,11 +294,14 @@ def test_the_best_candidates_are_those_of_sorting_all(
     expected, indices = totals.flatten(1).topk(min(count, 2 * vocab_size))
     found = best_candidates(logits.clone(), so_far, count)
     known = min(count, 2 * min(count, vocab_size))
+    assert found.tokens.shape == (3, count)
+    log_probabilities = found.log_probabilities[:, :known]
     np.testing.assert_allclose(
-        found.log_probabilities, expected[:, :known], rtol=1e-6, atol=1e-6
+        log_probabilities, expected[:, :known], rtol=1e-6, atol=1e-6
     )
-    is_possible = found.log_probabilities > -math.inf
-    places = found.parents * vocab_size + found.tokens
+    assert (found.log_probabilities[:, known:] == -math.inf).all()
+    is_possible = log_probabilities > -math.inf
+    places = (found.parents * vocab_size + found.tokens)[:, :known]
     assert (places == indices[:, :known].numpy())[is_possible].all()
 
 
@@ -315,6 +316,7 @@ def test_the_best_candidates_are_those_of_sorting_all(
         ("extra_length", -1, "at least 0, but is -1"),
         ("min_length", -1, "at least 0, but is -1"),
         ("diversity", -0.5, "at least 0, but is -0.5"),
+        ("coverage_penalty", -0.5, "at least 0, but is -0.5"),
         ("diversity", math.nan, "at least 0, but is nan"),
         ("diversity", math.inf, "at least 0, but is inf"),
     ],
@@ -337,3 +339,8 @@ def test_an_unknown_length_penalty_is_refused() -> None:
 def test_a_length_penalty_that_is_no_number_is_refused(alpha: float) -> None:
     with pytest.raises(ConfigError, match=r"`search\.length_penalty` must be"):
         SearchConfig(length_penalty=alpha)
+
+
+def test_coverage_has_nothing_to_rank_in_a_beam_of_one() -> None:
+    with pytest.raises(ConfigError, match="at least 2 if there is a coverage penalty"):
+        SearchConfig(beam_size=1, coverage_penalty=0.2)

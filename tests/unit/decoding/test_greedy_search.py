@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.decoding.beam_search import Hypothesis
 from transduce.decoding.greedy_search import greedy_search
+from transduce.decoding.search import Hypothesis
 from transduce.decoding.search_config import SearchConfig
 
 BOS, EOS, A, B = range(4)

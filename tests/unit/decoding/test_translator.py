@@ -106,3 +106,10 @@ def test_a_model_folder_is_loaded_to_translate(
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="must be a model or a run, but holds no"):
         load(tmp_path)
+
+
+def test_several_models_have_no_coverage(trained_checkpoint: Checkpoint) -> None:
+    together = Translator(trained_checkpoint, CPU, trained_checkpoint)
+    config = SearchConfig(coverage_penalty=0.2)
+    with pytest.raises(RequestError, match="used with one model, .* but 2 are loaded"):
+        together.translate_stream(["one"], config)

@@ -21,7 +21,8 @@ def state_of(num_sentences: int) -> DecodingState:
         layers=[layer],
         memory_mask=mask,
         past=torch.empty(num_sentences, 1, 0, dtype=torch.bool),
-        positions=torch.empty(0, dtype=torch.int64),
+        positions=torch.empty(num_sentences, 0, dtype=torch.int64),
+        lengths=torch.zeros(num_sentences, dtype=torch.int64),
     )
 
 
@@ -59,8 +60,8 @@ def test_each_hypothesis_sees_the_tokens_it_came_from():
         [[10, 12, 13], [10, 12, 14]],
         [[20, 22, 23], [20, 21, 24]],
     ]
-    assert (state.length, state.num_slots) == (3, 5)
-    assert state.positions[:5].tolist() == [0, 1, 1, 2, 2]
+    assert (state.lengths.tolist(), state.num_slots) == ([3, 3], 5)
+    assert state.positions[:, :5].tolist() == [[0, 1, 1, 2, 2]] * 2
 
 
 @pytest.mark.parametrize(
@@ -101,3 +102,46 @@ def test_nothing_is_copied_while_its_sentences_stay():
     state.reorder(torch.tensor([[2, 0, 1], [5, 5, 3]]))
     after = (layer.key, layer.value, layer.memory_key, layer.memory_value)
     assert all(old is new for old, new in zip(before, after, strict=True))
+
+
+def test_sentences_that_join_are_behind_the_others_with_their_own_past():
+    state, newcomers = state_of(3), state_of(2)
+    read(state, [[0], [1], [2]])
+    state.reorder(torch.tensor([[0, 0], [1, 1], [2, 2]]))
+    read(state, [[10, 11], [12, 13], [14, 15]])
+    state.reorder(torch.tensor([[1, 1], [2, 3]]))  # the third has ended
+    read(newcomers, [[3], [4]])
+    newcomers.reorder(torch.tensor([[0, 0], [1, 1]]))
+    state.join(newcomers)
+    assert read(state, [[20, 21], [22, 23], [24, 25], [26, 27]]) == [
+        [[0, 11, 20], [0, 11, 21]],
+        [[1, 12, 22], [1, 13, 23]],
+        [[3, 24], [3, 25]],
+        [[4, 26], [4, 27]],
+    ]
+    assert state.lengths.tolist() == [3, 3, 2, 2]
+    seen = state.past[:, :, : state.num_slots]
+    positions = state.positions[:, : state.num_slots]
+    assert [
+        sorted(positions[s, seen[s, 0]].tolist()) for s in range(len(positions))
+    ] == [[0, 1, 2], [0, 1, 2], [0, 1], [0, 1]]
+
+
+def test_what_joins_finds_no_slot_that_is_nobodys_and_no_padding():
+    state, newcomers = state_of(3), state_of(1)
+    for token in range(4):
+        read(state, [[token]] * 3)
+        state.reorder(torch.tensor([[0, 0, 0], [1, 1, 1], [2, 2, 2]])[:, :1])
+    state.reorder(torch.tensor([[0, 0], [1, 1]]))
+    read(state, [[4, 5], [6, 7]])
+    state.reorder(torch.tensor([[1, 1], [2, 3]]))
+    read(newcomers, [[3]])
+    newcomers.reorder(torch.tensor([[0, 0]]))
+    state.join(newcomers)
+    [layer] = state.layers
+    # Four that all share, and two of the second sentence; the first's best had one.
+    assert state.num_slots == 6
+    # Of the sentences with masks of one and two positions, and the newcomer's one.
+    assert state.memory_mask.size(-1) == 2
+    assert layer.memory_key.shape == (3, 2, 2, 3)
+    assert layer.memory_value.shape == (3, 2, 2, 4)

@@ -4,7 +4,7 @@ All are given text, and tokenize it alike.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -14,7 +14,8 @@ import torch
 
 from transduce.benchmark.decoding.task import DecodingTask, Setting
 from transduce.benchmark.turns import Turns
-from transduce.decoding.quantization import Precision
+from transduce.data.batches import pad_rows
+from transduce.decoding.next_token_models.quantization import Precision
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import load
 from transduce.export.portable_tokenizer import portable_pieces
@@ -145,7 +146,7 @@ def marian(dtype: torch.dtype, task: DecodingTask) -> Translate:
     tokenizer = Tokenizer.load(task.models / "ours" / TOKENIZER_FILE)
 
     def translate(texts: list[str], setting: Setting) -> list[list[int]]:
-        source = _padded([[*ids, EOS] for ids in tokenizer.encode_batch(texts)])
+        source = pad_rows([[*ids, EOS] for ids in tokenizer.encode_batch(texts)])
         source = source.to(task.device)
         forced = setting.forced_length
         with torch.inference_mode():
@@ -162,8 +163,3 @@ def marian(dtype: torch.dtype, task: DecodingTask) -> Translate:
         return [[i for i in row if i > EOS] for row in found.tolist()]
 
     return translate
-
-
-def _padded(rows: Sequence[list[int]]) -> torch.Tensor:
-    longest = max(map(len, rows))
-    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])

@@ -27,9 +27,9 @@ from transduce.benchmark.decoding.contestants import (
 )
 from transduce.benchmark.decoding.task import DecodingTask, Setting, fitting
 from transduce.benchmark.machine import Machine, describe_machine
-from transduce.benchmark.turns import Turn, Worker
+from transduce.benchmark.turns import Turn, Worker, order_of_turns
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding.quantization import available
+from transduce.decoding.next_token_models.quantization import available
 from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import RunConfig
 from transduce.export.proof import Proof
@@ -218,9 +218,7 @@ def _play(
             for name, (prepare, library) in contestants.items()
         }
         for number, setting in enumerate(task.jobs()):
-            names = list(workers)
-            first = number % len(names)
-            for name in [*names[first:], *names[:first]]:
+            for name in order_of_turns(list(workers), number):
                 on_turn(f"{name}: {setting}")
                 played[name].append(workers[name].take_turn())
     return played

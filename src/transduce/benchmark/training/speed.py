@@ -16,7 +16,7 @@ from transduce.benchmark.machine import Machine, describe_machine
 from transduce.benchmark.training.contestants import OURS, UpdateOutcome, contestant
 from transduce.benchmark.training.peers import PEERS, obstacle
 from transduce.benchmark.training.task import TrainingTask
-from transduce.benchmark.turns import Turn, Worker
+from transduce.benchmark.turns import Turn, Worker, order_of_turns
 from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig
@@ -107,10 +107,12 @@ def _play(
         for number in range(task.steps):
             on_round(number + 1)
             rates.append(yardstick.take_turn().outcome)
-            # Each comes first, and after each other one, about as often.
-            first = number % len(names)
-            order = [*names[first:], *names[:first]]
-            played.append({name: workers[name].take_turn() for name in order})
+            played.append(
+                {
+                    name: workers[name].take_turn()
+                    for name in order_of_turns(names, number)
+                }
+            )
     return rates, played
 
 

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decoding.beam_search import NextTokenModel
+from transduce.decoding.search import JoinableModel
 
 
 class Ensemble:
     """The mean of the probabilities of models with one vocabulary."""
 
-    def __init__(self, members: Sequence[NextTokenModel]) -> None:
+    def __init__(self, members: Sequence[JoinableModel]) -> None:
         self._members = members
 
     def step(
@@ -27,3 +27,8 @@ class Ensemble:
         """Keep these hypotheses, in this order."""
         for member in self._members:
             member.reorder(rows)
+
+    def join(self, other: "Ensemble") -> None:
+        """Put the sentences of another behind one's own."""
+        for mine, theirs in zip(self._members, other._members, strict=True):
+            mine.join(theirs)

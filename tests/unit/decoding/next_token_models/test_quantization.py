@@ -2,8 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.decoding import quantization
-from transduce.decoding.quantization import Int8Linear, available, prepared
+from transduce.decoding.next_token_models import quantization
+from transduce.decoding.next_token_models.quantization import (
+    Int8Linear,
+    available,
+    prepared,
+)
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError
 
@@ -74,8 +78,7 @@ def test_an_unknown_precision_is_refused(trained_checkpoint, unchecked_types):
         Translator(trained_checkpoint, CPU, precision="fp8")
 
 
-@needs_int8
 def test_int8_on_another_device_is_refused(trained_checkpoint):
-    message = "the device is meta, and this processor has them; use fp32 or bf16, or --"
+    message = "int8 must have a CPU, but the device is meta; use --device cpu, or prec"
     with pytest.raises(RequestError, match=message):
         prepared(trained_checkpoint.build(), "int8", torch.device("meta"))

@@ -38,16 +38,23 @@ def prepared(
             f'`precision` must be "fp32", "bf16" or "int8", but is "{precision}".'
         )
     if precision == "int8":
-        if precision not in available(device):
-            raise RequestError(
-                "Precision int8 must have a processor with AVX-512 VNNI instructions, "
-                f"but the device is {device.type}, and this processor has "
-                f"{'them' if has_int8_products() else 'none'}; use fp32 or bf16"
-                f"{', or --device cpu' if has_int8_products() else ''}."
-            )
+        _require_int8(device)
         return _in_int8(model)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     return model.to(device, dtype)
+
+
+def _require_int8(device: torch.device) -> None:
+    if device.type != "cpu":
+        raise RequestError(
+            f"Precision int8 must have a CPU, but the device is {device.type}; use "
+            "--device cpu, or precision bf16."
+        )
+    if not has_int8_products():
+        raise RequestError(
+            "Precision int8 must have a processor with AVX-512 VNNI instructions, but "
+            "this one has none; use precision fp32 or bf16."
+        )
 
 
 class Int8Linear(nn.Module):

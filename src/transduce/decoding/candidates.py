@@ -1,0 +1,91 @@
+"""The likeliest ways to go on, of all hypotheses of a sentence at once."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int, Int64
+from torch import Tensor
+from torch.nn import functional
+
+BLOCK = 64
+"""Tokens of which only the best is looked at first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The likeliest ways to go on, best first."""
+
+    log_probabilities: Float64[np.ndarray, "sentences candidates"]
+    """Of the whole sequence; minus infinity where there is no further candidate."""
+    parents: Int64[np.ndarray, "sentences candidates"]
+    """The hypothesis of the group that each goes on from."""
+    tokens: Int64[np.ndarray, "sentences candidates"]
+
+
+def best_candidates(
+    logits: Float[Tensor, "sentences group vocab"],
+    log_probabilities: Float64[np.ndarray, "sentences group"],
+    count: int,
+    *,
+    excluded: Sequence[int] = (),
+    forced: Mapping[int, int] | None = None,
+    diversity: float = 0.0,
+) -> Candidates:
+    """The likeliest `count` tokens after the hypotheses of each sentence.
+
+    `log_probabilities` are those of the hypotheses so far. `forced` has the only token
+    that some sentences may go on with.
+    """
+    # Not the logits minus their `logsumexp`: that takes twice as long.
+    log_probs = logits.float().log_softmax(dim=-1)
+    log_probs[..., list(excluded)] = -math.inf
+    for sentence, token in (forced or {}).items():
+        only = log_probs[sentence, :, token].clone()
+        log_probs[sentence] = -math.inf
+        log_probs[sentence, :, token] = only
+    values, tokens = _largest(log_probs, count)
+    so_far = torch.from_numpy(log_probabilities).to(logits.device)
+    totals = (values.double() + so_far[..., None]).flatten(1)
+    places = torch.arange(values.size(-1), device=logits.device).repeat(values.size(1))
+    indices = (totals - diversity * places).topk(min(count, totals.size(1))).indices
+    chosen = totals.gather(1, indices)
+    parents = indices // tokens.size(-1)
+    chosen_tokens = tokens.flatten(1).gather(1, indices)
+    missing = (0, count - indices.size(1))
+    return Candidates(
+        log_probabilities=_numpy(functional.pad(chosen, missing, value=-math.inf)),
+        parents=_numpy(functional.pad(parents, missing)),
+        tokens=_numpy(functional.pad(chosen_tokens, missing)),
+    )
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.cpu().numpy()
+    return array
+
+
+def _largest(
+    log_probs: Float[Tensor, "sentences group vocab"], count: int
+) -> tuple[
+    Float[Tensor, "sentences group found"], Int[Tensor, "sentences group found"]
+]:
+    """The largest and their tokens, best first; all if there are not so many.
+
+    The best of a row stand in those blocks of it whose best are best: these are found
+    without sorting.
+    """
+    num_blocks = log_probs.size(-1) // BLOCK
+    if num_blocks <= count:
+        values, tokens = log_probs.topk(min(count, log_probs.size(-1)))
+        return values, tokens
+    in_blocks = num_blocks * BLOCK
+    blocks = log_probs[..., :in_blocks].unflatten(-1, (num_blocks, BLOCK))
+    chosen = blocks.amax(dim=-1).topk(count).indices[..., None]
+    tokens = (chosen * BLOCK + torch.arange(BLOCK, device=log_probs.device)).flatten(-2)
+    rest = torch.arange(in_blocks, log_probs.size(-1), device=log_probs.device)
+    tokens = torch.cat([tokens, rest.expand(*tokens.shape[:-1], -1)], dim=-1)
+    values, indices = log_probs.gather(-1, tokens).topk(count)
+    return values, tokens.gather(-1, indices)

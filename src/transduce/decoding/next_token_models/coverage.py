@@ -1,0 +1,65 @@
+"""A model that remembers how much each source token has been attended to."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.model.cache import fitted
+from transduce.model.layers import DecoderLayer
+from transduce.model.transformer import Memory, Transformer
+
+
+class CoverageDecoder:
+    """An incremental decoder, and the attention that its hypotheses have paid so far.
+
+    It is that of the last layer, the mean of its heads.
+    """
+
+    def __init__(self, model: Transformer, memory: Memory) -> None:
+        self._decoder = IncrementalDecoder(model, memory)
+        last_layer = model.decoder_layers[-1]
+        assert isinstance(last_layer, DecoderLayer)
+        self._tap = last_layer.memory_attention.weights_tap
+        self._mask = memory.mask[:, 0]  # sentences 1 source
+        self._attention = torch.zeros(self._mask.shape, device=self._mask.device)
+        """Of each hypothesis to each source token, summed over its steps."""
+
+    def step(
+        self, last_ids: Int[Tensor, "sentences group"]
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; the logits of the next."""
+        tap = self._tap.register_forward_hook(self._watch)
+        try:
+            return self._decoder.step(last_ids)
+        finally:
+            tap.remove()
+
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order."""
+        group_size = self._attention.size(1)
+        sentences, parents = rows[:, :1] // group_size, rows % group_size
+        self._attention = self._attention[sentences, parents]
+        self._mask = self._mask[sentences[:, 0]]
+        self._decoder.reorder(rows)
+
+    def join(self, other: "CoverageDecoder") -> None:
+        """Put the sentences of another behind one's own."""
+        both = (self, other)
+        width = max(int(each._mask.sum(dim=-1).max()) for each in both)
+        self._attention = torch.cat([fitted(e._attention, width, dim=2) for e in both])
+        self._mask = torch.cat([fitted(e._mask, width, dim=2) for e in both])
+        self._decoder.join(other._decoder)
+
+    def coverage(self) -> Float[Tensor, "sentences group"]:
+        """The sum of log(min(attention, 1)) over the source tokens, end included."""
+        logs = self._attention.clamp(max=1).log()
+        return logs.masked_fill(~self._mask, 0.0).sum(dim=-1)
+
+    def _watch(
+        self,
+        _: nn.Module,
+        __: object,
+        weights: Float[Tensor, "sentences heads group source"],
+    ) -> None:
+        self._attention = self._attention + weights.float().mean(dim=1)

@@ -1,0 +1,30 @@
+"""A model and its cache as what search needs."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.model.cache import DecodingState
+from transduce.model.transformer import Memory, Transformer
+
+
+class IncrementalDecoder:
+    """A model that has read sources, and reads their translations token by token."""
+
+    def __init__(self, model: Transformer, memory: Memory) -> None:
+        self._model = model
+        self._state: DecodingState = model.start(memory)
+
+    def step(
+        self, last_ids: Int[Tensor, "sentences group"]
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; the logits of the next."""
+        device = self._state.memory_mask.device
+        return self._model.step(last_ids.to(device), self._state)
+
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order."""
+        self._state.reorder(rows)
+
+    def join(self, other: "IncrementalDecoder") -> None:
+        """Put the sentences of another behind one's own."""
+        self._state.join(other._state)

@@ -1,0 +1,200 @@
+"""The loop of all searches: read a token, grow by a token, until no sentence is left.
+
+Sentences that are done leave the batch, and those that wait take their place. So the
+batch stays as full as memory and matrix products like it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+REFILL_SHARE = 0.25
+"""Of a batch's room that must be free before others join, all of it being copied."""
+
+
+@runtime_checkable
+class NextTokenModel(Protocol):
+    """What search needs of a model.
+
+    Each sentence has a group of hypotheses, all groups being equally large: one at the
+    start, and from then on as many as `reorder` was given.
+    """
+
+    def step(
+        self, last_ids: Int[Tensor, "sentences group"]
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; the logits of the next."""
+        ...
+
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order; those of a group are of one sentence.
+
+        They are numbered through all groups.
+        """
+        ...
+
+
+@runtime_checkable
+class JoinableModel(NextTokenModel, Protocol):
+    """One that others of its kind can join while it decodes."""
+
+    def join(self, other: Any) -> None:
+        """Put the sentences of another, in as large groups, behind one's own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """A decoded sequence without its special tokens."""
+
+    ids: tuple[int, ...]
+    log_probability: float
+    """Natural logarithm, the end token counted."""
+    token_log_probabilities: tuple[float, ...]
+    """Of each id and, if it is finished, of the end token."""
+    score: float
+    """Log-probability over the length penalty, and what coverage takes from it: what
+    search maximizes."""
+    is_finished: bool = True
+    """Whether it ended by itself, not by the limit of length."""
+
+
+@runtime_checkable
+class SentenceSearch(Protocol):
+    """What has been found for one sentence."""
+
+    def hypotheses(self) -> list[Hypothesis]:
+        """Best first, once the sentence is done."""
+        ...
+
+
+@runtime_checkable
+class Search(Protocol):
+    """Sentences that grow together, a token at a time."""
+
+    @property
+    def live(self) -> Sequence[SentenceSearch]:
+        """Those that are not done."""
+        ...
+
+    def grow(
+        self, logits: Float[Tensor, "sentences group vocab"]
+    ) -> tuple[Int[Tensor, "kept grown"], Int[Tensor, "kept grown"]]:
+        """Choose next tokens; the hypotheses that go on, and what each reads next.
+
+        After its first token each sentence has the same number of hypotheses.
+        """
+        ...
+
+    def join(self, others: Any) -> None:
+        """Put others of the same search, which have grown too, behind one's own."""
+        ...
+
+
+class Decoding:
+    """A search and the model that it asks."""
+
+    def __init__(self, model: NextTokenModel, search: Search, bos: int) -> None:
+        self.search = search
+        self._model = model
+        self._last_ids = torch.full((len(search.live), 1), bos)
+
+    def advance(self) -> None:
+        """Grow all that is live by a token."""
+        logits = self._model.step(self._last_ids)
+        rows, last_ids = self.search.grow(logits)
+        if self.search.live:
+            self._model.reorder(rows.to(logits.device))
+            self._last_ids = last_ids.to(logits.device)
+
+    def finish(self) -> None:
+        """Go on until all is done."""
+        while self.search.live:
+            self.advance()
+
+    def join(self, others: "Decoding") -> None:
+        """Take in others that have grown at least once, as this has."""
+        assert isinstance(self._model, JoinableModel)
+        self._model.join(others._model)
+        self.search.join(others.search)
+        self._last_ids = torch.cat([self._last_ids, others._last_ids])
+
+
+Begin = Callable[[list[int]], Decoding]
+"""Reads the sentences of some numbers."""
+
+
+def search_all(
+    lengths: Sequence[int], room: int, begin: Begin
+) -> list[list[Hypothesis]]:
+    """The hypotheses of all sentences, searched for in one batch that is refilled.
+
+    The batch has `room` for so many positions, padding included, or for one sentence
+    that is longer. The longest come first, so that few are padded much.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    waiting = deque(order)
+    batch = _Batch(lengths, room)
+    while waiting or batch.is_live:
+        if waiting and batch.has_room_for(waiting[0]):
+            batch.add(batch.take(waiting), begin)
+        else:
+            batch.advance()
+    return batch.hypotheses()
+
+
+class _Batch:
+    """What is decoded together, and what came of those that were before."""
+
+    def __init__(self, lengths: Sequence[int], room: int) -> None:
+        self._lengths = lengths
+        self._room = room
+        self._running: Decoding | None = None
+        self._numbers: dict[SentenceSearch, int] = {}
+
+    @property
+    def is_live(self) -> bool:
+        return self._running is not None and bool(self._running.search.live)
+
+    def has_room_for(self, number: int) -> bool:
+        """Whether it is time for this sentence, and others after it, to join."""
+        free = self._free
+        is_time = free >= REFILL_SHARE * self._room and free >= self._lengths[number]
+        return is_time or not self.is_live
+
+    def take(self, waiting: deque[int]) -> list[int]:
+        """As many as there is room for, but one at least."""
+        count = max(self._free // self._lengths[waiting[0]], 1)
+        return [waiting.popleft() for _ in range(min(count, len(waiting)))]
+
+    def add(self, numbers: list[int], begin: Begin) -> None:
+        """Begin with sentences and, once they have grown, let them join."""
+        newcomers = begin(numbers)
+        self._numbers.update(zip(newcomers.search.live, numbers, strict=True))
+        newcomers.advance()
+        if self._running is None or not self.is_live:
+            self._running = newcomers
+        elif newcomers.search.live:
+            self._running.join(newcomers)
+
+    def advance(self) -> None:
+        assert self._running is not None
+        self._running.advance()
+
+    def hypotheses(self) -> list[list[Hypothesis]]:
+        """Of all sentences, in the order of their numbers."""
+        found = sorted(self._numbers, key=self._numbers.__getitem__)
+        return [each.hypotheses() for each in found]
+
+    @property
+    def _free(self) -> int:
+        if self._running is None or not self._running.search.live:
+            return self._room
+        live = self._running.search.live
+        width = max(self._lengths[self._numbers[each]] for each in live)
+        return self._room - len(live) * width

@@ -1,0 +1,83 @@
+"""Coverage by step is what the attention of a whole pass says."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.decoding.next_token_models.coverage import CoverageDecoder
+from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.translator import Translator
+from transduce.model.transformer import Transformer
+from transduce.special_ids import BOS, EOS
+
+CPU = torch.device("cpu")
+SOURCES = ["one two three", "four", "eight seven six five four three two one"]
+
+
+def coverage_of(model: Transformer, source: list[int], target: list[int]) -> float:
+    """By all steps that chose a token, the end too."""
+    seen: list[Tensor] = []
+    tap = model.decoder_layers[-1].memory_attention.weights_tap
+    handle = tap.register_forward_hook(lambda *call: seen.append(call[-1]))
+    with torch.no_grad():
+        model(torch.tensor([[*source, EOS]]), torch.tensor([[BOS, *target]]))
+    handle.remove()
+    [weights] = seen
+    attention = weights[0].mean(dim=0).sum(dim=0)
+    return float(attention.clamp(max=1).log().sum())
+
+
+@pytest.mark.parametrize("beta", [0.2, 3.0])
+def test_every_hypothesis_is_scored_by_the_attention_it_paid(
+    trained_checkpoint, monkeypatch, beta
+):
+    monkeypatch.setattr("transduce.decoding.translator.BATCH_POSITIONS", 40)
+    config = SearchConfig(beam_size=3, num_best=3, coverage_penalty=beta)
+    translator = Translator(trained_checkpoint, CPU)
+    ids = {p: i for i, p in enumerate(translator.tokenizer.readable_pieces())}
+    model = trained_checkpoint.build()
+    found = list(translator.translate_stream(SOURCES * 3, config))
+    coverages = []
+    for text, translation in zip(SOURCES * 3, found, strict=True):
+        source = translator.tokenizer.encode(text)
+        assert translation.hypotheses
+        for each in translation.hypotheses:
+            target = [ids[piece] for piece in each.tokens]
+            coverage = coverage_of(model, source, target)
+            coverages.append(coverage)
+            ranked = each.log_probability / config.divisor(len(target) + 1)
+            assert each.score == pytest.approx(ranked + beta * coverage, abs=1e-4)
+    assert min(coverages) < -0.1
+
+
+def test_a_penalty_of_next_to_nothing_changes_nothing(trained_checkpoint):
+    translator = Translator(trained_checkpoint, CPU)
+    without = translator.translate_stream(SOURCES, SearchConfig(num_best=4))
+    config = SearchConfig(num_best=4, coverage_penalty=1e-9)
+    for found, expected in zip(
+        translator.translate_stream(SOURCES, config), without, strict=True
+    ):
+        assert [h.text for h in found.hypotheses] == [
+            h.text for h in expected.hypotheses
+        ]
+
+
+def test_what_is_cut_short_has_coverage_too(trained_checkpoint):
+    config = SearchConfig(beam_size=2, extra_length=0, coverage_penalty=1.0)
+    translator = Translator(trained_checkpoint, CPU)
+    words = " ".join(["one"] * 2)
+    [with_coverage] = translator.translate_stream([words], config)
+    [without] = translator.translate_stream(
+        [words], replace(config, coverage_penalty=0.0)
+    )
+    assert with_coverage.score < without.score
+
+
+def test_nothing_is_watched_between_the_steps(trained_checkpoint):
+    model = trained_checkpoint.build()
+    decoder = CoverageDecoder(model, model.encode(torch.tensor([[5, 6, EOS]])))
+    decoder.step(torch.tensor([[BOS]]))
+    assert not model.decoder_layers[-1].memory_attention.weights_tap._forward_hooks
+    assert decoder.coverage().shape == (1, 1)

@@ -1,0 +1,158 @@
+"""What is decoded in a batch that is refilled is what is decoded alone."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from transduce.checkpoint import Checkpoint
+from transduce.decoding import search, translator
+from transduce.decoding.beam_search import BeamSearch, beam_search
+from transduce.decoding.greedy_search import GreedySearch, greedy_search
+from transduce.decoding.sampling import Sampling, SamplingConfig, sample
+from transduce.decoding.search import Decoding, Hypothesis, search_all
+from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.translator import Translator
+
+BOS, EOS, VOCAB_SIZE = 1, 2, 11
+
+
+class RandomModel:
+    """The next token's chances follow from the sentence's name and all before it."""
+
+    def __init__(self, names: Sequence[int]) -> None:
+        self._paths: list[list[tuple[int, ...]]] = [[(name,)] for name in names]
+        self.most = len(names)
+
+    def step(self, last_ids: Tensor) -> Tensor:
+        self._paths = [
+            [(*path, last) for path, last in zip(group, lasts, strict=True)]
+            for group, lasts in zip(self._paths, last_ids.tolist(), strict=True)
+        ]
+        return torch.stack(
+            [torch.stack([_logits(path) for path in group]) for group in self._paths]
+        )
+
+    def reorder(self, rows: Tensor) -> None:
+        flat = [path for group in self._paths for path in group]
+        self._paths = [[flat[row] for row in group] for group in rows.tolist()]
+
+    def join(self, other: "RandomModel") -> None:
+        assert {len(group) for group in self._paths + other._paths} == {
+            len(self._paths[0])
+        }
+        self._paths += other._paths
+        self.most = max(self.most, len(self._paths))
+
+
+@cache
+def _logits(path: tuple[int, ...]) -> Tensor:
+    digest = hashlib.sha256(repr(path).encode()).digest()
+    random = np.random.default_rng(int.from_bytes(digest[:8]))
+    return torch.from_numpy(3 * random.standard_normal(VOCAB_SIZE))
+
+
+CASES = {
+    "beam": SearchConfig(beam_size=3, extra_length=4),
+    "wide": SearchConfig(beam_size=12, length_penalty=1.0),
+    "n-best": SearchConfig(beam_size=4, num_best=4),
+    "min": SearchConfig(beam_size=2, min_length=3),
+    "greedy": SearchConfig(beam_size=1),
+}
+
+
+def _begun(lengths: Sequence[int], config: SearchConfig, numbers: list[int]):
+    kind = GreedySearch if config.beam_size == 1 else BeamSearch
+    limits = [lengths[i] + 3 for i in numbers]
+    prefixes = [[5, 6] if i % 4 == 3 else [] for i in numbers]
+    started = kind(limits, config, EOS, (0, BOS), prefixes)
+    return Decoding(RandomModel(numbers), started, BOS)
+
+
+def _alone(number: int, length: int, config: SearchConfig) -> list[Hypothesis]:
+    kind = greedy_search if config.beam_size == 1 else beam_search
+    prefix = [5, 6] if number % 4 == 3 else []
+    [found] = kind(
+        RandomModel([number]),
+        [length + 3],
+        config,
+        bos=BOS,
+        eos=EOS,
+        excluded=(0, BOS),
+        prefixes=[prefix],
+    )
+    return found
+
+
+@pytest.mark.parametrize("config", CASES.values(), ids=CASES)
+@settings(deadline=None, max_examples=20)
+@given(
+    lengths=st.lists(st.integers(1, 12), max_size=12),
+    room=st.integers(1, 60),
+)
+def test_no_room_and_no_order_changes_what_is_found(
+    config: SearchConfig, lengths: list[int], room: int
+) -> None:
+    found = search_all(lengths, room, lambda numbers: _begun(lengths, config, numbers))
+    expected = [_alone(i, length, config) for i, length in enumerate(lengths)]
+    assert found == expected
+
+
+@settings(deadline=None, max_examples=20)
+@given(lengths=st.lists(st.integers(1, 9), max_size=9), room=st.integers(1, 40))
+def test_no_room_changes_what_is_drawn(lengths: list[int], room: int) -> None:
+    config = SamplingConfig(num_samples=3, seed=4)
+
+    def begin(numbers: list[int]) -> Decoding:
+        limits = [lengths[i] + 3 for i in numbers]
+        names = [(i, 0) for i in numbers]
+        return Decoding(RandomModel(numbers), Sampling(limits, names, config, EOS), BOS)
+
+    expected = [
+        sample(RandomModel([i]), [length + 3], [(i, 0)], config, bos=BOS, eos=EOS)[0]
+        for i, length in enumerate(lengths)
+    ]
+    assert search_all(lengths, room, begin) == expected
+
+
+def test_those_that_wait_take_the_place_of_those_that_are_done() -> None:
+    lengths = [4] * 20
+    begun: list[RandomModel] = []
+
+    def begin(numbers: list[int]) -> Decoding:
+        model = RandomModel(numbers)
+        begun.append(model)
+        return Decoding(model, GreedySearch([9] * len(numbers), CASES["greedy"], 2), 1)
+
+    search_all(lengths, 32, begin)
+    first, *others = begun
+    assert first.most == 8
+    # They came while others were on their way, at least a quarter of the batch.
+    assert 1 < len(others) <= 6
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_trained_model_translates_alike_in_any_batch(
+    trained_checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    beam_size: int,
+    share: float,
+) -> None:
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+    random = np.random.default_rng(5)
+    sources = [" ".join(random.choice(words, n)) for n in random.integers(1, 9, 30)]
+    own = Translator(trained_checkpoint, torch.device("cpu"))
+    apart = [own.translate([source], beam_size=beam_size)[0] for source in sources]
+    monkeypatch.setattr(search, "REFILL_SHARE", share)
+    monkeypatch.setattr(translator, "BATCH_POSITIONS", 80)
+    together = own.translate(sources, beam_size=beam_size)
+    for found, expected in zip(together, apart, strict=True):
+        assert found.text == expected.text
+        assert found.score == pytest.approx(expected.score, abs=1e-4)
