@@ -31,6 +31,7 @@ COMMANDS = {
     "sample": "Draw translations at random.",
     "score": "Say how likely a model holds given translations.",
     "evaluate": "Score translations against references.",
+    "evaluate-parses": "Score parses against gold trees, as EVALB does.",
     "export": "Write a model for another library, and prove it the same.",
     "data": "Download and prepare a named corpus.",
     "benchmark": "Measure our speed beside that of others.",
@@ -44,7 +45,8 @@ PARTS = {
 """The commands of commands that are several."""
 for _name, _help in COMMANDS.items():
     if _name not in PARTS:
-        app.command(f"transduce.cli.{_name}:{_name}", name=_name, help=_help)
+        _function = _name.replace("-", "_")
+        app.command(f"transduce.cli.{_function}:{_function}", name=_name, help=_help)
 for _name, _parts in PARTS.items():
     _several = App(name=_name, help=COMMANDS[_name])
     for _part, _help in _parts.items():

@@ -1,0 +1,218 @@
+"""Constituency trees, and the brackets they are written in (Marcus et al., 1993).
+
+A tree is flat: its leaves, and its constituents as spans over them. So nothing here
+goes from node to node, and trees are compared and hashed like other tuples.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from transduce.errors import DataError
+
+TOKEN = re.compile(r"[()]|[^()\s]+", re.ASCII)
+NO_PARSE = re.compile(r"\s*(?:\(\s*(?:\(\s*\)|TOP)?\s*\)\s*)?", re.ASCII)
+"""How parsers write that they found nothing: a blank line, `()`, `(())` or `(TOP)`."""
+WORD = re.compile(r"\S+", re.ASCII)
+MAX_DEPTH = 1_000
+"""More brackets in one another are no sentence: the file is something else."""
+ALONE = "a word must stand in a bracket with its tag and nothing else, but here is"
+
+
+class Leaf(NamedTuple):
+    """A word and its part of speech."""
+
+    tag: str
+    word: str
+
+
+class Constituent(NamedTuple):
+    """A phrase: the leaves from `start` up to, but not including, `end`."""
+
+    label: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A sentence and its phrases; of a sentence without a parse, neither."""
+
+    leaves: tuple[Leaf, ...]
+    constituents: tuple[Constituent, ...]
+    """An outer one before those inside it, else from left to right; none is empty.
+    The first is the root, and holds all leaves."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple([leaf.word for leaf in self.leaves])
+
+    def __str__(self) -> str:
+        """The tree in one line; brackets in words are written -LRB- and -RRB-."""
+        closing = Counter(constituent.end for constituent in self.constituents)
+        opened = self.opened_at()
+        pieces = []
+        for position, leaf in enumerate(self.leaves):
+            pieces += [f" ({constituent.label}" for constituent in opened[position]]
+            pieces.append(f" ({leaf.tag} {_written(leaf.word)})")
+            pieces.append(")" * closing[position + 1])
+        return "".join(pieces)[1:]
+
+    def opened_at(self) -> list[list[Constituent]]:
+        """The constituents that begin at each leaf, outer ones first."""
+        opened: list[list[Constituent]] = [[] for _ in self.leaves]
+        for constituent in self.constituents:
+            opened[constituent.start].append(constituent)
+        return opened
+
+
+NOTHING = Tree(leaves=(), constituents=())
+
+
+def _written(word: str) -> str:
+    if not WORD.fullmatch(word):
+        raise DataError(
+            "A word must be without white space to be written in brackets, but is "
+            f"{word!r}."
+        )
+    return word.replace("(", "-LRB-").replace(")", "-RRB-")
+
+
+def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
+    """The trees of a treebank, each on lines of its own, with or without blank ones.
+
+    Where a tree takes several lines, all but its first must be indented. `name` is
+    that of the file: errors give it with line and column.
+    """
+    reader = _Reader(name)
+    for line in lines:
+        tree = reader.read(line)
+        if tree is not None:
+            yield tree
+    reader.finish("the file ends")
+
+
+def read_parses(lines: Iterable[str], name: str) -> Iterator[Tree]:
+    """Exactly one tree a line, as EVALB reads them; none is read as `NOTHING`."""
+    for number, line in enumerate(lines, start=1):
+        yield NOTHING if NO_PARSE.fullmatch(line) else _tree_in(line, name, number)
+
+
+def parse_tree(text: str) -> Tree:
+    """The tree written in a text."""
+    return _tree_in(text, "tree", 1)
+
+
+def _tree_in(text: str, name: str, number: int) -> Tree:
+    reader = _Reader(name, number - 1)
+    tree = reader.read(text)
+    reader.finish("its line ends")
+    if tree is None:
+        raise DataError(f"{name}:{number}: a tree must be here, but the line is blank.")
+    return tree
+
+
+@dataclass(slots=True)
+class _Bracket:
+    """One that is open, and what is known of it."""
+
+    line: int
+    column: int
+    start: int
+    index: int
+    """Of its constituent."""
+    label: str | None = None
+    is_leaf: bool = False
+
+
+class _Reader:
+    """Takes in a file line by line and puts its trees together."""
+
+    def __init__(self, name: str, num_lines_before: int = 0) -> None:
+        self._name = name
+        self._line = num_lines_before
+        self._column = 0
+        self._open: list[_Bracket] = []
+        self._leaves: list[Leaf] = []
+        self._constituents: list[Constituent] = []
+
+    def read(self, line: str) -> Tree | None:
+        """The tree that ends in the next line, if one does."""
+        if line.startswith("("):
+            # Else a bracket too few and one too many would make one of many trees.
+            self.finish("a line that is not indented")
+        self._line += 1
+        tree = None
+        for token in TOKEN.finditer(line):
+            self._column = token.start() + 1
+            if tree is not None:
+                raise self._error(
+                    "a tree must be alone on its line, but here follows", token[0]
+                )
+            tree = self._take(token[0])
+        return tree
+
+    def finish(self, end: str) -> None:
+        """Make sure that no tree is open at what ends it."""
+        if self._open:
+            root = self._open[0]
+            raise DataError(
+                f"{self._name}:{root.line}:{root.column}: a tree must close its "
+                f"brackets before {end}, but this one leaves {len(self._open):,} open."
+            )
+
+    def _take(self, token: str) -> Tree | None:
+        if token == "(":
+            self._begin()
+        elif not self._open:
+            raise self._error("a tree must begin with `(`, but here is", token)
+        elif token == ")":
+            return self._end(self._open.pop())
+        else:
+            self._name_or_word(token)
+        return None
+
+    def _begin(self) -> None:
+        if self._open and self._open[-1].is_leaf:
+            raise self._error(ALONE, "(")
+        if len(self._open) == MAX_DEPTH:
+            raise self._error(
+                f"brackets must be at most {MAX_DEPTH:,} deep, but here is one more",
+                "(",
+            )
+        start, index = len(self._leaves), len(self._constituents)
+        self._open.append(_Bracket(self._line, self._column, start, index))
+        self._constituents.append(Constituent("", start, start))
+
+    def _name_or_word(self, token: str) -> None:
+        bracket = self._open[-1]
+        if len(self._leaves) > bracket.start:
+            raise self._error(ALONE, token)
+        if bracket.label is None:
+            bracket.label = token
+        else:
+            bracket.is_leaf = True
+            self._constituents.pop()
+            self._leaves.append(Leaf(bracket.label, token))
+
+    def _end(self, bracket: _Bracket) -> Tree | None:
+        end = len(self._leaves)
+        if end == bracket.start:
+            raise self._error(
+                "a bracket must hold a word or brackets, but here is", ")"
+            )
+        if not bracket.is_leaf:
+            constituent = Constituent(bracket.label or "", bracket.start, end)
+            self._constituents[bracket.index] = constituent
+        return None if self._open else self._tree()
+
+    def _tree(self) -> Tree:
+        tree = Tree(leaves=tuple(self._leaves), constituents=tuple(self._constituents))
+        self._leaves.clear()
+        self._constituents.clear()
+        return tree
+
+    def _error(self, what: str, token: str) -> DataError:
+        return DataError(f"{self._name}:{self._line}:{self._column}: {what} `{token}`.")

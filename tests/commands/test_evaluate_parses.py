@@ -1,0 +1,149 @@
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GOLD = """\
+(TOP (S (NP (DT the) (NN dog)) (VP (VBZ barks)) (. .)))
+(TOP (S (NP-SBJ (PRP I)) (VP (VBP run) (NP (-NONE- *))) (. .)))
+"""
+PARSES = """\
+(TOP (S (NP (DT the)) (VP (NN dog) (VBZ barks)) (. .)))
+(TOP (S (NP (PRP I)) (VP (VBP run)) (. .)))
+"""
+BARE = """\
+(TOP (S (NP (XX the)) (VP (XX dog) (XX barks)) (XX .)))
+(TOP (S (NP (XX I)) (VP (XX run)) (XX .)))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "gold").write_text(GOLD, encoding="utf-8")
+    (tmp_path / "parses").write_text(PARSES, encoding="utf-8")
+    (tmp_path / "bare").write_text(BARE, encoding="utf-8")
+    return tmp_path
+
+
+def test_table_and_summary_are_printed(
+    succeeds: Callable[..., str], folder: Path
+) -> None:
+    printed = succeeds("evaluate-parses", folder / "gold", folder / "parses")
+    rows = [" ".join(line.split()) for line in printed.splitlines()[3:5]]
+    assert rows == [
+        "1 4 0 33.33 33.33 1 3 3 1 3 3 100.00",
+        "2 3 0 100.00 100.00 3 3 3 0 2 2 100.00",
+    ]
+    assert printed.count("Bracketing FMeasure       =  66.67\n") == 2
+    assert printed.endswith("Tagging accuracy          = 100.00\n")
+
+
+def test_counts_and_figures_are_one_object_of_json(
+    succeeds: Callable[..., str], folder: Path
+) -> None:
+    files = (folder / "gold", folder / "parses")
+    found = json.loads(succeeds("evaluate-parses", *files, "--json"))
+    assert [one["matched"] for one in found["sentences"]] == [1, 3]
+    assert found["all"]["f1"] == found["short"]["f1"] == pytest.approx(200 / 3)
+
+
+def test_gold_tags_say_what_is_punctuation(
+    refuses: Callable[..., str], succeeds: Callable[..., str], folder: Path
+) -> None:
+    files = ("evaluate-parses", folder / "gold", folder / "bare")
+    assert "bare:1: 4 words for 3; 2 of 2 sentences are in no" in refuses(*files)
+    printed = succeeds(*files, "--gold-tags")
+    assert printed == succeeds("evaluate-parses", folder / "gold", folder / "parses")
+
+
+def test_a_normalised_root_is_not_counted(
+    succeeds: Callable[..., str], folder: Path
+) -> None:
+    (folder / "roots").write_text(GOLD.replace("(TOP ", "( "), encoding="utf-8")
+    files = ("evaluate-parses", folder / "roots", folder / "parses", "--json")
+    assert json.loads(succeeds(*files))["all"]["gold"] == 8
+    assert json.loads(succeeds(*files, "--normalize"))["all"]["gold"] == 6
+
+
+@pytest.mark.parametrize(
+    ("second", "fault", "status"),
+    [
+        ("(TOP (S (PRP I) (VBP ran) (. .)))", "`ran` for `run`", "1"),
+        ("(TOP (S (PRP I) (. .)))", "1 words for 2", "1"),
+        ("", "no words", "2"),
+        ("(())", "no words", "2"),
+    ],
+)
+def test_a_dropped_sentence_is_printed_and_fails_unless_it_is_allowed(
+    command: Callable[..., Any], folder: Path, second: str, fault: str, status: str
+) -> None:
+    first = PARSES.splitlines()[0]
+    (folder / "parses").write_text(f"{first}\n{second}\n", encoding="utf-8")
+    files = ("evaluate-parses", folder / "gold", folder / "parses")
+    place = f"{folder}/parses:2: {fault}"
+    refused, allowed = command(*files), command(*files, "--allow-dropped")
+    assert (refused.code, allowed.code) == (2, 0)
+    assert refused.err == (
+        f"transduce: {place}; 1 of 2 sentences are in no figure for want of the gold "
+        "tree's words (--allow-dropped accepts it).\n"
+    )
+    assert allowed.err == f"Warning: {place}; the sentence is in no figure.\n"
+    assert refused.out == allowed.out
+    assert refused.out.splitlines()[4].split()[:3] == ["2", "3", status]
+
+
+BAD = {
+    "missing": (None, r"bad: the file cannot be read \(No such file or directory\)"),
+    "empty": (b"", "There must be as many predicted trees as gold trees, .* 0 and 2"),
+    "a tree too few": (b"(S (A a))\n", "There must be as many .* are 1 and 2"),
+    "a tree too many": (b"(S (A a))\n" * 3, "There must be as many .* are 3 and 2"),
+    "no bracket": (b"(S (A a))\nthe\n", "bad:2:1: a tree must begin"),
+    "too few brackets": (b"(S (A a)\n(S (A a))\n", "bad:1:1: .* its line ends"),
+    "too many brackets": (b"(S (A a)))\n", r"bad:1:10: .* here follows `\)`"),
+    "an empty bracket": (b"(S (A a) ())\n", r"bad:1:11: a bracket must hold"),
+    "text after the root": (b"(S (A a)) b\n", "bad:1:11: .* here follows `b`"),
+    "a tree of two lines": (b"(S (A a)\n  (A b))\n", "bad:1:1: .* its line ends"),
+    "10,000 brackets": (
+        b"(S " * 10_000 + b"(A a)" + b")" * 10_000,
+        "bad:1:3001: brackets must be at most 1,000 deep",
+    ),
+    "Latin-1": (b"(S (A \xe4))\n", "bad:1: a line must be valid UTF-8, but byte 7"),
+    "UTF-16": ("(S (A a))\n".encode("utf-16"), "bad:1: a line must be"),
+    "NUL": (b"(S (A \0))\n", "bad:1: a line must be text, .* NUL byte"),
+    "long line": (b"(" * 1_000_001, "bad:1: a line must be at most 1,000,000 bytes"),
+}
+
+
+@pytest.mark.parametrize("side", ["gold", "predicted"])
+@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=list(BAD))
+def test_a_faulty_file_is_refused(
+    refuses: Callable[..., str],
+    folder: Path,
+    content: bytes | None,
+    message: str,
+    side: str,
+) -> None:
+    good, bad = folder / "gold", folder / "bad"
+    if content is not None:
+        bad.write_bytes(content)
+    files = (bad, good) if side == "gold" else (good, bad)
+    said = refuses("evaluate-parses", *files).replace(f"{folder}/", "")
+    if side == "gold" and "as many" in message:
+        assert said.startswith("There must be as many predicted trees as gold trees")
+    else:
+        assert re.match(message, said)
+
+
+@pytest.mark.parametrize("encoded", [b"\xef\xbb\xbf", b""], ids=["mark", "none"])
+def test_a_mark_and_crlf_are_no_part_of_the_trees(
+    succeeds: Callable[..., str], folder: Path, encoded: bytes
+) -> None:
+    content = encoded + PARSES.replace("\n", "\r\n").encode()
+    (folder / "other").write_bytes(content)
+    files = [folder / "gold", folder / "other"]
+    assert succeeds("evaluate-parses", *files) == succeeds(
+        "evaluate-parses", folder / "gold", folder / "parses"
+    )
