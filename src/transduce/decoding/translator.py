@@ -18,9 +18,12 @@ from transduce.decoding.next_token_models.coverage import CoverageDecoder
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.quantization import Precision, prepared
+from transduce.decoding.parsing.parser import Parser
 from transduce.decoding.sampling import Sampling, SamplingConfig
 from transduce.decoding.scoring import TargetScore, score_targets
 from transduce.decoding.search import (
+    BATCH_POSITIONS,
+    WINDOW_LINES,
     Decoding,
     Hypothesis,
     JoinableModel,
@@ -34,10 +37,6 @@ from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.splitting import split_long
 from transduce.text.tokenizer import Tokenizer
 
-WINDOW_LINES = 2_048
-"""Lines read ahead and sorted by length, so that a batch holds similar ones."""
-BATCH_POSITIONS = 4_096
-"""Source positions of a batch times its hypotheses, padding included."""
 MAX_SOURCE_TOKENS = 250
 """A longer source is translated in parts: few models were trained on such."""
 EXCLUDED = (PAD, BOS)
@@ -116,6 +115,16 @@ class Translator:
             prepared(each.build(), precision, device) for each in (checkpoint, *others)
         ]
         self.device = device
+        self._symbols = checkpoint.symbols
+
+    def parser(self) -> Parser:
+        """What parses with the first model; `RequestError` if it translates."""
+        if self._symbols is None:
+            raise RequestError(
+                "A model that parses must be trained on trees, but this one translates;"
+                " use `transduce translate`, or train one by --trees."
+            )
+        return Parser(self.models[0], self.tokenizer, self._symbols, self.device)
 
     def translate(
         self,

@@ -16,6 +16,9 @@ class ModelConfig:
 
     vocab_size: int = 37_000
     """Rows of the one embedding of source, target and output; the tokenizer's size."""
+    target_vocab_size: int | None = None
+    """Rows of another one for target and output, if these have symbols of their own, as
+    a parser's trees do (section 6.3)."""
     num_layers: int = 6
     """N: layers of the encoder, and of the decoder."""
     d_model: int = 512
@@ -61,8 +64,8 @@ class ModelConfig:
 
     def _check_sizes(self) -> None:
         for name in (
-            "vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v",
-            "max_positions", "neighbourhood",
+            "vocab_size", "target_vocab_size", "num_layers", "d_model", "d_ff",
+            "num_heads", "d_k", "d_v", "max_positions", "neighbourhood",
         ):  # fmt: skip
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"`model.{name}` must be at least 1, but is {value}.")

@@ -22,7 +22,7 @@ class ParameterCounts:
     """Numbers learned, by what they are for."""
 
     embedding: int
-    """The one matrix of source, target and output."""
+    """The one matrix of source, target and output, or that of each side."""
     positions: int
     self_attention: int
     """Of encoder and decoder."""
@@ -58,7 +58,7 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
     has_table = config.positions == "learned"
     num_norms = 5 * layers + (2 if config.norm == "pre" else 0)
     return ParameterCounts(
-        embedding=config.vocab_size * d_model,
+        embedding=(config.vocab_size + (config.target_vocab_size or 0)) * d_model,
         positions=config.max_positions * d_model if has_table else 0,
         self_attention=2 * layers * _attention_parameters(config),
         memory_attention=layers * _attention_parameters(config),
@@ -84,6 +84,7 @@ def forward_flops(
         + _dot(target_lengths, source_lengths)
     )
     layers, d_model = config.num_layers, config.d_model
+    num_outputs = config.target_vocab_size or config.vocab_size
     heads_width = config.num_heads * (config.d_k + config.d_v)
     return ForwardFlops(
         # Four matrices on each side's own attention; and of the third attention two on
@@ -91,7 +92,7 @@ def forward_flops(
         projections=6 * layers * num_positions * d_model * heads_width,
         attention=2 * layers * num_scores * heads_width,
         feed_forward=4 * layers * num_positions * d_model * config.d_ff,
-        output=2 * num_target * d_model * config.vocab_size,
+        output=2 * num_target * d_model * num_outputs,
     )
 
 

@@ -19,6 +19,10 @@ class CorpusFiles:
     dev_source: tuple[Path, ...] = ()
     dev_target: tuple[Path, ...] = ()
 
+    @property
+    def has_dev(self) -> bool:
+        return bool(self.dev_source or self.dev_target)
+
     def absolute_names(self) -> dict[str, list[str]]:
         """The names of the files by their part, whatever the current folder."""
         return {

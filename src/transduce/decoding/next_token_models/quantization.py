@@ -90,7 +90,7 @@ class Int8Linear(nn.Module):
 
 
 class Int8Embedding(nn.Module):
-    """The shared embedding, its product with the decoder's states in 8 bits."""
+    """That of the target, its product with the decoder's states in 8 bits."""
 
     def __init__(self, embedding: SharedEmbedding) -> None:
         super().__init__()
@@ -112,5 +112,6 @@ def _in_int8(model: Transformer) -> Transformer:
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 module.add_module(name, Int8Linear(child.weight, child.bias))
-    model.add_module("embedding", Int8Embedding(model.embedding))
+    name = "embedding" if model.target_embedding is None else "target_embedding"
+    model.add_module(name, Int8Embedding(model.output_embedding))
     return model

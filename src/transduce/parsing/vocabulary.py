@@ -1,0 +1,84 @@
+"""The symbols of linearised trees as the vocabulary of a target (section 6.3)."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transduce.errors import CheckpointError
+from transduce.parsing.linearization import (
+    STYLES,
+    Style,
+    StyleName,
+    Symbol,
+    linearize,
+    read_symbols,
+    symbols_in,
+)
+from transduce.parsing.trees import Tree
+from transduce.special_ids import BOS, PAD
+
+SYMBOLS_FILE = "target_tokenizer.json"
+"""Of a parser and of its run."""
+SPECIAL_SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
+UNKNOWN = len(SPECIAL_SYMBOLS) - 1
+"""What training had not: so that its probability can be asked for."""
+NEVER_WRITTEN = (PAD, BOS, UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolVocabulary:
+    """Symbols to ids and back; each is a token, whole."""
+
+    style_name: StyleName
+    spellings: tuple[str, ...]
+    """Of the symbols, by id from the first after the special ones."""
+
+    @property
+    def style(self) -> Style:
+        return STYLES[self.style_name]
+
+    @property
+    def vocab_size(self) -> int:
+        return len(SPECIAL_SYMBOLS) + len(self.spellings)
+
+    @property
+    def symbols(self) -> dict[int, Symbol]:
+        """All that have an id and are not special."""
+        table = read_symbols(self.spellings, self.style)
+        return dict(enumerate(map(table.__getitem__, self.spellings), UNKNOWN + 1))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of the symbols that the spaces of each text part."""
+        ids = {spelling: i for i, spelling in enumerate(self.spellings, UNKNOWN + 1)}
+        return [[ids.get(each, UNKNOWN) for each in text.split()] for text in texts]
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        content = {"style": self.style_name, "symbols": self.spellings}
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> "SymbolVocabulary":
+        """Read what `save` wrote; `CheckpointError` if it is damaged."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            style_name, spellings = content["style"], tuple(content["symbols"])
+            if style_name in STYLES and all(type(each) is str for each in spellings):
+                return cls(style_name, spellings)
+        except (OSError, ValueError, LookupError, TypeError):
+            pass  # said below
+        raise CheckpointError(
+            f"{path}: must hold the symbols of trees, but does not; restore the file "
+            "or train again."
+        )
+
+
+def learn_symbols(trees: Iterable[Tree], style_name: StyleName) -> SymbolVocabulary:
+    """All symbols of the trees."""
+    return SymbolVocabulary(style_name, tuple(symbols_in(trees, STYLES[style_name])))
+
+
+def target_line(tree: Tree, style: Style) -> str:
+    """The symbols of a tree as a line of text."""
+    return " ".join(style.spelling(symbol) for symbol in linearize(tree, style))
