@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from transduce.cli import main
-from transduce.experiments import quickstart
 from transduce.experiments.presets import PRESETS
+from transduce.experiments.quickstart import translation as quickstart
 from transduce.text.grammar import Grammar
 
 

@@ -108,7 +108,7 @@ def test_a_model_folder_holds_three_files(folder):
 
 def test_the_config_file_tells_format_step_and_settings(folder):
     content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    assert (content["format"], content["step"]) == (1, 7)
+    assert (content["format"], content["step"]) == (2, 7)
     assert content["model"]["d_model"] == 16
 
 

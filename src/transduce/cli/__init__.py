@@ -31,6 +31,7 @@ COMMANDS = {
     "sample": "Draw translations at random.",
     "score": "Say how likely a model holds given translations.",
     "evaluate": "Score translations against references.",
+    "parse": "Parse sentences, one tree a line.",
     "evaluate-parses": "Score parses against gold trees, as EVALB does.",
     "export": "Write a model for another library, and prove it the same.",
     "data": "Download and prepare a named corpus.",

@@ -32,7 +32,7 @@ def write_translations(
 
     Of an over-long line it is said that it was translated in parts.
     """
-    with _writer(output) as file:
+    with output_file(output) as file:
         for number, translation in enumerate(translations, start=1):
             if translation.num_parts > 1:
                 print(
@@ -63,7 +63,7 @@ def _lines(translation: Translation, nbest: int, jsonl: bool) -> Iterator[str]:
 
 
 @contextmanager
-def _writer(output: Path | None) -> Iterator[TextIO]:
+def output_file(output: Path | None) -> Iterator[TextIO]:
     """Standard output, or a file that appears when all is written."""
     if output is None:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream

@@ -1,4 +1,4 @@
-"""Text in, text out."""
+"""Text in, text out, or trees."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from transduce.decoding.next_token_models.coverage import CoverageDecoder
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.quantization import Precision, prepared
-from transduce.decoding.parsing.parser import Parser
+from transduce.decoding.parsing.parser import Parse, Parser
 from transduce.decoding.sampling import Sampling, SamplingConfig
 from transduce.decoding.scoring import TargetScore, score_targets
 from transduce.decoding.search import (
@@ -34,6 +34,7 @@ from transduce.device import choose_hardware
 from transduce.errors import RequestError
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.penn_words import penn_words
 from transduce.text.splitting import split_long
 from transduce.text.tokenizer import Tokenizer
 
@@ -117,12 +118,23 @@ class Translator:
         self.device = device
         self._symbols = checkpoint.symbols
 
+    def parse(
+        self, sentences: Sequence[str], *, constrained: bool = False
+    ) -> list[Parse]:
+        """The trees of raw English sentences; one for each, in their order.
+
+        By the search of section 6.3, or among trees only. `Parser` takes words, and any
+        search. `RequestError` if the model translates.
+        """
+        words = map(penn_words, sentences)
+        return list(self.parser().parse_stream(words, constrained=constrained))
+
     def parser(self) -> Parser:
         """What parses with the first model; `RequestError` if it translates."""
         if self._symbols is None:
             raise RequestError(
-                "A model that parses must be trained on trees, but this one translates;"
-                " use `transduce translate`, or train one by --trees."
+                "A model that parses must be trained on trees, but this one "
+                "translates; use `transduce translate`, or train one by --trees."
             )
         return Parser(self.models[0], self.tokenizer, self._symbols, self.device)
 
@@ -159,8 +171,10 @@ class Translator:
     ) -> Iterator[Translation]:
         """Translate without end, in order, a window of lines at a time.
 
-        `RequestError` if there are prefixes, but not one for each source.
+        `RequestError` if there are prefixes, but not one for each source, or the model
+        parses.
         """
+        self._require_translation()
         if config.coverage_penalty > 0 and len(self.models) > 1:
             raise RequestError(
                 "A coverage penalty must be used with one model, whose attention it "
@@ -173,6 +187,7 @@ class Translator:
         self, sources: Iterable[str], config: SamplingConfig
     ) -> Iterator[Translation]:
         """Translations drawn at random: each source's by its place and the seed."""
+        self._require_translation()
         begin = partial(self._sample, config=config)
         return self._in_windows(sources, None, begin, config.num_samples)
 
@@ -184,6 +199,7 @@ class Translator:
         `RequestError` if they are not as many as the sources, or several models are
         to decide.
         """
+        self._require_translation()
         if len(self.models) > 1:
             raise RequestError(
                 f"Translations must be scored by one model, but {len(self.models)} "
@@ -208,6 +224,13 @@ class Translator:
             )
             scores.update(zip(batch, found, strict=True))
         return [scores[i] for i in range(len(sources))]
+
+    def _require_translation(self) -> None:
+        if self._symbols is not None:
+            raise RequestError(
+                "A model that translates must be trained on text, but this one parses; "
+                "use `transduce parse`."
+            )
 
     def _in_windows(
         self,

@@ -176,6 +176,22 @@ PRESETS = {
             style="in-order-pos", augmentation=AugmentationConfig(copies=8)
         ),
     ),
+    # The built-in grammar's trees, in minutes on two cores.
+    "parsing-quickstart": RunConfig(
+        tokenizer=TokenizerConfig(vocab_size=1_000),
+        model=replace(SMALL_MODEL, num_layers=2, dropout=0.0),
+        batching=BatchingConfig(
+            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
+        ),
+        training=TrainingConfig(
+            steps=400,
+            warmup_steps=100,
+            checkpoint_steps=100,
+            keep_checkpoints=2,
+            best_by="f1",
+        ),
+        search=SearchConfig(beam_size=21, length_penalty=0.3, extra_length=300),
+    ),
     # For trying things out: learns nothing of use, in seconds.
     "tiny": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=400),
