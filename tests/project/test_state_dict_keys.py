@@ -64,6 +64,7 @@ ADDITIVE = {
         ({"scores": "additive"}, ADDITIVE),
         ({"positions": "learned"}, {"positions.weight"}),
         ({"norm": "pre"}, norm("encoder_norm") | norm("decoder_norm")),
+        ({"target_vocab_size": 9}, {"target_embedding.weight"}),
     ],
     ids=str,
 )

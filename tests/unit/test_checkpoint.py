@@ -30,6 +30,7 @@ from transduce.checkpoint import (
 )
 from transduce.errors import CheckpointError
 from transduce.model.transformer import Transformer
+from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -209,10 +210,10 @@ def test_a_config_that_is_no_object_is_refused(folder):
         load_model(folder)
 
 
-@pytest.mark.parametrize("value", [0, 2, "1", None])
+@pytest.mark.parametrize("value", [0, 3, "1", None, {}])
 def test_another_format_is_refused(folder, value):
     edit(folder / CONFIG, lambda content: content.update(format=value))
-    message = f"the format must be 1, but is {value}; .* another version of transduce"
+    message = f"format must be 1 or 2, but is {value}; .* another version of transduce"
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)
 
@@ -231,6 +232,73 @@ def test_unknown_settings_are_refused(folder, change):
     message = f"^{folder / CONFIG}: `model` must hold the settings d_ff, d_k, .*others"
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)
+
+
+NEWER = ("target_vocab_size",)
+"""Settings that a folder of format 1 does not have."""
+
+
+def as_format_1(content):
+    content["format"] = 1
+    for name in NEWER:
+        del content["model"][name]
+
+
+def test_a_model_of_the_first_format_is_the_papers(make_checkpoint, folder):
+    edit(folder / CONFIG, as_format_1)
+    assert load_model(folder).config == make_checkpoint().config
+
+
+@pytest.mark.parametrize("name", ["d_ff", "norm"])
+def test_a_setting_of_the_first_format_must_be_there(folder, name):
+    edit(folder / CONFIG, as_format_1)
+    edit(folder / CONFIG, lambda content: content["model"].pop(name))
+    with pytest.raises(CheckpointError, match="`model` must hold the settings"):
+        load_model(folder)
+
+
+def parser_of(make_checkpoint, num_symbols: int) -> Checkpoint:
+    spellings = ("(S", ")S", "XX")
+    return replace(
+        make_checkpoint(target_vocab_size=num_symbols),
+        symbols=SymbolVocabulary("xx", spellings),
+    )
+
+
+def test_the_symbols_of_a_parser_come_back(make_checkpoint, tmp_path):
+    saved = parser_of(make_checkpoint, 7)
+    save_model(saved, tmp_path / "parser")
+    loaded = load_model(tmp_path / "parser")
+    assert loaded.symbols == saved.symbols
+    assert loaded.config == saved.config
+    assert not different(saved, loaded)
+
+
+def test_symbols_of_another_parser_are_refused(make_checkpoint, tmp_path):
+    save_model(parser_of(make_checkpoint, 8), tmp_path / "parser")
+    message = "the target's vocabulary must have the model's 8 symbols, but has 7"
+    with pytest.raises(CheckpointError, match=message):
+        load_model(tmp_path / "parser")
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "[]", '{"style": "xx"}', '{"style": "x", "symbols": []}']
+)
+def test_damaged_symbols_are_refused(make_checkpoint, tmp_path, content):
+    save_model(parser_of(make_checkpoint, 7), tmp_path / "parser")
+    path = tmp_path / "parser" / SYMBOLS_FILE
+    path.unlink()
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=f"^{path}: must hold the symbols of"):
+        load_model(tmp_path / "parser")
+
+
+def test_parsers_of_different_symbols_are_not_averaged(make_checkpoint):
+    one = parser_of(make_checkpoint, 7)
+    other = replace(one, symbols=SymbolVocabulary("pos", ("S", "/S", "XX")))
+    with pytest.raises(CheckpointError, match="must be of one model"):
+        average([one, other])
 
 
 @pytest.mark.usefixtures("unchecked_types")

@@ -17,10 +17,14 @@ from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.next_token_models.coverage import CoverageDecoder
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.next_token_models.quantization import Precision, prepared
+from transduce.decoding.next_token_models.quantization import (
+    Precision,
+    PreparedModel,
+    prepared,
+)
 from transduce.decoding.parsing.parser import Parse, Parser
 from transduce.decoding.sampling import Sampling, SamplingConfig
-from transduce.decoding.scoring import TargetScore, score_targets
+from transduce.decoding.scoring import TargetScore, score_targets, similar_lengths
 from transduce.decoding.search import (
     BATCH_POSITIONS,
     WINDOW_LINES,
@@ -32,7 +36,6 @@ from transduce.decoding.search import (
 from transduce.decoding.search_config import SearchConfig
 from transduce.device import choose_hardware
 from transduce.errors import RequestError
-from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.penn_words import penn_words
 from transduce.text.splitting import split_long
@@ -112,7 +115,7 @@ class Translator:
                 "different ones; train them on the same text with the same settings."
             )
         self.tokenizer: Tokenizer = checkpoint.tokenizer
-        self.models: list[Transformer] = [
+        self.models: list[PreparedModel] = [
             prepared(each.build(), precision, device) for each in (checkpoint, *others)
         ]
         self.device = device
@@ -216,9 +219,9 @@ class Translator:
         lengths = [
             max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)
         ]
-        for batch in _similar_lengths(lengths, BATCH_POSITIONS):
+        for batch in similar_lengths(lengths, BATCH_POSITIONS):
             found = score_targets(
-                self.models[0],
+                self.models[0].model,
                 self._padded([source_ids[i] for i in batch]),
                 [target_ids[i] for i in batch],
             )
@@ -296,7 +299,7 @@ class Translator:
             greedy = GreedySearch(limits, config, EOS, EXCLUDED, prefixes)
             return Decoding(self._read(parts), greedy, BOS)
         if config.coverage_penalty > 0:
-            [model] = self.models
+            model = self.models[0].model
             watched = CoverageDecoder(model, model.encode(self._pad(parts)))
             beams = BeamSearch(
                 limits, config, EOS, EXCLUDED, prefixes, watched.coverage
@@ -315,7 +318,8 @@ class Translator:
         """What has read the sources, and is asked for the next tokens."""
         source = self._pad(parts)
         members = [
-            IncrementalDecoder(model, model.encode(source)) for model in self.models
+            IncrementalDecoder(each.model, each.model.encode(source), each.step)
+            for each in self.models
         ]
         return members[0] if len(members) == 1 else Ensemble(members)
 
@@ -393,13 +397,3 @@ def _joined(parts: list[Translation]) -> Translation:
         hypotheses=(whole,),
         num_parts=len(parts),
     )
-
-
-def _similar_lengths(lengths: list[int], positions: int) -> Iterator[list[int]]:
-    """Indices of sentences in batches, longest first."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    start = 0
-    while start < len(order):
-        rows = max(positions // (lengths[order[start]] + 1), 1)
-        yield order[start : start + rows]
-        start += rows

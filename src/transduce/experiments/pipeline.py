@@ -66,7 +66,12 @@ def train(
     if config.training.patience is not None and not files.has_dev:
         raise ConfigError(
             "`training.patience` must have a dev corpus to go by, but there is none; "
-            "add --dev-source and --dev-target."
+            "add --dev-source and --dev-target, or --dev-trees."
+        )
+    if files.has_dev and config.training.best_by not in (files.metric, "loss"):
+        raise ConfigError(
+            f'`training.best_by` must be "{files.metric}" or "loss" on this dev corpus,'
+            f' but is "{config.training.best_by}".'
         )
     corpus = None
     if processes.is_first:

@@ -139,12 +139,12 @@ class MultiHeadAttention(nn.Module):
             heads = self.weights_tap(weights) @ value
         else:
             heads = functional.scaled_dot_product_attention(
-                queries, key, value, mask, scale=self._scale
+                queries, key, value, mask, scale=self.scale
             )
         return self.project_output(heads.transpose(1, 2).flatten(2))
 
     @property
-    def _scale(self) -> float:
+    def scale(self) -> float:
         return 1 / math.sqrt(self.d_k) if self.scores == "scaled" else 1.0
 
     def _scores(
@@ -156,7 +156,7 @@ class MultiHeadAttention(nn.Module):
             # Bahdanau et al. (2015); the two matrices are the projections.
             hidden = torch.tanh(query[..., :, None, :] + key[..., None, :, :])
             return torch.einsum("bhqkd,hd->bhqk", hidden, self.additive_weight)
-        return query @ key.transpose(-2, -1) * self._scale
+        return query @ key.transpose(-2, -1) * self.scale
 
     def _split_heads(
         self, x: Float[Tensor, "batch length width"]

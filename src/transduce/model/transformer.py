@@ -113,6 +113,18 @@ class Transformer(nn.Module):
         self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; the logits of the next."""
+        x, mask = self.enter(last_ids, state)
+        for layer, cache in zip(self._decoder(), state.layers, strict=True):
+            x = layer.step(x, cache, mask, state.memory_mask)
+        return self.logits(self.decoder_norm(x))
+
+    def enter(
+        self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
+    ) -> tuple[
+        Float[Tensor, "sentences group d_model"],
+        Bool[Tensor, "sentences 1 group slots"],
+    ]:
+        """What the first layer reads in a step, and which slots each now sees."""
         # Those of a sentence are at the same position, not one after the other.
         known = self.positions(0, state.max_length + 1, last_ids.device)
         positions = known[state.lengths, None]
@@ -123,9 +135,7 @@ class Transformer(nn.Module):
             passed = state.positions[:, : state.num_slots]
             distance = state.lengths[:, None] - 1 - passed
             mask = mask & (distance <= self.config.neighbourhood)[:, None, None]
-        for layer, cache in zip(self._decoder(), state.layers, strict=True):
-            x = layer.step(x, cache, mask, state.memory_mask)
-        return self.logits(self.decoder_norm(x))
+        return x, mask
 
     def num_parameters(self) -> int:
         """Numbers learned, each counted once (Table 3, last column)."""

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import ClassVar, get_args
 
 from transduce.errors import ConfigError, DataError
 from transduce.parsing.linearization import STYLES, StyleName
@@ -45,6 +45,9 @@ class TreebankFiles:
 
     trees: tuple[Path, ...]
     dev_trees: tuple[Path, ...] = ()
+
+    metric: ClassVar = "f1"
+    """What says how good parses are."""
 
     @property
     def has_dev(self) -> bool:

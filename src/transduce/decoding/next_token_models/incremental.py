@@ -1,17 +1,25 @@
 """A model and its cache as what search needs."""
 
+from collections.abc import Callable
+
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.model.cache import DecodingState
 from transduce.model.transformer import Memory, Transformer
 
+Step = Callable[[Tensor, DecodingState], Tensor]
+"""`Transformer.step`, or what does the same."""
+
 
 class IncrementalDecoder:
     """A model that has read sources, and reads their translations token by token."""
 
-    def __init__(self, model: Transformer, memory: Memory) -> None:
-        self._model = model
+    def __init__(
+        self, model: Transformer, memory: Memory, step: Step | None = None
+    ) -> None:
+        """`step` does what the model's own does, if it is given."""
+        self._step = step or model.step
         self._state: DecodingState = model.start(memory)
 
     def step(
@@ -19,7 +27,7 @@ class IncrementalDecoder:
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; the logits of the next."""
         device = self._state.memory_mask.device
-        return self._model.step(last_ids.to(device), self._state)
+        return self._step(last_ids.to(device), self._state)
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
         """Keep these hypotheses, in this order."""

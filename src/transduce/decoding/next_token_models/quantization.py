@@ -1,12 +1,19 @@
 """Models whose matrix products are in fewer bits than 32, for speed."""
 
 import warnings
+from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from transduce.decoding.next_token_models.flat_step import (
+    FlatStep,
+    MakeLinear,
+    plain_linear,
+)
+from transduce.decoding.next_token_models.incremental import Step
 from transduce.device import has_int8_products, is_good_at_bf16
 from transduce.errors import ConfigError, RequestError
 from transduce.model.embedding import SharedEmbedding
@@ -26,10 +33,19 @@ def available(device: torch.device) -> list[Precision]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """A model on its device, ready to decode in a precision."""
+
+    model: Transformer
+    step: Step
+    """What `model.step` does, as fast as may be."""
+
+
 def prepared(
     model: Transformer, precision: Precision, device: torch.device
-) -> Transformer:
-    """The model on its device, ready to decode in the precision; changed in place.
+) -> PreparedModel:
+    """The model made ready, in place.
 
     `RequestError` if the device cannot.
     """
@@ -39,9 +55,17 @@ def prepared(
         )
     if precision == "int8":
         _require_int8(device)
-        return _in_int8(model)
+        step = _step(model, lambda weight, bias: Int8Linear(weight, bias).forward)
+        return PreparedModel(model=_in_int8(model), step=step)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    return model.to(device, dtype)
+    model = model.to(device, dtype)
+    return PreparedModel(model=model, step=_step(model, plain_linear))
+
+
+def _step(model: Transformer, make_linear: MakeLinear) -> Step:
+    # Additive scores are no product of queries and keys.
+    is_product = model.config.scores != "additive"
+    return FlatStep(model, make_linear) if is_product else model.step
 
 
 def _require_int8(device: torch.device) -> None:
@@ -89,18 +113,14 @@ class Int8Linear(nn.Module):
         return torch.ops.quantized.linear_dynamic(x, self._packed, False)
 
 
-class Int8Embedding(nn.Module):
+class Int8Embedding(SharedEmbedding):
     """That of the target, its product with the decoder's states in 8 bits."""
 
     def __init__(self, embedding: SharedEmbedding) -> None:
-        super().__init__()
-        self.embedding = embedding
+        nn.Module.__init__(self)  # the weight is there
+        self.d_model = embedding.d_model
+        self.weight = embedding.weight
         self.output = Int8Linear(embedding.weight, bias=None)
-
-    def forward(
-        self, ids: Int[Tensor, "batch length"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        return cast(Tensor, self.embedding(ids))
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         """How well each output fits each row."""

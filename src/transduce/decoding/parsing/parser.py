@@ -10,6 +10,7 @@ from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.next_token_models.quantization import PreparedModel
 from transduce.decoding.next_token_models.tree_watcher import TreeWatcher
 from transduce.decoding.search import (
     BATCH_POSITIONS,
@@ -20,7 +21,6 @@ from transduce.decoding.search import (
     search_all,
 )
 from transduce.decoding.search_config import SearchConfig
-from transduce.model.transformer import Transformer
 from transduce.parsing.automaton import partial_tree, symbols_needed
 from transduce.parsing.delinearization import Repairs, delinearize
 from transduce.parsing.trees import Tree
@@ -63,7 +63,7 @@ class Parser:
 
     def __init__(
         self,
-        model: Transformer,
+        model: PreparedModel,
         tokenizer: Tokenizer,
         symbols: SymbolVocabulary,
         device: torch.device,
@@ -139,9 +139,9 @@ class Parser:
 
     def _read(self, sentences: list[_Sentence]) -> JoinableModel:
         source = pad_rows([[*each.source, EOS] for each in sentences])
-        return IncrementalDecoder(
-            self._model, self._model.encode(source.to(self._device))
-        )
+        model = self._model.model
+        memory = model.encode(source.to(self._device))
+        return IncrementalDecoder(model, memory, self._model.step)
 
     def _tree(self, sentence: _Sentence, found: Hypothesis | None) -> Parse:
         symbols = [] if found is None else [self._symbols[i] for i in found.ids]

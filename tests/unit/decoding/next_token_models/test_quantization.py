@@ -50,14 +50,14 @@ def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus)
 
 def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):
     translator = Translator(trained_checkpoint, CPU, precision="bf16")
-    [model] = translator.models
-    assert model.output_weight.dtype == torch.bfloat16
+    [found] = translator.models
+    assert found.model.output_weight.dtype == torch.bfloat16
     assert translator.translate(["one two"])[0].hypotheses
 
 
 @needs_int8
 def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint):
-    model = prepared(trained_checkpoint.build(), "int8", CPU)
+    model = prepared(trained_checkpoint.build(), "int8", CPU).model
     assert not [m for m in model.modules() if type(m) is nn.Linear]
     assert isinstance(model.embedding.output, Int8Linear)
     ids = torch.tensor([[5, 6]])

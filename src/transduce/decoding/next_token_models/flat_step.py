@@ -1,0 +1,159 @@
+"""The decoder's step once more, written flat: few operators, no modules.
+
+In decoding, products are so small that what stands between them takes the time. So
+here the projections of a self-attention are one product, masks are made once for all
+layers, and no module is called. What comes out is what `Transformer.step` gives.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.cache import DecodingState, LayerCache
+from transduce.model.layers import DecoderLayer, ResidualConnection
+from transduce.model.transformer import Transformer
+
+Linear = Callable[[Tensor], Tensor]
+MakeLinear = Callable[[Tensor, Tensor], Linear]
+"""Of a weight and a bias."""
+
+
+def plain_linear(weight: Tensor, bias: Tensor) -> Linear:
+    """A linear map in the weight's own precision."""
+    return lambda x: functional.linear(x, weight, bias)
+
+
+class FlatStep:
+    """`Transformer.step` with the weights that the model has now."""
+
+    def __init__(self, model: Transformer, make_linear: MakeLinear) -> None:
+        self._model = model
+        self._layers = [_FlatLayer(each, make_linear) for each in model.decoder_layers]
+
+    def __call__(
+        self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; the logits of the next."""
+        x, seen = self._model.enter(last_ids, state)
+        others = _penalty(seen, x.dtype)
+        padding = _penalty(state.memory_mask, x.dtype)
+        for layer, cache in zip(self._layers, state.layers, strict=True):
+            x = layer.step(x, cache, others, padding)
+        return self._model.logits(self._model.decoder_norm(x))
+
+
+class _FlatLayer:
+    def __init__(self, layer: nn.Module, make_linear: MakeLinear) -> None:
+        assert isinstance(layer, DecoderLayer)
+        own, memory = layer.self_attention, layer.memory_attention
+        self._own = _FlatAttention(own, make_linear)
+        self._query_key_value = make_linear(*_query_key_value(own))
+        self._memory_query = make_linear(*_query(memory))
+        self._memory = _FlatAttention(memory, make_linear)
+        self._inner = _flat(layer.feed_forward.inner, make_linear)
+        self._outer = _flat(layer.feed_forward.outer, make_linear)
+        self._after_own = _FlatResidual(layer.after_self_attention)
+        self._after_memory = _FlatResidual(layer.after_memory_attention)
+        self._after_feed_forward = _FlatResidual(layer.after_feed_forward)
+
+    def step(
+        self,
+        x: Float[Tensor, "sentences group d_model"],
+        cache: LayerCache,
+        others: Float[Tensor, "sentences 1 group slots"],
+        padding: Float[Tensor, "sentences 1 1 source"],
+    ) -> Float[Tensor, "sentences group d_model"]:
+        read = self._after_own.before(x)
+        x = self._after_own.after(x, self._attend_to_past(read, cache, others))
+        query = self._memory_query(self._after_memory.before(x))
+        attended = self._memory.attend(
+            query, cache.memory_key, cache.memory_value, padding
+        )
+        x = self._after_memory.after(x, attended)
+        inner = self._inner(self._after_feed_forward.before(x)).relu_()
+        return self._after_feed_forward.after(x, self._outer(inner))
+
+    def _attend_to_past(
+        self,
+        x: Float[Tensor, "sentences group d_model"],
+        cache: LayerCache,
+        others: Float[Tensor, "sentences 1 group slots"],
+    ) -> Float[Tensor, "sentences group d_model"]:
+        own = self._own
+        query, key, value = self._query_key_value(x).split(own.widths, dim=-1)
+        key, value = cache.write(own.heads(key), own.heads(value), others.size(-1))
+        return own.attend(query, key, value, others)
+
+
+class _FlatAttention:
+    def __init__(self, attention: MultiHeadAttention, make_linear: MakeLinear) -> None:
+        heads = attention.num_heads
+        num_queries = heads * attention.d_k
+        self.widths = [num_queries, num_queries, heads * attention.d_v]
+        self._num_heads = heads
+        self._output = _flat(attention.project_output, make_linear)
+
+    def heads(
+        self, x: Float[Tensor, "sentences group width"]
+    ) -> Float[Tensor, "sentences heads group head_width"]:
+        sentences, group, width = x.shape
+        shape = (sentences, group, self._num_heads, width // self._num_heads)
+        return x.view(shape).transpose(1, 2)
+
+    def attend(
+        self,
+        query: Float[Tensor, "sentences group width"],
+        key: Float[Tensor, "sentences heads keys d_k"],
+        value: Float[Tensor, "sentences heads keys d_v"],
+        penalty: Float[Tensor, "sentences 1 #group keys"],
+    ) -> Float[Tensor, "sentences group d_model"]:
+        scores = self.heads(query) @ key.transpose(2, 3)
+        weights = scores.add_(penalty).softmax(dim=-1)
+        return self._output((weights @ value).transpose(1, 2).flatten(2))
+
+
+class _FlatResidual:
+    def __init__(self, residual: ResidualConnection) -> None:
+        norm = residual.norm
+        self._shape, self._epsilon = norm.normalized_shape, norm.eps
+        self._weight, self._bias = norm.weight, norm.bias
+        self._is_pre_norm = residual.is_pre_norm
+
+    def before(self, x: Tensor) -> Tensor:
+        return self._normed(x) if self._is_pre_norm else x
+
+    def after(self, x: Tensor, change: Tensor) -> Tensor:
+        return x + change if self._is_pre_norm else self._normed(x + change)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return torch.layer_norm(x, self._shape, self._weight, self._bias, self._epsilon)
+
+
+def _query(attention: MultiHeadAttention) -> tuple[Tensor, Tensor]:
+    """Weight and bias that make queries, scaled as their scores are to be."""
+    projection, scale = attention.project_query, attention.scale
+    return projection.weight * scale, projection.bias * scale
+
+
+def _query_key_value(attention: MultiHeadAttention) -> tuple[Tensor, Tensor]:
+    projection = attention.project_key_value
+    weight, bias = _query(attention)
+    return torch.cat([weight, projection.weight]), torch.cat([bias, projection.bias])
+
+
+def _flat(linear: nn.Linear, make_linear: MakeLinear) -> Linear:
+    return make_linear(linear.weight, linear.bias)
+
+
+def _penalty(
+    seen: Bool[Tensor, "sentences 1 queries keys"], dtype: torch.dtype
+) -> Float[Tensor, "sentences 1 queries keys"]:
+    """What takes a score out of the running where nothing is to be seen."""
+    least = torch.finfo(dtype).min
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+        ~seen, least
+    )

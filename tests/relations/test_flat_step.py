@@ -1,0 +1,50 @@
+"""The step written flat is the model's own."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.decoding.next_token_models.flat_step import FlatStep, plain_linear
+from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.special_ids import PAD
+
+SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, PAD]])
+VARIANTS = [
+    {},
+    {"positions": "learned", "max_positions": 3},
+    {"norm": "pre"},
+    {"neighbourhood": 2},
+    {"scores": "unscaled"},
+    {"d_k": 4, "d_v": 6},
+]
+
+
+def steps(decoder: IncrementalDecoder, others: IncrementalDecoder) -> list[Tensor]:
+    """Logits of steps with several hypotheses, some leaving and some joining."""
+    ids = torch.arange(4, 34).view(5, 3, 2) % 23
+    found = [decoder.step(ids[0, :, :1])]
+    decoder.reorder(torch.tensor([[0, 0], [1, 1], [2, 2]]))
+    found.append(decoder.step(ids[1]))
+    decoder.reorder(torch.tensor([[1, 0], [5, 5]]))
+    found.append(decoder.step(ids[2, :2]))
+    others.step(ids[3, :, :1])
+    others.reorder(torch.tensor([[2, 2]]))
+    decoder.join(others)
+    return [*found, *(decoder.step(ids[i]) for i in (3, 4))]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@torch.no_grad()
+def test_both_have_the_same_logits(tiny: ModelConfig, variant: dict[str, object]):
+    model = Transformer(replace(tiny, **variant)).eval()
+    for weight in model.parameters():
+        weight.add_(0.1 * torch.randn_like(weight))  # no bias of zero, no norm of one
+    memory = model.encode(SOURCE)
+    flat = FlatStep(model, plain_linear)
+    found = steps(*(IncrementalDecoder(model, memory, flat) for _ in range(2)))
+    expected = steps(*(IncrementalDecoder(model, memory) for _ in range(2)))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
