@@ -44,6 +44,11 @@ def export(
         raise ConfigError(f"{out}: the output folder must be new, but exists.")
     sentences = _sentences(sample)
     checkpoint = load_model(model)
+    if checkpoint.symbols is not None:
+        raise RequestError(
+            f"{model}: a model to export must have one vocabulary for source and "
+            "target, but this one parses, and has two."
+        )
     for text in sentences:
         if (length := len(checkpoint.tokenizer.encode(text))) > MAX_SOURCE_TOKENS:
             raise ConfigError(

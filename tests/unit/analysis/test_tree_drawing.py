@@ -36,7 +36,8 @@ def drawn(trees: list[Tree]) -> list[ElementTree.Element]:
 
 def test_a_picture_holds_every_label_tag_and_word() -> None:
     texts = sorted(element.text or "" for element in drawn([TREE]))
-    assert texts == sorted(["TOP", "S", "NP", "VP", "DT", "NN", "VBZ", ".", "the", "dog", "barks", "."])
+    labels = ["TOP", "S", "NP", "VP", "DT", "NN", "VBZ", "."]
+    assert texts == sorted([*labels, "the", "dog", "barks", "."])
 
 
 def test_a_label_stands_over_the_middle_of_what_it_holds() -> None:

@@ -40,6 +40,6 @@ def test_special_ids_stand_before_all_symbols() -> None:
 def test_a_symbol_that_training_had_not_is_unknown() -> None:
     vocabulary = learn_symbols([parse_tree("(TOP (S (A a)))")], "xx")
     assert vocabulary.encode_batch(["(S (NP XX )NP )S", ""]) == [
-        [4, UNKNOWN, 6, UNKNOWN, 5],
+        [6, UNKNOWN, 5, UNKNOWN, 4],
         [],
     ]

@@ -23,7 +23,7 @@ from transduce.decoding.search import (
 from transduce.decoding.search_config import SearchConfig
 from transduce.parsing.automaton import partial_tree, symbols_needed
 from transduce.parsing.delinearization import Repairs, delinearize
-from transduce.parsing.trees import Tree
+from transduce.parsing.trees import Tree, without_brackets
 from transduce.parsing.vocabulary import NEVER_WRITTEN, SymbolVocabulary
 from transduce.special_ids import BOS, EOS
 from transduce.text.tokenizer import Tokenizer
@@ -94,7 +94,8 @@ class Parser:
     def _parse(
         self, window: list[Sequence[str]], config: SearchConfig, *, constrained: bool
     ) -> Iterator[Parse]:
-        encoded = self._tokenizer.encode_batch([" ".join(words) for words in window])
+        lines = [without_brackets(" ".join(words)) for words in window]
+        encoded = self._tokenizer.encode_batch(lines)
         sentences = [
             _Sentence(words=words, source=source)
             for words, source in zip(window, encoded, strict=True)
