@@ -178,7 +178,8 @@ def test_a_preset_of_parsing_is_the_papers(name: str, key: str, value: object) -
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("parsing-wsj", 100_443_136), ("parsing-semi", 116_827_136)]
+    ("name", "parameters"),
+    [("parsing-wsj", 100_443_136), ("parsing-semi", 116_827_136)],
 )
 def test_a_parser_has_its_number_of_parameters(name: str, parameters: int) -> None:
     # Source sub-words and 53 symbols with four special ones, biases everywhere.

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
 
 from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.candidates import Excluded
 from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.quantization import PreparedModel
@@ -54,8 +56,12 @@ class _Sentence:
     source: list[int]
 
     def max_length(self, extra_length: int) -> int:
-        """Tokens of its tree at most; the end token counts on both sides."""
-        return len(self.source) + 1 + extra_length
+        """Tokens of its tree at most; the end token counts on both sides.
+
+        There is always room for some tree.
+        """
+        least = symbols_needed(len(self.words), 0) + 1
+        return max(len(self.source) + 1 + extra_length, least)
 
 
 class Parser:
@@ -101,11 +107,11 @@ class Parser:
             for words, source in zip(window, encoded, strict=True)
         ]
         legible = [s for s in sentences if 0 < len(s.source) <= MAX_SOURCE_TOKENS]
-        begin = self._constrained if constrained else self._plain
+        begin = partial(self._begin, config=config, constrained=constrained)
         found = search_all(
             [len(sentence.source) + 1 for sentence in legible],
             BATCH_POSITIONS // config.beam_size,
-            lambda numbers: begin([legible[i] for i in numbers], config),
+            lambda numbers: begin([legible[i] for i in numbers]),
         )
         best = {
             id(sentence): hypotheses[0]
@@ -113,30 +119,26 @@ class Parser:
         }
         return iter([self._tree(s, best.get(id(s))) for s in sentences])
 
-    def _plain(self, sentences: list[_Sentence], config: SearchConfig) -> Decoding:
+    def _begin(
+        self, sentences: list[_Sentence], config: SearchConfig, *, constrained: bool
+    ) -> Decoding:
         limits = [each.max_length(config.extra_length) for each in sentences]
         decoder = self._read(sentences)
-        if config.beam_size == 1:
-            greedy = GreedySearch(limits, config, EOS, NEVER_WRITTEN)
-            return Decoding(decoder, greedy, BOS)
-        return Decoding(decoder, BeamSearch(limits, config, EOS, NEVER_WRITTEN), BOS)
+        excluded: Excluded = NEVER_WRITTEN
+        if constrained:
+            decoder = self._watched(decoder, sentences, limits)
+            excluded = decoder.excluded
+        find = GreedySearch if config.beam_size == 1 else BeamSearch
+        return Decoding(decoder, find(limits, config, EOS, excluded), BOS)
 
-    def _constrained(
-        self, sentences: list[_Sentence], config: SearchConfig
-    ) -> Decoding:
-        limits = [
-            max(each.max_length(config.extra_length), _least_length(each))
-            for each in sentences
-        ]
+    def _watched(
+        self, decoder: JoinableModel, sentences: list[_Sentence], limits: list[int]
+    ) -> TreeWatcher:
         trees = [
             partial_tree(len(each.words), limit - 1, self._style)
             for each, limit in zip(sentences, limits, strict=True)
         ]
-        watcher = TreeWatcher(self._read(sentences), trees, self._symbols, EOS)
-        if config.beam_size == 1:
-            greedy = GreedySearch(limits, config, EOS, watcher.excluded)
-            return Decoding(watcher, greedy, BOS)
-        return Decoding(watcher, BeamSearch(limits, config, EOS, watcher.excluded), BOS)
+        return TreeWatcher(decoder, trees, self._symbols, EOS)
 
     def _read(self, sentences: list[_Sentence]) -> JoinableModel:
         source = pad_rows([[*each.source, EOS] for each in sentences])
@@ -153,8 +155,3 @@ class Parser:
             score=0.0 if found is None else found.score,
             is_overlong=len(sentence.source) > MAX_SOURCE_TOKENS,
         )
-
-
-def _least_length(sentence: _Sentence) -> int:
-    """Of a tree over its words, the end token counted."""
-    return symbols_needed(len(sentence.words), 0) + 1
