@@ -31,6 +31,7 @@ COMMANDS = {
     "sample": "Draw translations at random.",
     "score": "Say how likely a model holds given translations.",
     "evaluate": "Score translations against references.",
+    "compare": "Hold systems against each other, with tests of significance.",
     "export": "Write a model for another library, and prove it the same.",
     "data": "Download and prepare a named corpus.",
     "benchmark": "Measure our speed beside that of others.",
