@@ -103,4 +103,5 @@ def _draw_on(axes: Axes, chart: Chart) -> None:
         axes.xaxis.set_major_locator(LogLocator(base=2))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False)

@@ -5,7 +5,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from transduce.report.content import Cell, Picture, Report, Table
+from transduce.report.content import Cell, Picture, Report, Table, plain
+
+LONGEST_WHOLE = 20
+"""Characters of a word that is not broken as long as there is room."""
 
 
 def show(report: Report, console: Console) -> None:
@@ -29,9 +32,14 @@ def _table(table: Table) -> RichTable:
         title_style="italic",
         pad_edge=False,
     )
-    for column in table.columns:
-        justify = "left" if column.is_text else "right"
-        shown.add_column(Text(column.name), justify=justify, overflow="fold")  # type: ignore[arg-type] # one of its words
+    for i, column in enumerate(table.columns):
+        words = " ".join([column.name, *(plain(row[i]) for row in table.rows)]).split()
+        shown.add_column(
+            Text(column.name),
+            justify="left" if column.is_text else "right",
+            overflow="fold",
+            min_width=min(max(map(len, words), default=0), LONGEST_WHOLE),
+        )
     for row in table.rows:
         shown.add_row(*(_text(cell) for cell in row))
     return shown

@@ -1,11 +1,48 @@
-"""The paper's estimate of what its trainings cost, against its Table 2."""
+"""The paper's formulas worked out by hand, its estimates against its Table 2."""
 
 import numpy as np
 import pytest
 
-from transduce.analysis.cost import SUSTAINED_TFLOPS, estimate_flops
+from transduce.analysis.cost import (
+    SUSTAINED_TFLOPS,
+    LayerSizes,
+    estimate_flops,
+    layer_cost,
+)
 from transduce.experiments.presets import PRESETS
 from transduce.model.cost import update_flops
+
+
+@pytest.mark.parametrize(
+    ("layer", "operations", "sequential", "path"),
+    [
+        ("self-attention", 10 * 10 * 7, 1, 1),
+        ("recurrent", 10 * 7 * 7, 10, 10),
+        # Reaches of 1, 3, 9, 27 positions; contiguous ones of 3, 5, 7, 9, 11.
+        ("convolutional", 3 * 10 * 7 * 7, 1, 3),
+        ("convolutional, contiguous", 3 * 10 * 7 * 7, 1, 5),
+        # Nine positions away, four at a time.
+        ("restricted self-attention", 4 * 10 * 7, 1, 3),
+    ],
+)
+def test_layers_cost_what_table_1_says(layer, operations, sequential, path):
+    cost = layer_cost(layer, LayerSizes(n=10, d=7, k=3, r=4))
+    assert cost.operations == operations
+    assert cost.sequential_operations == sequential
+    assert cost.maximum_path_length == path
+
+
+@pytest.mark.parametrize(("n", "path"), [(1, 1), (3, 1), (4, 2), (9, 2), (10, 3)])
+def test_dilated_convolutions_reach_a_power_of_their_width(n, path):
+    cost = layer_cost("convolutional", LayerSizes(n=n, d=1, k=3))
+    assert cost.maximum_path_length == path
+
+
+@pytest.mark.parametrize(
+    "layer", ["convolutional, contiguous", "restricted self-attention"]
+)
+def test_one_position_takes_a_step_as_well(layer):
+    assert layer_cost(layer, LayerSizes(n=1, d=1)).maximum_path_length == 1
 
 
 @pytest.mark.parametrize(("hours", "flops"), [(12.0, 3.3e18), (84.0, 2.3e19)])
