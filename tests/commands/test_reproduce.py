@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,66 @@ def test_table_1_is_measured_and_written(
     assert "<svg" in (out / "table1.html").read_text(encoding="utf-8")
 
 
+def test_runs_are_placed_in_table_2(
+    succeeds: Callable[..., str],
+    run: Path,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    source, reference = corpus_files
+    text = ("--source", source, "--reference", reference)
+    out = tmp_path / "table2"
+    options = ("--hardware", "K80", "--devices", 2, "--presets", "base", "tiny")
+    printed = succeeds("reproduce", "table2", run, *text, "--out", out, *options)
+    assert "2 x K80 of 2.8 TFLOPS" in " ".join(printed.split())
+    assert "Transformer (base model)" in printed
+    figures = json.loads((out / "table2.json").read_text())
+    [ours] = figures["ours"]
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    last = [entry for entry in log if entry["kind"] == "step"][-1]
+    assert ours["flops"] == last["flops"]
+    assert ours["seconds"] > 0
+    scores = json.loads(succeeds("evaluate", run, *text, "--json"))
+    assert ours["bleu"] == scores[0]
+    assert ours["paper_bleu"] == scores[1]
+    assert [cost["preset"] for cost in figures["costs"]] == ["base", "tiny"]
+
+
+def test_the_speed_of_this_machine_is_measured(
+    succeeds: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.cli.reproduce.matrix_rate", lambda hardware: 3e11)
+    options = ("--device", "cpu", "--presets", "tiny")
+    printed = succeeds("reproduce", "table2", "--out", tmp_path / "t", *options)
+    assert "of 0.3 TFLOPS" in " ".join(printed.split())
+
+
+def test_hardware_of_ones_own_is_taken_at_its_word(
+    succeeds: Callable[..., str], tmp_path: Path
+) -> None:
+    options = ("--hardware", "Abacus", "--tflops", "0.5", "--presets", "tiny")
+    succeeds("reproduce", "table2", "--out", tmp_path / "t", *options)
+    figures = json.loads((tmp_path / "t" / "table2.json").read_text())
+    assert figures["cluster"] == {"name": "Abacus", "tflops": 0.5, "num_devices": 1}
+
+
+def test_a_run_without_its_log_is_refused(
+    refuses: Callable[..., str],
+    run: Path,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "log.jsonl").unlink()
+    source, reference = corpus_files
+    text = ("--source", source, "--reference", reference, "--hardware", "P100")
+    refusal = refuses(
+        *("reproduce", "table2", tmp_path / "run", *text), "--out", tmp_path / "t"
+    )
+    assert refusal == f"{tmp_path}/run: must have the log of its updates, but has none."
+    assert not (tmp_path / "t").exists()
+
+
 def test_a_folder_that_holds_something_is_left_alone(
     refuses: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -64,6 +125,16 @@ def test_a_folder_that_holds_something_is_left_alone(
             "`max_rounds` must be at least",
         ),
         (("table1",), "--out requires an argument"),
+        (("table2",), "--out requires an argument"),
+        (("table2", "r", "--out", "o"), "Runs and a --source to translate must go"),
+        (("table2", "--out", "o", "--source", "s"), "Runs and a --source to translate"),
+        (("table2", "--out", "o", "--devices", "0"), "`devices` must be at least 1"),
+        (
+            ("table2", "--out", "o", "--hardware", "H100"),
+            "`hardware` must be this, K80, K40, M40, P100, or come with --tflops, but",
+        ),
+        (("table2", "--out", "o", "--tflops", "0"), "`tflops` must be above 0, but is"),
+        (("table2", "--out", "o", "--presets", "bsae"), "did you mean 'base'?"),
         (("table5",), 'Unknown command "table5"'),
     ],
     ids=str,

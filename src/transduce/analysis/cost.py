@@ -16,15 +16,13 @@ LayerType = Literal[
 """The rows of Table 1. Its convolutional layers, one upon the other, are ever more
 dilated; contiguous ones stand beside them in the text."""
 
-Accelerator = Literal["K80", "K40", "M40", "P100"]
-
-SUSTAINED_TFLOPS: dict[Accelerator, float] = {
-    "K80": 2.8,
-    "K40": 3.7,
-    "M40": 6.0,
-    "P100": 9.5,
-}
+SUSTAINED_TFLOPS = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
 """What the paper takes a device to do in single precision (section 6.1, footnote 5)."""
+
+UTILISATION = 0.28, 0.43
+"""What trainings of this model make of such a speed, at least and at most: the paper's
+base and big models 0.29 and 0.42, and the same between 0.28 and 0.41 in the published
+figures of NVIDIA and of MLPerf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +37,25 @@ class LayerSizes:
     """Positions that a convolution's kernel covers."""
     r: int = 1
     """How far to either side restricted self-attention sees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What a training is done on."""
+
+    name: str
+    """Of one device."""
+    tflops: float
+    """That one device sustains in products of matrices."""
+    num_devices: int
+
+    @property
+    def flops(self) -> float:
+        """A second, of all devices."""
+        return self.tflops * 1e12 * self.num_devices
+
+    def __str__(self) -> str:
+        return f"{self.num_devices:,} x {self.name} of {self.tflops:.3g} TFLOPS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +102,20 @@ def layer_cost(layer: LayerType, sizes: LayerSizes) -> LayerCost:
             )
 
 
-def estimate_flops(seconds: float, num_devices: int, device: Accelerator) -> float:
+def estimate_flops(seconds: float, cluster: Cluster) -> float:
     """The paper's own estimate of a training's cost (section 6.1; Table 2)."""
-    return seconds * num_devices * SUSTAINED_TFLOPS[device] * 1e12
+    return seconds * cluster.flops
+
+
+def utilisation(flops: float, seconds: float, cluster: Cluster) -> float:
+    """The share of a cluster's speed that a training of so many FLOPs made use of."""
+    return flops / estimate_flops(seconds, cluster)
+
+
+def forecast(flops: float, cluster: Cluster) -> tuple[float, float]:
+    """Seconds that a training of so many FLOPs takes, at least and at most."""
+    least, most = UTILISATION
+    return flops / (most * cluster.flops), flops / (least * cluster.flops)
 
 
 def _steps(distance: int, reach: int) -> int:

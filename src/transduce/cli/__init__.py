@@ -40,6 +40,7 @@ COMMANDS = {
 PARTS = {
     "reproduce": {
         "table1": "Measure what layers cost, beside the formulas of Table 1.",
+        "table2": "Place runs among the models of Table 2, and forecast trainings.",
     },
     "benchmark": {
         "training": "Measure the speed and memory of training.",

@@ -1,5 +1,7 @@
 """A report on a terminal, or in a file of its output."""
 
+from collections.abc import Sequence
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -19,12 +21,17 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(section.title, style="bold"))
         for part in section.parts:
             if isinstance(part, Table):
-                console.print(_table(part))
+                whole = _table(part, _longest_words(part))
+                has_room = console.measure(whole).minimum <= console.width
+                console.print(
+                    whole if has_room else _table(part, [0] * len(part.columns))
+                )
             elif not isinstance(part, Picture):
                 console.print(Text(part))
 
 
-def _table(table: Table) -> RichTable:
+def _table(table: Table, widths: Sequence[int]) -> RichTable:
+    """With columns at least so wide."""
     shown = RichTable(
         box=SIMPLE_HEAD,
         title=Text(table.title) if table.title else None,
@@ -32,17 +39,31 @@ def _table(table: Table) -> RichTable:
         title_style="italic",
         pad_edge=False,
     )
-    for i, column in enumerate(table.columns):
-        words = " ".join([column.name, *(plain(row[i]) for row in table.rows)]).split()
+    for column, width in zip(table.columns, widths, strict=True):
         shown.add_column(
             Text(column.name),
             justify="left" if column.is_text else "right",
             overflow="fold",
-            min_width=min(max(map(len, words), default=0), LONGEST_WHOLE),
+            min_width=width,
         )
     for row in table.rows:
         shown.add_row(*(_text(cell) for cell in row))
     return shown
+
+
+def _longest_words(table: Table) -> list[int]:
+    """Of each column."""
+    texts = [[column.name] for column in table.columns]
+    for row in table.rows:
+        for column, cell in zip(texts, row, strict=True):
+            column.append(plain(cell))
+    return [
+        min(
+            max(len(word) for text in column for word in ["", *text.split()]),
+            LONGEST_WHOLE,
+        )
+        for column in texts
+    ]
 
 
 def _text(cell: Cell) -> Text:

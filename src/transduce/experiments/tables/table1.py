@@ -205,26 +205,22 @@ def _summary(table: Table1) -> Table:
         "layer type",
         "complexity",
         "time, fitted",
-        "sequential",
-        "counted",
-        "path",
-        f"at n = {LENGTHS[-1]}",
+        "sequential operations",
+        f"path length at n = {LENGTHS[-1]}",
     )
     rows = []
     for layer, row in ROWS.items():
         growths = [g for g in table.scaling.growths if g.sweep.layer == layer]
         powers = [f"{g.sweep.letter}^{g.exponent:.2f}" for g in growths]
         [counted] = [each for each in table.sequential if each.layer == layer]
-        longest = [each for each in table.paths if each.layer == layer][-1]
+        path = [each for each in table.paths if each.layer == layer][-1]
         rows.append(
             (
                 layer,
                 row.complexity,
                 " · ".join(powers) or "as above",
-                row.sequential_operations,
-                _line(counted),
-                row.maximum_path_length,
-                str(longest.measured),
+                f"{row.sequential_operations}: {_line(counted)}",
+                f"{row.maximum_path_length}: {path.measured}",
             )
         )
     # All are words, or formulas that read as such.
@@ -255,11 +251,11 @@ def _time_parts(scaling: Scaling) -> Iterator[Part]:
         f"{scaling.rounds} rounds, in which all take turns. The exponent is the slope "
         "of a straight line through the logarithms. Attention has four projections "
         "besides what the table speaks of; the share of the latter in all products is "
-        "told for the ends of the range. Restricted self-attention computes bands of "
+        "at least as told. Restricted self-attention computes bands of "
         "blocks, not all scores."
     )
     rows = tuple(_growth_row(growth) for growth in scaling.growths)
-    heads = ("range", "others", "share", "theory", "measured", "off by")
+    heads = ("from", "to", "others", "share", "theory", "fitted")
     yield Table(columns=columns("layer type", "", *heads), rows=rows)
     for letters, title in (
         ("n", "Time against the length n"),
@@ -279,12 +275,12 @@ def _growth_row(growth: Growth) -> tuple[str, ...]:
     return (
         sweep.layer,
         sweep.letter,
-        f"{sweep.values[0]:,} to {sweep.values[-1]:,}",
+        f"{sweep.values[0]:,}",
+        f"{sweep.values[-1]:,}",
         ", ".join(others),
-        f"{first:.0%}" if first == last else f"{first:.0%} to {last:.0%}",
+        f"{min(first, last):.0%}",
         str(sweep.theory),
         f"{growth.exponent:.2f}",
-        f"{growth.exponent - sweep.theory:+.2f}",
     )
 
 
