@@ -1,7 +1,5 @@
 """A report on a terminal, or in a file of its output."""
 
-from collections.abc import Sequence
-
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -11,6 +9,8 @@ from transduce.report.content import Cell, Picture, Report, Table, plain
 
 LONGEST_WHOLE = 20
 """Characters of a word that is not broken as long as there is room."""
+GAP = 3
+"""Between two columns."""
 
 
 def show(report: Report, console: Console) -> None:
@@ -21,17 +21,12 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(section.title, style="bold"))
         for part in section.parts:
             if isinstance(part, Table):
-                whole = _table(part, _longest_words(part))
-                has_room = console.measure(whole).minimum <= console.width
-                console.print(
-                    whole if has_room else _table(part, [0] * len(part.columns))
-                )
+                console.print(_table(part, console.width))
             elif not isinstance(part, Picture):
                 console.print(Text(part))
 
 
-def _table(table: Table, widths: Sequence[int]) -> RichTable:
-    """With columns at least so wide."""
+def _table(table: Table, width: int) -> RichTable:
     shown = RichTable(
         box=SIMPLE_HEAD,
         title=Text(table.title) if table.title else None,
@@ -39,30 +34,34 @@ def _table(table: Table, widths: Sequence[int]) -> RichTable:
         title_style="italic",
         pad_edge=False,
     )
-    for column, width in zip(table.columns, widths, strict=True):
+    widths = _column_widths(table, width - GAP * len(table.columns))
+    for column, column_width in zip(table.columns, widths, strict=True):
         shown.add_column(
             Text(column.name),
             justify="left" if column.is_text else "right",
             overflow="fold",
-            min_width=width,
+            width=column_width,
         )
     for row in table.rows:
         shown.add_row(*(_text(cell) for cell in row))
     return shown
 
 
-def _longest_words(table: Table) -> list[int]:
-    """Of each column."""
-    texts = [[column.name] for column in table.columns]
-    for row in table.rows:
-        for column, cell in zip(texts, row, strict=True):
-            column.append(plain(cell))
+def _column_widths(table: Table, room: int) -> list[int] | list[None]:
+    """Such that words stay whole; none if all fits anyway, or nothing helps."""
+    heads = tuple(column.name for column in table.columns)
+    texts = list(zip(heads, *(map(plain, row) for row in table.rows), strict=True))
+    most = [max(map(len, column)) for column in texts]
+    words = [[word for text in column for word in text.split()] for column in texts]
+    least = [min(max(map(len, each), default=0), LONGEST_WHOLE) for each in words]
+    slack = room - sum(least)
+    if sum(most) <= room or slack < 0:
+        return [None] * len(texts)
+    # The rest is shared out by what each would like to have.
+    wanted = [high - low for low, high in zip(least, most, strict=True)]
     return [
-        min(
-            max(len(word) for text in column for word in ["", *text.split()]),
-            LONGEST_WHOLE,
-        )
-        for column in texts
+        low + slack * share // sum(wanted)
+        for low, share in zip(least, wanted, strict=True)
     ]
 
 

@@ -161,6 +161,26 @@ class TestTerminal:
         show(report, Console(file=output, width=120, force_terminal=True))
         assert "\x1b[1;33mH|nd\x1b[0m" in output.getvalue()
 
+    @pytest.mark.parametrize("width", [20, 40, 200])
+    def test_no_cell_is_cut_off(self, width: int) -> None:
+        cells = ("convolutional", "a sentence of some words", "1,234,567", "x" * 30)
+        table = Table(columns=columns("a", "b", "c", "d"), rows=(cells,))
+        section = Section(title="", parts=(table,))
+        output = io.StringIO()
+        console = Console(file=output, width=width)
+        show(Report(title="", sections=(section,)), console)
+        for cell in cells:
+            rest = iter(output.getvalue())
+            assert all(letter in rest for letter in cell.replace(" ", ""))
+
+    def test_words_stay_whole_where_there_is_room(self) -> None:
+        rows = (("self-attention", "many words that may well be parted" * 3),)
+        table = Table(columns=columns("a", "b"), rows=rows)
+        section = Section(title="", parts=(table,))
+        output = io.StringIO()
+        show(Report(title="", sections=(section,)), Console(file=output, width=60))
+        assert "self-attention" in output.getvalue()
+
 
 class TestChart:
     def test_the_same_chart_is_drawn_alike(self) -> None:

@@ -41,29 +41,29 @@ class Row:
 
 ROWS: dict[LayerType, Row] = {
     "self-attention": Row(
-        complexity="O(n² · d)",
+        complexity="O(n²·d)",
         sequential_operations="O(1)",
         maximum_path_length="O(1)",
     ),
     "recurrent": Row(
-        complexity="O(n · d²)",
+        complexity="O(n·d²)",
         sequential_operations="O(n)",
         maximum_path_length="O(n)",
     ),
     "convolutional": Row(
-        complexity="O(k · n · d²)",
+        complexity="O(k·n·d²)",
         sequential_operations="O(1)",
         maximum_path_length="O(log_k(n))",
     ),
     "convolutional, contiguous": Row(
-        complexity="O(k · n · d²)",
+        complexity="O(k·n·d²)",
         sequential_operations="O(1)",
-        maximum_path_length="O(n / k)",
+        maximum_path_length="O(n/k)",
     ),
     "restricted self-attention": Row(
-        complexity="O(r · n · d)",
+        complexity="O(r·n·d)",
         sequential_operations="O(1)",
-        maximum_path_length="O(n / r)",
+        maximum_path_length="O(n/r)",
     ),
 }
 

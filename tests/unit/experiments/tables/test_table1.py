@@ -75,7 +75,7 @@ def report() -> Report:
 def test_the_papers_rows_stand_beside_what_was_measured(report: Report) -> None:
     summary = tables(report)[0]
     assert row(summary, "self-attention") == [
-        "self-attention", "O(n² · d)", "n^1.96 · d^0.96", "O(1): 4", "O(1): 64"
+        "self-attention", "O(n²·d)", "n^1.96 · d^0.96", "O(1): 4", "O(1): 64"
     ]  # fmt: skip
     assert row(summary, "recurrent")[3] == "O(n): 3 n + 2"
     assert row(summary, "convolutional, contiguous")[2] == "as above"
