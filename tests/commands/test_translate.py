@@ -352,3 +352,28 @@ def test_an_impossible_option_is_refused(
 def test_fewer_bits_are_an_option(succeeds: Callable[..., str], model: Path) -> None:
     out = succeeds("translate", model, "--precision", "bf16", stdin=LINES)
     assert len(out.splitlines()) == len(LINES.splitlines())
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_a_terminal_shows_how_many_lines_are_done(model: Path, tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "transduce",
+            "translate",
+            str(model),
+            "--beam-size",
+            "1",
+        ],
+        input=LINES,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        check=True,
+        env={**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"},
+    )
+    os.close(theirs)
+    assert len(result.stdout.splitlines()) == 5
+    assert b"5 lines" in os.read(ours, 100_000)
+    os.close(ours)
