@@ -47,9 +47,7 @@ def main() -> None:
             f"- Resident memory at 10 % and at the end: {memory[0]:,}, {memory[1]:,} MB"
         )
         print(f"- Empty lines that are empty: {stay_empty(lines, found)}")
-        print(
-            f"- Of {SAMPLE} lines by themselves: {agreement(command, lines, found)} alike"
-        )
+        print(f"- Alike by themselves: {agreement(command, lines, found)} of {SAMPLE}")
         print(f"- Closed pipe: {closed_pipe(command, source)}")
         print(f"- Killed: {killed(command, source, Path(folder, 'killed'))}")
     print(describe_machine())
@@ -119,7 +117,8 @@ def closed_pipe(command: Sequence[str], source: Path) -> str:
         process = subprocess.Popen(
             command, stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         for _ in range(3):
             process.stdout.readline()
         process.stdout.close()
