@@ -33,11 +33,17 @@ COMMANDS = {
     "evaluate": "Score translations against references.",
     "parse": "Parse sentences, one tree a line.",
     "evaluate-parses": "Score parses against gold trees, as EVALB does.",
+    "compare": "Hold systems against each other, with tests of significance.",
+    "reproduce": "Reproduce a table of the paper.",
     "export": "Write a model for another library, and prove it the same.",
     "data": "Download and prepare a named corpus.",
     "benchmark": "Measure our speed beside that of others.",
 }
 PARTS = {
+    "reproduce": {
+        "table1": "Measure what layers cost, beside the formulas of Table 1.",
+        "table2": "Place runs among the models of Table 2, and forecast trainings.",
+    },
     "benchmark": {
         "training": "Measure the speed and memory of training.",
         "decoding": "Measure the speed and memory of decoding.",

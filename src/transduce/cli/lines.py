@@ -3,13 +3,13 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
 
+from transduce.cli.output import writer
+from transduce.cli.terminal import counted_lines
 from transduce.decoding.translator import Translation
-from transduce.errors import ConfigError, DataError
+from transduce.errors import ConfigError
 from transduce.text.corpus import read_stream, read_text
 
 
@@ -32,7 +32,8 @@ def write_translations(
 
     Of an over-long line it is said that it was translated in parts.
     """
-    with output_file(output) as file:
+    is_on_screen = output is None and sys.stdout.isatty()
+    with writer(output) as file, counted_lines(is_on_screen) as count_line:
         for number, translation in enumerate(translations, start=1):
             if translation.num_parts > 1:
                 print(
@@ -42,6 +43,7 @@ def write_translations(
                 )
             file.writelines(line + "\n" for line in _lines(translation, nbest, jsonl))
             file.flush()
+            count_line()
 
 
 def _lines(translation: Translation, nbest: int, jsonl: bool) -> Iterator[str]:
@@ -60,35 +62,3 @@ def _lines(translation: Translation, nbest: int, jsonl: bool) -> Iterator[str]:
     else:
         found = [h.text for h in translation.hypotheses[:nbest]]
         yield from found + [""] * (nbest - len(found))
-
-
-@contextmanager
-def output_file(output: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file that appears when all is written."""
-    if output is None:
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream
-        yield sys.stdout
-    else:
-        try:
-            with _file_writer(output) as file:
-                yield file
-        except OSError as error:
-            raise DataError(
-                f"{output}: cannot be written ({error.strerror})."
-            ) from None
-
-
-@contextmanager
-def _file_writer(output: Path) -> Iterator[TextIO]:
-    if output.exists() and not output.is_file():
-        # A pipe or a device, which cannot be put in place of another.
-        with output.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-        return
-    new = output.with_name(f".{output.name}.transduce-new")
-    try:
-        with new.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-        new.replace(output)
-    finally:
-        new.unlink(missing_ok=True)

@@ -8,7 +8,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.analysis.tree_drawing import indented, svg
-from transduce.cli.lines import output_file, source_lines
+from transduce.cli.lines import source_lines
+from transduce.cli.output import writer
+from transduce.cli.terminal import counted_lines
 from transduce.decoding.next_token_models.quantization import Precision
 from transduce.decoding.parsing.parser import Parse
 from transduce.decoding.search_config import SearchConfig
@@ -74,15 +76,17 @@ def parse(
     sentences = (line.split() if tokenized else penn_words(line) for line in lines)
     parser = load(model, device=device, precision=precision).parser()
     drawn: list[Tree] = []
-    with output_file(output) as file:
+    is_on_screen = output is None and sys.stdout.isatty()
+    with writer(output) as file, counted_lines(is_on_screen) as count_line:
         parses = parser.parse_stream(sentences, config, constrained=constrained)
         for tree in _trees(parses):
             file.write((indented(tree) if pretty else str(tree)) + "\n")
             file.flush()
+            count_line()
             if svg_file is not None:
                 drawn.append(tree)
     if svg_file is not None:
-        with output_file(svg_file) as file:
+        with writer(svg_file) as file:
             file.write(svg(drawn))
 
 

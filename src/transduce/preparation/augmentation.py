@@ -47,6 +47,7 @@ def augmented(trees: Sequence[Tree], config: AugmentationConfig) -> Iterator[Tre
     """All trees and then their variants, the same for the same seed."""
     yield from trees
     if config.copies:
+        # Unlike the paper: variants of few trees, where that has many trees.
         maker = _Variants(trees, config)
         for _ in range(config.copies):
             yield from map(maker.variant, trees)

@@ -107,6 +107,29 @@ def test_flops_are_told_by_what_they_are_for():
     }
 
 
+def multiply_adds(config: ModelConfig, length: int) -> float:
+    """Of a source and a target token in sentences of that length, counted by layer.
+
+    The decoder's own scores are taken as causal, so that half of them are not needed.
+    """
+    d, ff = config.d_model, config.d_ff
+    encoder = 4 * d**2 + 2 * d * ff + 2 * length * d
+    memory = 2 * d**2
+    decoder = 4 * d**2 + length * d + 2 * d**2 + 2 * length * d + 2 * d * ff
+    return config.num_layers * (encoder + memory + decoder) + d * config.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("name", "giga"), [("base", 0.380), ("big", 1.29), ("C-N2", None), ("C-d256", None)]
+)
+def test_flops_a_token_are_those_of_an_independent_formula(name, giga):
+    config = replace(PRESETS[name].model, vocab_size=37_000)
+    length = np.array([27])
+    counted = update_flops(config, length, length) / 27
+    assert counted == pytest.approx(6 * multiply_adds(config, 27), rel=0.01)
+    assert giga is None or counted == pytest.approx(giga * 1e9, rel=0.01)
+
+
 def test_the_flops_of_an_update_are_those_of_its_pairs():
     source, target = np.array([4, 9, 1]), np.array([6, 2, 5])
     each = [

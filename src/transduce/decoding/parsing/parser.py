@@ -89,8 +89,7 @@ class Parser:
     ) -> Iterator[Parse]:
         """Parse sentences of words, in order, a window of them at a time.
 
-        Constrained search finds nothing but trees over the words. (In the paper it is
-        not.)
+        Constrained search finds nothing but trees over the words.
         """
         stream = iter(sentences)
         while window := list(islice(stream, WINDOW_LINES)):
@@ -126,6 +125,8 @@ class Parser:
         decoder = self._read(sentences)
         excluded: Excluded = NEVER_WRITTEN
         if constrained:
+            # Unlike the paper: only what can become a tree over the words is written,
+            # if that is asked for; scores stay those of the model.
             decoder = self._watched(decoder, sentences, limits)
             excluded = decoder.excluded
         find = GreedySearch if config.beam_size == 1 else BeamSearch

@@ -1,0 +1,285 @@
+"""`transduce compare`: systems' translations held against each other."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from transduce.cli.output import writer
+from transduce.errors import ConfigError, DataError
+from transduce.evaluation.comparison import (
+    Comparison,
+    Example,
+    LengthScores,
+    SystemExamples,
+    Tokenize,
+)
+from transduce.evaluation.comparison import compare as compare_systems
+from transduce.evaluation.significance import PairedScores, SystemScore, Trials
+from transduce.report.content import (
+    Column,
+    MarkedText,
+    Part,
+    Report,
+    Section,
+    Table,
+    columns,
+)
+from transduce.report.page import as_page
+from transduce.report.terminal import show
+from transduce.text.corpus import read_text
+
+SIGNIFICANT_P = 0.05
+EXAMPLE_COLUMNS = (
+    Column(name="", is_text=True),
+    Column(name="chrF"),
+    Column(name="text", is_text=True),
+)
+
+
+def compare(
+    *systems: Path,
+    reference: Path,
+    source: Path | None = None,
+    train: Path | None = None,
+    tokenize: Tokenize = "13a",
+    examples: int = 5,
+    resamples: int = 1000,
+    shuffles: int = 10_000,
+    seed: int = 12345,
+    html: Path | None = None,
+    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Hold systems' translations against those of the first, the baseline.
+
+    Parameters
+    ----------
+    systems
+        Files of translations of the same sentences, one a line.
+    reference
+        The true translations.
+    source
+        What was translated, to be shown beside the translations.
+    train
+        Text of the target language in which words are counted, to tell the rare from
+        the frequent; by default they are counted in the reference.
+    tokenize
+        What words are: 13a, as in sacreBLEU, or none, where the text is tokenised
+        already.
+    examples
+        Sentences shown where a system is better, and where it is worse.
+    resamples
+        Test sets drawn by the paired bootstrap.
+    shuffles
+        Trials of approximate randomisation.
+    seed
+        Of both.
+    html
+        A file for a page with all tables.
+    json_output
+        Print one JSON object.
+    """
+    trials = Trials(resamples=resamples, shuffles=shuffles, seed=seed)
+    if examples < 0:
+        raise ConfigError(f"`examples` must be at least 0, but is {examples}.")
+    references = _lines(reference)
+    with Console(stderr=True).status("Comparing..."):
+        comparison = compare_systems(
+            _read_systems(systems, reference, len(references)),
+            references,
+            sources=_aligned(source, reference, len(references)) if source else None,
+            training=read_text([train]) if train else None,
+            tokenize=tokenize,
+            trials=trials,
+            num_examples=examples,
+        )
+    report = as_report(comparison, train or reference)
+    if html is not None:
+        with writer(html) as file:
+            file.write(as_page(report))
+    if json_output:
+        print(json.dumps(asdict(comparison), indent=2, ensure_ascii=False))
+    else:
+        show(report, Console(highlight=False))
+
+
+def _read_systems(
+    paths: tuple[Path, ...], reference: Path, num_lines: int
+) -> dict[str, list[str]]:
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ConfigError(f"{path}: a system must be given once, but is twice.")
+    return {str(path): _aligned(path, reference, num_lines) for path in paths}
+
+
+def _aligned(path: Path, reference: Path, num_lines: int) -> list[str]:
+    lines = _lines(path)
+    if len(lines) != num_lines:
+        raise DataError(
+            f"{path}: must have as many lines as {reference}, {num_lines:,}, but has "
+            f"{len(lines):,}."
+        )
+    return lines
+
+
+def _lines(path: Path) -> list[str]:
+    if not (lines := list(read_text([path]))):
+        raise DataError(f"{path}: must have at least one line, but is empty.")
+    return lines
+
+
+def as_report(comparison: Comparison, counted_in: Path) -> Report:
+    """The figures in tables; words were counted in the file."""
+    baseline, num = comparison.systems[0], comparison.num_sentences
+    return Report(
+        title=f"{num:,} sentences by {len(comparison.systems)} systems",
+        sections=(
+            Section(title="Scores", parts=_scores(comparison)),
+            Section(
+                title="By length of the reference, in words",
+                parts=(
+                    _length_table("BLEU", comparison, lambda each: each.bleu),
+                    _length_table("chrF", comparison, lambda each: each.chrf),
+                ),
+            ),
+            Section(
+                title="Words met, by their frequency",
+                parts=(
+                    "F1 of the words of the references that a system wrote as well, "
+                    f"by how often a word occurs in {counted_in}.",
+                    _frequency_table(comparison),
+                ),
+            ),
+            *(_example_section(each, baseline) for each in comparison.examples),
+        ),
+    )
+
+
+def _scores(comparison: Comparison) -> tuple[Part, ...]:
+    parts: list[Part] = []
+    for scores in comparison.scores:
+        heads = (scores.metric, "95 %", "difference", "p bootstrap", "p shuffles")
+        rows = [
+            (name, *_score_cells(score), _verdict(score))
+            for name, score in zip(comparison.systems, scores.systems, strict=True)
+        ]
+        verdict = Column(name="verdict", is_text=True)
+        parts += [
+            Table(columns=(*columns("system", *heads), verdict), rows=tuple(rows)),
+            *_signatures(scores),
+        ]
+    if len(comparison.systems) > 2:
+        parts.append(
+            "Each p is of one system beside the baseline, and not corrected for there "
+            "being several."
+        )
+    return tuple(parts)
+
+
+def _signatures(scores: PairedScores) -> tuple[str, str]:
+    return (
+        f"Scores and paired bootstrap: {scores.bootstrap_signature}",
+        f"Shuffles (approximate randomisation): {scores.randomisation_signature}",
+    )
+
+
+def _score_cells(score: SystemScore) -> tuple[str, ...]:
+    interval = f"± {score.interval:.2f}"
+    if score.bootstrap_p is None or score.randomisation_p is None:
+        return f"{score.score:.2f}", interval, "", "", ""
+    return (
+        f"{score.score:.2f}",
+        interval,
+        f"{score.difference:+.2f}",
+        f"{score.bootstrap_p:.4f}",
+        f"{score.randomisation_p:.4f}",
+    )
+
+
+def _verdict(score: SystemScore) -> str:
+    """In words, where both tests agree that it is no chance."""
+    if score.bootstrap_p is None or score.randomisation_p is None:
+        return "baseline"
+    if max(score.bootstrap_p, score.randomisation_p) >= SIGNIFICANT_P:
+        return "not significant"
+    return "better" if score.difference > 0 else "worse"
+
+
+def _length_table(
+    metric: str,
+    comparison: Comparison,
+    scores_of: Callable[[LengthScores], tuple[float, ...]],
+) -> Table:
+    rows = [
+        (
+            str(each.words),
+            f"{each.num_sentences:,}",
+            *(f"{score:.2f}" for score in scores_of(each)),
+        )
+        for each in comparison.by_length
+    ]
+    heads = columns("words", "sentences", *comparison.systems)
+    return Table(title=metric, columns=heads, rows=tuple(rows))
+
+
+def _frequency_table(comparison: Comparison) -> Table:
+    rows = [
+        (
+            str(each.occurrences),
+            f"{each.systems[0].num_wanted:,}",
+            *(f"{accuracy.f1:.2f}" for accuracy in each.systems),
+        )
+        for each in comparison.by_frequency
+    ]
+    heads = columns("occurrences", "words", *comparison.systems)
+    return Table(columns=heads, rows=tuple(rows))
+
+
+def _example_section(examples: SystemExamples, baseline: str) -> Section:
+    shown = {"better": examples.better, "worse": examples.worse}
+    tables = tuple(
+        _example_table(example, examples.system, baseline, word)
+        for word, group in shown.items()
+        for example in group
+    )
+    return Section(
+        title=f"Where {examples.system} differs most from {baseline}",
+        parts=tables or ("No sentence is shown.",),
+    )
+
+
+def _example_table(example: Example, system: str, baseline: str, word: str) -> Table:
+    reference = example.reference
+    rows: list[tuple[str, str, str | MarkedText]] = [
+        ("reference", "", reference),
+        (
+            baseline,
+            f"{example.baseline_chrf:.1f}",
+            marked_differences(example.baseline, reference),
+        ),
+        (
+            system,
+            f"{example.hypothesis_chrf:.1f}",
+            marked_differences(example.hypothesis, reference),
+        ),
+    ]
+    if example.source is not None:
+        rows.insert(0, ("source", "", example.source))
+    return Table(
+        title=f"Line {example.line:,}, {word} by {abs(example.difference):.1f}",
+        columns=EXAMPLE_COLUMNS,
+        rows=tuple(rows),
+    )
+
+
+def marked_differences(text: str, reference: str) -> MarkedText:
+    """The text with those words marked that are not the reference's."""
+    words, wanted = text.split(), reference.split()
+    blocks = SequenceMatcher(None, words, wanted, autojunk=False).get_matching_blocks()
+    met = {block.a + i for block in blocks for i in range(block.size)}
+    return MarkedText(words=tuple((word, i not in met) for i, word in enumerate(words)))

@@ -1,0 +1,44 @@
+"""Where commands write text to."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from transduce.errors import DataError
+
+
+@contextmanager
+def writer(output: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file that appears when all is written.
+
+    `DataError` if the file cannot be written.
+    """
+    if output is None:
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream
+        yield sys.stdout
+    else:
+        try:
+            with _file_writer(output) as file:
+                yield file
+        except OSError as error:
+            raise DataError(
+                f"{output}: cannot be written ({error.strerror})."
+            ) from None
+
+
+@contextmanager
+def _file_writer(output: Path) -> Iterator[TextIO]:
+    if output.exists() and not output.is_file():
+        # A pipe or a device, which cannot be put in place of another.
+        with output.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        return
+    new = output.with_name(f".{output.name}.transduce-new")
+    try:
+        with new.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        new.replace(output)
+    finally:
+        new.unlink(missing_ok=True)

@@ -1,0 +1,81 @@
+"""A report as one web page that needs nothing beside it."""
+
+from collections.abc import Iterator
+from html import escape
+from importlib.resources import files
+
+from transduce.report.content import Cell, Column, Part, Picture, Report, Table
+
+
+def as_page(report: Report) -> str:
+    """HTML for any screen, light or dark, and for paper; no scripts, no network."""
+    style = (files("transduce.report") / "page.css").read_text(encoding="utf-8")
+    title = escape(report.title)
+    body = "\n".join(_body(report))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _body(report: Report) -> Iterator[str]:
+    for section in report.sections:
+        yield "<section>"
+        yield f"<h2>{escape(section.title)}</h2>"
+        for part in section.parts:
+            yield from _part(part)
+        yield "</section>"
+
+
+def _part(part: Part) -> Iterator[str]:
+    match part:
+        case Table():
+            yield from _table(part)
+        case Picture():
+            title = escape(part.title)
+            yield f"<figure>\n{part.svg}\n<figcaption>{title}</figcaption>\n</figure>"
+        case str():
+            yield f"<p>{escape(part)}</p>"
+
+
+def _table(table: Table) -> Iterator[str]:
+    # In a box of its own, so that a wide one scrolls and not the page.
+    yield '<div class="table" tabindex="0">\n<table>'
+    if table.title:
+        yield f"<caption>{escape(table.title)}</caption>"
+    heads = "".join(
+        f'<th scope="col"{_class(column)}>{escape(column.name)}</th>'
+        for column in table.columns
+    )
+    yield f"<thead><tr>{heads}</tr></thead>\n<tbody>"
+    for row in table.rows:
+        cells = zip(table.columns, row, strict=True)
+        yield f"<tr>{''.join(f'<td{_class(c)}>{_cell(x)}</td>' for c, x in cells)}</tr>"
+    yield "</tbody>\n</table>\n</div>"
+
+
+def _class(column: Column) -> str:
+    return ' class="text"' if column.is_text else ""
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return escape(cell)
+    return " ".join(
+        f"<mark>{escape(word)}</mark>" if is_marked else escape(word)
+        for word, is_marked in cell.words
+    )

@@ -1,0 +1,195 @@
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from transduce.cli.compare import marked_differences
+
+FEW = ("--resamples", "20", "--shuffles", "20")
+
+
+@pytest.fixture
+def files(corpus_files: tuple[Path, Path], tmp_path: Path) -> dict[str, Path]:
+    """The reference, and systems that lose its last or mistake its second word."""
+    lines = corpus_files[1].read_text(encoding="utf-8").splitlines()
+    sides = {
+        "reference": lines,
+        "last": [" ".join(line.split()[:-1]) for line in lines],
+        "second": [
+            " ".join([*line.split()[:1], "no", *line.split()[2:]]) for line in lines
+        ],
+    }
+    for name, side in sides.items():
+        (tmp_path / name).write_text("\n".join(side) + "\n", encoding="utf-8")
+    return {name: tmp_path / name for name in sides}
+
+
+@pytest.fixture
+def arguments(files: dict[str, Path]) -> tuple[object, ...]:
+    systems = (files["last"], files["second"], files["reference"])
+    return ("compare", "--reference", files["reference"], *systems, *FEW)
+
+
+def test_every_table_is_printed(
+    succeeds: Callable[..., str], arguments: tuple[object, ...]
+) -> None:
+    out = succeeds(*arguments)
+    assert out.startswith("40 sentences by 3 systems\n")
+    for heading in (
+        "Scores",
+        "By length of the reference, in words",
+        "Words met, by their frequency",
+    ):
+        assert f"\n{heading}\n" in out
+    joined = " ".join(out.split())
+    for signature in ("|bs:20|seed:12345|", "|ar:20|seed:12345|", "|tok:13a|"):
+        assert signature in joined
+    assert "not corrected for there being several" in joined
+    assert "differs most from" in joined
+
+
+def test_json_has_the_whole_comparison(
+    succeeds: Callable[..., str], arguments: tuple[object, ...], files: dict[str, Path]
+) -> None:
+    found = json.loads(succeeds(*arguments, "--json"))
+    assert found["systems"] == [str(files[n]) for n in ("last", "second", "reference")]
+    bleu, chrf = found["scores"]
+    assert bleu["systems"][2]["score"] == pytest.approx(100)
+    assert bleu["systems"][0]["bootstrap_p"] is None
+    assert 0 < chrf["systems"][2]["randomisation_p"] < 0.05
+    assert sum(each["num_sentences"] for each in found["by_length"]) == 40
+    assert found["examples"][1]["better"][0]["hypothesis_chrf"] == pytest.approx(100)
+
+
+def test_a_page_is_written_as_well(
+    succeeds: Callable[..., str], arguments: tuple[object, ...], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    assert "Scores" in succeeds(*arguments, "--html", page)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert '<td class="text">better</td>' in text
+    assert "<mark>" in text
+
+
+def test_sources_and_training_text_are_used(
+    succeeds: Callable[..., str],
+    arguments: tuple[object, ...],
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train").write_text("eins eins\n")
+    options = ("--source", corpus_files[0], "--train", tmp_path / "train")
+    found = json.loads(succeeds(*arguments, *options, "--json"))
+    example = found["examples"][0]["better"][0]
+    sources = corpus_files[0].read_text(encoding="utf-8").splitlines()
+    assert example["source"] == sources[example["line"] - 1]
+    buckets = [each["occurrences"]["first"] for each in found["by_frequency"]]
+    assert buckets == [0, 2]
+    assert example["source"] in succeeds(*arguments, *options)
+
+
+def test_the_seed_is_in_the_signature_and_decides(
+    succeeds: Callable[..., str], arguments: tuple[object, ...]
+) -> None:
+    first = succeeds(*arguments, "--seed", "1", "--json")
+    assert "|seed:1|" in first
+    assert succeeds(*arguments, "--seed", "1", "--json") == first
+    assert succeeds(*arguments, "--seed", "2", "--json") != first
+
+
+def test_examples_may_be_none(
+    succeeds: Callable[..., str], arguments: tuple[object, ...]
+) -> None:
+    out = succeeds(*arguments, "--examples", "0")
+    assert "No sentence is shown." in out
+
+
+def test_words_that_are_not_the_references_are_marked() -> None:
+    marked = marked_differences("ein alter Hund bellt", "ein Hund bellt laut")
+    assert marked.words == (
+        ("ein", False),
+        ("alter", True),
+        ("Hund", False),
+        ("bellt", False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("systems", "message"),
+    [
+        (("last",), "There must be at least two systems to compare, but is 1;"),
+        ((), "There must be at least two systems to compare, but is 0;"),
+        (("last", "last"), "last: a system must be given once, but is twice."),
+        (("last", "short"), "short: must have as many lines as reference, 40, but has"),
+        (("last", "empty"), "empty: must have at least one line, but is empty."),
+        (("last", "none"), "none: the file cannot be read (No such file or directory)"),
+        (("last", "."), ".: the file cannot be read (Is a directory)"),
+        (("last", "latin"), "latin:1: a line must be valid UTF-8"),
+    ],
+    ids=str,
+)
+def test_faulty_systems_are_refused(
+    refuses: Callable[..., str],
+    files: dict[str, Path],
+    systems: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = files["reference"].parent
+    (folder / "short").write_text("eins\n")
+    (folder / "empty").touch()
+    (folder / "latin").write_bytes(b"gr\xfcn\n")
+    monkeypatch.chdir(folder)
+    refusal = refuses("compare", "--reference", "reference", *systems)
+    assert refusal.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--seed", "0"), "`seed` must be at least 1, but is 0."),
+        (("--resamples", "0"), "`resamples` must be at least 1, but is 0."),
+        (("--shuffles", "-1"), "`shuffles` must be at least 1, but is -1."),
+        (("--examples", "-1"), "`examples` must be at least 0, but is -1."),
+        (("--source", "no"), "no: the file cannot be read"),
+        (("--train", "no"), "no: the file cannot be read"),
+        (("--tokenize", "intl"), 'Invalid value "intl"'),
+        (("--html", "no/page.html"), "no/page.html: cannot be written (No such file"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_ends_with_one_sentence(
+    refuses: Callable[..., str],
+    arguments: tuple[object, ...],
+    options: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(os.listdir(tmp_path))
+    # Without its own numbers of trials where others are given.
+    given = arguments[:-4] if options[0] in FEW else arguments
+    assert message in refuses(*given, *options)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_an_empty_reference_is_refused(
+    refuses: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").touch()
+    path = tmp_path / "empty"
+    refusal = refuses("compare", "--reference", path, path, path)
+    assert refusal == f"{path}: must have at least one line, but is empty."
+
+
+def test_a_source_of_other_length_is_refused(
+    refuses: Callable[..., str], arguments: tuple[object, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "source").write_text("one\ntwo\n")
+    refusal = refuses(*arguments, "--source", tmp_path / "source")
+    assert "source: must have as many lines as" in refusal
+    assert refusal.endswith("40, but has 2.")

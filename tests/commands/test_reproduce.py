@@ -1,0 +1,149 @@
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from transduce.analysis.cost import LayerSizes
+from transduce.experiments.tables import table1
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers whose times are soon measured, and say nothing."""
+    others = LayerSizes(n=16, d=8, k=2, r=4)
+    sweeps = [
+        replace(sweep, values=(4, 8), others=others, batch=1) for sweep in table1.SWEEPS
+    ]
+    monkeypatch.setattr(table1, "SWEEPS", tuple(sweeps))
+    monkeypatch.setattr(table1, "LENGTHS", (4, 8))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.0, 0.0))
+
+
+@pytest.mark.usefixtures("small")
+def test_table_1_is_measured_and_written(
+    succeeds: Callable[..., str], tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "table1"
+    printed = succeeds("reproduce", "table1", "--out", out, "--max-rounds", 2)
+    assert printed.startswith("Table 1: what layers cost\n")
+    assert "O(log_k(n))" in printed
+    assert "1 thread" in printed
+    joined = "".join(printed.split())
+    assert joined.endswith(f"Thereportisin{out}:table1.md,table1.html,table1.json.")
+    assert {path.name for path in out.iterdir()} == {
+        "table1.md", "table1.html", "table1.json", "table1-paths.png",
+        "table1-time-n.png", "table1-time-d.png", "table1-time-kr.png",
+    }  # fmt: skip
+    figures = json.loads((out / "table1.json").read_text())
+    assert figures["scaling"]["rounds"] == 2
+    assert figures["load"] == 0.1
+    assert [each["measured"] for each in figures["paths"][:4]] == [1, 1, 4, 8]
+    assert "<svg" in (out / "table1.html").read_text(encoding="utf-8")
+
+
+def test_runs_are_placed_in_table_2(
+    succeeds: Callable[..., str],
+    run: Path,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    source, reference = corpus_files
+    text = ("--source", source, "--reference", reference)
+    out = tmp_path / "table2"
+    options = ("--hardware", "K80", "--devices", 2, "--presets", "base", "tiny")
+    printed = succeeds("reproduce", "table2", run, *text, "--out", out, *options)
+    assert "2 x K80 of 2.8 TFLOPS" in " ".join(printed.split())
+    assert "Transformer (base model)" in printed
+    figures = json.loads((out / "table2.json").read_text())
+    [ours] = figures["ours"]
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    last = [entry for entry in log if entry["kind"] == "step"][-1]
+    assert ours["flops"] == last["flops"]
+    assert ours["seconds"] > 0
+    scores = json.loads(succeeds("evaluate", run, *text, "--json"))
+    assert ours["bleu"] == scores[0]
+    assert ours["paper_bleu"] == scores[1]
+    assert [cost["preset"] for cost in figures["costs"]] == ["base", "tiny"]
+
+
+def test_the_speed_of_this_machine_is_measured(
+    succeeds: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.cli.reproduce.matrix_rate", lambda hardware: 3e11)
+    options = ("--device", "cpu", "--presets", "tiny")
+    printed = succeeds("reproduce", "table2", "--out", tmp_path / "t", *options)
+    assert "of 0.3 TFLOPS" in " ".join(printed.split())
+
+
+def test_hardware_of_ones_own_is_taken_at_its_word(
+    succeeds: Callable[..., str], tmp_path: Path
+) -> None:
+    options = ("--hardware", "Abacus", "--tflops", "0.5", "--presets", "tiny")
+    succeeds("reproduce", "table2", "--out", tmp_path / "t", *options)
+    figures = json.loads((tmp_path / "t" / "table2.json").read_text())
+    assert figures["cluster"] == {"name": "Abacus", "tflops": 0.5, "num_devices": 1}
+
+
+def test_a_run_without_its_log_is_refused(
+    refuses: Callable[..., str],
+    run: Path,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "log.jsonl").unlink()
+    source, reference = corpus_files
+    text = ("--source", source, "--reference", reference, "--hardware", "P100")
+    refusal = refuses(
+        *("reproduce", "table2", tmp_path / "run", *text), "--out", tmp_path / "t"
+    )
+    assert refusal == f"{tmp_path}/run: must have the log of its updates, but has none."
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(
+    refuses: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").touch()
+    for out in (tmp_path, tmp_path / "mine"):
+        refusal = refuses("reproduce", "table1", "--out", out)
+        assert refusal == (
+            f"{out}: the output folder must be new or empty, but is not; choose "
+            "another."
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ("table1", "--max-rounds", "0", "--out", "o"),
+            "`max_rounds` must be at least",
+        ),
+        (("table1",), "--out requires an argument"),
+        (("table2",), "--out requires an argument"),
+        (("table2", "r", "--out", "o"), "Runs and a --source to translate must go"),
+        (("table2", "--out", "o", "--source", "s"), "Runs and a --source to translate"),
+        (("table2", "--out", "o", "--devices", "0"), "`devices` must be at least 1"),
+        (
+            ("table2", "--out", "o", "--hardware", "H100"),
+            "`hardware` must be this, K80, K40, M40, P100, or come with --tflops, but",
+        ),
+        (("table2", "--out", "o", "--tflops", "0"), "`tflops` must be above 0, but is"),
+        (("table2", "--out", "o", "--presets", "bsae"), "did you mean 'base'?"),
+        (("table5",), 'Unknown command "table5"'),
+    ],
+    ids=str,
+)
+def test_a_mistake_ends_with_one_sentence(
+    refuses: Callable[..., str], arguments: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in refuses("reproduce", *arguments)
+
+
+def test_its_parts_are_listed(succeeds: Callable[..., str]) -> None:
+    assert "Measure what layers cost" in succeeds("reproduce")

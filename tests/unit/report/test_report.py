@@ -1,0 +1,207 @@
+"""One report in all its forms: each says all of it, and no text breaks the form."""
+
+import io
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from transduce.report.chart import Chart, Series, draw
+from transduce.report.content import (
+    Column,
+    MarkedText,
+    Picture,
+    Report,
+    Section,
+    Table,
+    columns,
+)
+from transduce.report.markdown import as_markdown, write_markdown
+from transduce.report.page import as_page
+from transduce.report.terminal import show
+
+NASTY = "<b>a|b</b> & *c* [d] _e_ `f`"
+VOID = {"meta", "link", "br", "img"}
+
+
+@pytest.fixture(scope="module")
+def picture() -> Picture:
+    points = Series(label="measured", x=[1, 2, 4], y=[1, 4, 16])
+    line = Series(label="theory", x=[1, 4], y=[1, 16], colour=1, drawn="line")
+    chart = Chart(
+        name="growth",
+        title="How it grows",
+        x_label="n",
+        y_label="seconds",
+        series=(points, line),
+        scale="log",
+    )
+    return draw(chart)
+
+
+@pytest.fixture(scope="module")
+def report(picture: Picture) -> Report:
+    heads = (*columns("system", "BLEU"), Column(name="text", is_text=True))
+    marked = MarkedText(words=(("ein", False), ("H|nd", True)))
+    table = Table(
+        title=f"Title {NASTY}", columns=heads, rows=((NASTY, "12.5", marked),)
+    )
+    section = Section(title=f"Section {NASTY}", parts=(NASTY, table, picture))
+    return Report(title=f"Report {NASTY}", sections=(section,))
+
+
+class Page(HTMLParser):
+    """Reads a page, and finds out whether each element is closed in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.tags: list[str] = []
+        self.values: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.values += [value or "" for name, value in attrs if name != "xmlns"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.values += [value or "" for _, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def page(report: Report) -> Page:
+    parser = Page()
+    parser.feed(as_page(report))
+    parser.close()
+    return parser
+
+
+class TestPage:
+    def test_every_element_is_closed(self, page: Page) -> None:
+        assert page.open == []
+
+    def test_text_is_shown_as_it_is(self, page: Page) -> None:
+        for text in (f"Report {NASTY}", f"Section {NASTY}", f"Title {NASTY}", NASTY):
+            assert text in page.text
+
+    def test_it_needs_nothing_beside_it(self, page: Page, report: Report) -> None:
+        assert {"script", "link", "img", "iframe"}.isdisjoint(page.tags)
+        addresses = [v for v in page.values if "//" in v]
+        # Names of the language that pictures are written in, which nothing fetches.
+        assert {a.split("/")[2] for a in addresses} <= {"www.w3.org"}
+        assert "url(http" not in as_page(report)
+        assert "@import" not in as_page(report)
+
+    def test_it_is_for_any_screen_and_for_paper(self, report: Report) -> None:
+        text = as_page(report)
+        assert "prefers-color-scheme: dark" in text
+        assert "@media print" in text
+        assert 'name="viewport"' in text
+
+    def test_marked_words_stand_out(self, report: Report) -> None:
+        assert "ein <mark>H|nd</mark>" in as_page(report)
+
+    def test_a_picture_is_in_it_under_its_title(self, report: Report) -> None:
+        text = as_page(report)
+        assert "<svg" in text
+        assert "<figcaption>How it grows</figcaption>" in text
+
+
+class TestMarkdown:
+    def test_a_cell_stays_a_cell(self, report: Report) -> None:
+        rows = [
+            line for line in as_markdown(report).splitlines() if line.startswith("|")
+        ]
+        assert rows[0] == "| system | BLEU | text |"
+        assert rows[1] == "| --- | ---: | --- |"
+        assert rows[2].replace(r"\|", "").count("|") == 4
+        assert rows[2].endswith(r"| 12.5 | ein **H\|nd** |")
+
+    def test_text_means_nothing_but_itself(self, report: Report) -> None:
+        escaped = r"\<b\>a\|b\</b\> & \*c\* \[d\] \_e\_ \`f\`"
+        lines = as_markdown(report).splitlines()
+        assert lines[0] == f"# Report {escaped}"
+        assert f"## Section {escaped}" in lines
+        assert f"Title {escaped}:" in lines
+        assert escaped in lines
+
+    def test_lines_within_text_are_one(self) -> None:
+        section = Section(title="a\nb", parts=("c\n# d",))
+        text = as_markdown(Report(title="t", sections=(section,)))
+        assert text == "# t\n\n## a b\n\nc \\# d\n"
+
+    def test_pictures_are_written_beside_it(self, report: Report, tmp_path) -> None:
+        write_markdown(report, tmp_path, "report")
+        text = (tmp_path / "report.md").read_text(encoding="utf-8")
+        assert text == as_markdown(report)
+        assert "![How it grows](growth.png)" in text
+        assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+class TestTerminal:
+    def test_all_but_pictures_is_printed(self, report: Report) -> None:
+        output = io.StringIO()
+        show(report, Console(file=output, width=120))
+        printed = output.getvalue()
+        for text in (f"Report {NASTY}", f"Section {NASTY}", f"Title {NASTY}", "12.5"):
+            assert text in printed
+        assert "ein H|nd" in printed
+        assert "svg" not in printed
+
+    def test_marked_words_stand_out(self, report: Report) -> None:
+        output = io.StringIO()
+        show(report, Console(file=output, width=120, force_terminal=True))
+        assert "\x1b[1;33mH|nd\x1b[0m" in output.getvalue()
+
+    @pytest.mark.parametrize("width", [20, 40, 200])
+    def test_no_cell_is_cut_off(self, width: int) -> None:
+        cells = ("convolutional", "a sentence of some words", "1,234,567", "x" * 30)
+        table = Table(columns=columns("a", "b", "c", "d"), rows=(cells,))
+        section = Section(title="", parts=(table,))
+        output = io.StringIO()
+        console = Console(file=output, width=width)
+        show(Report(title="", sections=(section,)), console)
+        for cell in cells:
+            rest = iter(output.getvalue())
+            assert all(letter in rest for letter in cell.replace(" ", ""))
+
+    def test_words_stay_whole_where_there_is_room(self) -> None:
+        rows = (("self-attention", "many words that may well be parted" * 3),)
+        table = Table(columns=columns("a", "b"), rows=rows)
+        section = Section(title="", parts=(table,))
+        output = io.StringIO()
+        show(Report(title="", sections=(section,)), Console(file=output, width=60))
+        assert "self-attention" in output.getvalue()
+
+
+class TestChart:
+    def test_the_same_chart_is_drawn_alike(self) -> None:
+        series = (Series(label="a", x=[1, 2], y=[3, 4]),)
+        chart = Chart(name="c", title="t", x_label="x", y_label="y", series=series)
+        assert draw(chart) == draw(chart)
+
+    def test_it_takes_the_colour_of_its_page(self, picture: Picture) -> None:
+        assert "currentColor" in picture.svg
+        assert "#1f2328" not in picture.svg
+
+    def test_labels_are_text(self, picture: Picture) -> None:
+        for label in ("measured", "theory", ">n<", "seconds"):
+            assert label in picture.svg
+
+    def test_two_on_a_page_do_not_share_names(self, picture: Picture) -> None:
+        assert 'id="figure_1"' not in picture.svg
+        assert picture.svg.startswith("<svg")
+        assert picture.svg.endswith("</svg>")
+
+
+def test_a_table_has_a_cell_for_each_column() -> None:
+    with pytest.raises(AssertionError):
+        Table(columns=columns("a", "b"), rows=(("1",),))
