@@ -27,7 +27,7 @@ NUM_MEMORISED = 200
 NUM_TIMED = 1_000
 BY_HEART = (
     "--set", "model.dropout=0.0", "treebank.augmentation.copies=0",
-    "training.steps=1500", "training.keep_checkpoints=1",
+    "training.steps=1000", "training.keep_checkpoints=1",
     "training.label_smoothing=0.0",
 )  # fmt: skip
 """Settings of a model that is to know its treebank."""

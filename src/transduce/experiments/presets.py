@@ -150,30 +150,22 @@ PRESETS = {
     # Some thousands of trees.
     "parsing-small": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=3_000),
-        model=ModelConfig(
-            num_layers=4,
-            d_model=128,
-            d_ff=512,
-            num_heads=4,
-            d_k=32,
-            d_v=32,
-            dropout=0.2,
-        ),
+        model=replace(SMALL_MODEL, num_layers=3, dropout=0.1),
         batching=BatchingConfig(
-            source_tokens=2_048, target_tokens=4_096, batch_tokens=2_048, max_length=300
+            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024, max_length=300
         ),
         training=TrainingConfig(
-            steps=8_000,
-            warmup_steps=1_000,
+            steps=9_000,
+            warmup_steps=600,
             learning_rate_scale=1.77,
             optimizer="muon",
-            checkpoint_steps=250,
-            keep_checkpoints=10,
+            checkpoint_steps=500,
+            keep_checkpoints=5,
             best_by="f1",
         ),
-        search=SearchConfig(beam_size=21, length_penalty=0.3, extra_length=300),
+        search=PARSING.search,
         treebank=TreebankConfig(
-            style="in-order-pos", augmentation=AugmentationConfig(copies=8)
+            style="in-order-pos", augmentation=AugmentationConfig(copies=8, cut=0.4)
         ),
     ),
     # The built-in grammar's trees, in minutes on two cores.
@@ -190,7 +182,7 @@ PRESETS = {
             keep_checkpoints=2,
             best_by="f1",
         ),
-        search=SearchConfig(beam_size=21, length_penalty=0.3, extra_length=300),
+        search=PARSING.search,
     ),
     # For trying things out: learns nothing of use, in seconds.
     "tiny": RunConfig(
