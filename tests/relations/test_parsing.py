@@ -35,9 +35,11 @@ SENTENCES = [
 TREES = list(islice(training_trees(seed=4), 20))
 
 
-def untrained(tokenizer: Tokenizer, style: StyleName, seed: int = 3) -> Parser:
+def untrained(
+    tokenizer: Tokenizer, style: StyleName, seed: int = 3, *, is_numbered: bool = False
+) -> Parser:
     torch.manual_seed(seed)
-    symbols = learn_symbols(TREES, style)
+    symbols = learn_symbols(TREES, style, is_numbered=is_numbered)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, target_vocab_size=symbols.vocab_size,
         num_layers=1, d_model=16, d_ff=20, num_heads=2, d_k=8, d_v=8,
@@ -63,8 +65,10 @@ def parse(
     return list(parser.parse_stream(sentences, search, constrained=constrained))
 
 
-@pytest.fixture(params=STYLES)
+@pytest.fixture(params=[*STYLES, "numbered"])
 def parser(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Parser:
+    if request.param == "numbered":
+        return untrained(tokenizer, "in-order", is_numbered=True)
     return untrained(tokenizer, request.param)
 
 

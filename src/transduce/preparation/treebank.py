@@ -10,7 +10,7 @@ from transduce.errors import ConfigError, DataError
 from transduce.parsing.linearization import STYLES, StyleName
 from transduce.parsing.normalization import normalized
 from transduce.parsing.trees import Tree, read_trees
-from transduce.parsing.vocabulary import SymbolVocabulary, learn_symbols, target_line
+from transduce.parsing.vocabulary import SymbolVocabulary, learn_symbols
 from transduce.preparation.augmentation import AugmentationConfig, augmented
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import DEV, PreparedCorpus, prepare
@@ -29,6 +29,9 @@ class TreebankConfig:
 
     style: StyleName = "xx"
     """How a tree is linearised."""
+    numbered: bool = False
+    """Whether the words of a sentence are numbered, and leaves are these numbers: so
+    which word comes next is seen, which small treebanks do not teach to count."""
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
 
     def __post_init__(self) -> None:
@@ -75,7 +78,7 @@ def prepare_treebank(
     """
     trees = read_treebank(files.trees)
     dev_trees = read_treebank(files.dev_trees) if files.dev_trees else []
-    symbols = learn_symbols(trees, config.style)
+    symbols = learn_symbols(trees, config.style, is_numbered=config.numbered)
     text = folder / TEXT
     training = _write_text(
         augmented(trees, config.augmentation), symbols, text / "training"
@@ -111,7 +114,7 @@ def _trees(path: Path) -> Iterator[Tree]:
 def _write_text(trees: Iterable[Tree], symbols: SymbolVocabulary, folder: Path) -> Path:
     """As two files in the folder, which is returned."""
     folder.mkdir(parents=True)
-    style, kept = symbols.style, list(trees)
-    write_lines(folder / WORDS, (" ".join(tree.words) for tree in kept))
-    write_lines(folder / SYMBOLS, (target_line(tree, style) for tree in kept))
+    kept = list(trees)
+    write_lines(folder / WORDS, (symbols.source_line(tree.words) for tree in kept))
+    write_lines(folder / SYMBOLS, map(symbols.target_line, kept))
     return folder

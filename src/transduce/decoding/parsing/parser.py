@@ -76,6 +76,7 @@ class Parser:
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
+        self._vocabulary = symbols
         self._style = symbols.style
         self._symbols = symbols.symbols
         self._device = device
@@ -99,7 +100,10 @@ class Parser:
     def _parse(
         self, window: list[Sequence[str]], config: SearchConfig, *, constrained: bool
     ) -> Iterator[Parse]:
-        lines = [without_brackets(" ".join(words)) for words in window]
+        lines = [
+            self._vocabulary.source_line(list(map(without_brackets, words)))
+            for words in window
+        ]
         encoded = self._tokenizer.encode_batch(lines)
         sentences = [
             _Sentence(words=words, source=source)
