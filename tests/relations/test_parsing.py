@@ -123,13 +123,13 @@ def test_a_bracket_is_read_as_treebanks_write_it(parser: Parser) -> None:
 def test_a_sentence_that_is_too_long_to_be_read_has_a_flat_tree(
     parser: Parser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_SOURCE_TOKENS", 4)
-    words = ["one"] * 5
+    monkeypatch.setattr(module, "MAX_SOURCE_TOKENS", 8)
+    words = ["one"] * 9
     for constrained in (False, True):
-        long, short = parse(parser, [words, words[:2]], 2, constrained)
-        assert str(long.tree) == f"(TOP (S {' '.join(['(XX one)'] * 5)}))"
+        long, short = parse(parser, [words, words[:1]], 2, constrained)
+        assert str(long.tree) == f"(TOP (S {' '.join(['(XX one)'] * 9)}))"
         assert (long.is_overlong, short.is_overlong) == (True, False)
-        assert long.repairs.missing == 5
+        assert long.repairs.missing == 9
 
 
 def test_windows_change_nothing(

@@ -8,7 +8,7 @@ from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 
 SIZES = [
-    "vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v",
+    "vocab_size", "target_vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v",
     "max_positions", "neighbourhood",
 ]  # fmt: skip
 
@@ -16,6 +16,7 @@ SIZES = [
 def test_the_defaults_are_the_papers_base_model():
     assert asdict(ModelConfig()) == {
         "vocab_size": 37_000,
+        "target_vocab_size": None,
         "num_layers": 6,
         "d_model": 512,
         "d_ff": 2048,
