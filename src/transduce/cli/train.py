@@ -103,17 +103,17 @@ def train(
         refuse_changed_settings(out, run)
         if files is not None:
             refuse_changed_files(out, files)
+    elif files is None:
+        raise ConfigError(
+            "A corpus must be given: --source FILE... --target FILE..., or --trees "
+            "FILE..."
+        )
     log = (TensorBoardLog(out),) if tensorboard else ()
     with joined(hardware.device) as processes, TrainingDisplay() as display:
         observer = Observers(display, *log)
         try:
-            if resume:
+            if resume or files is None:
                 resume_run(out, hardware, observer, processes)
-            elif files is None:
-                raise ConfigError(
-                    "A corpus must be given: --source FILE... --target FILE..., or "
-                    "--trees FILE..."
-                )
             else:
                 train_run(files, run, out, hardware, observer, processes)
         except TrainingStoppedError:

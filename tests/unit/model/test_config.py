@@ -8,8 +8,8 @@ from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 
 SIZES = [
-    "vocab_size", "target_vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v",
-    "max_positions", "neighbourhood",
+    "vocab_size", "target_vocab_size", "num_layers", "d_model", "d_ff", "num_heads",
+    "d_k", "d_v", "max_positions", "neighbourhood",
 ]  # fmt: skip
 
 
