@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from keyword import iskeyword
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError
@@ -32,6 +33,7 @@ COMMANDS = {
     "score": "Say how likely a model holds given translations.",
     "evaluate": "Score translations against references.",
     "export": "Write a model for another library, and prove it the same.",
+    "import": "Make a Marian folder of Hugging Face a model, and prove it the same.",
     "data": "Download and prepare a named corpus.",
     "benchmark": "Measure our speed beside that of others.",
 }
@@ -44,7 +46,8 @@ PARTS = {
 """The commands of commands that are several."""
 for _name, _help in COMMANDS.items():
     if _name not in PARTS:
-        app.command(f"transduce.cli.{_name}:{_name}", name=_name, help=_help)
+        _module = f"{_name}_" if iskeyword(_name) else _name
+        app.command(f"transduce.cli.{_module}:{_module}", name=_name, help=_help)
 for _name, _parts in PARTS.items():
     _several = App(name=_name, help=COMMANDS[_name])
     for _part, _help in _parts.items():
