@@ -58,6 +58,12 @@ class SinusoidalPositions(nn.Module):
             self._known = sinusoids(grown, self.d_model).to(device)
         return self._known[first:end]
 
+    def at(
+        self, positions: Int[Tensor, " count"], highest: int
+    ) -> Float[Tensor, "count d_model"]:
+        """Those of some positions, none above the highest."""
+        return self(0, highest + 1, positions.device)[positions]
+
 
 class LearnedPositions(nn.Module):
     """A table of positions learned with the rest (section 3.5; Table 3, row E).
@@ -75,7 +81,12 @@ class LearnedPositions(nn.Module):
     def forward(
         self, first: int, length: int, device: torch.device
     ) -> Float[Tensor, "{length} d_model"]:
-        position = torch.arange(first, first + length, device=device)
+        return self.at(torch.arange(first, first + length, device=device), first)
+
+    def at(
+        self, positions: Int[Tensor, " count"], _: int
+    ) -> Float[Tensor, "count d_model"]:
+        """Those of some positions."""
         # Unlike the paper: beyond the table, which leaves such sentences open.
-        rows = position.clamp(max=len(self.weight) - 1)
+        rows = positions.clamp(max=len(self.weight) - 1)
         return functional.embedding(rows, self.weight) * self.scale

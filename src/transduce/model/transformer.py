@@ -126,10 +126,9 @@ class Transformer(nn.Module):
     ]:
         """What the first layer reads in a step, and which slots each now sees."""
         # Those of a sentence are at the same position, not one after the other.
-        known = self.positions(0, state.max_length + 1, last_ids.device)
-        positions = known[state.lengths, None]
+        positions = self.positions.at(state.lengths, state.max_length)
         x = self.embedding(last_ids)
-        x = self.dropout(x + positions.to(x.dtype))
+        x = self.dropout(x + positions[:, None].to(x.dtype))
         mask = state.advance()
         if self.config.neighbourhood is not None:
             passed = state.positions[:, : state.num_slots]
