@@ -1,5 +1,7 @@
 """Coverage by step is what the attention of a whole pass says."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
