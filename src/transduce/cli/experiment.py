@@ -7,7 +7,7 @@ from transduce.cli.data import DataDisplay
 from transduce.cli.options import Files
 from transduce.cli.terminal import ProgressDisplay
 from transduce.corpora.assembly import assemble
-from transduce.corpora.named_corpora import NamedCorpus
+from transduce.corpora.named_corpora import NamedCorpus, named_corpus
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.tables.table3.experiment import RowRun
 from transduce.experiments.tables.table3.processes import WholeProgress
@@ -52,8 +52,24 @@ def corpus_files(
     )
 
 
-def named_files(corpus: NamedCorpus, folder: Path) -> CorpusFiles:
-    """Those of a named corpus, downloaded and prepared unless it is there."""
+def chosen_corpus(
+    name: str | None, files: CorpusFiles | None
+) -> NamedCorpus | CorpusFiles:
+    """The corpus of that name, or the files."""
+    if name is not None and files is None:
+        return named_corpus(name)
+    if name is None and files is not None:
+        return files
+    raise ConfigError(
+        "A --corpus must be given by its name, or by files (--source, --target, "
+        "--dev-source and --dev-target), but not by both."
+    )
+
+
+def fetched(corpus: NamedCorpus | CorpusFiles, folder: Path) -> CorpusFiles:
+    """The files; of a named corpus, downloaded and prepared unless they are there."""
+    if isinstance(corpus, CorpusFiles):
+        return corpus
     with DataDisplay() as display:
         assembled = assemble(corpus, folder, display)
     source, target, *_ = corpus.languages

@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from cyclopts import Parameter
@@ -14,9 +14,13 @@ from transduce.analysis.cost import SUSTAINED_TFLOPS, Cluster
 from transduce.benchmark.machine import describe_machine
 from transduce.benchmark.matrix_rate import matrix_rate
 from transduce.checkpoint import write_folder
-from transduce.cli.experiment import ExperimentDisplay, corpus_files, named_files
+from transduce.cli.experiment import (
+    ExperimentDisplay,
+    chosen_corpus,
+    corpus_files,
+    fetched,
+)
 from transduce.cli.options import Assignments, Files, changed
-from transduce.corpora.named_corpora import named_corpus
 from transduce.device import Precision, choose_hardware, keep_freed_memory
 from transduce.errors import ConfigError
 from transduce.evaluation.significance import Trials
@@ -29,6 +33,7 @@ from transduce.experiments.tables.table3.experiment import (
     Experiment,
     claimed,
     refuse_other_contents,
+    row_runs,
 )
 from transduce.experiments.tables.table3.processes import (
     Crew,
@@ -151,7 +156,7 @@ def table3(
     seeds: Numbers = (1,),
     settings: Assignments = (),
     parallel: int | None = None,
-    device: str = "auto",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Precision = "auto",
     resamples: int = 1000,
     shuffles: int = 10_000,
@@ -165,7 +170,7 @@ def table3(
     Parameters
     ----------
     out
-        The folder of the experiment: runs, logs, translations, and the report.
+        The folder of the experiment: runs, what they printed, and the report.
     corpus
         A corpus that `transduce data` knows, to download and prepare in there; or give
         files:
@@ -204,24 +209,21 @@ def table3(
     """
     trials = Trials(resamples=resamples, shuffles=shuffles)
     base = changed(scaled_base(scale, steps), None, settings)
-    named = require_rows(rows)
+    runs = row_runs(
+        out.absolute(), base, require_rows(rows), list(dict.fromkeys(seeds))
+    )
     at = places(device, parallel)
-    given = corpus_files(source, target, dev_source, dev_target)
-    if (corpus is None) == (given is None):
-        raise ConfigError(
-            "A --corpus must be given by its name, or by files (--source, --target, "
-            "--dev-source and --dev-target), but not by both."
-        )
+    files = corpus_files(source, target, dev_source, dev_target)
+    chosen = chosen_corpus(corpus, files)
     refuse_other_contents(out)
     with claimed(out) as claim:
         experiment = Experiment(
             folder=out.absolute(),
-            files=given or named_files(named_corpus(str(corpus)), out / CORPUS),
+            files=fetched(chosen, out / CORPUS),
             base=base,
             device=device,
             precision=precision,
         )
-        runs = experiment.runs(named, list(dict.fromkeys(seeds)))
         experiment.begin()
         with ExperimentDisplay(runs) as display:
             crew = Crew(experiment, at, claim)

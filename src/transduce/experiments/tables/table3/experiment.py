@@ -25,8 +25,8 @@ from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
 
 FORMAT = 1
-RECORD, CORPUS, RUNS = "experiment.json", "corpus", "runs"
-LOGS, TRANSLATIONS = "logs", "translations"
+RECORD, CORPUS, RUNS, LOGS = "experiment.json", "corpus", "runs", "logs"
+TRANSLATIONS = "dev_translations.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class RowRun:
     @property
     def translations(self) -> Path:
         """Of the dev text; there when the run is done."""
-        return self.folder / TRANSLATIONS / f"{self.name}.txt"
+        return self.path / TRANSLATIONS
 
     @property
     def references(self) -> Path:
@@ -93,19 +93,6 @@ class Experiment:
     device: str = "auto"
     precision: str = "auto"
 
-    def runs(self, rows: Sequence[str], seeds: Sequence[int]) -> list[RowRun]:
-        """Seed by seed, so that whole tables are done early."""
-        return [
-            RowRun(
-                row=row,
-                seed=seed,
-                config=_with_seed(row_config(self.base, row), seed),
-                folder=self.folder,
-            )
-            for seed in seeds
-            for row in rows
-        ]
-
     def begin(self) -> None:
         """Note the settings; `ConfigError` if the folder holds something else."""
         record = {
@@ -117,7 +104,7 @@ class Experiment:
         if path.is_file():
             _require_same(self.folder, read_json(path), record)
             return
-        for name in (RUNS, LOGS, TRANSLATIONS):
+        for name in (RUNS, LOGS):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{RECORD}.new")
         new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -159,6 +146,25 @@ class Experiment:
                 value = getattr(run.config.search, field.name)
                 options += [f"--{field.name.replace('_', '-')}", str(value)]
         return options
+
+
+def row_runs(
+    folder: Path, base: RunConfig, rows: Sequence[str], seeds: Sequence[int]
+) -> list[RowRun]:
+    """Seed by seed, so that whole tables are done early.
+
+    `ConfigError` if a row or a seed is impossible.
+    """
+    return [
+        RowRun(
+            row=row,
+            seed=seed,
+            config=_with_seed(row_config(base, row), seed),
+            folder=folder,
+        )
+        for seed in seeds
+        for row in rows
+    ]
 
 
 def refuse_other_contents(folder: Path) -> None:

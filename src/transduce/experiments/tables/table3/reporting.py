@@ -37,9 +37,9 @@ TESTS = (
     "differ, and are not corrected for there being many rows."
 )
 COUNTED = (
-    "Perplexity is of a target token, over all seeds. Parameters: the paper's are of a vocabulary of 40,960 pieces and with a vector "
-    "for each of 32 target spaces, which are not ours; its 213 million of big would "
-    "need a vocabulary of some 36,000."
+    "Perplexity is of a target token, over all seeds. The paper's parameters are of a "
+    "vocabulary of 40,960 pieces, and with a vector for each of 32 target spaces, "
+    "which are not ours; its 213 million of big would need some 36,000 pieces."
 )
 RULE = (
     "The scale is a factor on d_model, d_ff, d_k, d_v and the vocabulary; heads and "
