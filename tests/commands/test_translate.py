@@ -15,7 +15,7 @@ import pytest
 import transduce
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.model.transformer import Transformer
-from transduce.text.tokenizer import Tokenizer, TokenizerConfig, learn_tokenizer
+from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer, load_tokenizer
 
 LINES = b"one two\n\nthree four five\n  \neight\n"
 
@@ -198,7 +198,7 @@ def test_the_least_length_and_the_greatest_are_kept(
     options = ("--jsonl", "--min-length", 6, "--extra-length", 6)
     [line] = succeeds("translate", model, *options, stdin=b"one\n").splitlines()
     [best] = json.loads(line)["hypotheses"]
-    num_source_tokens = len(Tokenizer.load(model / "tokenizer.json").encode("one"))
+    num_source_tokens = len(load_tokenizer(model / "tokenizer.json").encode("one"))
     assert len(best["tokens"]) >= 6
     assert len(best["token_log_probabilities"]) <= num_source_tokens + 1 + 6
     assert len(best["token_log_probabilities"]) - len(best["tokens"]) in (0, 1)

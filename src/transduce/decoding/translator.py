@@ -188,8 +188,8 @@ class Translator:
                 "Sources and targets must be equally many, but are "
                 f"{len(sources)} and {len(targets)}."
             )
-        source_ids = self.tokenizer.encode_batch(sources)
-        target_ids = self.tokenizer.encode_batch(targets)
+        source_ids = self.tokenizer.encode_sources(sources)
+        target_ids = self.tokenizer.encode_targets(targets)
         scores: dict[int, TargetScore] = {}
         lengths = [
             max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)
@@ -212,8 +212,8 @@ class Translator:
     ) -> Iterator[Translation]:
         pairs = zip(count(), _paired(sources, prefixes))
         while window := list(islice(pairs, WINDOW_LINES)):
-            source_ids = self.tokenizer.encode_batch([s for _, (s, _) in window])
-            prefix_ids = self.tokenizer.encode_batch([p for _, (_, p) in window])
+            source_ids = self.tokenizer.encode_sources([s for _, (s, _) in window])
+            prefix_ids = self.tokenizer.encode_targets([p for _, (_, p) in window])
             lines = [
                 self._parts(number, text, source, prefix)
                 for (number, (text, _)), source, prefix in zip(
@@ -231,15 +231,17 @@ class Translator:
         """One, unless the source is too long for the model."""
         sources = [source]
         if len(source) > MAX_SOURCE_TOKENS:
-            texts = split_long(text, MAX_SOURCE_TOKENS, self._count_tokens)
-            sources = self.tokenizer.encode_batch(texts)
+            code = self.tokenizer.language(text)
+            rest = text.removeprefix(code)
+            texts = split_long(rest, MAX_SOURCE_TOKENS, self._count_tokens)
+            sources = self.tokenizer.encode_sources([code + part for part in texts])
         return [
             _Part(line=line, number=i, source=ids, prefix=[] if i else prefix)
             for i, ids in enumerate(sources)
         ]
 
     def _count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return list(map(len, self.tokenizer.encode_batch(texts)))
+        return list(map(len, self.tokenizer.encode_sources(texts)))
 
     @torch.inference_mode()
     def _translate_parts(

@@ -11,11 +11,13 @@ from torch.nn import functional
 class SharedEmbedding(nn.Module):
     """One matrix for source, target and output; scaled on input (section 3.4)."""
 
-    def __init__(self, vocab_size: int, d_model: int) -> None:
+    def __init__(self, vocab_size: int, d_model: int, *, bias: bool) -> None:
         super().__init__()
         self.d_model = d_model
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
         nn.init.normal_(self.weight, std=d_model**-0.5)
+        # Unlike the paper: a bias on output, which models of Marian have.
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
 
     def forward(
         self, ids: Int[Tensor, "batch length"]
@@ -23,8 +25,8 @@ class SharedEmbedding(nn.Module):
         return functional.embedding(ids, self.weight) * math.sqrt(self.d_model)
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
-        """How well each output fits each row: the transposed matrix, no bias."""
-        return functional.linear(x, self.weight)
+        """How well each output fits each row: the transposed matrix."""
+        return functional.linear(x, self.weight, self.bias)
 
 
 def sinusoids(length: int, d_model: int) -> Float[Tensor, "{length} {d_model}"]:

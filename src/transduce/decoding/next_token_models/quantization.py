@@ -119,7 +119,7 @@ class Int8Embedding(nn.Module):
     def __init__(self, embedding: SharedEmbedding) -> None:
         super().__init__()
         self.embedding = embedding
-        self.output = Int8Linear(embedding.weight, bias=None)
+        self.output = Int8Linear(embedding.weight, embedding.bias)
 
     def forward(
         self, ids: Int[Tensor, "batch length"]
