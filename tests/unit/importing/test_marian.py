@@ -189,7 +189,9 @@ def test_activation_and_bias_survive_in_other_precisions(checkpoint, precision):
     source, target = torch.tensor([[9, 10, 11, EOS]]), torch.tensor([[BOS, 12, 13]])
     with torch.no_grad():
         exact = checkpoint.build()(source, target)
-        rough = prepared(checkpoint.build(), precision, CPU).model(source, target).float()
+        rough = (
+            prepared(checkpoint.build(), precision, CPU).model(source, target).float()
+        )
     spread = float((exact[..., EOS:] - exact[..., EOS:].mean()).std())
     assert float((rough - exact)[..., EOS:].abs().mean()) < 0.1 * spread
     assert float(rough[..., [PAD, BOS]].max()) < -9_000

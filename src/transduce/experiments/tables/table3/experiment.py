@@ -80,7 +80,7 @@ class RowRun:
     def overrides(self) -> tuple[str, ...]:
         """What makes the run's settings of those of its row's preset."""
         changed = changes(self.config, TABLE_3[self.row])
-        return tuple(f"{name}={value}" for name, value in changed.items())
+        return tuple(f"{name}={_in_toml(value)}" for name, value in changed.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +208,10 @@ def claimed(folder: Path) -> Iterator[tuple[int, ...]]:
 
 def _with_seed(config: RunConfig, seed: int) -> RunConfig:
     return replace(config, training=replace(config.training, seed=seed))
+
+
+def _in_toml(value: Any) -> str:
+    return "none" if value is None else json.dumps(value)
 
 
 def _files_option(name: str, paths: Sequence[Path]) -> list[str]:

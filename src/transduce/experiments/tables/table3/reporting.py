@@ -77,7 +77,7 @@ def _difference_cells(row: RowResult) -> tuple[str, ...]:
     cells = (
         row.row,
         f"{row.bleu.score:.2f}",
-        f"± {row.bleu.interval:.2f}",
+        f"±{row.bleu.interval:.2f}",
         f"{paper.bleu:.1f}",
     )
     if row.p is None:

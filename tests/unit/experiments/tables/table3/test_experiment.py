@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from transduce.errors import ConfigError
-from transduce.experiments.presets import BASE
+from transduce.experiments.presets import BASE, TABLE_3
 from transduce.experiments.tables.table3.experiment import (
     Experiment,
     RowRun,
@@ -20,6 +20,7 @@ from transduce.experiments.tables.table3.experiment import (
 )
 from transduce.experiments.tables.table3.rows import scaled_base
 from transduce.preparation.corpus_files import CorpusFiles
+from transduce.settings import apply_assignments
 
 HOLDER = """
 import sys
@@ -87,6 +88,16 @@ def test_at_full_scale_only_averaging_is_otherwise(experiment: Experiment) -> No
     for run in row_runs(full.folder, full.base, ["base", "C-d1024"], [1]):
         assert run.overrides == ("training.keep_checkpoints=1",)
     assert BASE.training.seed == 1
+
+
+def test_settings_of_all_kinds_are_told(experiment: Experiment) -> None:
+    model = replace(scaled_base().model, neighbourhood=5, norm="pre", output_bias=True)
+    base = replace(scaled_base(), model=model)
+    [run] = row_runs(experiment.folder, base, ["E-learned"], [1])
+    told = apply_assignments(TABLE_3["E-learned"], run.overrides)
+    assert told == run.config
+    undone = replace(model, neighbourhood=None)
+    assert apply_assignments(model, ["neighbourhood=none"]) == undone
 
 
 def test_a_run_that_has_begun_goes_on(
