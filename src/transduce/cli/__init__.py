@@ -44,6 +44,8 @@ PARTS = {
     "reproduce": {
         "table1": "Measure what layers cost, beside the formulas of Table 1.",
         "table2": "Place runs among the models of Table 2, and forecast trainings.",
+        "table3": "Vary the base model as Table 3 does, at any scale.",
+        "table4": "Place parses among the parsers of Table 4.",
     },
     "benchmark": {
         "training": "Measure the speed and memory of training.",
