@@ -88,6 +88,8 @@ def edit(path: Path, change: Callable[[dict], None]) -> None:
         {},
         {"norm": "pre", "positions": "learned", "scores": "additive"},
         {"neighbourhood": 3, "num_heads": 3, "d_k": 6, "d_v": 7, "dropout": 0.25},
+        {"activation": "silu", "output_bias": True, "decoder_layers": 1},
+        {"norm_epsilon": 1e-5},
     ],
     ids=str,
 )
@@ -109,7 +111,7 @@ def test_a_model_folder_holds_three_files(folder):
 
 def test_the_config_file_tells_format_step_and_settings(folder):
     content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    assert (content["format"], content["step"]) == (2, 7)
+    assert (content["format"], content["step"]) == (3, 7)
     assert content["model"]["d_model"] == 16
 
 
@@ -210,10 +212,12 @@ def test_a_config_that_is_no_object_is_refused(folder):
         load_model(folder)
 
 
-@pytest.mark.parametrize("value", [0, 3, "1", None, {}])
+@pytest.mark.parametrize("value", [0, 4, "1", None, {}])
 def test_another_format_is_refused(folder, value):
     edit(folder / CONFIG, lambda content: content.update(format=value))
-    message = f"format must be 1 or 2, but is {value}; .* another version of transduce"
+    message = (
+        f"format must be 1 or 2 or 3, but is {value}; .* another version of transduce"
+    )
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)
 
@@ -229,12 +233,20 @@ def test_another_format_is_refused(folder, value):
 )
 def test_unknown_settings_are_refused(folder, change):
     edit(folder / CONFIG, change)
-    message = f"^{folder / CONFIG}: `model` must hold the settings d_ff, d_k, .*others"
+    message = (
+        f"^{folder / CONFIG}: `model` must hold the settings .*d_ff, d_k, .*others"
+    )
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)
 
 
-NEWER = ("target_vocab_size",)
+NEWER = (
+    "decoder_layers",
+    "activation",
+    "norm_epsilon",
+    "output_bias",
+    "target_vocab_size",
+)
 """Settings that a folder of format 1 does not have."""
 
 
@@ -255,6 +267,18 @@ def test_a_setting_of_the_first_format_must_be_there(folder, name):
     edit(folder / CONFIG, lambda content: content["model"].pop(name))
     with pytest.raises(CheckpointError, match="`model` must hold the settings"):
         load_model(folder)
+
+
+def test_a_newer_setting_must_be_there_in_a_newer_folder(folder):
+    edit(folder / CONFIG, lambda content: content["model"].pop("activation"))
+    with pytest.raises(CheckpointError, match="settings activation, d_ff"):
+        load_model(folder)
+
+
+def test_a_model_of_the_second_format_has_one_vocabulary(make_checkpoint, folder):
+    edit(folder / CONFIG, lambda content: content.update(format=2))
+    edit(folder / CONFIG, lambda content: content["model"].pop("target_vocab_size"))
+    assert load_model(folder).config == make_checkpoint().config
 
 
 def parser_of(make_checkpoint, num_symbols: int) -> Checkpoint:

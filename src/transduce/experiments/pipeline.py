@@ -29,7 +29,7 @@ from transduce.experiments.run_folder import PICTURE, RunFiles, RunFolder
 from transduce.interruption import stop_on_signal
 from transduce.model.transformer import Transformer
 from transduce.preparation.prepared_corpus import PreparedCorpus
-from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.fitting import require_memory
 from transduce.training.optimizer import require_moments
@@ -102,7 +102,7 @@ class _Run:
         processes: Processes,
     ) -> None:
         self._folder = folder
-        self._tokenizer = Tokenizer.load(folder.path / TOKENIZER_FILE)
+        self._tokenizer = load_tokenizer(folder.path / TOKENIZER_FILE)
         self._symbols = folder.symbols()
         model = replace(
             config.model,

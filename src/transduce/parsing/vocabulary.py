@@ -74,7 +74,7 @@ class SymbolVocabulary:
             for symbol in linearize(tree, self.style)
         )
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of the symbols that the spaces of each text part."""
         ids = {spelling: i for i, spelling in enumerate(self.spellings, UNKNOWN + 1)}
         return [[ids.get(each, UNKNOWN) for each in text.split()] for text in texts]

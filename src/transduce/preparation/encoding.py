@@ -47,9 +47,9 @@ class PairEncoder:
     symbols: SymbolVocabulary | None = None
 
     def encode(self, pairs: Sequence[SentencePair]) -> list[EncodedPair]:
-        sources = self.tokenizer.encode_batch([pair.source for pair in pairs])
+        sources = self.tokenizer.encode_sources([pair.source for pair in pairs])
         target = self.symbols or self.tokenizer
-        targets = target.encode_batch([pair.target for pair in pairs])
+        targets = target.encode_targets([pair.target for pair in pairs])
         return [
             EncodedPair(source=source, target=target)
             for source, target in zip(sources, targets, strict=True)

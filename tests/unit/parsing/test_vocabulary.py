@@ -25,7 +25,7 @@ TREES = list(islice(training_trees(seed=1), 50))
 def test_ids_stand_for_the_symbols_of_a_tree(name: StyleName) -> None:
     vocabulary = learn_symbols(TREES, name)
     lines = list(map(vocabulary.target_line, TREES))
-    for tree, ids in zip(TREES, vocabulary.encode_batch(lines), strict=True):
+    for tree, ids in zip(TREES, vocabulary.encode_targets(lines), strict=True):
         symbols = [vocabulary.symbols[i] for i in ids]
         assert symbols == linearize(tree, STYLES[name])
 
@@ -41,7 +41,7 @@ def test_special_ids_stand_before_all_symbols() -> None:
 
 def test_a_symbol_that_training_had_not_is_unknown() -> None:
     vocabulary = learn_symbols([parse_tree("(TOP (S (A a)))")], "xx")
-    assert vocabulary.encode_batch(["(S (NP XX )NP )S", ""]) == [
+    assert vocabulary.encode_targets(["(S (NP XX )NP )S", ""]) == [
         [6, UNKNOWN, 5, UNKNOWN, 4],
         [],
     ]
@@ -53,7 +53,7 @@ def test_numbered_words_have_numbered_leaves() -> None:
     assert vocabulary.source_line(tree.words) == "① the ② dog ③ barks ④ ."
     line = vocabulary.target_line(tree)
     assert line == "① (NP ② )NP (S ③ (VP )VP ④ )S"
-    [ids] = vocabulary.encode_batch([line])
+    [ids] = vocabulary.encode_targets([line])
     symbols = [vocabulary.symbols[i] for i in ids]
     found, repairs = delinearize(symbols, tree.words, vocabulary.style)
     assert found.constituents == tree.constituents

@@ -1,7 +1,9 @@
 """Models whose matrix products are in fewer bits than 32, for speed."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, cast, get_args
 
 import torch
@@ -55,13 +57,16 @@ def prepared(
         )
     if precision == "int8":
         _require_int8(device)
-        step = _step(model, lambda weight, bias: Int8Linear(weight, bias).forward)
-        return PreparedModel(model=_in_int8(model), step=step)
+        # A matrix that both have is packed once.
+        packed = cache(Int8Linear)
+        step = _step(model, lambda weight, bias: packed(weight, bias).forward)
+        return PreparedModel(model=_in_int8(model, packed), step=step)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     model = model.to(device, dtype)
     return PreparedModel(model=model, step=_step(model, plain_linear))
 
 
+@torch.no_grad()
 def _step(model: Transformer, make_linear: MakeLinear) -> Step:
     # Additive scores are no product of queries and keys.
     is_product = model.config.scores != "additive"
@@ -119,19 +124,19 @@ class Int8Embedding(SharedEmbedding):
     def __init__(self, embedding: SharedEmbedding) -> None:
         nn.Module.__init__(self)  # the weight is there
         self.d_model = embedding.d_model
-        self.weight = embedding.weight
-        self.output = Int8Linear(embedding.weight, bias=None)
+        self.weight, self.bias = embedding.weight, embedding.bias
+        self.output = Int8Linear(embedding.weight, embedding.bias)
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         """How well each output fits each row."""
         return cast(Tensor, self.output(x))
 
 
-def _in_int8(model: Transformer) -> Transformer:
+def _in_int8(model: Transformer, packed: Callable[..., Int8Linear]) -> Transformer:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                module.add_module(name, Int8Linear(child.weight, child.bias))
+                module.add_module(name, packed(child.weight, child.bias))
     name = "embedding" if model.target_embedding is None else "target_embedding"
     model.add_module(name, Int8Embedding(model.output_embedding))
     return model

@@ -28,6 +28,7 @@ from transduce.parsing.delinearization import Repairs, delinearize
 from transduce.parsing.trees import Tree, without_brackets
 from transduce.parsing.vocabulary import NEVER_WRITTEN, SymbolVocabulary
 from transduce.special_ids import BOS, EOS
+from transduce.text.penn_words import penn_words
 from transduce.text.tokenizer import Tokenizer
 
 MAX_SOURCE_TOKENS = 1_000
@@ -81,6 +82,11 @@ class Parser:
         self._symbols = symbols.symbols
         self._device = device
 
+    def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
+        """Parse raw English sentences by the paper's search; one tree for each."""
+        words = map(penn_words, texts)
+        return list(self.parse_stream(words, constrained=constrained))
+
     def parse_stream(
         self,
         sentences: Iterable[Sequence[str]],
@@ -104,7 +110,7 @@ class Parser:
             self._vocabulary.source_line(list(map(without_brackets, words)))
             for words in window
         ]
-        encoded = self._tokenizer.encode_batch(lines)
+        encoded = self._tokenizer.encode_sources(lines)
         sentences = [
             _Sentence(words=words, source=source)
             for words, source in zip(window, encoded, strict=True)
