@@ -176,10 +176,10 @@ PRESETS = {
             source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
         ),
         training=TrainingConfig(
-            steps=600,
+            steps=800,
             warmup_steps=150,
             optimizer="muon",
-            checkpoint_steps=100,
+            checkpoint_steps=200,
             keep_checkpoints=2,
             best_by="f1",
         ),
