@@ -377,3 +377,34 @@ def test_a_terminal_shows_how_many_lines_are_done(model: Path, tmp_path: Path) -
     assert len(result.stdout.splitlines()) == 5
     assert b"5 lines" in os.read(ours, 100_000)
     os.close(ours)
+
+
+def test_coverage_is_counted_in_scores(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    def scores(*options: object) -> list[float]:
+        printed = succeeds("translate", model, "--jsonl", *options, stdin=LINES)
+        return [json.loads(line)["score"] for line in printed.splitlines()]
+
+    without, with_coverage = scores(), scores("--coverage-penalty", 2)
+    pairs = list(zip(with_coverage, without, strict=True))
+    assert all(covered <= plain for covered, plain in pairs)
+    assert any(covered < plain for covered, plain in pairs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--beam-size", 1), "`search.beam_size` must be at least 2 if there is a cov"),
+        (
+            ("--ensemble", "itself"),
+            "A coverage penalty must be used with one model, wh",
+        ),
+    ],
+)
+def test_coverage_without_a_beam_or_with_several_models_is_refused(
+    refuses: Callable[..., str], model: Path, options: tuple[object, ...], message: str
+) -> None:
+    options = tuple(model if option == "itself" else option for option in options)
+    options = ("--coverage-penalty", 0.2, *options)
+    assert refuses("translate", model, *options, stdin=LINES).startswith(message)

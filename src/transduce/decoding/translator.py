@@ -1,5 +1,6 @@
-"""Text in, text out."""
+"""Text in, text out, or trees."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +23,12 @@ from transduce.decoding.next_token_models.quantization import (
     PreparedModel,
     prepared,
 )
+from transduce.decoding.parsing.parser import Parse, Parser
 from transduce.decoding.sampling import Sampling, SamplingConfig
-from transduce.decoding.scoring import TargetScore, score_targets
+from transduce.decoding.scoring import TargetScore, score_targets, similar_lengths
 from transduce.decoding.search import (
+    BATCH_POSITIONS,
+    WINDOW_LINES,
     Decoding,
     Hypothesis,
     JoinableModel,
@@ -32,15 +36,11 @@ from transduce.decoding.search import (
 )
 from transduce.decoding.search_config import SearchConfig
 from transduce.device import choose_hardware
-from transduce.errors import RequestError
+from transduce.errors import CheckpointError, RequestError
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.splitting import split_long
 from transduce.text.tokenizer import Tokenizer
 
-WINDOW_LINES = 2_048
-"""Lines read ahead and sorted by length, so that a batch holds similar ones."""
-BATCH_POSITIONS = 4_096
-"""Source positions of a batch times its hypotheses, padding included."""
 MAX_SOURCE_TOKENS = 250
 """A longer source is translated in parts: few models were trained on such."""
 EXCLUDED = (PAD, BOS)
@@ -53,7 +53,8 @@ class TranslationHypothesis:
 
     text: str
     score: float
-    """Log-probability over the length penalty; translations are ranked by it."""
+    """Log-probability over the length penalty, and what coverage takes from it;
+    translations are ranked by it."""
     log_probability: float
     """Natural logarithm, the end token counted."""
     tokens: tuple[str, ...]
@@ -91,8 +92,8 @@ class _Part:
         return max(len(self.source), len(self.prefix)) + 1 + extra_length
 
 
-Begin = Callable[[Sequence[_Part]], Decoding]
-"""Reads sources, and is to find their translations."""
+Start = Callable[[Sequence[_Part]], Decoding]
+"""Reads sources, and begins to look for their translations."""
 
 
 class Translator:
@@ -119,6 +120,20 @@ class Translator:
             prepared(each.build(), precision, device) for each in (checkpoint, *others)
         ]
         self.device = device
+        self._symbols = checkpoint.symbols
+
+    def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
+        """The trees of raw English sentences, as `Parser.parse` finds them."""
+        return self.parser().parse(texts, constrained=constrained)
+
+    def parser(self) -> Parser:
+        """What parses with the first model; `RequestError` if it translates."""
+        if self._symbols is None:
+            raise RequestError(
+                "A model that parses must be trained on trees (train --trees), but "
+                "this one translates; use `transduce translate`."
+            )
+        return Parser(self.models[0], self.tokenizer, self._symbols, self.device)
 
     def translate(
         self,
@@ -155,20 +170,22 @@ class Translator:
 
         `RequestError` if there are prefixes, but not one for each source.
         """
+        self._require_translation()
         if config.coverage_penalty > 0 and len(self.models) > 1:
             raise RequestError(
                 "A coverage penalty must be used with one model, whose attention it "
                 f"counts, but {len(self.models)} are loaded."
             )
-        begin = partial(self._search, config=config)
-        return self._in_windows(sources, prefixes, begin, config.beam_size)
+        start = partial(self._search, config=config)
+        return self._in_windows(sources, prefixes, start, config.beam_size)
 
     def sample(
         self, sources: Iterable[str], config: SamplingConfig
     ) -> Iterator[Translation]:
         """Translations drawn at random: each source's by its place and the seed."""
-        begin = partial(self._sample, config=config)
-        return self._in_windows(sources, None, begin, config.num_samples)
+        self._require_translation()
+        start = partial(self._sample, config=config)
+        return self._in_windows(sources, None, start, config.num_samples)
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str]
@@ -178,6 +195,7 @@ class Translator:
         `RequestError` if they are not as many as the sources, or several models are
         to decide.
         """
+        self._require_translation()
         if len(self.models) > 1:
             raise RequestError(
                 f"Translations must be scored by one model, but {len(self.models)} "
@@ -194,7 +212,7 @@ class Translator:
         lengths = [
             max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)
         ]
-        for batch in _similar_lengths(lengths, BATCH_POSITIONS):
+        for batch in similar_lengths(lengths, BATCH_POSITIONS):
             found = score_targets(
                 self.models[0].model,
                 self._padded([source_ids[i] for i in batch]),
@@ -203,11 +221,18 @@ class Translator:
             scores.update(zip(batch, found, strict=True))
         return [scores[i] for i in range(len(sources))]
 
+    def _require_translation(self) -> None:
+        if self._symbols is not None:
+            raise RequestError(
+                "A model that translates must be trained on text, but this one parses; "
+                "use `transduce parse`."
+            )
+
     def _in_windows(
         self,
         sources: Iterable[str],
         prefixes: Iterable[str] | None,
-        begin: Begin,
+        start: Start,
         group_size: int,
     ) -> Iterator[Translation]:
         pairs = zip(count(), _paired(sources, prefixes))
@@ -221,7 +246,7 @@ class Translator:
                 )
             ]
             parts = list(chain.from_iterable(lines))
-            found = iter(self._translate_parts(parts, begin, group_size))
+            found = iter(self._translate_parts(parts, start, group_size))
             for line in lines:
                 yield _joined(list(islice(found, len(line))))
 
@@ -245,17 +270,16 @@ class Translator:
 
     @torch.inference_mode()
     def _translate_parts(
-        self, parts: list[_Part], begin: Begin, group_size: int
+        self, parts: list[_Part], start: Start, group_size: int
     ) -> list[Translation]:
         empty = Translation(text="", score=0.0, hypotheses=())
         translations = [empty] * len(parts)
         filled = [i for i, part in enumerate(parts) if part.source]
-
         lengths = [len(parts[i].source) + 1 for i in filled]
         found = search_all(
             lengths,
             BATCH_POSITIONS // group_size,
-            lambda numbers: begin([parts[filled[i]] for i in numbers]),
+            lambda numbers: start([parts[filled[i]] for i in numbers]),
         )
         for i, hypotheses in zip(filled, found, strict=True):
             translations[i] = self._translation(hypotheses)
@@ -269,8 +293,9 @@ class Translator:
             greedy = GreedySearch(limits, config, EOS, EXCLUDED, prefixes)
             return Decoding(self._read(parts), greedy, BOS)
         if config.coverage_penalty > 0:
-            model = self.models[0].model
-            watched = CoverageDecoder(model, model.encode(self._pad(parts)))
+            only = self.models[0]
+            memory = only.model.encode(self._source(parts))
+            watched = CoverageDecoder(only.model, memory, only.step)
             beams = BeamSearch(
                 limits, config, EOS, EXCLUDED, prefixes, watched.coverage
             )
@@ -286,20 +311,26 @@ class Translator:
 
     def _read(self, parts: Sequence[_Part]) -> JoinableModel:
         """What has read the sources, and is asked for the next tokens."""
-        source = self._pad(parts)
+        source = self._source(parts)
         members = [
             IncrementalDecoder(each.model, each.model.encode(source), each.step)
             for each in self.models
         ]
         return members[0] if len(members) == 1 else Ensemble(members)
 
-    def _pad(self, parts: Sequence[_Part]) -> Int[Tensor, "batch source"]:
+    def _source(self, parts: Sequence[_Part]) -> Int[Tensor, "batch source"]:
         return self._padded([part.source for part in parts])
 
     def _padded(self, source_ids: list[list[int]]) -> Int[Tensor, "batch source"]:
         return pad_rows([[*ids, EOS] for ids in source_ids]).to(self.device)
 
     def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
+        if not hypotheses or math.isnan(hypotheses[0].log_probability):
+            raise CheckpointError(
+                "The model must put out numbers, but puts out NaN; its weights are "
+                "damaged, or too large for the precision: try fp32, or another "
+                "checkpoint."
+            )
         decoded = tuple(
             TranslationHypothesis(
                 text=self.tokenizer.decode(hypothesis.ids),
@@ -367,13 +398,3 @@ def _joined(parts: list[Translation]) -> Translation:
         hypotheses=(whole,),
         num_parts=len(parts),
     )
-
-
-def _similar_lengths(lengths: list[int], positions: int) -> Iterator[list[int]]:
-    """Indices of sentences in batches, longest first."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    start = 0
-    while start < len(order):
-        rows = max(positions // (lengths[order[start]] + 1), 1)
-        yield order[start : start + rows]
-        start += rows

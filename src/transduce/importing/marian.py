@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from transformers.utils import logging
-
 from transduce.checkpoint import Checkpoint, load_model, write_folder, write_model
 from transduce.errors import RequestError
 from transduce.export.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
@@ -28,7 +26,6 @@ def import_model(origin: Path, out: Path, sentences: Sequence[str]) -> Proof:
     `RequestError` if the model does not map, `CheckpointError` if it is damaged,
     `ProofError` if the proof fails.
     """
-    logging.disable_progress_bar()
     _require_files(origin)
     settings = read_settings(origin)
     checkpoint = _checkpoint(origin, settings)

@@ -9,7 +9,10 @@ from torch.nn import functional
 
 
 class SharedEmbedding(nn.Module):
-    """One matrix for source, target and output; scaled on input (section 3.4)."""
+    """One matrix for source, target and output; scaled on input (section 3.4).
+
+    Or for a source alone, or a target and its output, that have their own symbols.
+    """
 
     def __init__(self, vocab_size: int, d_model: int, *, bias: bool) -> None:
         super().__init__()
@@ -58,6 +61,12 @@ class SinusoidalPositions(nn.Module):
             self._known = sinusoids(grown, self.d_model).to(device)
         return self._known[first:end]
 
+    def at(
+        self, positions: Int[Tensor, " count"], highest: int
+    ) -> Float[Tensor, "count d_model"]:
+        """Those of some positions, none above the highest."""
+        return self(0, highest + 1, positions.device)[positions]
+
 
 class LearnedPositions(nn.Module):
     """A table of positions learned with the rest (section 3.5; Table 3, row E).
@@ -75,7 +84,12 @@ class LearnedPositions(nn.Module):
     def forward(
         self, first: int, length: int, device: torch.device
     ) -> Float[Tensor, "{length} d_model"]:
-        position = torch.arange(first, first + length, device=device)
+        return self.at(torch.arange(first, first + length, device=device), first)
+
+    def at(
+        self, positions: Int[Tensor, " count"], _: int
+    ) -> Float[Tensor, "count d_model"]:
+        """Those of some positions."""
         # Unlike the paper: beyond the table, which leaves such sentences open.
-        rows = position.clamp(max=len(self.weight) - 1)
+        rows = positions.clamp(max=len(self.weight) - 1)
         return functional.embedding(rows, self.weight) * self.scale

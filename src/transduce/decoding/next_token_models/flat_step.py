@@ -96,6 +96,7 @@ class _FlatAttention:
         num_queries = heads * attention.d_k
         self.widths = [num_queries, num_queries, heads * attention.d_v]
         self._num_heads = heads
+        self._tap = attention.weights_tap
         self._output = _flat(attention.project_output, make_linear)
 
     def heads(
@@ -114,6 +115,8 @@ class _FlatAttention:
     ) -> Float[Tensor, "sentences group d_model"]:
         scores = self.heads(query) @ key.transpose(2, 3)
         weights = scores.add_(penalty).softmax(dim=-1)
+        if self._tap._forward_hooks:  # someone looks
+            weights = self._tap(weights)
         return self._output((weights @ value).transpose(1, 2).flatten(2))
 
 

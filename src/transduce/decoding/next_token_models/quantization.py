@@ -1,11 +1,13 @@
 """Models whose matrix products are in fewer bits than 32, for speed."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, cast, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from transduce.decoding.next_token_models.flat_step import (
@@ -55,13 +57,16 @@ def prepared(
         )
     if precision == "int8":
         _require_int8(device)
-        step = _step(model, lambda weight, bias: Int8Linear(weight, bias).forward)
-        return PreparedModel(model=_in_int8(model), step=step)
+        # A matrix that both have is packed once.
+        packed = cache(Int8Linear)
+        step = _step(model, lambda weight, bias: packed(weight, bias).forward)
+        return PreparedModel(model=_in_int8(model, packed), step=step)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     model = model.to(device, dtype)
     return PreparedModel(model=model, step=_step(model, plain_linear))
 
 
+@torch.no_grad()
 def _step(model: Transformer, make_linear: MakeLinear) -> Step:
     # Additive scores are no product of queries and keys.
     is_product = model.config.scores != "additive"
@@ -113,28 +118,25 @@ class Int8Linear(nn.Module):
         return torch.ops.quantized.linear_dynamic(x, self._packed, False)
 
 
-class Int8Embedding(nn.Module):
-    """The shared embedding, its product with the decoder's states in 8 bits."""
+class Int8Embedding(SharedEmbedding):
+    """That of the target, its product with the decoder's states in 8 bits."""
 
     def __init__(self, embedding: SharedEmbedding) -> None:
-        super().__init__()
-        self.embedding = embedding
+        nn.Module.__init__(self)  # the weight is there
+        self.d_model = embedding.d_model
+        self.weight, self.bias = embedding.weight, embedding.bias
         self.output = Int8Linear(embedding.weight, embedding.bias)
-
-    def forward(
-        self, ids: Int[Tensor, "batch length"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        return cast(Tensor, self.embedding(ids))
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         """How well each output fits each row."""
         return cast(Tensor, self.output(x))
 
 
-def _in_int8(model: Transformer) -> Transformer:
+def _in_int8(model: Transformer, packed: Callable[..., Int8Linear]) -> Transformer:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                module.add_module(name, Int8Linear(child.weight, child.bias))
-    model.add_module("embedding", Int8Embedding(model.embedding))
+                module.add_module(name, packed(child.weight, child.bias))
+    name = "embedding" if model.target_embedding is None else "target_embedding"
+    model.add_module(name, Int8Embedding(model.output_embedding))
     return model
