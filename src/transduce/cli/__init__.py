@@ -35,6 +35,7 @@ COMMANDS = {
     "compare": "Hold systems against each other, with tests of significance.",
     "reproduce": "Reproduce a table of the paper.",
     "export": "Write a model for another library, and prove it the same.",
+    "serve": "Serve models over HTTP, with a web page.",
     "data": "Download and prepare a named corpus.",
     "benchmark": "Measure our speed beside that of others.",
 }
