@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translation, Translator
-from transduce.errors import BusyError, TooLongError
+from transduce.errors import BusyError, ConfigError, TooLongError
 
 Result = TypeVar("Result")
 
@@ -30,6 +30,15 @@ class QueueConfig:
     """How long a sentence may wait for its turn."""
     batch_size: int = 64
     """Sentences that are translated together at most."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_waiting", "batch_size"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"`{name}` must be at least 1, but is {value}.")
+        if not self.timeout_s > 0:
+            raise ConfigError(
+                f"`timeout_s` must be above 0 seconds, but is {self.timeout_s}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +70,7 @@ class RequestQueue:
         self._num_working = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="translator")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "RequestQueue":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 import transduce
 from transduce.decoding.translator import Translation
-from transduce.errors import RequestError, TransduceError
+from transduce.errors import ConfigError, RequestError, TransduceError
 from transduce.interruption import stop_on_signal
 from transduce.serving import messages
 from transduce.serving.admission import (
@@ -75,6 +75,7 @@ REFUSALS = {
     415: "Neither JSON nor a form.",
     429: "Too much to do, or too many requests: try again later.",
 }
+MAX_PORT = 65_535
 GRACE_S = 5.0
 """For answers to be sent after the last sentence's time is up."""
 
@@ -229,11 +230,13 @@ def create_app(
 
 def listen(host: str, port: int) -> socket.socket:
     """Where requests come in; `RequestError` if it cannot be there."""
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"`port` must be from 0 to {MAX_PORT}, but is {port}.")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
         raise RequestError(
             f"{host}:{port} must be free to listen at, but is not ({reason}); choose "
             "another by --host or --port."

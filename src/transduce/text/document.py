@@ -31,7 +31,7 @@ def split_text(text: str) -> list[Piece]:
     """Pieces that in a row are the text; a sentence is within a line."""
     pieces, start = [], 0
     for gap in GAP.finditer(text):
-        if _ends_sentence(text, gap):
+        if _ends_sentence(text, start, gap):
             pieces.append(Piece(text[start : gap.start()], is_sentence=True))
             pieces.append(Piece(gap[0], is_sentence=False))
             start = gap.end()
@@ -71,14 +71,18 @@ def join_html(pieces: Sequence[Piece], translations: Sequence[str]) -> str:
     return join_text(pieces, [escape(text, quote=False) for text in translations])
 
 
-def _ends_sentence(text: str, gap: re.Match[str]) -> bool:
+def _ends_sentence(text: str, begin: int, gap: re.Match[str]) -> bool:
+    """Whether what has begun there ends with the gap.
+
+    What goes on in lower case is the same sentence, if that began in upper case.
+    """
     start, end = gap.span()
     if "\n" in gap[0] or start == 0 or end == len(text):
         return True
-    before = text[max(start - LONGEST_ABBREVIATION, 0) : start]
+    before = text[max(start - LONGEST_ABBREVIATION, begin) : start]
     return (
         SENTENCE_END.match(text, start) is not None
-        and not text[end].islower()
+        and (text[begin].islower() or not text[end].islower())
         and ABBREVIATION.search(before) is None
     )
 

@@ -7,7 +7,7 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 """The number of tokens of each text; of two with a space between it is the sum."""
 
 SENTENCE_END = re.compile(
-    r"""(?<=[.!?…])\s+|(?<=[.!?…]["'»”’)\]])\s+"""
+    r"""(?<=[.!?…])\s+|(?<=[.!?…]["'»«“”’)\]])\s+"""
     r"|(?<=[。！？])(?![」』”’）])|(?<=[。！？][」』”’）])"
 )
 CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、])")
