@@ -91,6 +91,58 @@ def test_an_over_long_line_is_translated_in_parts_and_named(
     )
 
 
+@pytest.fixture
+def over_long(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Two lines, the first over-long."""
+    monkeypatch.setattr("transduce.decoding.translator.MAX_SOURCE_TOKENS", 12)
+    return b"one two three four. five six! seven eight one two.\ntwo\n"
+
+
+def test_of_an_over_long_line_one_translation_is_known(
+    command: Callable[..., Any], model: Path, over_long: bytes
+) -> None:
+    best = command("translate", model, stdin=over_long).out.splitlines()
+    lines = command("translate", model, "--nbest", 3, stdin=over_long).out.splitlines()
+    assert len(lines) == 6
+    assert lines[:3] == [best[0], "", ""]
+    assert lines[3] == best[1]
+    assert lines[4]
+
+
+def test_the_first_part_of_an_over_long_line_has_the_prefix(
+    command: Callable[..., Any], model: Path, over_long: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "prefixes").write_text("acht\n\n")
+    options = ("--prefixes", tmp_path / "prefixes")
+    found = command("translate", model, *options, stdin=over_long).out.splitlines()
+    free = command("translate", model, stdin=over_long).out.splitlines()
+    assert found[0].startswith("acht")
+    assert not free[0].startswith("acht")
+    # The parts after it are what they were.
+    assert found[0].split()[-4:] == free[0].split()[-4:]
+    assert found[1] == free[1]
+
+
+def test_an_over_long_line_has_scores_but_not_by_token(
+    command: Callable[..., Any], model: Path, over_long: bytes
+) -> None:
+    printed = command("translate", model, "--jsonl", stdin=over_long).out
+    long, short = map(json.loads, printed.splitlines())
+    [only] = long["hypotheses"]
+    assert only["token_log_probabilities"] == []
+    assert only["log_probability"] < 0
+    assert only["tokens"]
+    assert short["hypotheses"][0]["token_log_probabilities"]
+
+
+def test_an_over_long_line_is_sampled_in_parts(
+    command: Callable[..., Any], model: Path, over_long: bytes
+) -> None:
+    outcome = command("sample", model, "--seed", 3, stdin=over_long)
+    assert len(outcome.out.splitlines()) == 2
+    assert "line 1 is over-long, and is translated in 3 parts" in outcome.err
+
+
 def test_the_translations_begin_with_their_prefixes(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
@@ -300,3 +352,28 @@ def test_an_impossible_option_is_refused(
 def test_fewer_bits_are_an_option(succeeds: Callable[..., str], model: Path) -> None:
     out = succeeds("translate", model, "--precision", "bf16", stdin=LINES)
     assert len(out.splitlines()) == len(LINES.splitlines())
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_a_terminal_shows_how_many_lines_are_done(model: Path, tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "transduce",
+            "translate",
+            str(model),
+            "--beam-size",
+            "1",
+        ],
+        input=LINES,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        check=True,
+        env={**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"},
+    )
+    os.close(theirs)
+    assert len(result.stdout.splitlines()) == 5
+    assert b"5 lines" in os.read(ours, 100_000)
+    os.close(ours)

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 FIRST_SLOTS = 32
-"""Room for keys and values at the start; doubled as often as needed."""
+"""Room for keys and values at the start; grown as often as needed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,8 +97,10 @@ class DecodingState:
 
     def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
         """Take a slot for each hypothesis's newest position; what each sees now."""
-        first, group_size = self.num_slots, self.group_size
-        self._make_room(first + group_size)
+        group_size = self.group_size
+        if self.num_slots + group_size > self.past.size(-1):
+            self._make_room()
+        first = self.num_slots
         own = torch.eye(group_size, dtype=torch.bool, device=self.past.device)
         self.past[:, :, first : first + group_size] = own
         self.positions[:, first : first + group_size] = self.lengths[:, None]
@@ -127,6 +129,7 @@ class DecodingState:
         both = (self, other)
         for state in both:
             state._close_up()
+            state._trim_memory()
         width = max(state.memory_mask.size(-1) for state in both)
         self.num_slots = max(state.num_slots for state in both)
         self.max_length = max(state.max_length for state in both)
@@ -142,18 +145,22 @@ class DecodingState:
         self.lengths = torch.cat([self.lengths, other.lengths])
 
     def _close_up(self) -> None:
-        """Forget slots that are nobody's past, and positions that are all padding."""
+        """Forget slots that are nobody's past."""
         is_used = self.past[..., : self.num_slots].any(dim=1)
         self.num_slots = int(is_used.sum(dim=1).max())
         # Those in use first, in the order that they had.
         order = (~is_used).int().argsort(dim=1, stable=True)[:, : self.num_slots]
         self.past = self.past.gather(2, order[:, None].expand(-1, self.group_size, -1))
         self.positions = self.positions.gather(1, order)
+        for layer in self.layers:
+            layer.keep_slots(order)
+
+    def _trim_memory(self) -> None:
+        """Forget positions that are all padding."""
         self.max_length = int(self.lengths.max())
         width = int(self.memory_mask.sum(dim=-1).max())
         self.memory_mask = fitted(self.memory_mask, width, dim=3)
         for layer in self.layers:
-            layer.keep_slots(order)
             layer.fit_memory(width)
 
     def _fit(self, room: int, width: int) -> None:
@@ -165,15 +172,19 @@ class DecodingState:
         self.past = fitted(self.past, room, dim=2)
         self.positions = fitted(self.positions, room, dim=1)
 
-    def _make_room(self, num_slots: int) -> None:
-        room = max(self.past.size(-1), FIRST_SLOTS)
-        while room < num_slots:
-            room *= 2
-        if room > self.past.size(-1):
-            for layer in self.layers:
-                layer.make_room(room)
-            self.past = fitted(self.past, room, dim=2)
-            self.positions = fitted(self.positions, room, dim=1)
+    def _make_room(self) -> None:
+        """Have room for more slots, once those that are nobody's past are gone.
+
+        There are many of these in wide groups, whose hypotheses often have their past
+        in common.
+        """
+        if self.num_slots > 0:
+            self._close_up()
+        room = max(2 * self.num_slots, FIRST_SLOTS, self.num_slots + self.group_size)
+        for layer in self.layers:
+            layer.make_room(room)
+        self.past = fitted(self.past, room, dim=2)
+        self.positions = fitted(self.positions, room, dim=1)
 
 
 def fitted(tensor: Tensor, size: int, dim: int) -> Tensor:

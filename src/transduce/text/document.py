@@ -9,10 +9,6 @@ from transduce.text.splitting import SENTENCE_END
 
 GAP = re.compile(r"\s+|(?<=[。！？」』”’）])")
 """Where a sentence may end: white space, or nothing in languages without it."""
-ABBREVIATION = re.compile(
-    r"(?:^|[\s(.])(?:\w|Mr|Mrs|Ms|Dr|Prof|St|Nr|No|vs|etc|bzw|ca|usw|evtl|ggf)\.$"
-)
-LONGEST_ABBREVIATION = 6
 MARKUP = re.compile(r"<(?:(?P<comment>!--)|(?P<name>[A-Za-z]+)|[/!?])")
 TAG_END = re.compile(r"""(?:[^"'>]|"[^"]*"|'[^']*')*>""")
 UNTRANSLATED = {"script", "style", "textarea", "pre", "code"}
@@ -79,12 +75,8 @@ def _ends_sentence(text: str, begin: int, gap: re.Match[str]) -> bool:
     start, end = gap.span()
     if "\n" in gap[0] or start == 0 or end == len(text):
         return True
-    before = text[max(start - LONGEST_ABBREVIATION, begin) : start]
-    return (
-        SENTENCE_END.match(text, start) is not None
-        and (text[begin].islower() or not text[end].islower())
-        and ABBREVIATION.search(before) is None
-    )
+    goes_on = text[end].islower() and not text[begin].islower()
+    return not goes_on and SENTENCE_END.match(text, start) is not None
 
 
 def _end_of(markup: re.Match[str]) -> int:
