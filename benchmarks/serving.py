@@ -1,6 +1,7 @@
 """Measure a server under load: errors, answers, throughput, latency, memory.
 
-    python benchmarks/serving.py MODEL --text FILE [--clients 64] [--seconds 120]
+    python benchmarks/serving.py MODEL --text FILE [--texts 1000] [--clients 64]
+        [--seconds 120]
 
 Starts `transduce serve` on loopback and lets clients ask, one request after the other,
 for texts of one to four lines of the file, each answer compared with the offline
@@ -32,8 +33,10 @@ from transduce.decoding.translator import load
 from transduce.text.document import join_text, sentences, split_text
 
 MOST_LINES = 4
-NUM_TEXTS = 1_000
+MOST_READ = 4_000
+"""Lines of the file."""
 MEMORY_PERIOD_S = 1.0
+NUM_LEAVING = 50
 HUGE_BYTES = 10_000_000
 AFTER_S = 60
 """For a server to end once it is told to."""
@@ -75,14 +78,14 @@ class Server:
         return int(line.split()[1]) / 1024
 
 
-def read_task(model: Path, file: Path, batch_size: int) -> Task:
+def read_task(model: Path, file: Path, num_texts: int, batch_size: int) -> Task:
     """Texts of one to four lines, translated once to compare with, once for time."""
     chance = random.Random(1)
     with file.open(encoding="utf-8") as lines:
-        kept = list(islice((each.strip() for each in lines if each.strip()), 4_000))
+        kept = list(islice((each.strip() for each in lines if each.strip()), MOST_READ))
     texts = [
         "\n".join(chance.choices(kept, k=chance.randint(1, MOST_LINES)))
-        for _ in range(NUM_TEXTS)
+        for _ in range(num_texts)
     ]
     pieces = [split_text(text) for text in texts]
     asked = [sentence for each in pieces for sentence in sentences(each)]
@@ -171,7 +174,7 @@ async def load_server(
     async def be_client(seed: int) -> None:
         chance = random.Random(seed)
         while time.perf_counter() < end:
-            await ask(server, task, chance.randrange(NUM_TEXTS), outcome)
+            await ask(server, task, chance.randrange(len(task.texts)), outcome)
 
     async def watch() -> None:
         while True:
@@ -194,10 +197,11 @@ async def do_harm(server: Server, task: Task) -> dict[str, str]:
         "huge body": await huge_body(server.port),
         "slow client": await slow_client(server.port),
     }
-    for number in range(50):
-        await leave(server.port, asked(task.texts[number]))
+    for number in range(NUM_LEAVING):
+        text = task.texts[number % len(task.texts)]
+        await leave(server.port, asked(text))
     await ask(server, task, 0, good)
-    found["after 50 clients that left"] = f"{dict(good.statuses)}"
+    found[f"after {NUM_LEAVING} clients that left"] = f"{dict(good.statuses)}"
     return found
 
 
@@ -235,7 +239,7 @@ async def stop_under_load(server: Server, task: Task, num_clients: int) -> str:
     """SIGTERM while all ask: each request that was taken is answered."""
     outcome = Outcome()
     asking = [
-        asyncio.create_task(ask(server, task, number, outcome))
+        asyncio.create_task(ask(server, task, number % len(task.texts), outcome))
         for number in range(num_clients)
     ]
     await asyncio.sleep(0.1)
@@ -273,7 +277,7 @@ def describe(task: Task, outcome: Outcome, memory: Sequence[float]) -> Iterator[
 async def measure(arguments: argparse.Namespace) -> None:
     """Load, harm, the end, and a queue that is too short."""
     batch_size = arguments.batch_size
-    task = read_task(arguments.model, arguments.text, batch_size)
+    task = read_task(arguments.model, arguments.text, arguments.texts, batch_size)
     with serving(arguments.model, "--batch-size", str(batch_size)) as server:
         outcome, memory = await load_server(
             server, task, arguments.clients, arguments.seconds
@@ -297,6 +301,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--texts", type=int, default=1_000)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--batch-size", type=int, default=64)

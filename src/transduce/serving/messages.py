@@ -1,5 +1,6 @@
 """What is asked over HTTP, and what is answered."""
 
+from abc import abstractmethod
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
@@ -24,9 +25,9 @@ class Asked(BaseModel):
     ] = ""
 
     @property
+    @abstractmethod
     def texts(self) -> list[str]:
         """What its length is counted by."""
-        raise NotImplementedError
 
 
 class TranslateRequest(Asked):
