@@ -7,7 +7,6 @@ and 10,000 empty ones among them. Prints what was seen, as Markdown.
 """
 
 import argparse
-import os
 import random
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 from machine import describe_machine
@@ -26,7 +25,7 @@ from transduce.text.grammar import Grammar
 TRANSLATE = (sys.executable, "-m", "transduce", "translate")
 EMPTY_LINES = 10_000
 SAMPLE = 300
-"""Lines that are translated once more, by themselves."""
+"""Lines that are translated once more, in another batch."""
 
 
 def main() -> None:
@@ -35,6 +34,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--lines", type=int, default=100_000)
     arguments = parser.parse_args()
+    if arguments.lines < 2 * EMPTY_LINES:
+        parser.error(f"--lines must be at least {2 * EMPTY_LINES:,}")
     command = [*TRANSLATE, str(arguments.model), "--beam-size", "1"]
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder, "source"), Path(folder, "output")
@@ -42,14 +43,18 @@ def main() -> None:
         source.write_text("\n".join(lines) + "\n", encoding="utf-8")
         seconds, memory = translate(command, source, output)
         found = output.read_text(encoding="utf-8").split("\n")[:-1]
+        if len(found) != len(lines):
+            sys.exit(f"{len(lines):,} lines went in, but {len(found):,} came out")
         print(f"- {len(lines):,} lines in, {len(found):,} out, {seconds:.0f} s")
         print(
             f"- Resident memory at 10 % and at the end: {memory[0]:,}, {memory[1]:,} MB"
         )
         print(f"- Empty lines that are empty: {stay_empty(lines, found)}")
-        print(f"- Alike by themselves: {agreement(command, lines, found)} of {SAMPLE}")
+        print(
+            f"- Alike in another batch: {agreement(command, lines, found)} of {SAMPLE}"
+        )
         print(f"- Closed pipe: {closed_pipe(command, source)}")
-        print(f"- Killed: {killed(command, source, Path(folder, 'killed'))}")
+        print(f"- SIGTERM: {killed(command, source, Path(folder, 'killed'))}")
     print(describe_machine())
 
 
@@ -58,7 +63,8 @@ def stream_of(count: int) -> list[str]:
     plain = islice(Grammar.built_in().training_sentences(1), count - EMPTY_LINES - 2)
     lines = [sentence.source for sentence in plain] + [""] * EMPTY_LINES
     random.Random(1).shuffle(lines)
-    lines.insert(count // 2, " ".join(lines[0].split() * 20_000)[:120_000])
+    words = " ".join(lines[:20_000]).split()
+    lines.insert(count // 2, " ".join(islice(cycle(words), 20_000)))
     lines.insert(count // 3, "the dog\x01\x7f \x1b[31msees\x08 the\tcat .")
     return lines
 
@@ -100,14 +106,14 @@ def stay_empty(lines: Sequence[str], found: Sequence[str]) -> str:
 def agreement(
     command: Sequence[str], lines: Sequence[str], found: Sequence[str]
 ) -> int:
-    """How many lines of a sample have by themselves the translation of the stream."""
+    """How many lines of a sample have among others the translation of the stream."""
     filled = [i for i, line in enumerate(lines) if line and len(line) < 1_000]
     chosen = random.Random(2).sample(filled, SAMPLE)
     text = "".join(lines[i] + "\n" for i in chosen)
     alone = subprocess.run(
         command, input=text.encode(), stdout=subprocess.PIPE, check=True
     ).stdout.decode()
-    pairs = zip(alone.split("\n"), chosen, strict=False)
+    pairs = zip(alone.split("\n")[:-1], chosen, strict=True)
     return sum(translation == found[i] for translation, i in pairs)
 
 
@@ -127,14 +133,22 @@ def closed_pipe(command: Sequence[str], source: Path) -> str:
 
 
 def killed(command: Sequence[str], source: Path, output: Path) -> str:
-    """What is left of an output file when its writer is killed."""
+    """What is left of an output file when its writer is asked to end."""
     process = subprocess.Popen(
-        [*command, "--input", str(source), "--output", str(output)]
+        [*command, "--input", str(source), "--output", str(output)],
+        stderr=subprocess.PIPE,
     )
-    time.sleep(8)
-    os.kill(process.pid, signal.SIGTERM)
-    code = process.wait()
-    return f"SIGTERM: exit code {code}, output file there: {output.exists()}"
+    unfinished = output.with_name(f".{output.name}.transduce-new")
+    while process.poll() is None and not (
+        unfinished.exists() and unfinished.stat().st_size
+    ):
+        time.sleep(0.1)
+    if process.poll() is not None:
+        sys.exit("translate was done before it could be asked to end")
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate()
+    left = [path.name for path in output.parent.iterdir() if "killed" in path.name]
+    return f"exit code {process.returncode}, {errors.decode()!r}, files left: {left}"
 
 
 if __name__ == "__main__":

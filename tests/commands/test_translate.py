@@ -15,7 +15,7 @@ import pytest
 import transduce
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.model.transformer import Transformer
-from transduce.text.tokenizer import Tokenizer, TokenizerConfig, learn_tokenizer
+from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer, load_tokenizer
 
 LINES = b"one two\n\nthree four five\n  \neight\n"
 
@@ -198,7 +198,7 @@ def test_the_least_length_and_the_greatest_are_kept(
     options = ("--jsonl", "--min-length", 6, "--extra-length", 6)
     [line] = succeeds("translate", model, *options, stdin=b"one\n").splitlines()
     [best] = json.loads(line)["hypotheses"]
-    num_source_tokens = len(Tokenizer.load(model / "tokenizer.json").encode("one"))
+    num_source_tokens = len(load_tokenizer(model / "tokenizer.json").encode("one"))
     assert len(best["tokens"]) >= 6
     assert len(best["token_log_probabilities"]) <= num_source_tokens + 1 + 6
     assert len(best["token_log_probabilities"]) - len(best["tokens"]) in (0, 1)
@@ -377,3 +377,34 @@ def test_a_terminal_shows_how_many_lines_are_done(model: Path, tmp_path: Path) -
     assert len(result.stdout.splitlines()) == 5
     assert b"5 lines" in os.read(ours, 100_000)
     os.close(ours)
+
+
+def test_coverage_is_counted_in_scores(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    def scores(*options: object) -> list[float]:
+        printed = succeeds("translate", model, "--jsonl", *options, stdin=LINES)
+        return [json.loads(line)["score"] for line in printed.splitlines()]
+
+    without, with_coverage = scores(), scores("--coverage-penalty", 2)
+    pairs = list(zip(with_coverage, without, strict=True))
+    assert all(covered <= plain for covered, plain in pairs)
+    assert any(covered < plain for covered, plain in pairs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--beam-size", 1), "`search.beam_size` must be at least 2 if there is a cov"),
+        (
+            ("--ensemble", "itself"),
+            "A coverage penalty must be used with one model, wh",
+        ),
+    ],
+)
+def test_coverage_without_a_beam_or_with_several_models_is_refused(
+    refuses: Callable[..., str], model: Path, options: tuple[object, ...], message: str
+) -> None:
+    options = tuple(model if option == "itself" else option for option in options)
+    options = ("--coverage-penalty", 0.2, *options)
+    assert refuses("translate", model, *options, stdin=LINES).startswith(message)

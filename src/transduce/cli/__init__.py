@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from keyword import iskeyword
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError
@@ -35,6 +36,7 @@ COMMANDS = {
     "compare": "Hold systems against each other, with tests of significance.",
     "reproduce": "Reproduce a table of the paper.",
     "export": "Write a model for another library, and prove it the same.",
+    "import": "Make a Marian folder of Hugging Face a model, and prove it the same.",
     "serve": "Serve models over HTTP, with a web page.",
     "data": "Download and prepare a named corpus.",
     "benchmark": "Measure our speed beside that of others.",
@@ -43,6 +45,8 @@ PARTS = {
     "reproduce": {
         "table1": "Measure what layers cost, beside the formulas of Table 1.",
         "table2": "Place runs among the models of Table 2, and forecast trainings.",
+        "table3": "Vary the base model as Table 3 does, at any scale.",
+        "table4": "Place parses among the parsers of Table 4.",
     },
     "benchmark": {
         "training": "Measure the speed and memory of training.",
@@ -52,8 +56,9 @@ PARTS = {
 """The commands of commands that are several."""
 for _name, _help in COMMANDS.items():
     if _name not in PARTS:
-        _function = _name.replace("-", "_")
-        app.command(f"transduce.cli.{_function}:{_function}", name=_name, help=_help)
+        _module = _name.replace("-", "_")
+        _module += "_" if iskeyword(_name) else ""
+        app.command(f"transduce.cli.{_module}:{_module}", name=_name, help=_help)
 for _name, _parts in PARTS.items():
     _several = App(name=_name, help=COMMANDS[_name])
     for _part, _help in _parts.items():

@@ -43,8 +43,8 @@ class LayerCache:
         self.value[:, :, first:num_slots] = value
         return self.key[:, :, :num_slots], self.value[:, :, :num_slots]
 
-    def make_room(self, num_slots: int) -> None:
-        """Have at least so many slots."""
+    def fit_slots(self, num_slots: int) -> None:
+        """Cut or pad to so many slots."""
         self.key = fitted(self.key, num_slots, dim=2)
         self.value = fitted(self.value, num_slots, dim=2)
 
@@ -88,7 +88,7 @@ class DecodingState:
     num_slots: int = 0
     """Slots in use, at most, of a sentence."""
     max_length: int = 0
-    """Positions read so far of no sentence more than this."""
+    """At least the positions read by any sentence."""
 
     @property
     def group_size(self) -> int:
@@ -125,24 +125,28 @@ class DecodingState:
             self.lengths = self.lengths.index_select(0, sentences)
 
     def join(self, other: "DecodingState") -> None:
-        """Put the sentences of another, in as large groups, behind one's own."""
+        """Put the sentences of another, in as large groups, behind one's own.
+
+        The other is of no use any more. What is only padding now goes.
+        """
         both = (self, other)
         for state in both:
             state._close_up()
-            state._trim_memory()
-        width = max(state.memory_mask.size(-1) for state in both)
         self.num_slots = max(state.num_slots for state in both)
-        self.max_length = max(state.max_length for state in both)
         # With room for some more steps, so as not to copy all again at the next.
         room = self.num_slots + FIRST_SLOTS * self.group_size
+        # Padding stands last.
+        width = max(int(state.memory_mask.sum(dim=-1).max()) for state in both)
         for state in both:
-            state._fit(room, width)
+            state._fit_slots(room)
+            state._fit_memory(width)
         for layer, theirs in zip(self.layers, other.layers, strict=True):
             layer.join(theirs)
         self.memory_mask = torch.cat([self.memory_mask, other.memory_mask])
         self.past = torch.cat([self.past, other.past])
         self.positions = torch.cat([self.positions, other.positions])
         self.lengths = torch.cat([self.lengths, other.lengths])
+        self.max_length = int(self.lengths.max())
 
     def _close_up(self) -> None:
         """Forget slots that are nobody's past."""
@@ -155,22 +159,16 @@ class DecodingState:
         for layer in self.layers:
             layer.keep_slots(order)
 
-    def _trim_memory(self) -> None:
-        """Forget positions that are all padding."""
-        self.max_length = int(self.lengths.max())
-        width = int(self.memory_mask.sum(dim=-1).max())
-        self.memory_mask = fitted(self.memory_mask, width, dim=3)
+    def _fit_slots(self, num_slots: int) -> None:
         for layer in self.layers:
-            layer.fit_memory(width)
+            layer.fit_slots(num_slots)
+        self.past = fitted(self.past, num_slots, dim=2)
+        self.positions = fitted(self.positions, num_slots, dim=1)
 
-    def _fit(self, room: int, width: int) -> None:
-        """Have that many slots, and a memory of so many positions."""
+    def _fit_memory(self, width: int) -> None:
         for layer in self.layers:
-            layer.make_room(room)
             layer.fit_memory(width)
         self.memory_mask = fitted(self.memory_mask, width, dim=3)
-        self.past = fitted(self.past, room, dim=2)
-        self.positions = fitted(self.positions, room, dim=1)
 
     def _make_room(self) -> None:
         """Have room for more slots, once those that are nobody's past are gone.
@@ -180,11 +178,8 @@ class DecodingState:
         """
         if self.num_slots > 0:
             self._close_up()
-        room = max(2 * self.num_slots, FIRST_SLOTS, self.num_slots + self.group_size)
-        for layer in self.layers:
-            layer.make_room(room)
-        self.past = fitted(self.past, room, dim=2)
-        self.positions = fitted(self.positions, room, dim=1)
+        least = self.num_slots + self.group_size
+        self._fit_slots(max(2 * self.num_slots, FIRST_SLOTS, least))
 
 
 def fitted(tensor: Tensor, size: int, dim: int) -> Tensor:

@@ -41,7 +41,8 @@ def attention_weights(
     side has too many tokens.
     """
     tokenizer = translator.tokenizer
-    source_ids, target_ids = tokenizer.encode_batch([source, target])
+    [source_ids] = tokenizer.encode_sources([source])
+    [target_ids] = tokenizer.encode_targets([target])
     _require_short(source_ids, "source")
     _require_short(target_ids, "target")
     model = translator.models[0].model

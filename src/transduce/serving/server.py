@@ -46,7 +46,7 @@ from transduce.serving.translation import (
     translate_documents,
     translate_pieces,
 )
-from transduce.text.document import Piece, sentences
+from transduce.text.documents.running_text import Piece, sentences
 
 JSON_LINES = "application/x-ndjson"
 PAGE = {

@@ -9,12 +9,11 @@ from typing import Literal
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translation, TranslationHypothesis
 from transduce.serving.request_queue import RequestQueue
-from transduce.text.document import (
+from transduce.text.documents.markup import join_html, split_html
+from transduce.text.documents.running_text import (
     Piece,
-    join_html,
     join_text,
     sentences,
-    split_html,
     split_text,
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 CountTokens = Callable[[Sequence[str]], list[int]]
 """The number of tokens of each text; of two with a space between it is the sum."""
 
-TITLES = ("Dr", "Fr", "Hr", "Mme", "Mr", "Mrs", "Ms", "Nr", "No", "Prof", "St", "vs")
+TITLES = ("Dr", "Fr", "Hr", "Mme", "Mr", "Mrs", "Ms", "Prof", "St", "vs")
 NO_ABBREVIATION = r"(?<!\b[^\W\d_]\.)" + "".join(
     rf"(?<!\b{title}\.)" for title in TITLES
 )

@@ -36,7 +36,7 @@ CHINESE = ["一二三四五六七。", "八九十一二三！", "一二三四，
         ("一，二，三，四，五，六，七，八", ["一，二，三，四，五，六，七，八"]),
         ("他说：「你好啊你好啊。」然后他就走了再也没有回来。", SPEECH),
         ("ab. " * 9, ["ab."] * 9),
-        ("I saw Dr. No. He saw J. R. too.", ["I saw Dr. No. He saw", "J. R. too."]),
+        ("I saw Dr. No. He saw J. R. too.", ["I saw Dr. No.", "He saw J. R. too."]),
         ("I saw Dr. Who. He saw me too.", ["I saw Dr. Who.", "He saw me too."]),
     ],
 )
