@@ -32,6 +32,7 @@ COMMANDS = {
     "sample": "Draw translations at random.",
     "score": "Say how likely a model holds given translations.",
     "evaluate": "Score translations against references.",
+    "parse": "Parse sentences, one tree a line.",
     "evaluate-parses": "Score parses against gold trees, as EVALB does.",
     "compare": "Hold systems against each other, with tests of significance.",
     "reproduce": "Reproduce a table of the paper.",
