@@ -6,6 +6,8 @@ TransduceError
   CheckpointError      missing or damaged
     VersionError         ... or sound, but saved by another version of transduce
   RequestError         the caller asked for what the model or machine cannot do
+    BusyError            ... now, because of what others have asked for
+    TooLongError         ... at once
 """
 
 
@@ -31,3 +33,11 @@ class VersionError(CheckpointError):
 
 class RequestError(TransduceError):
     """The caller asked for what the model or the machine cannot do."""
+
+
+class BusyError(RequestError):
+    """The caller asked for what could be done, but not now."""
+
+
+class TooLongError(RequestError):
+    """The caller asked for more at once than is done; in parts it could be."""

@@ -315,3 +315,18 @@ def test_a_run_is_not_resumed_with_other_trees(
     other = write_trees(tmp_path / "other", TREES[:3])
     message = refuses("train", "--out", parser, "--resume", "--trees", other)
     assert "the run to resume was begun with other files" in message
+
+
+def test_a_run_is_placed_in_table_4(
+    succeeds: Callable[..., str], parser: Path, tmp_path: Path
+) -> None:
+    gold, out = write_trees(tmp_path / "gold", TREES[:2]), tmp_path / "table4"
+    told = ("--treebank", "the grammar's", "--split", "two trees")
+    options = ("--wsj-only", gold, parser, *told, "--device", "cpu")
+    assert "mended" in succeeds("reproduce", "table4", "--out", out, *options)
+    [row] = json.loads((out / "table4.json").read_text())["ours"]
+    evaluated = ("evaluate-parses", gold, "--model", parser, "--device", "cpu")
+    found = json.loads(succeeds(*evaluated, "--json"))
+    assert row["figures"] == found["all"]
+    assert row["mended"] == found["mended"]
+    assert row["predicted"] == str(parser)

@@ -38,6 +38,7 @@ COMMANDS = {
     "reproduce": "Reproduce a table of the paper.",
     "export": "Write a model for another library, and prove it the same.",
     "import": "Make a Marian folder of Hugging Face a model, and prove it the same.",
+    "serve": "Serve models over HTTP, with a web page.",
     "data": "Download and prepare a named corpus.",
     "benchmark": "Measure our speed beside that of others.",
 }

@@ -44,7 +44,7 @@ from transduce.experiments.tables.table3.processes import (
 from transduce.experiments.tables.table3.reporting import as_report as table3_report
 from transduce.experiments.tables.table3.results import collect
 from transduce.experiments.tables.table3.rows import require_rows, scaled_base
-from transduce.experiments.tables.table4 import Setting, Table4, our_parser
+from transduce.experiments.tables.table4 import Setting, Table4, our_parser, our_parses
 from transduce.experiments.tables.table4 import as_report as table4_report
 from transduce.report.content import Report
 from transduce.report.markdown import write_markdown
@@ -245,6 +245,7 @@ def table4(
     semi_supervised: Pairs = (),
     treebank: str | None = None,
     split: str | None = None,
+    device: str = "auto",
 ) -> None:
     """Place parses among the parsers of Table 4 (section 6.3).
 
@@ -256,14 +257,17 @@ def table4(
     out
         A new folder for the report: Markdown, a page, and JSON.
     wsj_only
-        Files of gold and of predicted trees, by turns: of parsers that have seen no
-        other trees than the treebank's.
+        Gold trees and a parser, by turns: a file of its trees, or the folder of its
+        run or model, which then parses the words of the gold trees. Of parsers that
+        have seen no other trees than the treebank's.
     semi_supervised
         The same of parsers that have seen other trees as well.
     treebank
         What the gold trees are of: theirs is the Wall Street Journal.
     split
         What part of it they are: theirs is section 23.
+    device
+        auto, cpu or cuda, for parsing.
     """
     if not wsj_only and not semi_supervised:
         raise ConfigError(
@@ -281,7 +285,9 @@ def table4(
         "semi-supervised": semi_supervised,
     }
     ours = tuple(
-        our_parser(setting, gold, predicted)
+        our_parser(setting, gold, predicted, device)
+        if predicted.is_dir()
+        else our_parses(setting, gold, predicted)
         for setting, pairs in given.items()
         for gold, predicted in pairs
     )

@@ -12,7 +12,7 @@ NO_ABBREVIATION = r"(?<!\b[^\W\d_]\.)" + "".join(
 )
 """A full stop after a single letter or a title ends no sentence."""
 SENTENCE_END = re.compile(
-    rf"""(?<=[.!?…]){NO_ABBREVIATION}\s+|(?<=[.!?…]["'»”’)\]])\s+"""
+    rf"""(?<=[.!?…]){NO_ABBREVIATION}\s+|(?<=[.!?…]["'»«“”’)\]])\s+"""
     r"|(?<=[。！？])(?![」』”’）])|(?<=[。！？][」』”’）])"
 )
 CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、])")

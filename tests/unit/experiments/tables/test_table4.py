@@ -9,7 +9,7 @@ from transduce.experiments.tables.table4 import (
     PAPER_ROWS,
     Table4,
     as_report,
-    our_parser,
+    our_parses,
 )
 from transduce.report.content import Table
 
@@ -48,29 +48,30 @@ def test_the_papers_parser_is_beaten_only_by_what_the_text_names() -> None:
 def test_parses_are_scored_without_traces_and_by_gold_tags(
     gold: Path, parses: Path
 ) -> None:
-    row = our_parser("WSJ only", gold, parses)
+    row = our_parses("WSJ only", gold, parses)
     # Of three brackets each, one of the first tree is right and all of the second.
     assert (row.figures.matched, row.figures.gold, row.figures.predicted) == (4, 6, 6)
     assert row.figures.f1 == pytest.approx(200 / 3)
+    assert row.mended is None
 
 
 def test_trees_over_other_words_are_refused(gold: Path, parses: Path) -> None:
     parses.write_text(PARSES.replace("run", "ran"), encoding="utf-8")
     with pytest.raises(DataError, match="parses:2: a tree must be over the words of"):
-        our_parser("WSJ only", gold, parses)
+        our_parses("WSJ only", gold, parses)
 
 
 def test_fewer_trees_are_refused(gold: Path, parses: Path) -> None:
     parses.write_text(PARSES.splitlines()[0] + "\n", encoding="utf-8")
     with pytest.raises(DataError, match="as many predicted trees as gold trees"):
-        our_parser("semi-supervised", gold, parses)
+        our_parses("semi-supervised", gold, parses)
 
 
 def test_ours_stand_beside_the_papers_of_the_same_setting(
     gold: Path, parses: Path
 ) -> None:
     ours = tuple(
-        our_parser(setting, gold, parses) for setting in ("WSJ only", "semi-supervised")
+        our_parses(setting, gold, parses) for setting in ("WSJ only", "semi-supervised")
     )
     report = as_report(Table4(ours=ours, treebank="Small Bank", split="its end"))
     paper, told = (

@@ -233,8 +233,10 @@ def _require_same(
             f"{folder}: the experiment there was begun with other files "
             f"({', '.join(names)}, ...); give those, or choose another folder."
         )
+    # What an older version did not know was as it is by default.
+    known = settings(RunConfig()) | begun["settings"]
     for name, value in asked["settings"].items():
-        if (theirs := begun["settings"].get(name)) != value:
+        if (theirs := known[name]) != value:
             raise ConfigError(
                 f"{folder}: `{name}` of the experiment there is {theirs!r}, but "
                 f"{value!r} is asked for; give the same --scale, --steps and --set, or "

@@ -1,6 +1,7 @@
 """Table 3 as a report: our figures beside the paper's, and the protocol."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from transduce.experiments.tables.table3.paper import PAPER_ROWS
 from transduce.experiments.tables.table3.results import (
@@ -153,7 +154,7 @@ def _failed(table: Table3) -> Section:
 
 def _settings(table: Table3) -> tuple[Part, ...]:
     texts = "; ".join(
-        f"{part.replace('_', ' ')}: {', '.join(names)}"
+        f"{part.replace('_', ' ')}: {', '.join(Path(name).name for name in names)}"
         for part, names in table.files.items()
     )
     changed = tuple(

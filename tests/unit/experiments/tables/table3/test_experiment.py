@@ -140,6 +140,21 @@ def test_the_same_experiment_goes_on(experiment: Experiment) -> None:
     assert (experiment.folder / "experiment.json").read_bytes() == before
 
 
+def test_a_setting_that_the_record_does_not_know_was_the_default(
+    experiment: Experiment,
+) -> None:
+    experiment.begin()
+    path = experiment.folder / "experiment.json"
+    record = json.loads(path.read_text())
+    del record["settings"]["model.norm"]
+    path.write_text(json.dumps(record))
+    experiment.begin()
+    pre = replace(experiment.base.model, norm="pre")
+    other = replace(experiment, base=replace(experiment.base, model=pre))
+    with pytest.raises(ConfigError, match="`model.norm` of the experiment there is 'p"):
+        other.begin()
+
+
 def test_another_experiment_is_refused(experiment: Experiment) -> None:
     experiment.begin()
     other = replace(experiment, base=scaled_base(0.25, 300))

@@ -31,7 +31,7 @@ def result(row: str, difference: float, p: float | None) -> RowResult:
 
 TABLE = Table3(
     settings=settings(scaled_base(0.25, 2_000)),
-    files={"source": ["/a.en"], "dev_target": ["/d.de"]},
+    files={"source": ["/data/a.en"], "dev_target": ["/d.de"]},
     num_sentences=1_014,
     signatures=("by bootstrap", "by shuffles"),
     rows=(
@@ -107,7 +107,7 @@ def test_the_papers_own_base_is_said_to_be_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["/a.en", "1,014 sentences", "by bootstrap", "dev tar"]
+    "said", ["source: a.en; dev target: d.de", "1,014 sentences", "by bootstrap"]
 )
 def test_the_protocol_is_told(said: str) -> None:
     assert said in str(as_report(TABLE))

@@ -1,0 +1,312 @@
+"""Measure a server under load: errors, answers, throughput, latency, memory.
+
+    python benchmarks/serving.py MODEL --text FILE [--texts 1000] [--clients 64]
+        [--seconds 120]
+
+Starts `transduce serve` on loopback and lets clients ask, one request after the other,
+for texts of one to four lines of the file, each answer compared with the offline
+translation of its sentences. Then come clients that do harm: slow ones, some that
+leave, malformed and huge bodies, more than the queue holds; and SIGTERM while all ask.
+The throughput is beside that of `Translator.translate` on the same sentences, in lists
+as long as the server's batches. Results are printed as Markdown.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from machine import describe_machine
+
+from transduce.decoding.translator import load
+from transduce.text.documents.running_text import join_text, sentences, split_text
+
+MOST_LINES = 4
+MOST_READ = 4_000
+"""Lines of the file."""
+MEMORY_PERIOD_S = 1.0
+NUM_LEAVING = 50
+HUGE_BYTES = 10_000_000
+AFTER_S = 60
+"""For a server to end once it is told to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Texts, and their translations offline."""
+
+    texts: Sequence[str]
+    expected: Sequence[str]
+    num_sentences: Sequence[int]
+    sentences_per_second: float
+    """Offline."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the clients saw."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    num_wrong: int = 0
+    num_lost: int = 0
+    num_sentences: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A process of `transduce serve`."""
+
+    process: subprocess.Popen[str]
+    port: int
+
+    def memory_mb(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
+        [line] = [each for each in status.splitlines() if each.startswith("VmRSS")]
+        return int(line.split()[1]) / 1024
+
+
+def read_task(model: Path, file: Path, num_texts: int, batch_size: int) -> Task:
+    """Texts of one to four lines, translated once to compare with, once for time."""
+    chance = random.Random(1)
+    with file.open(encoding="utf-8") as lines:
+        kept = list(islice((each.strip() for each in lines if each.strip()), MOST_READ))
+    texts = [
+        "\n".join(chance.choices(kept, k=chance.randint(1, MOST_LINES)))
+        for _ in range(num_texts)
+    ]
+    pieces = [split_text(text) for text in texts]
+    asked = [sentence for each in pieces for sentence in sentences(each)]
+    translator = load(model)
+    translator.translate(asked[:batch_size])
+    begun = time.perf_counter()
+    found = [
+        each.text
+        for start in range(0, len(asked), batch_size)
+        for each in translator.translate(asked[start : start + batch_size])
+    ]
+    seconds = time.perf_counter() - begun
+    rest = iter(found)
+    counts = [len(sentences(each)) for each in pieces]
+    return Task(
+        texts=texts,
+        expected=[
+            join_text(each, list(islice(rest, count)))
+            for each, count in zip(pieces, counts, strict=True)
+        ],
+        num_sentences=counts,
+        sentences_per_second=len(asked) / seconds,
+    )
+
+
+@contextmanager
+def serving(model: Path, *options: str) -> Iterator[Server]:
+    """A server on a free port, killed in the end if it has not ended."""
+    command = [sys.executable, "-m", "transduce", "serve", f"en-de={model}"]
+    with subprocess.Popen(
+        [*command, "--port", "0", *options], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rpartition(":")[2])
+        try:
+            yield Server(process, port)
+        finally:
+            process.kill()
+
+
+async def post(port: int, body: bytes) -> tuple[int, bytes]:
+    """A request on a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = (
+        "POST /translate HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    try:
+        writer.write(head.encode() + body)
+        await writer.drain()
+        answer = await reader.read()
+    finally:
+        writer.close()
+    first, _, rest = answer.partition(b"\r\n\r\n")
+    return int(first.split()[1]), rest
+
+
+def asked(text: str) -> bytes:
+    """The body of a request."""
+    return json.dumps({"q": text, "source": "en", "target": "de"}).encode()
+
+
+async def ask(server: Server, task: Task, number: int, outcome: Outcome) -> None:
+    """One request, and whether its answer is the right one."""
+    begun = time.perf_counter()
+    try:
+        status, body = await post(server.port, asked(task.texts[number]))
+    except (OSError, IndexError, ValueError):
+        outcome.num_lost += 1
+        return
+    outcome.latencies_s.append(time.perf_counter() - begun)
+    outcome.statuses[status] += 1
+    if status == 200:
+        outcome.num_sentences += task.num_sentences[number]
+        is_right = json.loads(body)["translatedText"] == task.expected[number]
+        outcome.num_wrong += not is_right
+
+
+async def load_server(
+    server: Server, task: Task, num_clients: int, seconds: float
+) -> tuple[Outcome, list[float]]:
+    """What the clients saw, and the memory of the server every second."""
+    outcome, memory = Outcome(), []
+    end = time.perf_counter() + seconds
+
+    async def be_client(seed: int) -> None:
+        chance = random.Random(seed)
+        while time.perf_counter() < end:
+            await ask(server, task, chance.randrange(len(task.texts)), outcome)
+
+    async def watch() -> None:
+        while True:
+            memory.append(server.memory_mb())
+            await asyncio.sleep(MEMORY_PERIOD_S)
+
+    watching = asyncio.create_task(watch())
+    begun = time.perf_counter()
+    await asyncio.gather(*map(be_client, range(num_clients)))
+    outcome.seconds = time.perf_counter() - begun
+    watching.cancel()
+    return outcome, memory
+
+
+async def do_harm(server: Server, task: Task) -> dict[str, str]:
+    """What becomes of clients that misbehave, while a good one goes on."""
+    good = Outcome()
+    found = {
+        "malformed body": str((await post(server.port, b"{"))[0]),
+        "huge body": await huge_body(server.port),
+        "slow client": await slow_client(server.port),
+    }
+    for number in range(NUM_LEAVING):
+        text = task.texts[number % len(task.texts)]
+        await leave(server.port, asked(text))
+    await ask(server, task, 0, good)
+    found[f"after {NUM_LEAVING} clients that left"] = f"{dict(good.statuses)}"
+    return found
+
+
+async def huge_body(port: int) -> str:
+    """Refused before all of it is sent, perhaps by the connection's end."""
+    with suppress(ConnectionError):
+        return str((await post(port, b" " * HUGE_BYTES))[0])
+    return "refused"
+
+
+async def slow_client(port: int) -> str:
+    """The status of a client that sends a body without end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /translate HTTP/1.1\r\nhost: a\r\ncontent-length: 9999\r\n\r\n")
+    reading = asyncio.create_task(reader.readline())
+    while not reading.done():
+        with suppress(ConnectionError):
+            writer.write(b" ")
+            await writer.drain()
+        await asyncio.sleep(0.2)
+    writer.close()
+    return (await reading).split()[1].decode()
+
+
+async def leave(port: int, body: bytes) -> None:
+    """Ask, and be gone before the answer."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /translate HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n"
+    writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+    await writer.drain()
+    writer.transport.abort()
+
+
+async def stop_under_load(server: Server, task: Task, num_clients: int) -> str:
+    """SIGTERM while all ask: each request that was taken is answered."""
+    outcome = Outcome()
+    asking = [
+        asyncio.create_task(ask(server, task, number % len(task.texts), outcome))
+        for number in range(num_clients)
+    ]
+    await asyncio.sleep(0.1)
+    server.process.send_signal(signal.SIGTERM)
+    await asyncio.gather(*asking)
+    code = await asyncio.to_thread(server.process.wait, AFTER_S)
+    return (
+        f"{dict(outcome.statuses)}, {outcome.num_lost} lost, {outcome.num_wrong} "
+        f"wrong, exit code {code}"
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """What so large a share of them is not above."""
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+
+
+def describe(task: Task, outcome: Outcome, memory: Sequence[float]) -> Iterator[str]:
+    """Lines of a table."""
+    speed = outcome.num_sentences / outcome.seconds
+    settled = memory[len(memory) // 4 :]
+    yield "| figure | value |\n|---|---|"
+    yield f"| requests by status | {dict(outcome.statuses)} |"
+    yield f"| answers lost, wrong | {outcome.num_lost}, {outcome.num_wrong} |"
+    yield f"| sentences a second | {speed:,.1f} |"
+    yield f"| offline, same batch | {task.sentences_per_second:,.1f} |"
+    yield f"| share of offline | {speed / task.sentences_per_second:.0%} |"
+    for share in (0.5, 0.99):
+        latency = percentile(outcome.latencies_s, share)
+        yield f"| latency, p{share * 100:.0f} | {latency * 1000:,.0f} ms |"
+    first, last = settled[0], settled[-1]
+    yield f"| memory after a quarter, at the end | {first:,.0f}, {last:,.0f} MB |"
+
+
+async def measure(arguments: argparse.Namespace) -> None:
+    """Load, harm, the end, and a queue that is too short."""
+    batch_size = arguments.batch_size
+    task = read_task(arguments.model, arguments.text, arguments.texts, batch_size)
+    with serving(arguments.model, "--batch-size", str(batch_size)) as server:
+        outcome, memory = await load_server(
+            server, task, arguments.clients, arguments.seconds
+        )
+        print("\n".join(describe(task, outcome, memory)))
+        for what, became in (await do_harm(server, task)).items():
+            print(f"| {what} | {became} |")
+        stopped = await stop_under_load(server, task, arguments.clients)
+        print(f"| SIGTERM under load | {stopped} |")
+    with serving(arguments.model, "--max-waiting", "8") as server:
+        full, _ = await load_server(server, task, arguments.clients, 2)
+        print(
+            f"| queue of 8 sentences | {dict(full.statuses)}, {full.num_lost} lost, "
+            f"{full.num_wrong} wrong |"
+        )
+    print(f"\n{describe_machine()}- Cores: {os.cpu_count()}, clients among them")
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--texts", type=int, default=1_000)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--batch-size", type=int, default=64)
+    asyncio.run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

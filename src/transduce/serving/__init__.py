@@ -1,0 +1,1 @@
+"""Models put in front of people: requests gathered into batches, HTTP, a page."""

@@ -1,0 +1,177 @@
+"""What is asked over HTTP, and what is answered."""
+
+from abc import abstractmethod
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from transduce.serving.served_models import AUTO
+
+MAX_ALTERNATIVES = 10
+
+Alternatives = Annotated[
+    int, Field(ge=0, le=MAX_ALTERNATIVES, description="Further translations wanted.")
+]
+ModelNamed = Annotated[
+    str | None, Field(description="Its name, if several are served: see /v1/models.")
+]
+
+
+class Asked(BaseModel):
+    """Any request."""
+
+    api_key: Annotated[
+        str, Field(description="If the server has keys; or as a bearer token.")
+    ] = ""
+
+    @property
+    @abstractmethod
+    def texts(self) -> list[str]:
+        """What its length is counted by."""
+
+
+class TranslateRequest(Asked):
+    """As LibreTranslate takes it."""
+
+    q: Annotated[str | list[str], Field(description="Text, or several.")]
+    source: Annotated[str, Field(description="A code of /languages, or auto.")] = AUTO
+    target: Annotated[str | None, Field(description="A code of /languages.")] = None
+    format: Literal["text", "html"] = "text"
+    alternatives: Alternatives = 0
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.q] if isinstance(self.q, str) else self.q
+
+
+class DetectedLanguage(BaseModel):
+    """What the source was taken for when it was not told."""
+
+    confidence: Annotated[
+        float, Field(description="0: it is the only source language, not a guess.")
+    ]
+    language: str
+
+
+class TranslateAnswer(BaseModel):
+    """As LibreTranslate gives it: lists if texts were given as a list."""
+
+    translatedText: str | list[str]  # noqa: N815
+    alternatives: list[str] | list[list[str]] | None = None
+    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None  # noqa: N815
+
+
+class DetectRequest(Asked):
+    """As LibreTranslate takes it."""
+
+    q: str
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.q]
+
+
+class Language(BaseModel):
+    """A source language, as LibreTranslate tells it."""
+
+    code: str
+    name: str
+    targets: list[str]
+
+
+class Model(BaseModel):
+    """A model that is served."""
+
+    name: str
+    source: str
+    target: str
+    source_name: str
+    target_name: str
+
+
+class StreamRequest(Asked):
+    """A text to be translated piece by piece."""
+
+    q: str
+    model: ModelNamed = None
+    format: Literal["text", "html"] = "text"
+    alternatives: Alternatives = 0
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.q]
+
+
+class ScoredText(BaseModel):
+    """A translation, and what it was ranked by."""
+
+    text: str
+    score: Annotated[
+        float, Field(description="Log-probability over the length penalty.")
+    ]
+
+
+class StreamedPiece(BaseModel):
+    """A line of the answer; all translations in a row are that of the text."""
+
+    source: str
+    translation: str
+    score: float | None = None
+    alternatives: list[ScoredText] = []
+
+
+class ScoreRequest(Asked):
+    """Translations to be scored."""
+
+    source: list[str]
+    target: list[str]
+    model: ModelNamed = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [*self.source, *self.target]
+
+
+class Score(BaseModel):
+    """How likely a model holds a target."""
+
+    log_probability: Annotated[float, Field(description="The end token counted.")]
+    num_tokens: int
+    perplexity: Annotated[float | None, Field(description="Null if it is infinite.")]
+
+
+class AttentionRequest(Asked):
+    """A sentence and its translation to look into."""
+
+    source: str
+    target: str
+    kind: Literal["encoder", "decoder", "cross"] = "cross"
+    model: ModelNamed = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.source, self.target]
+
+
+class Attention(BaseModel):
+    """Who attends to whom; the first token of a word begins with a space."""
+
+    queries: list[str]
+    keys: list[str]
+    weights: Annotated[
+        list[list[list[list[float]]]],
+        Field(description="By layer, head, query and key; of a query they sum to 1."),
+    ]
+
+
+class Health(BaseModel):
+    """That models are loaded and requests are taken."""
+
+    status: Literal["ok"] = "ok"
+    models: list[str]
+
+
+class Refusal(BaseModel):
+    """Why a request was not done."""
+
+    error: str

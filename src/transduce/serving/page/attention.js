@@ -1,0 +1,111 @@
+// Lines between the words of a sentence and of its translation, as in Figures 3 to 5.
+
+const SVG = "http://www.w3.org/2000/svg";
+const ROW = 28;
+const COLUMN = 0.36;
+const GAP = 10;
+const CHARACTER = 9;
+const FAINTEST = 0.03;
+
+// The pieces of each word; a word's first piece begins with a space.
+export function wordsOf(pieces) {
+  const words = [];
+  pieces.forEach((piece, i) => {
+    if (i === 0 || piece.startsWith(" ")) words.push({ text: "", pieces: [] });
+    const word = words[words.length - 1];
+    word.text += piece.trimStart();
+    word.pieces.push(i);
+  });
+  return words;
+}
+
+// The mean of the chosen layers and heads: of each query, a weight for each key.
+export function meanWeights(weights, layer, head) {
+  const chosen = (list, choice) => (choice === "" ? list : [list[Number(choice)]]);
+  const heads = chosen(weights, layer).flatMap((each) => chosen(each, head));
+  return heads[0].map((row, q) =>
+    row.map((_, k) => heads.reduce((sum, each) => sum + each[q][k], 0) / heads.length));
+}
+
+// Of pieces to words: what goes to a word is the sum, what comes from it the mean.
+function betweenWords(weights, queries, keys) {
+  const to = (row, key) => key.pieces.reduce((sum, k) => sum + row[k], 0);
+  return queries.map((query) => keys.map((key) =>
+    query.pieces.reduce((sum, q) => sum + to(weights[q], key), 0) / query.pieces.length));
+}
+
+function element(name, attributes, ...children) {
+  const made = document.createElementNS(SVG, name);
+  Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
+  made.append(...children);
+  return made;
+}
+
+function shortened(text, width) {
+  const most = Math.floor((width - GAP) / CHARACTER);
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
+function column(words, isLeft, width, choose) {
+  const columnWidth = width * COLUMN;
+  const start = isLeft ? 0 : width - columnWidth;
+  return words.map((word, i) => {
+    const text = element("text", {
+      x: isLeft ? columnWidth - GAP : start + GAP,
+      y: i * ROW + ROW / 2,
+      "text-anchor": isLeft ? "end" : "start",
+      "dominant-baseline": "central",
+    }, shortened(word.text, columnWidth));
+    const box = element("rect", {
+      x: start + 1, y: i * ROW + 1, width: columnWidth - 2, height: ROW - 2, rx: 4,
+    });
+    const title = element("title", {}, word.text);
+    const group = element("g", {
+      class: "word", tabindex: 0, role: "button", "aria-pressed": "false",
+      "aria-label": `${isLeft ? "source" : "translation"}: ${word.text}`,
+    }, title, box, text);
+    group.addEventListener("mouseenter", () => choose(i));
+    group.addEventListener("mouseleave", () => choose(null));
+    group.addEventListener("focus", () => choose(i));
+    group.addEventListener("blur", () => choose(null));
+    group.addEventListener("click", () => choose(i));
+    return group;
+  });
+}
+
+// A drawing of all lines, or of those of the word under the pointer or in focus.
+export function drawing(attention, layer, head, width) {
+  const keys = wordsOf(attention.keys);
+  const queries = wordsOf(attention.queries);
+  const weights = betweenWords(
+    meanWeights(attention.weights, layer, head), queries, keys);
+  const lines = [];
+  const show = (side, chosen) => {
+    lines.forEach(({ line, ends, weight }) => {
+      const isShown = chosen === null || ends[side] === chosen;
+      line.setAttribute("stroke-opacity", isShown ? Math.sqrt(weight) : 0);
+    });
+    [left, right].forEach((groups, i) => groups.forEach((group, j) => {
+      const isChosen = i === side && j === chosen;
+      group.classList.toggle("is-chosen", isChosen);
+      group.setAttribute("aria-pressed", String(isChosen));
+    }));
+  };
+  queries.forEach((_, q) => keys.forEach((_, k) => {
+    const weight = weights[q][k];
+    if (weight < FAINTEST) return;
+    const line = element("line", {
+      x1: width * COLUMN, y1: k * ROW + ROW / 2,
+      x2: width * (1 - COLUMN), y2: q * ROW + ROW / 2,
+      "stroke-width": 1 + 3 * weight, "stroke-opacity": Math.sqrt(weight),
+    });
+    lines.push({ line, ends: [k, q], weight });
+  }));
+  const left = column(keys, true, width, (i) => show(0, i));
+  const right = column(queries, false, width, (i) => show(1, i));
+  const height = ROW * Math.max(keys.length, queries.length);
+  return element("svg", {
+    width, height, role: "group",
+    "aria-label": "Attention between the words of the source and of the translation",
+  }, ...lines.map(({ line }) => line), ...left, ...right);
+}

@@ -1,0 +1,235 @@
+// Translate as one types: each sentence appears when it is done.
+
+import { drawing } from "./attention.js";
+
+const PAUSE_MS = 250;
+const WIDEST = 600;
+const NUM_ALTERNATIVES = 3;
+const HTTP_FORBIDDEN = 403;
+const [source, target, model, swap, key, error, status, copy, layer, head] = [
+  "source", "target", "model", "swap", "key", "error", "status", "copy", "layer", "head",
+].map((id) => document.getElementById(id));
+
+let models = [];
+let timer = null;
+let running = null;
+let looking = null;
+let attention = null;
+
+class Refused extends Error {}
+
+function showError(message) {
+  error.textContent = message;
+  error.hidden = !message;
+}
+
+async function checked(response) {
+  if (response.ok) return response;
+  if (response.status === HTTP_FORBIDDEN) {
+    document.getElementById("key-row").hidden = false;
+  }
+  const answer = await response.json().catch(() => ({}));
+  throw new Refused(answer.error ?? `The server answered ${response.status}.`);
+}
+
+async function ask(path, body, signal) {
+  const headers = { "content-type": "application/json" };
+  const asked = { ...body, model: model.value, api_key: key.value };
+  return checked(
+    await fetch(path, { method: "POST", headers, signal, body: JSON.stringify(asked) }));
+}
+
+function explain(problem) {
+  if (problem.name === "AbortError") return;
+  showError(problem instanceof Refused
+    ? problem.message
+    : "The server cannot be reached. Once it runs again, go on typing.");
+}
+
+async function* jsonLines(response) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (const reader = response.body.getReader(); ;) {
+    const { done, value } = await reader.read();
+    rest += decoder.decode(value, { stream: !done });
+    const lines = rest.split("\n");
+    rest = lines.pop();
+    for (const line of lines) yield JSON.parse(line);
+    if (done) return;
+  }
+}
+
+function sentenceButton(piece) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = piece.translation;
+  button.title = piece.source;
+  button.setAttribute("aria-pressed", "false");
+  button.addEventListener("click", () => look(button, piece));
+  return button;
+}
+
+async function translate() {
+  clearTimeout(timer);
+  running?.abort();
+  const mine = running = new AbortController();
+  if (!source.value.trim()) {
+    finish([], null);
+    return;
+  }
+  target.setAttribute("aria-busy", "true");
+  status.textContent = "Translating…";
+  try {
+    const body = { q: source.value, alternatives: NUM_ALTERNATIVES };
+    const nodes = [];
+    let first = null;
+    for await (const piece of jsonLines(await ask("v1/translate", body, mine.signal))) {
+      if (piece.error) throw new Refused(piece.error);
+      if (piece.score === null) {
+        nodes.push(document.createTextNode(piece.translation));
+      } else {
+        nodes.push(sentenceButton(piece));
+        first ??= [nodes[nodes.length - 1], piece];
+      }
+      target.replaceChildren(...nodes);
+    }
+    if (mine === running) finish(nodes, first);
+  } catch (problem) {
+    if (mine !== running) return;
+    target.setAttribute("aria-busy", "false");
+    status.textContent = "";
+    explain(problem);
+  }
+}
+
+function finish(nodes, first) {
+  target.replaceChildren(...nodes);
+  target.setAttribute("aria-busy", "false");
+  status.textContent = "";
+  copy.disabled = nodes.length === 0;
+  showError("");
+  document.getElementById("sentence").hidden = first === null;
+  if (first) look(...first);
+}
+
+// What is known of one sentence: other translations, and attention.
+async function look(button, piece) {
+  target.querySelectorAll("button").forEach((each) =>
+    each.setAttribute("aria-pressed", String(each === button)));
+  document.getElementById("sentence-source").textContent = piece.source;
+  const best = { text: piece.translation, score: piece.score };
+  document.getElementById("alternatives").replaceChildren(
+    ...[best, ...piece.alternatives].map(alternativeItem));
+  looking?.abort();
+  const mine = looking = new AbortController();
+  const place = document.getElementById("attention");
+  try {
+    const body = { source: piece.source, target: piece.translation };
+    const answer = await (await ask("v1/attention", body, mine.signal)).json();
+    attention = answer;
+    offerChoices();
+    draw();
+  } catch (problem) {
+    attention = null;
+    if (problem.name !== "AbortError") place.textContent = problem.message;
+  }
+}
+
+function alternativeItem({ text, score }) {
+  const item = document.createElement("li");
+  const shown = document.createElement("span");
+  shown.className = "score";
+  shown.textContent = score.toFixed(2);
+  item.append(text, shown);
+  return item;
+}
+
+function offerChoices() {
+  const offer = (select, count) => {
+    if (select.options.length === count + 1) return;
+    const numbers = Array.from({ length: count }, (_, i) => new Option(i + 1, i));
+    select.replaceChildren(new Option("mean of all", ""), ...numbers);
+  };
+  offer(layer, attention.weights.length);
+  offer(head, attention.weights[0].length);
+}
+
+function draw() {
+  if (!attention) return;
+  const place = document.getElementById("attention");
+  const width = Math.min(place.clientWidth, WIDEST);
+  place.replaceChildren(drawing(attention, layer.value, head.value, width));
+}
+
+const chosenModel = () => models.find((each) => each.name === model.value);
+
+const opposite = () => {
+  const now = chosenModel();
+  return models.find((each) => each.source === now?.target && each.target === now?.source);
+};
+
+function modelChosen() {
+  swap.hidden = opposite() === undefined;
+  translate();
+}
+
+function swapDirection() {
+  if (!opposite()) return;
+  source.value = target.textContent || source.value;
+  model.value = opposite().name;
+  modelChosen();
+  source.focus();
+}
+
+async function copyTranslation() {
+  const text = target.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    status.textContent = "Copied.";
+  } catch {
+    // Without a secure connection there is no clipboard: leave it to the user.
+    getSelection().selectAllChildren(target);
+    status.textContent = "Selected: press Ctrl+C.";
+  }
+}
+
+async function start() {
+  try {
+    models = await (await checked(await fetch("v1/models"))).json();
+  } catch (problem) {
+    explain(problem);
+    return;
+  }
+  model.replaceChildren(...models.map((each) => {
+    const isTold = each.source_name !== each.source;
+    const label = isTold ? `${each.source_name} → ${each.target_name}` : each.name;
+    return new Option(label, each.name);
+  }));
+  modelChosen();
+}
+
+source.addEventListener("input", () => {
+  clearTimeout(timer);
+  timer = setTimeout(translate, PAUSE_MS);
+});
+source.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) translate();
+});
+document.addEventListener("keydown", (event) => {
+  if (!event.altKey || event.ctrlKey || event.metaKey) return;
+  const action = { KeyS: swapDirection, KeyC: copyTranslation }[event.code];
+  if (action) {
+    event.preventDefault();
+    action();
+  }
+});
+model.addEventListener("change", modelChosen);
+document.getElementById("key-row").addEventListener("submit", (event) => {
+  event.preventDefault();
+  translate();
+});
+swap.addEventListener("click", swapDirection);
+copy.addEventListener("click", copyTranslation);
+[layer, head].forEach((each) => each.addEventListener("change", draw));
+addEventListener("resize", draw);
+start();

@@ -1,0 +1,194 @@
+"""Requests of many callers, gathered into batches for one model."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from typing import TypeVar
+
+from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.translator import Translation, Translator
+from transduce.errors import BusyError, ConfigError, TooLongError
+
+Result = TypeVar("Result")
+
+MAX_WORK = 64
+"""Requests that wait for something other than a translation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueConfig:
+    """How much waits, how long, and how much is translated at once."""
+
+    max_waiting: int = 1024
+    """Sentences, of all callers."""
+    timeout_s: float = 30.0
+    """How long a sentence may wait for its turn."""
+    batch_size: int = 64
+    """Sentences that are translated together at most."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_waiting", "batch_size"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"`{name}` must be at least 1, but is {value}.")
+        if not self.timeout_s > 0:
+            raise ConfigError(
+                f"`timeout_s` must be above 0 seconds, but is {self.timeout_s}."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """A sentence and what became of it."""
+
+    sentence: str
+    search: SearchConfig
+    deadline: float
+    future: Future[Translation] = field(default_factory=Future)
+
+
+class RequestQueue:
+    """Lets callers in any thread or event loop share a translator.
+
+    All that the model does, it does in one thread, so a caller may come from anywhere.
+    A sentence whose caller has gone before its turn is not translated.
+    """
+
+    def __init__(
+        self, translator: Translator, config: QueueConfig | None = None
+    ) -> None:
+        self.translator = translator
+        self.config = config or QueueConfig()
+        self.on_batch: Callable[[int], None] = lambda _: None
+        """Told of the size of each batch."""
+        self._waiting: deque[_Waiting] = deque()
+        self._lock = threading.Lock()
+        self._num_working = 0
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="translator")
+
+    def __enter__(self) -> "RequestQueue":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def submit(
+        self, sentences: Sequence[str], search: SearchConfig | None = None
+    ) -> list[Future[Translation]]:
+        """The translations to come, one for each sentence.
+
+        `BusyError` if too many wait, and in place of a translation if its time is up;
+        `TooLongError` if these alone are too many.
+        """
+        deadline = time.monotonic() + self.config.timeout_s
+        search = search or SearchConfig()
+        waiting = [
+            _Waiting(sentence=sentence, search=search, deadline=deadline)
+            for sentence in sentences
+        ]
+        with self._lock:
+            self._require_room(len(waiting))
+            self._waiting.extend(waiting)
+        if waiting:
+            self._worker.submit(self._work_off)
+        return [each.future for each in waiting]
+
+    async def translate(
+        self, sentences: Sequence[str], search: SearchConfig | None = None
+    ) -> list[Translation]:
+        """Translations in the order of the sentences; errors as of `submit`."""
+        futures = self.submit(sentences, search)
+        return await asyncio.gather(*map(asyncio.wrap_future, futures))
+
+    def translate_sync(
+        self, sentences: Sequence[str], search: SearchConfig | None = None
+    ) -> list[Translation]:
+        """As `translate`, for callers in threads."""
+        return [future.result() for future in self.submit(sentences, search)]
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Do something else with the model, in its thread and in turn.
+
+        `BusyError` if too much of this waits.
+        """
+        if self._num_working >= MAX_WORK:
+            raise BusyError(
+                f"At most {MAX_WORK} other requests may wait, and so many do; try "
+                "again later."
+            )
+        with self._lock:
+            self._num_working += 1
+        future = self._worker.submit(work)
+        future.add_done_callback(self._worked)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Finish what was taken; nothing more is."""
+        self._worker.shutdown()
+
+    def _require_room(self, count: int) -> None:
+        most = self.config.max_waiting
+        if count > most:
+            raise TooLongError(
+                f"A request must have at most {most:,} sentences, but has {count:,}; "
+                "send it in parts."
+            )
+        if len(self._waiting) + count > most:
+            raise BusyError(
+                f"At most {most:,} sentences may wait, and {len(self._waiting):,} do; "
+                "try again later."
+            )
+
+    def _worked(self, _: object) -> None:
+        with self._lock:
+            self._num_working -= 1
+
+    def _work_off(self) -> None:
+        """Translate what has gathered, which may be more than was submitted last."""
+        while self._waiting:
+            if batch := [each for each in self._gather() if self._is_due(each)]:
+                self.on_batch(len(batch))
+                self._translate(batch)
+
+    def _gather(self) -> list[_Waiting]:
+        """The next sentences that are searched for in the same way."""
+        with self._lock:
+            search = self._waiting[0].search
+            first = islice(self._waiting, self.config.batch_size)
+            alike = list(takewhile(lambda each: each.search == search, first))
+            for _ in alike:
+                self._waiting.popleft()
+        return alike
+
+    def _is_due(self, waiting: _Waiting) -> bool:
+        if not waiting.future.set_running_or_notify_cancel():
+            return False
+        if time.monotonic() <= waiting.deadline:
+            return True
+        waiting.future.set_exception(
+            BusyError(
+                f"A sentence must have its turn within {self.config.timeout_s:g} "
+                "seconds, but others were before it; try again later."
+            )
+        )
+        return False
+
+    def _translate(self, batch: list[_Waiting]) -> None:
+        texts = [each.sentence for each in batch]
+        try:
+            found = self.translator.translate_stream(texts, batch[0].search)
+            for each, translation in zip(batch, found, strict=True):
+                each.future.set_result(translation)
+        except Exception as error:
+            # A caller that waits must hear of it, whatever it is.
+            for each in batch:
+                if not each.future.done():
+                    each.future.set_exception(error)

@@ -1,0 +1,112 @@
+"""Documents through a queue: split into sentences, translated, and put together."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Literal
+
+from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.translator import Translation, TranslationHypothesis
+from transduce.serving.request_queue import RequestQueue
+from transduce.text.documents.markup import join_html, split_html
+from transduce.text.documents.running_text import (
+    Piece,
+    join_text,
+    sentences,
+    split_text,
+)
+
+Format = Literal["text", "html"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslatedDocument:
+    """A document, with other ways to translate it."""
+
+    text: str
+    alternatives: list[str]
+
+
+def search_for(num_alternatives: int) -> SearchConfig:
+    """The default search, wide enough for so many besides the best."""
+    default = SearchConfig()
+    num_best = num_alternatives + 1
+    beam_size = max(default.beam_size, num_best)
+    return SearchConfig(beam_size=beam_size, num_best=num_best)
+
+
+def split(document: str, format: Format) -> list[Piece]:
+    """Sentences, and what stands between them."""
+    return split_html(document) if format == "html" else split_text(document)
+
+
+async def translate_documents(
+    queue: RequestQueue, documents: Sequence[str], format: Format, num_alternatives: int
+) -> list[TranslatedDocument]:
+    """Each with at most so many alternatives."""
+    split_documents = [split(document, format) for document in documents]
+    texts = [text for pieces in split_documents for text in sentences(pieces)]
+    found = iter(await queue.translate(texts, search_for(num_alternatives)))
+    return [
+        _joined(
+            pieces, [next(found) for _ in sentences(pieces)], format, num_alternatives
+        )
+        for pieces in split_documents
+    ]
+
+
+async def translate_pieces(
+    pieces: Sequence[Piece], futures: Sequence[Future[Translation]]
+) -> AsyncIterator[tuple[Piece, Translation | None]]:
+    """Each piece as soon as those before it are done; none of what stands between.
+
+    What was not come to is not translated any more.
+    """
+    waiting = iter(futures)
+    try:
+        for piece in pieces:
+            if piece.is_sentence:
+                translation = await asyncio.wrap_future(next(waiting))
+                yield piece, translation
+            else:
+                yield piece, None
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def other_hypotheses(
+    translation: Translation, most: int
+) -> list[TranslationHypothesis]:
+    """At most so many of another text than the best and each other, best first."""
+    by_text = {each.text: each for each in reversed(translation.hypotheses)}
+    by_text.pop(translation.text, None)
+    others = sorted(by_text.values(), key=lambda each: each.score, reverse=True)
+    return others[:most]
+
+
+def _joined(
+    pieces: Sequence[Piece],
+    translations: Sequence[Translation],
+    format: Format,
+    num_alternatives: int,
+) -> TranslatedDocument:
+    """The k-th alternative has the k-th best of each sentence that has so many."""
+    join = join_html if format == "html" else join_text
+    best = [each.text for each in translations]
+    others = [
+        [each.text for each in other_hypotheses(t, num_alternatives)]
+        for t in translations
+    ]
+    alternatives = [
+        [
+            other[k] if k < len(other) else first
+            for first, other in zip(best, others, strict=True)
+        ]
+        for k in range(max(map(len, others), default=0))
+    ]
+    return TranslatedDocument(
+        text=join(pieces, best),
+        alternatives=[join(pieces, each) for each in alternatives],
+    )

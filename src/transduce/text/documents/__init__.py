@@ -1,0 +1,1 @@
+"""Documents as sentences, and what stands between them."""

@@ -1,0 +1,162 @@
+"""The command as users have it: a process of its own, and clients that know nothing
+of us.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from libretranslatepy import LibreTranslateAPI
+
+from transduce.decoding.translator import load
+from transduce.serving.admission import AdmissionConfig
+from transduce.serving.request_queue import QueueConfig
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    process: subprocess.Popen[str]
+    address: str
+
+    def translate(self, text: str) -> str:
+        return LibreTranslateAPI(self.address).translate(text, "en", "de")
+
+    def stop(self, how: signal.Signals) -> tuple[int, str]:
+        """Exit code, and what it had to say."""
+        self.process.send_signal(how)
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def serving(model: Path) -> Iterator[Served]:
+    command = [sys.executable, "-m", "transduce", "serve", f"en-de={model}"]
+    with subprocess.Popen(
+        [*command, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("Serving en-de at http://127.0.0.1:")
+        yield Served(process=process, address=line.split()[-1])
+        process.kill()
+
+
+def test_clients_of_libretranslate_work_unchanged(serving: Served, model: Path) -> None:
+    offline = [each.text for each in load(model).translate(["one two", "three"])]
+    client = LibreTranslateAPI(serving.address)
+    assert client.translate("one two", "en", "de") == offline[0]
+    assert client.languages()[0] == {"code": "en", "name": "English", "targets": ["de"]}
+    assert client.detect("one") == [{"confidence": 0.0, "language": "en"}]
+
+    if (curl := shutil.which("curl")) is None:
+        pytest.skip("curl is not installed; what libretranslatepy asks was answered")
+    form = ["-d", "q=three", "-d", "source=en", "-d", "target=de"]
+    url = f"{serving.address}/translate"
+    done = subprocess.run([curl, "-sS", url, *form], capture_output=True, check=True)
+    assert json.loads(done.stdout) == {"translatedText": offline[1]}
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_when_all_that_was_taken_is_answered(
+    serving: Served, how: signal.Signals
+) -> None:
+    text = "\n".join(["one two three four five six seven eight"] * 150)
+    answers: list[str] = []
+    asking = threading.Thread(target=lambda: answers.append(serving.translate(text)))
+    asking.start()
+    while not waiting_sentences(serving):
+        pass
+    code, errors = serving.stop(how)
+    asking.join()
+    assert answers[0].count("\n") == 149
+    assert (code, errors) == (0, "")
+
+
+def waiting_sentences(serving: Served) -> float:
+    with urllib.request.urlopen(f"{serving.address}/metrics") as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith("transduce_waiting_sentences{"):
+                return float(line.split()[-1])
+    return 0.0
+
+
+def test_a_port_that_is_taken_is_refused(
+    serving: Served, refuses: Callable[..., str], model: Path
+) -> None:
+    port = serving.address.rpartition(":")[2]
+    message = refuses("serve", model, "--port", port)
+    assert message == (
+        f"127.0.0.1:{port} must be free to listen at, but is not (Address already in "
+        "use); choose another by --host or --port."
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "A model at least must be given, but none is."),
+        (("missing",), "missing: must be a model or a run"),
+        (("a=missing", "a=other"), "must be different, but two are 'a'"),
+        (("?=missing",), "but is '?'; name it as in en-de=FOLDER."),
+        (
+            ("missing", "--port", "99999"),
+            "must be from 0 to 65535, but is 99999",
+        ),
+        (("missing", "--host", "no.such.invalid"), "no.such.invalid:0 must be free"),
+        (("missing", "--max-waiting", "0"), "`max_waiting` must be at least 1"),
+        (("missing", "--timeout", "nan"), "`timeout_s` must be above 0 seconds"),
+        (("missing", "--max-characters", "0"), "`max_characters` must be at least 1"),
+        (("missing", "--requests-per-minute", "0"), "must be at least 1, but is 0"),
+        (("missing", "--api-keys", "nowhere"), "nowhere: the file cannot be read"),
+        (("missing", "--port", "x"), 'unable to convert "x" into int'),
+    ],
+    ids=str,
+)
+def test_a_bad_command_is_refused(
+    refuses: Callable[..., str], arguments: tuple[str, ...], message: str
+) -> None:
+    port = () if "--port" in arguments else ("--port", "0")
+    assert message in refuses("serve", *arguments, *port)
+
+
+def test_without_the_packages_it_says_how_to_have_them(
+    refuses: Callable[..., str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [*sys.modules]:
+        if name.startswith("transduce.serving"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert refuses("serve", model, "--port", "0").endswith(
+        "it is not installed; install it with: pip install 'transduce[serve]'"
+    )
+
+
+def test_the_command_has_the_defaults_of_what_it_sets() -> None:
+    from inspect import signature
+
+    from transduce.cli.serve import serve
+
+    options = {n: p.default for n, p in signature(serve).parameters.items()}
+    queueing, admitting = QueueConfig(), AdmissionConfig()
+    assert options["max_waiting"] == queueing.max_waiting
+    assert options["timeout"] == queueing.timeout_s
+    assert options["batch_size"] == queueing.batch_size
+    assert options["max_characters"] == admitting.max_characters

@@ -1,0 +1,109 @@
+"""A server of models for tests, on a port of its own, and requests to it."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import torch
+import uvicorn
+
+from transduce.checkpoint import Checkpoint
+from transduce.decoding.translator import Translator
+from transduce.serving.admission import AdmissionConfig
+from transduce.serving.request_queue import QueueConfig, RequestQueue
+from transduce.serving.served_models import ServedModel
+from transduce.serving.server import create_app, listen
+
+WITHOUT_PROXY = build_opener(ProxyHandler({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningServer:
+    address: str
+    models: Sequence[ServedModel]
+    server: uvicorn.Server
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def get(self, path: str) -> Answer:
+        return fetch(Request(self.address + path))
+
+    def post(self, path: str, body: Any, **headers: str) -> Answer:
+        """JSON; bytes as they are."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": "application/json"} | {
+            name.replace("_", "-"): value for name, value in headers.items()
+        }
+        return fetch(Request(self.address + path, content, headers))
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+
+
+def fetch(request: Request) -> Answer:
+    try:
+        with WITHOUT_PROXY.open(request, timeout=30) as response:
+            return Answer(
+                status=response.status,
+                body=response.read(),
+                headers=dict(response.headers),
+            )
+    except HTTPError as error:
+        with error:
+            return Answer(
+                status=error.code, body=error.read(), headers=dict(error.headers)
+            )
+
+
+def served(
+    checkpoint: Checkpoint, name: str, queueing: QueueConfig | None = None
+) -> ServedModel:
+    source, _, target = name.partition("-")
+    translator = Translator(checkpoint, torch.device("cpu"))
+    queue = RequestQueue(translator, queueing)
+    return ServedModel(name=name, source=source, target=target, queue=queue)
+
+
+@contextmanager
+def running(
+    models: Sequence[ServedModel], config: AdmissionConfig | None = None
+) -> Iterator[RunningServer]:
+    """The server, which is stopped in the end."""
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(
+            uvicorn.Config(
+                create_app(models, config), log_level="warning", access_log=False
+            )
+        )
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield RunningServer(
+                address=f"http://127.0.0.1:{listener.getsockname()[1]}",
+                models=models,
+                server=server,
+            )
+        finally:
+            server.should_exit = True
+            thread.join()

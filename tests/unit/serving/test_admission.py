@@ -1,0 +1,154 @@
+import http.client
+import json
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from serving_client import running, served
+from transduce.checkpoint import Checkpoint
+from transduce.errors import ConfigError
+from transduce.serving import admission
+from transduce.serving.admission import (
+    AdmissionConfig,
+    RateLimit,
+    is_known,
+    read_keys,
+)
+from transduce.serving.request_queue import QueueConfig
+
+BODY = {"q": "one", "source": "en", "target": "de"}
+
+
+def test_with_keys_only_they_are_admitted(trained_checkpoint: Checkpoint) -> None:
+    config = AdmissionConfig(api_keys=("sesame", "ключ"))
+    with running([served(trained_checkpoint, "en-de")], config) as server:
+        refused = server.post("/translate", BODY)
+        assert refused.status == 403
+        assert refused.json == {
+            "error": "`api_key` must be a key of this server, but is not."
+        }
+        assert server.post("/translate", BODY | {"api_key": "sesam"}).status == 403
+        assert server.post("/translate", BODY | {"api_key": "ключ"}).status == 200
+        bearer = server.post("/translate", BODY, authorization="Bearer sesame")
+        assert bearer.status == 200
+        assert server.get("/health").status == 200
+
+
+def test_a_client_that_asks_too_often_is_told_when_to_come_back(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    config = AdmissionConfig(requests_per_minute=2)
+    with running([served(trained_checkpoint, "en-de")], config) as server:
+        statuses = [server.post("/translate", BODY).status for _ in range(2)]
+        refused = server.post("/translate", BODY)
+    assert statuses == [200, 200]
+    assert refused.status == 429
+    assert 1 <= int(refused.headers["retry-after"]) <= 30
+    assert "At most 2 requests a minute" in refused.json["error"]
+
+
+def test_a_full_queue_is_told_as_such(trained_checkpoint: Checkpoint) -> None:
+    model = served(trained_checkpoint, "en-de", QueueConfig(max_waiting=1))
+    opened, held = threading.Event(), threading.Event()
+
+    def hold(_: int) -> None:
+        held.set()
+        opened.wait()
+
+    with running([model]) as server:
+        model.queue.on_batch = hold
+        first = model.queue.submit(["one"])
+        held.wait()
+        second = model.queue.submit(["two"])
+        refused = server.post("/translate", BODY)
+        opened.set()
+        second[0].result()
+        answered = server.post("/translate", BODY).status
+    assert refused.status == 429
+    assert refused.headers["retry-after"] == "1"
+    assert answered == 200
+    assert first[0].done()
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    config = AdmissionConfig(body_timeout_s=0.2)
+    with running([served(trained_checkpoint, "en-de")], config) as server:
+        slow = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        slow.putrequest("POST", "/translate")
+        slow.putheader("content-length", "100")
+        slow.endheaders(b"{")
+        answer = slow.getresponse()
+        assert answer.status == 408
+        assert "must come within 0.2 seconds" in json.loads(answer.read())["error"]
+        slow.close()
+
+
+def test_a_sentence_of_a_client_that_has_gone_is_not_translated(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    model = served(trained_checkpoint, "en-de")
+    opened, held = threading.Event(), threading.Event()
+    batches = []
+
+    with running([model]) as server:
+
+        def hold(size: int) -> None:
+            batches.append(size)
+            held.set()
+            opened.wait()
+
+        model.queue.on_batch = hold
+        [first] = model.queue.submit(["one"])
+        held.wait()
+        body = json.dumps(BODY).encode()
+        with socket.create_connection(("127.0.0.1", server.port)) as gone:
+            head = f"POST /translate HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}"
+            kind = "content-type: application/json"
+            gone.sendall(f"{head}\r\n{kind}\r\n\r\n".encode() + body)
+            while model.queue.num_waiting == 0:
+                pass
+        while 'status="499"' not in server.get("/metrics").body.decode():
+            pass
+        opened.set()
+        first.result()
+        assert server.post("/translate", BODY).status == 200
+    assert batches == [1, 1]
+
+
+def test_a_key_is_known_or_not() -> None:
+    assert is_known("b", ["a", "b"])
+    assert not is_known("", ["a"])
+    assert not is_known("\udcff", ["a"])
+
+
+def test_keys_are_lines(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(" one \n\ntwo\n", encoding="utf-8")
+    assert read_keys(tmp_path / "keys") == ("one", "two")
+    (tmp_path / "none").write_text("\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="none: must hold a key a line"):
+        read_keys(tmp_path / "none")
+
+
+def test_rates_recover_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    rate = RateLimit(2, clock=lambda: now)
+    assert [rate.seconds_to_wait("a") for _ in range(3)] == [0, 0, 30]
+    assert rate.seconds_to_wait("b") == 0
+    now = 29.0
+    assert rate.seconds_to_wait("a") == 1
+    now = 30.0
+    assert rate.seconds_to_wait("a") == 0
+    now = 3000.0
+    assert [rate.seconds_to_wait("a") for _ in range(3)] == [0, 0, 30]
+    monkeypatch.setattr(admission, "MAX_CLIENTS", 1)
+    assert [rate.seconds_to_wait(client) for client in "ba"] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["requests_per_minute", "max_characters"])
+def test_an_impossible_limit_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"`{name}` must be at least 1, but is 0"):
+        AdmissionConfig(**{name: 0})

@@ -1,0 +1,59 @@
+"""Whatever is sent, as documented or not, the answer is as documented."""
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from serving_client import RunningServer
+
+CHECKS = [
+    not_a_server_error,
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+]
+NUM_EXAMPLES = 40
+POSTS = ["/translate", "/detect", "/v1/translate", "/v1/score", "/v1/attention"]
+GETS = ["/languages", "/v1/models", "/health", "/metrics"]
+
+
+def operations(http: RunningServer) -> dict[tuple[str, str], schemathesis.APIOperation]:
+    schema = schemathesis.openapi.from_url(f"{http.address}/openapi.json")
+    found = [result.ok() for result in schema.get_all_operations()]
+    return {(each.method.upper(), each.path): each for each in found}
+
+
+def test_all_is_documented(http: RunningServer) -> None:
+    expected = {("POST", path) for path in POSTS} | {("GET", path) for path in GETS}
+    assert set(operations(http)) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "mode"),
+    [
+        *(("POST", path, mode) for path in POSTS for mode in GenerationMode),
+        *(("GET", path, GenerationMode.POSITIVE) for path in GETS),
+    ],
+    ids=str,
+)
+def test_the_interface_is_as_documented(
+    http: RunningServer, method: str, path: str, mode: GenerationMode
+) -> None:
+    operation = operations(http)[method, path]
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=NUM_EXAMPLES, deadline=None, database=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    def check(case: schemathesis.Case) -> None:
+        case.call_and_validate(checks=CHECKS)
+
+    check()

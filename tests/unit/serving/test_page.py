@@ -1,0 +1,178 @@
+"""The page in a browser, as people use it."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+
+from serving_client import RunningServer, running, served
+from transduce.checkpoint import Checkpoint
+from transduce.serving.admission import AdmissionConfig
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="needs a browser; install one, as by: apt-get install chromium",
+)
+SERIOUS = ("serious", "critical")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # Its sandbox cannot be had in a container, and all it loads is ours.
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, http: RunningServer) -> Iterator[Page]:
+    """The page of two directions, on which nothing may go wrong unseen."""
+    yield from watched(browser, http)
+
+
+def watched(browser: Browser, server: RunningServer) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 375, "height": 800})
+    problems: list[str] = []
+
+    def leave(request: Request) -> None:
+        if not request.url.startswith(server.address):
+            problems.append(f"asked {request.url}")
+
+    page.on("request", leave)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on(
+        "console",
+        lambda line: problems.append(line.text) if line.type == "error" else None,
+    )
+    page.goto(server.address)
+    yield page
+    page.close()
+    assert problems == []
+
+
+def offline(http: RunningServer, text: str) -> str:
+    return http.models[0].queue.translator.translate([text])[0].text
+
+
+def test_what_is_typed_is_translated(page: Page, http: RunningServer) -> None:
+    page.locator("#source").press_sequentially("one two. \n\nthree")
+    expected = f"{offline(http, 'one two.')} \n\n{offline(http, 'three')}"
+    expect(page.locator("#target")).to_have_js_property("textContent", expected)
+    expect(page.locator("#error")).to_be_hidden()
+
+
+def test_alternatives_have_scores_from_best_to_worst(page: Page) -> None:
+    page.fill("#source", "one two")
+    scores = page.locator("#alternatives .score")
+    expect(scores.nth(1)).to_be_visible()
+    found = [float(each) for each in scores.all_inner_texts()]
+    assert found == sorted(found, reverse=True)
+
+
+def test_another_sentence_can_be_chosen_by_keyboard(page: Page) -> None:
+    page.fill("#source", "one\ntwo three")
+    second = page.locator("#target button").nth(1)
+    second.focus()
+    page.keyboard.press("Enter")
+    expect(second).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#sentence-source")).to_have_text("two three")
+
+
+def test_a_word_shows_its_own_lines(page: Page) -> None:
+    page.fill("#source", "one two three")
+    words = page.locator("#attention .word")
+    expect(words.first).to_be_visible()
+    shown = "line => Number(line.getAttribute('stroke-opacity')) > 0"
+    count = f"lines => lines.filter({shown}).length"
+    lines = page.locator("#attention line")
+    all_lines = lines.evaluate_all(count)
+    words.first.focus()
+    assert 0 < lines.evaluate_all(count) < all_lines
+    page.select_option("#head", "2")
+    assert lines.count() > 0
+
+
+def test_the_direction_is_swapped(page: Page) -> None:
+    page.fill("#source", "one two")
+    expect(page.locator("#copy")).to_be_enabled()
+    before = page.locator("#target").text_content()
+    page.keyboard.press("Alt+s")
+    expect(page.locator("#model")).to_have_value("de-en")
+    expect(page.locator("#source")).to_have_value(before or "")
+
+
+def test_the_translation_is_copied(page: Page) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.fill("#source", "one two")
+    expect(page.locator("#copy")).to_be_enabled()
+    page.click("#copy")
+    expect(page.locator("#status")).to_have_text("Copied.")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == page.locator("#target").text_content()
+
+
+def test_nothing_typed_is_nothing_translated(page: Page) -> None:
+    page.fill("#source", "one")
+    expect(page.locator("#target button")).to_have_count(1)
+    page.fill("#source", " ")
+    expect(page.locator("#target")).to_be_empty()
+    expect(page.locator("#sentence")).to_be_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_can_be_used_by_all(page: Page, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type] # one of two
+    page.fill("#source", "one two. \n three")
+    expect(page.locator("#attention .word").first).to_be_visible()
+    found = Axe().run(page).response["violations"]
+    assert [each["id"] for each in found if each["impact"] in SERIOUS] == []
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width == 375
+
+
+def test_too_much_text_is_an_error_one_can_read(
+    browser: Browser, http: RunningServer
+) -> None:
+    page = browser.new_page()
+    page.goto(http.address)
+    page.fill("#source", "one " * 2501)
+    expect(page.locator("#error")).to_contain_text("at most 10,000 characters")
+    page.fill("#source", "one")
+    expect(page.locator("#error")).to_be_hidden()
+    page.close()
+
+
+def test_a_server_that_has_stopped_is_said(
+    browser: Browser, trained_checkpoint: Checkpoint
+) -> None:
+    page = browser.new_page()
+    with running([served(trained_checkpoint, "en-de")]) as server:
+        page.goto(server.address)
+        page.fill("#source", "one")
+        expect(page.locator("#target button")).to_have_count(1)
+    page.fill("#source", "one two")
+    expect(page.locator("#error")).to_contain_text("The server cannot be reached.")
+    page.close()
+
+
+def test_a_key_is_asked_for_if_there_must_be_one(
+    browser: Browser, trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    page = browser.new_page()
+    config = AdmissionConfig(api_keys=("sesame",))
+    with running([served(trained_checkpoint, "en-de")], config) as server:
+        page.goto(server.address)
+        page.fill("#source", "one")
+        expect(page.locator("#error")).to_contain_text("must be a key of this server")
+        page.fill("#key", "sesame")
+        page.keyboard.press("Enter")
+        expect(page.locator("#target button")).to_have_count(1)
+        expect(page.locator("#error")).to_be_hidden()
+        page.close()

@@ -1,0 +1,244 @@
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from serving_client import RunningServer
+from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.translator import Translator
+
+EN_DE = {"source": "en", "target": "de"}
+
+
+@pytest.fixture
+def offline(http: RunningServer) -> Callable[[str], str]:
+    translator: Translator = http.models[0].queue.translator
+    return lambda text: translator.translate([text])[0].text
+
+
+def test_a_text_is_translated_as_offline(
+    http: RunningServer, offline: Callable[[str], str]
+) -> None:
+    answer = http.post("/translate", {"q": "one two three", **EN_DE})
+    assert answer.status == 200
+    assert answer.json == {"translatedText": offline("one two three")}
+
+
+def test_a_list_gives_lists_in_order(
+    http: RunningServer, offline: Callable[[str], str]
+) -> None:
+    texts = ["one", "", "two three", "eight"]
+    body = {"q": texts, **EN_DE, "alternatives": 2}
+    answer = http.post("/translate", body).json
+    assert answer["translatedText"] == [offline(text) for text in texts]
+    assert [len(each) <= 2 for each in answer["alternatives"]] == [True] * 4
+    assert answer["alternatives"][1] == []
+
+
+def test_alternatives_are_the_next_best(http: RunningServer) -> None:
+    body = {"q": "one two", **EN_DE, "alternatives": 3}
+    answer = http.post("/translate", body).json
+    config = SearchConfig(num_best=4)
+    translator = http.models[0].queue.translator
+    [found] = translator.translate_stream(["one two"], config)
+    texts = list(dict.fromkeys(each.text for each in found.hypotheses))
+    assert [answer["translatedText"], *answer["alternatives"]] == texts
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize("kind", ["form", "address"])
+def test_a_form_is_as_good_as_json(
+    http: RunningServer, offline: Callable[[str], str], kind: str
+) -> None:
+    fields = "q=one+two&source=en&target=de&format=text&api_key=none"
+    path = "/translate" if kind == "form" else f"/translate?{fields}"
+    body = fields.encode() if kind == "form" else b""
+    answer = http.post(path, body, content_type="application/x-www-form-urlencoded")
+    assert answer.json == {"translatedText": offline("one two")}
+
+
+def test_sentences_are_translated_alone_and_lines_survive(
+    http: RunningServer, offline: Callable[[str], str]
+) -> None:
+    text = "  one two. three!\n\n\tfour\r\n"
+    answer = http.post("/translate", {"q": text, **EN_DE}).json
+    one, three, four = map(offline, ("one two.", "three!", "four"))
+    assert answer["translatedText"] == f"  {one} {three}\n\n\t{four}\r\n"
+
+
+def test_html_keeps_its_tags(
+    http: RunningServer, offline: Callable[[str], str]
+) -> None:
+    html = '<p title="a>b">one <b>two</b></p><script>three</script>'
+    answer = http.post("/translate", {"q": html, **EN_DE, "format": "html"}).json
+    assert answer["translatedText"] == (
+        f'<p title="a>b">{offline("one")} <b>{offline("two")}</b></p>'
+        "<script>three</script>"
+    )
+
+
+def test_a_source_that_is_not_told_is_the_only_one_there_is(
+    http: RunningServer,
+) -> None:
+    answer = http.post("/translate", {"q": "one", "source": "auto", "target": "de"})
+    assert answer.json["detectedLanguage"] == {"confidence": 0.0, "language": "en"}
+
+
+def test_languages_are_those_of_the_models(http: RunningServer) -> None:
+    assert http.get("/languages").json == [
+        {"code": "en", "name": "English", "targets": ["de"]},
+        {"code": "de", "name": "German", "targets": ["en"]},
+    ]
+
+
+def test_detection_says_that_it_knows_nothing(http: RunningServer) -> None:
+    assert http.post("/detect", {"q": "one"}).json == [
+        {"confidence": 0.0, "language": "en"},
+        {"confidence": 0.0, "language": "de"},
+    ]
+
+
+def test_models_are_named(http: RunningServer) -> None:
+    assert [each["name"] for each in http.get("/v1/models").json] == ["en-de", "de-en"]
+    assert http.get("/health").json == {"status": "ok", "models": ["en-de", "de-en"]}
+
+
+def test_a_stream_has_a_line_for_each_piece(
+    http: RunningServer, offline: Callable[[str], str]
+) -> None:
+    body = {"q": "one. two\nthree", "model": "en-de", "alternatives": 1}
+    answer = http.post("/v1/translate", body)
+    pieces = [json.loads(line) for line in answer.body.splitlines()]
+    assert "".join(each["source"] for each in pieces) == "one. two\nthree"
+    assert [each["translation"] for each in pieces] == [
+        offline("one."), " ", offline("two"), "\n", offline("three"),
+    ]  # fmt: skip
+    assert [each["score"] is None for each in pieces] == [False, True] * 2 + [False]
+    assert all(len(each["alternatives"]) <= 1 for each in pieces)
+
+
+def test_a_translation_is_scored_as_offline(http: RunningServer) -> None:
+    body = {"source": ["one", "two"], "target": ["eins", "drei"], "model": "en-de"}
+    [one, two] = http.post("/v1/score", body).json
+    translator = http.models[0].queue.translator
+    offline = translator.score(["one", "two"], ["eins", "drei"])
+    assert one["log_probability"] == pytest.approx(offline[0].log_probability, abs=1e-5)
+    assert two["num_tokens"] == offline[1].num_tokens
+    assert two["perplexity"] == pytest.approx(offline[1].perplexity, rel=1e-4)
+
+
+def test_an_impossible_translation_has_no_perplexity(http: RunningServer) -> None:
+    body = {"source": ["one"], "target": ["eins"], "model": "de-en"}
+    translator = http.models[1].queue.translator
+    weight = translator.models[0].model.embedding.weight
+    before = weight.detach().clone()
+    weight.data.mul_(1e4)
+    try:
+        [score] = http.post("/v1/score", body).json
+    finally:
+        weight.data.copy_(before)
+    assert score["perplexity"] is None
+
+
+def test_attention_is_answered_by_layer_head_query_and_key(http: RunningServer) -> None:
+    body = {"source": "one two", "target": "eins", "model": "en-de"}
+    answer = http.post("/v1/attention", body).json
+    assert answer["keys"][-1] == " </s>"
+    assert "".join(answer["queries"]) == " eins </s>"
+    [heads] = answer["weights"]
+    assert [len(head) for head in heads] == [len(answer["queries"])] * 4
+    assert sum(heads[0][0]) == pytest.approx(1, abs=1e-3)
+
+
+def test_figures_are_in_the_text_format_of_prometheus(http: RunningServer) -> None:
+    http.post("/translate", {"q": "one", **EN_DE})
+    http.get("/no/such/path")
+    text = http.get("/metrics").body.decode()
+    counts = dict(re.findall(r"^transduce_requests_total(\{.*?\}) (\S+)", text, re.M))
+    assert float(counts['{path="/translate",status="200"}']) >= 1
+    assert float(counts['{path="other",status="404"}']) >= 1
+    assert 'transduce_waiting_sentences{model="en-de"} 0.0' in text
+    assert 'transduce_batch_sentences_count{model="en-de"}' in text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "error"),
+    [
+        ("/translate", b"{", 400, "The body: Invalid JSON"),
+        ("/translate", b"[]", 400, "The body: Input should be an object"),
+        ("/translate", b'{"q": "\xff"}', 400, "Invalid JSON"),
+        ("/translate", b'{"q": "\\ud800"}', 400, "Invalid JSON"),
+        ("/translate", {"q": 1}, 400, r"q.*: Input should be a valid string"),
+        ("/translate", {"target": "de"}, 400, "q: Field required"),
+        ("/translate", {"q": "a", "source": "fr", "target": "de"}, 400,
+         r"must be languages of a model \(en to de, de to en\), but are 'fr' and 'de'"),
+        ("/translate", {"q": "a"}, 400, "but are 'auto' and not given"),
+        ("/translate", {"q": "a", **EN_DE, "alternatives": 99}, 400, "less than or"),
+        ("/translate", {"q": "a", **EN_DE, "format": "pdf"}, 400, "format: Input"),
+        ("/translate", {"q": "a" * 10_001, **EN_DE}, 413,
+         "at most 10,000 characters of text, but has 10,001"),
+        ("/translate", b" " * 200_000, 413, "at most 130,000 bytes"),
+        ("/translate", {"q": "a.\n" * 1025, **EN_DE}, 413,
+         "at most 1,024 sentences, but has 1,025"),
+        ("/v1/translate", {"q": "a"}, 400, "one of en-de, de-en, but is not given"),
+        ("/v1/translate", {"q": "a", "model": "x"}, 400, "but is 'x'"),
+        ("/v1/score", {"source": ["a"], "target": [], "model": "en-de"}, 400,
+         "must be equally many, but are 1 and 0"),
+        ("/v1/attention", {"source": "a " * 101, "target": "", "model": "en-de"}, 413,
+         "`source` must have at most 100 tokens"),
+        ("/v1/attention", {"source": "a", "target": "x " * 101, "model": "en-de"}, 413,
+         "`target` must have at most 100 tokens"),
+    ],
+)  # fmt: skip
+def test_a_bad_request_is_refused_in_a_sentence(
+    http: RunningServer, path: str, body: object, status: int, error: str
+) -> None:
+    answer = http.post(path, body)
+    assert answer.status == status
+    assert re.search(error, answer.json["error"])
+    assert "\n" not in answer.json["error"]
+
+
+def test_a_body_of_another_kind_is_refused(http: RunningServer) -> None:
+    answer = http.post("/translate", b"q", content_type="text/plain; charset=utf-8")
+    assert answer.status == 415
+    assert "but is text/plain" in answer.json["error"]
+
+
+@pytest.mark.parametrize(
+    "form", [b"q=%ff&target=de", b"\xff", b"&".join([b"q=a"] * 1001)]
+)
+def test_a_form_that_cannot_be_read_is_refused(
+    http: RunningServer, form: bytes
+) -> None:
+    answer = http.post(
+        "/translate", form, content_type="application/x-www-form-urlencoded"
+    )
+    assert answer.status == 400
+    assert "The form cannot be read" in answer.json["error"]
+
+
+@pytest.mark.parametrize("path", ["/nix", "/page.css/../../server.py", "/docs"])
+def test_there_is_nothing_else(http: RunningServer, path: str) -> None:
+    answer = http.get(path)
+    assert answer.status == 404
+    assert answer.json == {"error": "Not Found."}
+
+
+def test_another_method_is_refused(http: RunningServer) -> None:
+    assert http.get("/translate").status == 405
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/icon.svg"])
+def test_the_page_loads_nothing_from_elsewhere(http: RunningServer, path: str) -> None:
+    answer = http.get(path)
+    assert answer.status == 200
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    links = re.findall(rb"https?://[^\"']+", answer.body)
+    assert set(links) <= {b"http://www.w3.org/2000/svg"}
+
+
+def test_other_sites_may_not_read(http: RunningServer) -> None:
+    answer = http.post("/translate", {"q": "one", **EN_DE}, origin="http://evil.test")
+    assert "access-control-allow-origin" not in map(str.lower, answer.headers)
