@@ -30,6 +30,8 @@ COMMANDS = {
     "translate": "Translate raw text, one line for one line.",
     "sample": "Draw translations at random.",
     "score": "Say how likely a model holds given translations.",
+    "attention": "Show what a model attends to in a sentence, as a page or a picture.",
+    "heads": "Survey what each head does over a corpus, and what it is worth.",
     "evaluate": "Score translations against references.",
     "evaluate-parses": "Score parses against gold trees, as EVALB does.",
     "compare": "Hold systems against each other, with tests of significance.",

@@ -1,6 +1,5 @@
 """`transduce reproduce`: the paper's tables, our figures beside those of the paper."""
 
-import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,18 +12,14 @@ from rich.console import Console
 from transduce.analysis.cost import SUSTAINED_TFLOPS, Cluster
 from transduce.benchmark.machine import describe_machine
 from transduce.benchmark.matrix_rate import matrix_rate
-from transduce.checkpoint import write_folder
 from transduce.cli.options import Files
+from transduce.cli.reports import finish, require_new
 from transduce.device import choose_hardware, keep_freed_memory
 from transduce.errors import ConfigError
 from transduce.experiments.tables.table1 import as_report as table1_report
 from transduce.experiments.tables.table1 import measure_table1
 from transduce.experiments.tables.table2 import Table2, our_row, training_cost
 from transduce.experiments.tables.table2 import as_report as table2_report
-from transduce.report.content import Report
-from transduce.report.markdown import write_markdown
-from transduce.report.page import as_page
-from transduce.report.terminal import show
 from transduce.text.corpus import read_pairs
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
@@ -44,7 +39,7 @@ def table1(*, out: Path, max_rounds: int = 40) -> None:
     """
     if max_rounds < 1:
         raise ConfigError(f"`max_rounds` must be at least 1, but is {max_rounds}.")
-    _require_new(out)
+    require_new(out)
     keep_freed_memory()  # for it would be paid for again in every turn
     machine = describe_machine(("torch", "numpy"), torch.device("cpu"))
     with Console(stderr=True).status("Starting...") as status:
@@ -54,7 +49,7 @@ def table1(*, out: Path, max_rounds: int = 40) -> None:
             max_rounds=max_rounds,
             on_progress=status.update,
         )
-    _finish(table1_report(table), asdict(table), out, "table1")
+    finish(table1_report(table), asdict(table), out, "table1")
 
 
 def table2(
@@ -97,7 +92,7 @@ def table2(
     """
     if bool(runs) != bool(source):
         raise ConfigError("Runs and a --source to translate must go together.")
-    _require_new(out)
+    require_new(out)
     costs = tuple(training_cost(name) for name in presets)
     with Console(stderr=True).status(
         "Measuring the speed of this machine..."
@@ -109,7 +104,7 @@ def table2(
             status.update(f"Translating with {run}...")
             ours.append(our_row(run, pairs, language, device))
     table = Table2(ours=tuple(ours), costs=costs, cluster=cluster)
-    _finish(table2_report(table), asdict(table), out, "table2")
+    finish(table2_report(table), asdict(table), out, "table2")
 
 
 def _cluster(
@@ -131,26 +126,3 @@ def _cluster(
     if tflops <= 0:
         raise ConfigError(f"`tflops` must be above 0, but is {tflops}.")
     return Cluster(name=hardware, tflops=tflops, num_devices=num_devices)
-
-
-def _require_new(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(
-            f"{out}: the output folder must be new or empty, but is not; choose "
-            "another."
-        )
-
-
-def _finish(report: Report, figures: dict[str, object], out: Path, name: str) -> None:
-    """Print the report, and write it in all its forms."""
-
-    def write(folder: Path) -> None:
-        write_markdown(report, folder, name)
-        (folder / f"{name}.html").write_text(as_page(report), encoding="utf-8")
-        text = json.dumps(figures, indent=2) + "\n"
-        (folder / f"{name}.json").write_text(text, encoding="utf-8")
-
-    write_folder(out, write)
-    console = Console(highlight=False)
-    show(report, console)
-    console.print(f"The report is in {out}: {name}.md, {name}.html, {name}.json.")
