@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from transduce.analysis.attention_maps import AttentionKind
+from transduce.analysis.attention_maps import KINDS, AttentionKind
 from transduce.errors import ConfigError, DataError
 from transduce.report.chart import STYLE, new_figure, picture_of
 from transduce.report.content import Picture
@@ -64,7 +64,8 @@ def draw_lines(
         axes.set(xlim=(-0.6, num_columns - 0.4), ylim=(0, 1))
         axes.set_axis_off()
         for place, head in enumerate(heads):
-            _draw_head(axes, labelled, layer, head, queries, place / len(heads))
+            shift = (place - (len(heads) - 1) / 2) / len(heads)
+            _draw_head(axes, labelled, layer, head, queries, shift)
         _write_tokens(axes, labelled.queries, 1.02, "bottom", queries)
         _write_tokens(axes, labelled.keys, -0.02, "top", None)
     return figure
@@ -153,13 +154,16 @@ def draw_heads(name: str, title: str, grids: Sequence[HeadValues]) -> Picture:
     most = max(*map(abs, values), 1e-9)
     sizes = [tuple(map(max, zip(*grid.values, strict=True))) for grid in grids]
     with matplotlib.rc_context(STYLE):
+        # As wide as all three, so that pictures of fewer are not drawn larger.
         figure = new_figure(
-            sum(0.62 * heads + 0.5 for _, heads in sizes),
+            len(KINDS) * (0.62 * max(heads for _, heads in sizes) + 0.5),
             0.5 * max(layers for layers, _ in sizes) + 0.9,
         )
-        all_axes = figure.subplots(1, len(grids), squeeze=False)
-        for axes, grid, size in zip(all_axes.flat, grids, sizes, strict=True):
+        all_axes = figure.subplots(1, len(KINDS), squeeze=False)[0]
+        for axes, grid, size in zip(all_axes, grids, sizes, strict=False):
             _draw_grid(axes, grid, size, most)
+        for axes in all_axes[len(grids) :]:
+            axes.set_axis_off()
     return picture_of(figure, name, title)
 
 

@@ -6,7 +6,10 @@ from importlib.resources import files
 
 from transduce.report.content import Cell, Column, Part, Picture, Report, Section, Table
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'"
+)
 """Of every page: nothing is loaded from anywhere."""
 
 
