@@ -175,6 +175,16 @@ def trained_checkpoint(
     )
 
 
+@pytest.fixture(scope="session")
+def marian_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random model in the files of OPUS-MT. Copy it before changing it."""
+    for package in ("transformers", "sentencepiece", "google.protobuf"):
+        pytest.importorskip(package)
+    from marian_folder import write_marian_folder
+
+    return write_marian_folder(tmp_path_factory.mktemp("marian") / "marian")
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")

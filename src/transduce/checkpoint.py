@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -24,15 +24,22 @@ from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.settings import apply_mapping
-from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
-FORMAT = 1
+FORMAT = 2
 """Of the model folder; raised when an older version could not read a newer folder."""
+FORMATS = {
+    1: {"decoder_layers", "activation", "norm_epsilon", "output_bias"},
+    FORMAT: set[str](),
+}
+"""Those that can be read, and the settings each does not have: they are the paper's."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FILLING = {nn.init.normal_, Tensor.normal_, nn.init.uniform_, Tensor.uniform_}
 """What draws first weights."""
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +108,7 @@ def load_model(path: Path) -> Checkpoint:
     """Read a model folder, or a run's model; `CheckpointError` if it is damaged."""
     folder = find_model(path)
     config, step = _read_config(folder / CONFIG)
-    tokenizer = Tokenizer.load(folder / TOKENIZER_FILE)
+    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     if tokenizer.vocab_size != config.vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer must have the model's {config.vocab_size} "
@@ -159,8 +166,8 @@ def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     )
 
 
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a new folder, then put it in place of the old.
+def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
+    """Let `write` fill a new folder, then put it in place of the old; what it returns.
 
     `CheckpointError` if the disk is full, or another process is writing the same
     folder; what was there before stays.
@@ -173,9 +180,10 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         with _claimed(new, folder):
             try:
                 _clear(new)  # a crash may have left something
-                write(new)
+                made = write(new)
                 _sync(new)
                 _put_in_place(new, folder)
+                return made
             finally:
                 _remove(new)
     except OSError as error:
@@ -275,13 +283,14 @@ def _mean(weights: Sequence[Tensor]) -> Tensor:
 
 def _read_config(path: Path) -> tuple[ModelConfig, int]:
     content = read_json(path)
-    if content.get("format") != FORMAT:
+    number = content.get("format")
+    if number not in list(FORMATS):
         raise VersionError(
-            f"{path}: the format must be {FORMAT}, but is {content.get('format')}; the "
-            "model was saved by another version of transduce."
+            f"{path}: the format must be {' or '.join(map(str, FORMATS))}, but is "
+            f"{number}; the model was saved by another version of transduce."
         )
     settings = content.get("model")
-    known = {field.name for field in fields(ModelConfig)}
+    known = {field.name for field in fields(ModelConfig)} - FORMATS[number]
     if not isinstance(settings, dict) or set(settings) != known:
         raise CheckpointError(
             f"{path}: `model` must hold the settings {', '.join(sorted(known))}, but "

@@ -89,7 +89,10 @@ def _is_union(expected: Any) -> bool:
 
 
 def _describe(options: Sequence[Any]) -> str:
-    words = {int: "a whole number", float: "a number", str: "a string"}
+    words = {
+        bool: "true or false", int: "a whole number", float: "a number",
+        str: "a string",
+    }  # fmt: skip
     described = []
     for option in options:
         if typing.get_origin(option) is typing.Literal:

@@ -329,12 +329,12 @@ def test_a_model_that_lacks_a_file_is_refused(
     ("change", "message"),
     [
         (
-            {"format": 2},
-            "the format must be 1, but is 2; the model was saved by another",
+            {"format": 3},
+            "the format must be 1 or 2, but is 3; the model was saved by another",
         ),
-        ({"format": None}, "the format must be 1, but is None"),
-        ({"model": None}, "`model` must hold the settings d_ff, "),
-        ({"model": {"colour": "red"}}, "`model` must hold the settings d_ff, "),
+        ({"format": None}, "the format must be 1 or 2, but is None"),
+        ({"model": None}, "`model` must hold the settings activation, "),
+        ({"model": {"colour": "red"}}, "`model` must hold the settings activation, "),
         ({"model": {"num_layers": 2}}, "the weights must fit the settings beside them"),
         ({"model": {"num_heads": -2}}, "`model.num_heads` must be at least 1"),
         ({"model": {"positions": "zig"}}, "`model.positions` must be"),

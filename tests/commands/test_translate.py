@@ -15,7 +15,7 @@ import pytest
 import transduce
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.model.transformer import Transformer
-from transduce.text.tokenizer import Tokenizer, TokenizerConfig, learn_tokenizer
+from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer, load_tokenizer
 
 LINES = b"one two\n\nthree four five\n  \neight\n"
 
@@ -91,6 +91,58 @@ def test_an_over_long_line_is_translated_in_parts_and_named(
     )
 
 
+@pytest.fixture
+def over_long(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Two lines, the first over-long."""
+    monkeypatch.setattr("transduce.decoding.translator.MAX_SOURCE_TOKENS", 12)
+    return b"one two three four. five six! seven eight one two.\ntwo\n"
+
+
+def test_of_an_over_long_line_one_translation_is_known(
+    command: Callable[..., Any], model: Path, over_long: bytes
+) -> None:
+    best = command("translate", model, stdin=over_long).out.splitlines()
+    lines = command("translate", model, "--nbest", 3, stdin=over_long).out.splitlines()
+    assert len(lines) == 6
+    assert lines[:3] == [best[0], "", ""]
+    assert lines[3] == best[1]
+    assert lines[4]
+
+
+def test_the_first_part_of_an_over_long_line_has_the_prefix(
+    command: Callable[..., Any], model: Path, over_long: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "prefixes").write_text("acht\n\n")
+    options = ("--prefixes", tmp_path / "prefixes")
+    found = command("translate", model, *options, stdin=over_long).out.splitlines()
+    free = command("translate", model, stdin=over_long).out.splitlines()
+    assert found[0].startswith("acht")
+    assert not free[0].startswith("acht")
+    # The parts after it are what they were.
+    assert found[0].split()[-4:] == free[0].split()[-4:]
+    assert found[1] == free[1]
+
+
+def test_an_over_long_line_has_scores_but_not_by_token(
+    command: Callable[..., Any], model: Path, over_long: bytes
+) -> None:
+    printed = command("translate", model, "--jsonl", stdin=over_long).out
+    long, short = map(json.loads, printed.splitlines())
+    [only] = long["hypotheses"]
+    assert only["token_log_probabilities"] == []
+    assert only["log_probability"] < 0
+    assert only["tokens"]
+    assert short["hypotheses"][0]["token_log_probabilities"]
+
+
+def test_an_over_long_line_is_sampled_in_parts(
+    command: Callable[..., Any], model: Path, over_long: bytes
+) -> None:
+    outcome = command("sample", model, "--seed", 3, stdin=over_long)
+    assert len(outcome.out.splitlines()) == 2
+    assert "line 1 is over-long, and is translated in 3 parts" in outcome.err
+
+
 def test_the_translations_begin_with_their_prefixes(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
@@ -146,7 +198,7 @@ def test_the_least_length_and_the_greatest_are_kept(
     options = ("--jsonl", "--min-length", 6, "--extra-length", 6)
     [line] = succeeds("translate", model, *options, stdin=b"one\n").splitlines()
     [best] = json.loads(line)["hypotheses"]
-    num_source_tokens = len(Tokenizer.load(model / "tokenizer.json").encode("one"))
+    num_source_tokens = len(load_tokenizer(model / "tokenizer.json").encode("one"))
     assert len(best["tokens"]) >= 6
     assert len(best["token_log_probabilities"]) <= num_source_tokens + 1 + 6
     assert len(best["token_log_probabilities"]) - len(best["tokens"]) in (0, 1)
@@ -300,3 +352,59 @@ def test_an_impossible_option_is_refused(
 def test_fewer_bits_are_an_option(succeeds: Callable[..., str], model: Path) -> None:
     out = succeeds("translate", model, "--precision", "bf16", stdin=LINES)
     assert len(out.splitlines()) == len(LINES.splitlines())
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_a_terminal_shows_how_many_lines_are_done(model: Path, tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "transduce",
+            "translate",
+            str(model),
+            "--beam-size",
+            "1",
+        ],
+        input=LINES,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        check=True,
+        env={**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"},
+    )
+    os.close(theirs)
+    assert len(result.stdout.splitlines()) == 5
+    assert b"5 lines" in os.read(ours, 100_000)
+    os.close(ours)
+
+
+def test_coverage_is_counted_in_scores(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    def scores(*options: object) -> list[float]:
+        printed = succeeds("translate", model, "--jsonl", *options, stdin=LINES)
+        return [json.loads(line)["score"] for line in printed.splitlines()]
+
+    without, with_coverage = scores(), scores("--coverage-penalty", 2)
+    pairs = list(zip(with_coverage, without, strict=True))
+    assert all(covered <= plain for covered, plain in pairs)
+    assert any(covered < plain for covered, plain in pairs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--beam-size", 1), "`search.beam_size` must be at least 2 if there is a cov"),
+        (
+            ("--ensemble", "itself"),
+            "A coverage penalty must be used with one model, wh",
+        ),
+    ],
+)
+def test_coverage_without_a_beam_or_with_several_models_is_refused(
+    refuses: Callable[..., str], model: Path, options: tuple[object, ...], message: str
+) -> None:
+    options = tuple(model if option == "itself" else option for option in options)
+    options = ("--coverage-penalty", 0.2, *options)
+    assert refuses("translate", model, *options, stdin=LINES).startswith(message)

@@ -64,6 +64,12 @@ ADDITIVE = {
         ({"scores": "additive"}, ADDITIVE),
         ({"positions": "learned"}, {"positions.weight"}),
         ({"norm": "pre"}, norm("encoder_norm") | norm("decoder_norm")),
+        ({"activation": "silu", "norm_epsilon": 1e-5}, set()),
+        ({"output_bias": True}, {"embedding.bias"}),
+        (
+            {"decoder_layers": 3},
+            {f"decoder_layers.2.{key}" for key in DECODER_LAYER},
+        ),
     ],
     ids=str,
 )

@@ -17,6 +17,8 @@ VARIANTS = {
     "unscaled": {"scores": "unscaled"},
     "additive": {"scores": "additive"},
     "neighbourhood": {"neighbourhood": 1},
+    "a deep decoder": {"decoder_layers": 3, "activation": "silu"},
+    "an output bias": {"output_bias": True},
 }
 
 

@@ -21,6 +21,7 @@ VARIANTS = {
     "additive": {"scores": "additive"},
     "neighbourhood": {"neighbourhood": 2},
     "learned positions": {"positions": "learned"},
+    "an output bias": {"output_bias": True, "activation": "silu"},
 }
 
 

@@ -74,7 +74,8 @@ def test_listening_to_the_weights_does_not_change_the_output(model):
             lambda _, __, weights: seen.append(weights)
         )
     listened = model(source, target_in)
-    assert len(seen) == 3 * model.config.num_layers
+    config = model.config
+    assert len(seen) == config.num_layers + 2 * config.num_decoder_layers
     rows, positions = (padded(TARGETS) != PAD).nonzero(as_tuple=True)
     assert_close(listened[rows, positions], expected[rows, positions])
 

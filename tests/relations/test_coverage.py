@@ -29,6 +29,12 @@ def coverage_of(model: Transformer, source: list[int], target: list[int]) -> flo
     return float(attention.clamp(max=1).log().sum())
 
 
+def ids_of(translator: Translator) -> dict[str, int]:
+    """By the piece that a translation shows."""
+    pieces = translator.tokenizer.pieces(range(translator.tokenizer.vocab_size))
+    return {piece: i for i, piece in enumerate(pieces)}
+
+
 @pytest.mark.parametrize("beta", [0.2, 3.0])
 def test_every_hypothesis_is_scored_by_the_attention_it_paid(
     trained_checkpoint, monkeypatch, beta
@@ -36,7 +42,7 @@ def test_every_hypothesis_is_scored_by_the_attention_it_paid(
     monkeypatch.setattr("transduce.decoding.translator.BATCH_POSITIONS", 40)
     config = SearchConfig(beam_size=3, num_best=3, coverage_penalty=beta)
     translator = Translator(trained_checkpoint, CPU)
-    ids = {p: i for i, p in enumerate(translator.tokenizer.readable_pieces())}
+    ids = ids_of(translator)
     model = trained_checkpoint.build()
     found = list(translator.translate_stream(SOURCES * 3, config))
     coverages = []
@@ -64,15 +70,32 @@ def test_a_penalty_of_next_to_nothing_changes_nothing(trained_checkpoint):
         ]
 
 
-def test_what_is_cut_short_has_coverage_too(trained_checkpoint):
+def test_what_is_cut_short_has_the_coverage_of_its_tokens(trained_checkpoint):
+    """A model that knows nothing does not end in time."""
+    weights = Transformer(trained_checkpoint.config).state_dict()
+    checkpoint = replace(trained_checkpoint, weights=weights)
     config = SearchConfig(beam_size=2, extra_length=0, coverage_penalty=1.0)
-    translator = Translator(trained_checkpoint, CPU)
-    words = " ".join(["one"] * 2)
-    [with_coverage] = translator.translate_stream([words], config)
-    [without] = translator.translate_stream(
-        [words], replace(config, coverage_penalty=0.0)
-    )
-    assert with_coverage.score < without.score
+    translator = Translator(checkpoint, CPU)
+    ids, model = ids_of(translator), checkpoint.build()
+    [found] = translator.translate_stream(["one two"], config)
+    source = translator.tokenizer.encode("one two")
+    for each in found.hypotheses:
+        assert len(each.token_log_probabilities) == len(each.tokens)
+        target = [ids[piece] for piece in each.tokens]
+        ranked = each.log_probability / config.divisor(len(target))
+        # The attention that chose the tokens, none for an end.
+        coverage = coverage_of(model, source, target[:-1])
+        assert each.score == pytest.approx(ranked + coverage, abs=1e-4)
+
+
+def test_attention_that_is_none_costs_much_but_not_all():
+    class Nothing:
+        memory_mask = torch.ones(1, 1, 1, 2, dtype=torch.bool)
+
+    decoder = object.__new__(CoverageDecoder)
+    decoder._decoder = Nothing()
+    decoder._attention = torch.tensor([[[0.0, 3.0]]])
+    assert -100 < float(decoder.coverage()) < -80
 
 
 def test_nothing_is_watched_between_the_steps(trained_checkpoint):

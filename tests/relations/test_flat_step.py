@@ -20,6 +20,7 @@ VARIANTS = [
     {"neighbourhood": 2},
     {"scores": "unscaled"},
     {"d_k": 4, "d_v": 6},
+    {"activation": "silu", "output_bias": True, "decoder_layers": 2},
 ]
 
 

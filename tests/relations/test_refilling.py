@@ -1,7 +1,8 @@
 """What is decoded in a batch that is refilled is what is decoded alone."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -19,8 +20,11 @@ from transduce.decoding.sampling import Sampling, SamplingConfig, sample
 from transduce.decoding.search import Decoding, Hypothesis, search_all
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
 
 BOS, EOS, VOCAB_SIZE = 1, 2, 11
+CPU = torch.device("cpu")
 
 
 class RandomModel:
@@ -137,22 +141,86 @@ def test_those_that_wait_take_the_place_of_those_that_are_done() -> None:
     assert 1 < len(others) <= 6
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_trained_model_translates_alike_in_any_batch(
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=30),
+    room=st.integers(30, 90),
+)
+@settings(deadline=None, max_examples=20)
+def test_what_is_decoded_together_has_room_padding_included(
+    lengths: list[int], room: int
+) -> None:
+    """The longest comes first, so that all are as wide as the first that is live."""
+
+    class Watched(RandomModel):
+        def step(self, last_ids: Tensor) -> Tensor:
+            widest = max(lengths[group[0][0]] for group in self._paths)
+            assert len(self._paths) * widest <= room
+            return super().step(last_ids)
+
+    def begin(numbers: list[int]) -> Decoding:
+        limits = [lengths[i] for i in numbers]
+        return Decoding(
+            Watched(numbers), GreedySearch(limits, CASES["greedy"], EOS), BOS
+        )
+
+    assert len(search_all(lengths, room, begin)) == len(lengths)
+
+
+def _translators(
+    trained: Checkpoint, tiny: ModelConfig
+) -> dict[str, Callable[[], Translator]]:
+    def untrained(**variant: object) -> Checkpoint:
+        torch.manual_seed(3)
+        size = trained.tokenizer.vocab_size
+        config = replace(tiny, vocab_size=size, **variant)
+        weights = Transformer(config).state_dict()
+        return replace(trained, config=config, weights=weights)
+
+    return {
+        "trained": lambda: Translator(trained, CPU),
+        "together": lambda: Translator(trained, CPU, untrained(num_layers=1)),
+        "neighbourhood": lambda: Translator(untrained(neighbourhood=1), CPU),
+        "few positions": lambda: Translator(
+            untrained(positions="learned", max_positions=4), CPU
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["trained", "together", "neighbourhood", "few positions"]
+)
+@pytest.mark.parametrize("share", [0.0, 0.25])
+@pytest.mark.parametrize(
+    "config",
+    [
+        SearchConfig(beam_size=1, extra_length=5),
+        SearchConfig(num_best=4, extra_length=5),
+        SearchConfig(beam_size=3, min_length=4, extra_length=5, diversity=0.3),
+    ],
+    ids=str,
+)
+def test_a_model_translates_alike_in_any_batch(
     trained_checkpoint: Checkpoint,
+    tiny: ModelConfig,
     monkeypatch: pytest.MonkeyPatch,
-    beam_size: int,
+    config: SearchConfig,
     share: float,
+    kind: str,
 ) -> None:
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
     random = np.random.default_rng(5)
-    sources = [" ".join(random.choice(words, n)) for n in random.integers(1, 9, 30)]
-    own = Translator(trained_checkpoint, torch.device("cpu"))
-    apart = [own.translate([source], beam_size=beam_size)[0] for source in sources]
+    sources = [" ".join(random.choice(words, n)) for n in random.integers(1, 9, 12)]
+    prefixes = ["acht" if i % 3 == 0 else "" for i in range(len(sources))]
+    own = _translators(trained_checkpoint, tiny)[kind]()
+    apart = [
+        next(own.translate_stream([source], config, [prefix]))
+        for source, prefix in zip(sources, prefixes, strict=True)
+    ]
     monkeypatch.setattr(search, "REFILL_SHARE", share)
-    monkeypatch.setattr(translator, "BATCH_POSITIONS", 80)
-    together = own.translate(sources, beam_size=beam_size)
+    monkeypatch.setattr(translator, "BATCH_POSITIONS", 100)
+    together = own.translate_stream(sources, config, prefixes)
     for found, expected in zip(together, apart, strict=True):
+        assert [h.score for h in found.hypotheses] == pytest.approx(
+            [h.score for h in expected.hypotheses], abs=1e-4
+        )
         assert found.text == expected.text
-        assert found.score == pytest.approx(expected.score, abs=1e-4)

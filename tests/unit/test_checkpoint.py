@@ -87,6 +87,8 @@ def edit(path: Path, change: Callable[[dict], None]) -> None:
         {},
         {"norm": "pre", "positions": "learned", "scores": "additive"},
         {"neighbourhood": 3, "num_heads": 3, "d_k": 6, "d_v": 7, "dropout": 0.25},
+        {"activation": "silu", "output_bias": True, "decoder_layers": 1},
+        {"norm_epsilon": 1e-5},
     ],
     ids=str,
 )
@@ -108,7 +110,7 @@ def test_a_model_folder_holds_three_files(folder):
 
 def test_the_config_file_tells_format_step_and_settings(folder):
     content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    assert (content["format"], content["step"]) == (1, 7)
+    assert (content["format"], content["step"]) == (2, 7)
     assert content["model"]["d_model"] == 16
 
 
@@ -209,10 +211,10 @@ def test_a_config_that_is_no_object_is_refused(folder):
         load_model(folder)
 
 
-@pytest.mark.parametrize("value", [0, 2, "1", None])
+@pytest.mark.parametrize("value", [0, 3, "1", None, {}])
 def test_another_format_is_refused(folder, value):
     edit(folder / CONFIG, lambda content: content.update(format=value))
-    message = f"the format must be 1, but is {value}; .* another version of transduce"
+    message = f"format must be 1 or 2, but is {value}; .* another version of transduce"
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)
 
@@ -228,8 +230,39 @@ def test_another_format_is_refused(folder, value):
 )
 def test_unknown_settings_are_refused(folder, change):
     edit(folder / CONFIG, change)
-    message = f"^{folder / CONFIG}: `model` must hold the settings d_ff, d_k, .*others"
+    message = (
+        f"^{folder / CONFIG}: `model` must hold the settings .*d_ff, d_k, .*others"
+    )
     with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
+
+
+NEWER = ("decoder_layers", "activation", "norm_epsilon", "output_bias")
+"""Settings that a folder of format 1 does not have."""
+
+
+def as_format_1(content):
+    content["format"] = 1
+    for name in NEWER:
+        del content["model"][name]
+
+
+def test_a_model_of_the_first_format_is_the_papers(make_checkpoint, folder):
+    edit(folder / CONFIG, as_format_1)
+    assert load_model(folder).config == make_checkpoint().config
+
+
+@pytest.mark.parametrize("name", ["d_ff", "norm"])
+def test_a_setting_of_the_first_format_must_be_there(folder, name):
+    edit(folder / CONFIG, as_format_1)
+    edit(folder / CONFIG, lambda content: content["model"].pop(name))
+    with pytest.raises(CheckpointError, match="`model` must hold the settings"):
+        load_model(folder)
+
+
+def test_a_newer_setting_must_be_there_in_a_newer_folder(folder):
+    edit(folder / CONFIG, lambda content: content["model"].pop("activation"))
+    with pytest.raises(CheckpointError, match="settings activation, d_ff"):
         load_model(folder)
 
 

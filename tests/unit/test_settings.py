@@ -71,6 +71,10 @@ def test_the_last_assignment_of_a_setting_counts() -> None:
         ("model.d_ff=[", r"`model\.d_ff` must be a whole number, but is '\['"),
         ("model.d_ff=none", r"`model\.d_ff` must be a whole number, but is None"),
         ("model.dropout=high", r"`model\.dropout` must be a number, but is 'high'"),
+        (
+            "model.output_bias=1",
+            r"`model\.output_bias` must be true or false, but is 1",
+        ),
         ("model.norm=mid", r'`model\.norm` must be "post" or "pre", but is \'mid\''),
         (
             "training.checkpoint_steps=x",

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from keyword import iskeyword
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError
@@ -37,6 +38,7 @@ COMMANDS = {
     "compare": "Hold systems against each other, with tests of significance.",
     "reproduce": "Reproduce a table of the paper.",
     "export": "Write a model for another library, and prove it the same.",
+    "import": "Make a Marian folder of Hugging Face a model, and prove it the same.",
     "data": "Download and prepare a named corpus.",
     "benchmark": "Measure our speed beside that of others.",
 }
@@ -53,8 +55,9 @@ PARTS = {
 """The commands of commands that are several."""
 for _name, _help in COMMANDS.items():
     if _name not in PARTS:
-        _function = _name.replace("-", "_")
-        app.command(f"transduce.cli.{_function}:{_function}", name=_name, help=_help)
+        _module = _name.replace("-", "_")
+        _module += "_" if iskeyword(_name) else ""
+        app.command(f"transduce.cli.{_module}:{_module}", name=_name, help=_help)
 for _name, _parts in PARTS.items():
     _several = App(name=_name, help=COMMANDS[_name])
     for _part, _help in _parts.items():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transduce.checkpoint import average as average_checkpoints
 from transduce.checkpoint import load_model, save_model
-from transduce.errors import ConfigError
+from transduce.cli.options import require_new
 
 
 def average(checkpoint: Path, /, *more: Path, out: Path) -> None:
@@ -19,8 +19,7 @@ def average(checkpoint: Path, /, *more: Path, out: Path) -> None:
     out
         The folder of the new model.
     """
-    if out.exists():
-        raise ConfigError(f"{out}: the output folder must be new, but exists.")
+    require_new(out)
     members = [load_model(path) for path in (checkpoint, *more)]
     save_model(average_checkpoints(members), out)
     print(f"The average of {len(members)} checkpoints is in {out}.")

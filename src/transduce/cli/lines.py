@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from transduce.cli.output import writer
+from transduce.cli.terminal import counted_lines
 from transduce.decoding.translator import Translation
 from transduce.errors import ConfigError
 from transduce.text.corpus import read_stream, read_text
@@ -31,7 +32,8 @@ def write_translations(
 
     Of an over-long line it is said that it was translated in parts.
     """
-    with writer(output) as file:
+    is_on_screen = output is None and sys.stdout.isatty()
+    with writer(output) as file, counted_lines(is_on_screen) as count_line:
         for number, translation in enumerate(translations, start=1):
             if translation.num_parts > 1:
                 print(
@@ -41,6 +43,7 @@ def write_translations(
                 )
             file.writelines(line + "\n" for line in _lines(translation, nbest, jsonl))
             file.flush()
+            count_line()
 
 
 def _lines(translation: Translation, nbest: int, jsonl: bool) -> Iterator[str]:

@@ -52,3 +52,9 @@ def require_both(source: tuple[Path, ...], target: tuple[Path, ...]) -> None:
             "Both sides of a corpus must be given, but only "
             f"{(source or target)[0]} is."
         )
+
+
+def require_new(out: Path) -> None:
+    """`ConfigError` if something is there."""
+    if out.exists():
+        raise ConfigError(f"{out}: the output folder must be new, but exists.")

@@ -1,11 +1,20 @@
 """What commands print on, and how they show how far they are."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 LINE_SECONDS = 30.0
 """Between progress lines where there is no terminal to draw on."""
@@ -14,6 +23,35 @@ LINE_SECONDS = 30.0
 def plain_console() -> Console:
     """Standard output, on which a text is printed as it is."""
     return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+@contextmanager
+def counted_lines(is_on_screen: bool) -> Iterator[Callable[[], None]]:
+    """What is to be called for each line that is done: it keeps a count in sight.
+
+    On the terminal of standard error, unless the lines themselves are on the screen.
+    """
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn("{task.completed:,} lines"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=is_on_screen or not console.is_terminal,
+        redirect_stdout=False,
+        transient=True,
+    )
+    started = time.monotonic()
+    task = progress.add_task("", total=None, rate="")
+    done = count(1)
+
+    def count_line() -> None:
+        number = next(done)
+        rate = number / max(time.monotonic() - started, 1e-9)
+        progress.update(task, completed=number, rate=f"{rate:,.0f} a second")
+
+    with progress:
+        yield count_line
 
 
 class ProgressDisplay:

@@ -104,19 +104,18 @@ class BeamSearch:
         self._keep(kept)
         return torch.from_numpy(rows[kept]), torch.from_numpy(tokens[kept])
 
-    def join(self, others: "BeamSearch") -> None:
-        """Put others of the same search, which have grown too, behind one's own."""
-        self.live = [*self.live, *others.live]
-        width = max(self._ids.shape[2], others._ids.shape[2])
-        self._ids = np.concatenate([_widened(s._ids, width) for s in (self, others)])
-        self._gains = np.concatenate(
-            [_widened(s._gains, width) for s in (self, others)]
-        )
-        self._lengths = np.concatenate([self._lengths, others._lengths])
-        self._coverages = np.concatenate([self._coverages, others._coverages])
+    def join(self, other: "BeamSearch") -> None:
+        """Put the sentences of another, which has grown too, behind one's own."""
+        both = (self, other)
+        width = max(each._ids.shape[2] for each in both)
+        self._ids = np.concatenate([_widened(each._ids, width) for each in both])
+        self._gains = np.concatenate([_widened(each._gains, width) for each in both])
+        self._lengths = np.concatenate([each._lengths for each in both])
+        self._coverages = np.concatenate([each._coverages for each in both])
         self._log_probabilities = np.concatenate(
-            [self._log_probabilities, others._log_probabilities]
+            [each._log_probabilities for each in both]
         )
+        self.live = [*self.live, *other.live]
 
     def _candidates(self, logits: Float[Tensor, "sentences group vocab"]) -> Candidates:
         lengths = self._lengths.tolist()
@@ -206,8 +205,7 @@ class _Beam:
         self._max_length = max_length
         self._config = config
         self._finished: list[Hypothesis] = []
-        self._best_scores = [-math.inf] * config.num_best
-        """Best first: of the hypotheses that are asked for."""
+        """The best of them, best first."""
 
     @property
     def has_finished(self) -> bool:
@@ -223,16 +221,15 @@ class _Beam:
         """Keep a hypothesis; the gain of its end, if it has one, comes last."""
         total = float(gains.sum())
         score = self._config.score(total, len(gains), coverage)
-        self._best_scores = sorted([*self._best_scores, score], reverse=True)[:-1]
-        self._finished.append(
-            Hypothesis(
-                ids=tuple(ids.tolist()),
-                log_probability=total,
-                token_log_probabilities=tuple(gains.tolist()),
-                score=score,
-                is_finished=len(gains) > len(ids),
-            )
+        finished = Hypothesis(
+            ids=tuple(ids.tolist()),
+            log_probability=total,
+            token_log_probabilities=tuple(gains.tolist()),
+            score=score,
+            is_finished=len(gains) > len(ids),
         )
+        ranked = sorted([*self._finished, finished], key=lambda h: -h.score)
+        self._finished = ranked[: self._config.beam_size]
 
     def is_done(self, best_log_probability: float, length: int) -> bool:
         """Whether nothing unfinished can overtake those that are asked for."""
@@ -241,12 +238,13 @@ class _Beam:
         # Log-probabilities only fall, the divisor never does, and coverage adds
         # nothing, so that nothing unfinished can score above this.
         bound = self._config.score(best_log_probability, self._max_length)
-        return self._best_scores[-1] >= bound
+        num_best = self._config.num_best
+        is_enough = len(self._finished) >= num_best
+        return is_enough and self._finished[num_best - 1].score >= bound
 
     def hypotheses(self) -> list[Hypothesis]:
         """The finished ones, best first; if there are none, those cut short."""
-        ranked = sorted(self._finished, key=lambda h: h.score, reverse=True)
-        return ranked[: self._config.beam_size]
+        return self._finished
 
 
 def _widened(

@@ -73,9 +73,9 @@ class GreedySearch:
         kept = np.array(rows, dtype=np.int64)
         return torch.from_numpy(kept[:, None]), torch.from_numpy(tokens[kept, None])
 
-    def join(self, others: "GreedySearch") -> None:
-        """Put other sentences behind one's own."""
-        self.live = [*self.live, *others.live]
+    def join(self, other: "GreedySearch") -> None:
+        """Put the sentences of another behind one's own."""
+        self.live = [*self.live, *other.live]
 
 
 class _Path:

@@ -113,9 +113,9 @@ class Sampling:
         first = torch.tensor(kept, dtype=torch.int64)[:, None] * group_size
         return first + parents, tokens[kept]
 
-    def join(self, others: "Sampling") -> None:
-        """Put other sentences behind one's own."""
-        self.live = [*self.live, *others.live]
+    def join(self, other: "Sampling") -> None:
+        """Put the sentences of another behind one's own."""
+        self.live = [*self.live, *other.live]
 
 
 def _draw(

@@ -44,7 +44,10 @@ class JoinableModel(NextTokenModel, Protocol):
     """One that others of its kind can join while it decodes."""
 
     def join(self, other: Any) -> None:
-        """Put the sentences of another, in as large groups, behind one's own."""
+        """Put the sentences of another of its kind behind one's own.
+
+        Its groups are as large, and it is of no use any more.
+        """
         ...
 
 
@@ -91,8 +94,8 @@ class Search(Protocol):
         """
         ...
 
-    def join(self, others: Any) -> None:
-        """Put others of the same search, which have grown too, behind one's own."""
+    def join(self, other: Any) -> None:
+        """Put the sentences of another of its kind, grown too, behind one's own."""
         ...
 
 
@@ -117,12 +120,14 @@ class Decoding:
         while self.search.live:
             self.advance()
 
-    def join(self, others: "Decoding") -> None:
-        """Take in others that have grown at least once, as this has."""
-        assert isinstance(self._model, JoinableModel)
-        self._model.join(others._model)
-        self.search.join(others.search)
-        self._last_ids = torch.cat([self._last_ids, others._last_ids])
+    def join(self, other: "Decoding") -> None:
+        """Take in what another has begun; both have grown at least once."""
+        mine, theirs = self._model, other._model
+        assert isinstance(mine, JoinableModel)
+        assert isinstance(theirs, JoinableModel)
+        mine.join(theirs)
+        self.search.join(other.search)
+        self._last_ids = torch.cat([self._last_ids, other._last_ids])
 
 
 Begin = Callable[[list[int]], Decoding]
@@ -159,17 +164,18 @@ class _Batch:
 
     @property
     def is_live(self) -> bool:
-        return self._running is not None and bool(self._running.search.live)
+        return bool(self._live)
 
     def has_room_for(self, number: int) -> bool:
         """Whether it is time for this sentence, and others after it, to join."""
-        free = self._free
-        is_time = free >= REFILL_SHARE * self._room and free >= self._lengths[number]
-        return is_time or not self.is_live
+        if not self.is_live:
+            return True
+        capacity, num_live = self._capacity(number), len(self._live)
+        return num_live < capacity and num_live <= (1 - REFILL_SHARE) * capacity
 
     def take(self, waiting: deque[int]) -> list[int]:
         """As many as there is room for, but one at least."""
-        count = max(self._free // self._lengths[waiting[0]], 1)
+        count = max(self._capacity(waiting[0]) - len(self._live), 1)
         return [waiting.popleft() for _ in range(min(count, len(waiting)))]
 
     def add(self, numbers: list[int], begin: Begin) -> None:
@@ -192,9 +198,10 @@ class _Batch:
         return [each.hypotheses() for each in found]
 
     @property
-    def _free(self) -> int:
-        if self._running is None or not self._running.search.live:
-            return self._room
-        live = self._running.search.live
-        width = max(self._lengths[self._numbers[each]] for each in live)
-        return self._room - len(live) * width
+    def _live(self) -> Sequence[SentenceSearch]:
+        return [] if self._running is None else self._running.search.live
+
+    def _capacity(self, number: int) -> int:
+        """Sentences that there is room for once this one is in, all padded alike."""
+        lengths = [self._lengths[self._numbers[each]] for each in self._live]
+        return self._room // max(self._lengths[number], *lengths, 1)

@@ -1,5 +1,6 @@
 """Text in, text out."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,7 @@ from transduce.decoding.search import (
 )
 from transduce.decoding.search_config import SearchConfig
 from transduce.device import choose_hardware
-from transduce.errors import RequestError
+from transduce.errors import CheckpointError, RequestError
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.splitting import split_long
 from transduce.text.tokenizer import Tokenizer
@@ -53,7 +54,8 @@ class TranslationHypothesis:
 
     text: str
     score: float
-    """Log-probability over the length penalty; translations are ranked by it."""
+    """Log-probability over the length penalty, and what coverage takes from it;
+    translations are ranked by it."""
     log_probability: float
     """Natural logarithm, the end token counted."""
     tokens: tuple[str, ...]
@@ -91,8 +93,8 @@ class _Part:
         return max(len(self.source), len(self.prefix)) + 1 + extra_length
 
 
-Begin = Callable[[Sequence[_Part]], Decoding]
-"""Reads sources, and is to find their translations."""
+Start = Callable[[Sequence[_Part]], Decoding]
+"""Reads sources, and begins to look for their translations."""
 
 
 class Translator:
@@ -160,15 +162,15 @@ class Translator:
                 "A coverage penalty must be used with one model, whose attention it "
                 f"counts, but {len(self.models)} are loaded."
             )
-        begin = partial(self._search, config=config)
-        return self._in_windows(sources, prefixes, begin, config.beam_size)
+        start = partial(self._search, config=config)
+        return self._in_windows(sources, prefixes, start, config.beam_size)
 
     def sample(
         self, sources: Iterable[str], config: SamplingConfig
     ) -> Iterator[Translation]:
         """Translations drawn at random: each source's by its place and the seed."""
-        begin = partial(self._sample, config=config)
-        return self._in_windows(sources, None, begin, config.num_samples)
+        start = partial(self._sample, config=config)
+        return self._in_windows(sources, None, start, config.num_samples)
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str]
@@ -188,8 +190,8 @@ class Translator:
                 "Sources and targets must be equally many, but are "
                 f"{len(sources)} and {len(targets)}."
             )
-        source_ids = self.tokenizer.encode_batch(sources)
-        target_ids = self.tokenizer.encode_batch(targets)
+        source_ids = self.tokenizer.encode_sources(sources)
+        target_ids = self.tokenizer.encode_targets(targets)
         scores: dict[int, TargetScore] = {}
         lengths = [
             max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)
@@ -207,13 +209,13 @@ class Translator:
         self,
         sources: Iterable[str],
         prefixes: Iterable[str] | None,
-        begin: Begin,
+        start: Start,
         group_size: int,
     ) -> Iterator[Translation]:
         pairs = zip(count(), _paired(sources, prefixes))
         while window := list(islice(pairs, WINDOW_LINES)):
-            source_ids = self.tokenizer.encode_batch([s for _, (s, _) in window])
-            prefix_ids = self.tokenizer.encode_batch([p for _, (_, p) in window])
+            source_ids = self.tokenizer.encode_sources([s for _, (s, _) in window])
+            prefix_ids = self.tokenizer.encode_targets([p for _, (_, p) in window])
             lines = [
                 self._parts(number, text, source, prefix)
                 for (number, (text, _)), source, prefix in zip(
@@ -221,7 +223,7 @@ class Translator:
                 )
             ]
             parts = list(chain.from_iterable(lines))
-            found = iter(self._translate_parts(parts, begin, group_size))
+            found = iter(self._translate_parts(parts, start, group_size))
             for line in lines:
                 yield _joined(list(islice(found, len(line))))
 
@@ -231,29 +233,30 @@ class Translator:
         """One, unless the source is too long for the model."""
         sources = [source]
         if len(source) > MAX_SOURCE_TOKENS:
-            texts = split_long(text, MAX_SOURCE_TOKENS, self._count_tokens)
-            sources = self.tokenizer.encode_batch(texts)
+            code = self.tokenizer.language(text)
+            rest = text.removeprefix(code)
+            texts = split_long(rest, MAX_SOURCE_TOKENS, self._count_tokens)
+            sources = self.tokenizer.encode_sources([code + part for part in texts])
         return [
             _Part(line=line, number=i, source=ids, prefix=[] if i else prefix)
             for i, ids in enumerate(sources)
         ]
 
     def _count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return list(map(len, self.tokenizer.encode_batch(texts)))
+        return list(map(len, self.tokenizer.encode_sources(texts)))
 
     @torch.inference_mode()
     def _translate_parts(
-        self, parts: list[_Part], begin: Begin, group_size: int
+        self, parts: list[_Part], start: Start, group_size: int
     ) -> list[Translation]:
         empty = Translation(text="", score=0.0, hypotheses=())
         translations = [empty] * len(parts)
         filled = [i for i, part in enumerate(parts) if part.source]
-
         lengths = [len(parts[i].source) + 1 for i in filled]
         found = search_all(
             lengths,
             BATCH_POSITIONS // group_size,
-            lambda numbers: begin([parts[filled[i]] for i in numbers]),
+            lambda numbers: start([parts[filled[i]] for i in numbers]),
         )
         for i, hypotheses in zip(filled, found, strict=True):
             translations[i] = self._translation(hypotheses)
@@ -267,8 +270,9 @@ class Translator:
             greedy = GreedySearch(limits, config, EOS, EXCLUDED, prefixes)
             return Decoding(self._read(parts), greedy, BOS)
         if config.coverage_penalty > 0:
-            model = self.models[0].model
-            watched = CoverageDecoder(model, model.encode(self._pad(parts)))
+            only = self.models[0]
+            memory = only.model.encode(self._source(parts))
+            watched = CoverageDecoder(only.model, memory, only.step)
             beams = BeamSearch(
                 limits, config, EOS, EXCLUDED, prefixes, watched.coverage
             )
@@ -284,20 +288,26 @@ class Translator:
 
     def _read(self, parts: Sequence[_Part]) -> JoinableModel:
         """What has read the sources, and is asked for the next tokens."""
-        source = self._pad(parts)
+        source = self._source(parts)
         members = [
             IncrementalDecoder(each.model, each.model.encode(source), each.step)
             for each in self.models
         ]
         return members[0] if len(members) == 1 else Ensemble(members)
 
-    def _pad(self, parts: Sequence[_Part]) -> Int[Tensor, "batch source"]:
+    def _source(self, parts: Sequence[_Part]) -> Int[Tensor, "batch source"]:
         return self._padded([part.source for part in parts])
 
     def _padded(self, source_ids: list[list[int]]) -> Int[Tensor, "batch source"]:
         return pad_rows([[*ids, EOS] for ids in source_ids]).to(self.device)
 
     def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
+        if not hypotheses or math.isnan(hypotheses[0].log_probability):
+            raise CheckpointError(
+                "The model must put out numbers, but puts out NaN; its weights are "
+                "damaged, or too large for the precision: try fp32, or another "
+                "checkpoint."
+            )
         decoded = tuple(
             TranslationHypothesis(
                 text=self.tokenizer.decode(hypothesis.ids),

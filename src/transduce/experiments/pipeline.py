@@ -30,7 +30,7 @@ from transduce.interruption import stop_on_signal
 from transduce.model.transformer import Transformer
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import PreparedCorpus
-from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.fitting import require_memory
 from transduce.training.optimizer import require_moments
@@ -98,7 +98,7 @@ class _Run:
         processes: Processes,
     ) -> None:
         self._folder = folder
-        self._tokenizer = Tokenizer.load(folder.path / TOKENIZER_FILE)
+        self._tokenizer = load_tokenizer(folder.path / TOKENIZER_FILE)
         model = replace(config.model, vocab_size=self._tokenizer.vocab_size)
         self._config = replace(config, model=model)
         self._hardware = hardware

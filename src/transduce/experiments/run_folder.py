@@ -50,9 +50,8 @@ class RunFolder:
         The corpus of a run beside it is shared if the same would come of this one.
         """
         neighbours = sorted(path.absolute().parent.glob("[!.]*"))
-        made = []
 
-        def write(new: Path) -> None:
+        def write(new: Path) -> PreparedCorpus:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise ConfigError(
                     f"{path}: the output folder must be new or empty, but is not; go "
@@ -61,7 +60,6 @@ class RunFolder:
             max_length = config.batching.max_length
             corpus = prepare(files, config.tokenizer, max_length, new, neighbours)
             model = replace(config.model, vocab_size=corpus.vocab_size)
-            made.append(corpus)
             record = {
                 "format": FORMAT,
                 "files": files.absolute_names(),
@@ -69,9 +67,9 @@ class RunFolder:
             }
             text = json.dumps(record, indent=2) + "\n"
             (new / RECORD).write_text(text, encoding="utf-8")
+            return corpus
 
-        write_folder(path, write)
-        return cls(path), made[0]
+        return cls(path), write_folder(path, write)
 
     @classmethod
     def open(cls, path: Path) -> tuple["RunFolder", RunConfig]:

@@ -17,9 +17,9 @@ from typing import Any
 
 import ctranslate2
 import numpy as np
-import tokenizers
 import torch
 from ctranslate2.specs import TransformerSpec
+from ctranslate2.specs.common_spec import Activation
 from jaxtyping import Float
 from torch import Tensor
 
@@ -31,48 +31,44 @@ from transduce.export.mapping import (
     encoder,
     require_plain_attention,
 )
-from transduce.export.portable_tokenizer import portable_pieces, portable_tokenizer
-from transduce.export.proof import GreedyOutput, Proof, prove
+from transduce.export.portable_tokenizer import portable_pieces, write_portable
+from transduce.export.proof import GreedyOutput, Proof, prove, require_short
 from transduce.model.embedding import sinusoids
-from transduce.model.layers import LAYER_NORM_EPSILON
 from transduce.special_ids import BOS, EOS, PAD
-from transduce.text.tokenizer import SPECIAL_PIECES, TOKENIZER_FILE
+from transduce.text.tokenizer import SPECIAL_PIECES
 
 MAX_POSITIONS = 2_048
 """Positions in a table: CTranslate2's own sinusoids are others than the paper's."""
 TARGET = "CTranslate2"
+ACTIVATIONS = {"relu": Activation.RELU, "silu": Activation.SWISH}
 
 
 def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
     """Write the folder once it is proven on the sentences.
 
-    `RequestError` if the model does not map, `ExportError` if the proof fails.
+    `RequestError` if the model does not map, `ProofError` if the proof fails.
     """
-    config = checkpoint.config
-    require_plain_attention(TARGET, config)
-    tokenizer = portable_tokenizer(checkpoint.tokenizer)
-    spec = _spec(checkpoint)
-    proofs: list[Proof] = []
+    require_plain_attention(TARGET, checkpoint.config)
+    require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
+    pieces = portable_pieces(checkpoint.tokenizer)
 
-    def write(new: Path) -> None:
-        spec.save(str(new))
-        tokenizer.save(str(new / TOKENIZER_FILE))
-        proofs.append(prove(_Exported(new), checkpoint, sentences))
+    def write(new: Path) -> Proof:
+        tokenizer = write_portable(checkpoint.tokenizer, new)
+        _spec(checkpoint, pieces).save(str(new))
+        return prove(_Exported(new, pieces), tokenizer, checkpoint, sentences)
 
-    write_folder(folder, write)
-    return proofs[0]
+    return write_folder(folder, write)
 
 
 class _Exported:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pieces: Sequence[str]) -> None:
         self._translator = ctranslate2.Translator(str(folder), compute_type="float32")
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-        self._ids = self._tokenizer.get_vocab()
+        self._pieces = pieces
+        self._ids = {piece: i for i, piece in enumerate(pieces)}
 
     def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
-        pieces = [self._tokenizer.id_to_token(i) for i in source]
         (result,) = self._translator.translate_batch(
-            [pieces],
+            [[self._pieces[i] for i in source]],
             beam_size=1,
             max_input_length=0,
             min_decoding_length=0,
@@ -87,33 +83,29 @@ class _Exported:
         ]
         return GreedyOutput(ids=ids, logits=torch.stack(logits[: len(ids)]))
 
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
-    def decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids)
-
-
-def _spec(checkpoint: Checkpoint) -> TransformerSpec:
+def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:
     config = checkpoint.config
     spec = TransformerSpec.from_config(
-        (config.num_layers, config.num_layers),
+        (config.num_layers, config.num_decoder_layers),
         config.num_heads,
         pre_norm=config.norm == "pre",
+        activation=ACTIVATIONS[config.activation],
     )
-    pieces = portable_pieces(checkpoint.tokenizer)
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
     spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_PIECES[BOS]
     spec.config.eos_token = SPECIAL_PIECES[EOS]
     spec.config.unk_token = SPECIAL_PIECES[PAD]  # named as it must be; never met
     spec.config.add_source_eos = True
-    spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
+    spec.config.layer_norm_epsilon = config.norm_epsilon
     _fill_stack(spec.encoder, encoder(checkpoint))
     _fill_stack(spec.decoder, decoder(checkpoint))
     embedding = checkpoint.weights["embedding.weight"].numpy()
     spec.encoder.embeddings[0].weight = embedding
     spec.decoder.embeddings.weight = spec.decoder.projection.weight = embedding
+    if config.output_bias:
+        spec.decoder.projection.bias = checkpoint.weights["embedding.bias"].numpy()
     positions = _positions(checkpoint).numpy()
     spec.encoder.position_encodings.encodings = positions
     spec.decoder.position_encodings.encodings = positions

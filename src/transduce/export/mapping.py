@@ -100,7 +100,9 @@ def _stack(checkpoint: Checkpoint, name: str) -> Stack:
     return Stack(
         layers=tuple(
             _layer(weights, config, f"{name}_layers.{i}", name == "decoder")
-            for i in range(config.num_layers)
+            for i in range(
+                config.num_layers if name == "encoder" else config.num_decoder_layers
+            )
         ),
         final_norm=_affine(weights, f"{name}_norm") if config.norm == "pre" else None,
     )

@@ -6,8 +6,12 @@
 Marian's sinusoids stand in two halves, all sines before all cosines, where the paper's
 take turns. A model's dimensions may stand in any order, so all that is as wide as the
 model is put into that one, and stays what it is. Only the number that keeps a norm from
-dividing by zero is another one there, and changes logits by some 1e-4. Sources have at
-most 1,024 tokens.
+dividing by zero is 1e-5 there whatever ours is, which changes logits by some 1e-4.
+Sources have at most 1,024 tokens.
+
+Its settings of search are the paper's as far as they can be. Log-probabilities are
+divided by length^alpha there, by ((5 + length) / 6)^alpha here (Wu et al., 2016): about
+25 tokens both grow alike if alpha is 0.5 there for 0.6 here, and so it is set.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +21,6 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 from transformers import (
-    AutoTokenizer,
     GenerationConfig,
     MarianConfig,
     MarianMTModel,
@@ -27,6 +30,7 @@ from transformers.utils import logging
 
 from transduce.checkpoint import Checkpoint, write_folder
 from transduce.decoding.search_config import SearchConfig
+from transduce.export.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
 from transduce.export.mapping import (
     Affine,
     Attention,
@@ -37,60 +41,39 @@ from transduce.export.mapping import (
     require_plain_attention,
 )
 from transduce.export.portable_tokenizer import portable_tokenizer
-from transduce.export.proof import GreedyOutput, Proof, prove
+from transduce.export.proof import Proof, prove, require_short
+from transduce.model.config import ModelConfig
 from transduce.special_ids import BOS, EOS, PAD
-from transduce.text.tokenizer import SPECIAL_PIECES, Tokenizer
+from transduce.text.sentence_pieces import SentencePieceTokenizer
+from transduce.text.tokenizer import SPECIAL_PIECES, SubwordTokenizer, Tokenizer
 
 TARGET = "Hugging Face Marian"
 MAX_POSITIONS = 1_024
 SEARCH = SearchConfig()
+USUAL_LENGTH = 25
+"""Tokens of a translation for which its length penalty is to count as ours does."""
+KNOWN_AS_IS = ("final_logits_bias", "lm_head.weight")
+"""May be missing among our weights: zero, and the embedding."""
 
 
 def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
     """Write the folder once it is proven on the sentences.
 
-    `RequestError` if the model does not map, `ExportError` if the proof fails.
+    `RequestError` if the model does not map, `ProofError` if the proof fails.
     """
     logging.disable_progress_bar()
     require(TARGET, checkpoint.config, norm="post", positions="sinusoidal")
     require_plain_attention(TARGET, checkpoint.config)
-    tokenizer = _tokenizer(checkpoint.tokenizer)
-    model = _model(checkpoint)
-    proofs: list[Proof] = []
+    require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
+    ids = range(checkpoint.config.vocab_size)
 
-    def write(new: Path) -> None:
-        model.save_pretrained(new)
-        tokenizer.save_pretrained(new)
-        proofs.append(prove(_Exported(new), checkpoint, sentences))
+    def write(new: Path) -> Proof:
+        _write_tokenizer(checkpoint.tokenizer, new)
+        _model(checkpoint).save_pretrained(new)
+        model, tokenizer = HuggingFaceModel(new, ids), HuggingFaceTokenizer(new, ids)
+        return prove(model, tokenizer, checkpoint, sentences)
 
-    write_folder(folder, write)
-    return proofs[0]
-
-
-class _Exported:
-    def __init__(self, folder: Path) -> None:
-        self._model = MarianMTModel.from_pretrained(folder).eval()
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
-
-    def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
-        output = self._model.generate(
-            torch.tensor([[*source, EOS]]),
-            num_beams=1,
-            max_length=None,
-            max_new_tokens=max_length,
-            forced_eos_token_id=None,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        return GreedyOutput(
-            ids=output.sequences[0, 1:].tolist(), logits=torch.cat(output.logits)
-        )
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-    def decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids)
+    return write_folder(folder, write)
 
 
 def halved(d_model: int) -> Int64[Tensor, " d_model"]:
@@ -99,10 +82,10 @@ def halved(d_model: int) -> Int64[Tensor, " d_model"]:
 
 
 def _model(checkpoint: Checkpoint) -> MarianMTModel:
-    model = MarianMTModel(_config(checkpoint))
+    model = MarianMTModel(marian_config(checkpoint.config, MAX_POSITIONS))
     model.generation_config = GenerationConfig(
         num_beams=SEARCH.beam_size,
-        length_penalty=SEARCH.length_penalty,
+        length_penalty=SEARCH.length_penalty * USUAL_LENGTH / (5 + USUAL_LENGTH),
         max_length=MAX_POSITIONS,
         bad_words_ids=[[PAD], [BOS]],
         pad_token_id=PAD,
@@ -119,22 +102,22 @@ def _model(checkpoint: Checkpoint) -> MarianMTModel:
     return model
 
 
-def _config(checkpoint: Checkpoint) -> MarianConfig:
-    config = checkpoint.config
+def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:
+    """The settings of a model of these sizes, post-norm and with sinusoids."""
     return MarianConfig(
         vocab_size=config.vocab_size,
         d_model=config.d_model,
         encoder_layers=config.num_layers,
-        decoder_layers=config.num_layers,
+        decoder_layers=config.num_decoder_layers,
         encoder_attention_heads=config.num_heads,
         decoder_attention_heads=config.num_heads,
         encoder_ffn_dim=config.d_ff,
         decoder_ffn_dim=config.d_ff,
         dropout=config.dropout,
-        activation_function="relu",
+        activation_function=config.activation,
         scale_embedding=True,
         static_position_embeddings=True,
-        max_position_embeddings=MAX_POSITIONS,
+        max_position_embeddings=max_positions,
         pad_token_id=PAD,
         bos_token_id=BOS,
         eos_token_id=EOS,
@@ -143,13 +126,11 @@ def _config(checkpoint: Checkpoint) -> MarianConfig:
     )
 
 
-KNOWN_AS_IS = ("final_logits_bias", "lm_head.weight")
-"""Zero, and the embedding."""
-
-
 def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
     order = halved(checkpoint.config.d_model)
     yield "model.shared.weight", checkpoint.weights["embedding.weight"][:, order]
+    if checkpoint.config.output_bias:
+        yield "final_logits_bias", checkpoint.weights["embedding.bias"][None]
     for name, stack in (
         ("encoder", encoder(checkpoint)),
         ("decoder", decoder(checkpoint)),
@@ -189,7 +170,18 @@ def _writing(affine: Affine, order: Tensor) -> Affine:
     return Affine(weight=affine.weight[order], bias=affine.bias[order])
 
 
-def _tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    match tokenizer:
+        case SubwordTokenizer():
+            _fast_tokenizer(tokenizer).save_pretrained(folder)
+        case SentencePieceTokenizer():
+            # Only these need more packages.
+            from transduce.export.sentence_piece_files import write_files
+
+            write_files(tokenizer, folder)
+
+
+def _fast_tokenizer(tokenizer: SubwordTokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=portable_tokenizer(tokenizer),
         pad_token=SPECIAL_PIECES[PAD],

@@ -20,20 +20,18 @@ import numpy as np
 import onnx  # noqa: F401 # so that it is missed here, not while PyTorch exports
 import onnxruntime
 import onnxscript  # noqa: F401
-import tokenizers
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.export import Dim
 
 from transduce.checkpoint import Checkpoint, write_folder
-from transduce.export.portable_tokenizer import portable_tokenizer
-from transduce.export.proof import GreedyOutput, Proof, prove
+from transduce.export.portable_tokenizer import write_portable
+from transduce.export.proof import GreedyOutput, Proof, prove, require_short
 from transduce.model.attention import neighbourhood_mask
 from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
-from transduce.text.tokenizer import TOKENIZER_FILE
 
 ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"
 TARGET = "ONNX"
@@ -44,21 +42,19 @@ MAX_POSITIONS = 2_048
 def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
     """Write the folder once it is proven on the sentences.
 
-    `RequestError` if its tokenizer does not map, `ExportError` if the proof fails.
+    `RequestError` if its tokenizer does not map, `ProofError` if the proof fails.
     """
-    tokenizer = portable_tokenizer(checkpoint.tokenizer)
-    proofs: list[Proof] = []
+    require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
 
-    def write(new: Path) -> None:
+    def write(new: Path) -> Proof:
+        tokenizer = write_portable(checkpoint.tokenizer, new)
         model = checkpoint.build()
         with torch.no_grad():
             _write_encoder(model, new / ENCODER)
             _write_step(model, new / STEP)
-        tokenizer.save(str(new / TOKENIZER_FILE))
-        proofs.append(prove(_Exported(new, checkpoint), checkpoint, sentences))
+        return prove(_Exported(new), tokenizer, checkpoint, sentences)
 
-    write_folder(folder, write)
-    return proofs[0]
+    return write_folder(folder, write)
 
 
 class EncoderGraph(nn.Module):
@@ -170,7 +166,7 @@ def _decoder_layers(model: Transformer) -> Iterator[DecoderLayer]:
 
 
 def _names(kind: str, model: Transformer) -> list[str]:
-    numbers = range(model.config.num_layers)
+    numbers = range(model.config.num_decoder_layers)
     return [f"{kind}{part}.{i}" for i in numbers for part in ("key", "value")]
 
 
@@ -203,7 +199,7 @@ def _write_encoder(model: Transformer, path: Path) -> None:
 
 def _write_step(model: Transformer, path: Path) -> None:
     config = model.config
-    widths = [config.d_k, config.d_v] * config.num_layers
+    widths = [config.d_k, config.d_v] * config.num_decoder_layers
     memory = [torch.zeros(2, config.num_heads, 3, width) for width in widths]
     past = [torch.zeros(2, config.num_heads, 4, width) for width in widths]
     free = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC}
@@ -228,14 +224,12 @@ def _write_step(model: Transformer, path: Path) -> None:
 
 
 class _Exported:
-    def __init__(self, folder: Path, checkpoint: Checkpoint) -> None:
+    def __init__(self, folder: Path) -> None:
         providers = ["CPUExecutionProvider"]
         self._encoder = onnxruntime.InferenceSession(
             folder / ENCODER, providers=providers
         )
         self._step = onnxruntime.InferenceSession(folder / STEP, providers=providers)
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-        self._config = checkpoint.config
 
     def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
         names = [each.name for each in self._encoder.get_outputs()]
@@ -259,9 +253,3 @@ class _Exported:
             ids.append(last)
             logits.append(row)
         return GreedyOutput(ids=ids, logits=torch.stack(logits))
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-    def decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids)

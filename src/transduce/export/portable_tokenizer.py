@@ -1,29 +1,77 @@
-"""The tokenizer as one file that `tokenizers` reads without this package.
+"""The tokenizer as files that other libraries read without this package.
 
-What this package does in Python around its vocabulary stands in the file:
-normalization, bytes for what is not in the alphabet, and how pieces are joined.
+What this package does in Python around its vocabulary stands in the files. One of our
+own is a `tokenizer.json`: with normalization, bytes for what is not in the alphabet,
+and how pieces are joined. One of SentencePiece's is again what it was imported from.
 """
 
 import json
+from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from transduce.errors import RequestError
+from transduce.export.proof import OtherTokenizer
 from transduce.special_ids import EOS
-from transduce.text.tokenizer import BYTE_PIECES, SPECIAL_PIECES, WORD, Tokenizer
+from transduce.text.sentence_pieces import SentencePieceTokenizer
+from transduce.text.tokenizer import (
+    BYTE_PIECES,
+    NUM_RESERVED,
+    SPECIAL_PIECES,
+    TOKENIZER_FILE,
+    WORD,
+    SubwordTokenizer,
+    Tokenizer,
+    byte_pair_tokenizer,
+)
 
 WHITE_SPACE = "".join(map(chr, filter(lambda code: chr(code).isspace(), range(0x3001))))
 """What `str.split` splits at."""
 
 
 def portable_pieces(tokenizer: Tokenizer) -> list[str]:
-    """The vocabulary by id, with bytes under their usual names, such as <0xE4>."""
-    names = {piece: f"<0x{byte:02X}>" for byte, piece in enumerate(BYTE_PIECES)}
-    return [names.get(piece, piece) for piece in tokenizer.vocabulary]
+    """The vocabulary by id, as it is in the files; bytes are named such as <0xE4>."""
+    match tokenizer:
+        case SubwordTokenizer():
+            return tokenizer.pieces(range(tokenizer.vocab_size))
+        case SentencePieceTokenizer():
+            return list(tokenizer.vocabulary)
 
 
-def portable_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+def write_portable(tokenizer: Tokenizer, folder: Path) -> OtherTokenizer:
+    """Write the files into a folder that is there; what reads them, for the proof.
+
+    `RequestError` if it is one of word-pieces, which know no bytes elsewhere.
+    """
+    match tokenizer:
+        case SubwordTokenizer():
+            portable_tokenizer(tokenizer).save(str(folder / TOKENIZER_FILE))
+            return _FileTokenizer(folder / TOKENIZER_FILE)
+        case SentencePieceTokenizer():
+            # Only these need more packages.
+            from transduce.export.sentence_piece_files import write_files
+
+            return write_files(tokenizer, folder)
+
+
+class _FileTokenizer:
+    """A `tokenizer.json`, read by `tokenizers`."""
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+
+    def encode_source(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_target(self, text: str) -> list[int]:
+        return self.encode_source(text)
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+
+def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
     """The same ids for the same text, the end token after them if it is asked for.
 
     But for runs of more than 64 letters or signs without a space, some of them not in
@@ -62,3 +110,24 @@ def portable_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
         [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return portable
+
+
+def own_tokenizer(portable: tokenizers.Tokenizer) -> SubwordTokenizer | None:
+    """Of which `portable_tokenizer` made this one; none if it is from elsewhere."""
+    model = json.loads(portable.to_str())["model"]
+    if model["type"] != "BPE":
+        return None
+    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    learned = [*SPECIAL_PIECES, *BYTE_PIECES, *pieces[NUM_RESERVED:]]
+    try:
+        own = byte_pair_tokenizer(learned, model["merges"])
+    except Exception:  # the library raises nothing narrower
+        return None
+    return own if _parts(portable_tokenizer(own)) == _parts(portable) else None
+
+
+def _parts(tokenizer: tokenizers.Tokenizer) -> list[object]:
+    """All but what Hugging Face adds: its names of special tokens."""
+    content = json.loads(tokenizer.to_str())
+    parts = ("model", "normalizer", "pre_tokenizer", "decoder")
+    return [content[part] for part in parts]

@@ -1,8 +1,8 @@
-"""The proof of an export: what it puts out, held against the model itself.
+"""The proof that a model of another library puts out the same as ours.
 
-The exported model translates greedily and says its logits at each step. Then the model
-itself reads the same targets: its logits must be the same, and at each step the token
-that was chosen must be its own first choice. So its own greedy translation is the same.
+The other model translates greedily and says its logits at each step. Then ours reads
+the same targets: its logits must be the same, and at each step the token that was
+chosen must be its own first choice. So its own greedy translation is the same.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from transduce.checkpoint import Checkpoint
-from transduce.errors import TransduceError
+from transduce.decoding.translator import MAX_SOURCE_TOKENS
+from transduce.errors import RequestError, TransduceError
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.tokenizer import Tokenizer
@@ -25,13 +26,13 @@ MAX_LENGTH = 64
 """Tokens of a translation that are compared."""
 
 
-class ExportError(TransduceError):
-    """An exported model does not put out what it should."""
+class ProofError(TransduceError):
+    """Two models that should be one do not put out the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GreedyOutput:
-    """A greedy translation by an exported model."""
+    """A greedy translation by another library."""
 
     ids: list[int]
     """The end token counted, if it came."""
@@ -40,20 +41,23 @@ class GreedyOutput:
 
 
 @runtime_checkable
-class ExportedModel(Protocol):
-    """An exported model, run by the library that it is for."""
+class OtherModel(Protocol):
+    """A model in its folder, run by the library that it is for; in our ids."""
 
     def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
         """Translate ids without special tokens; `PAD` and `BOS` are never put out."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Ids by the tokenizer beside it, without special tokens."""
-        ...
 
-    def decode(self, ids: list[int]) -> str:
-        """Text by the tokenizer beside it."""
-        ...
+@runtime_checkable
+class OtherTokenizer(Protocol):
+    """The tokenizer beside it; in our ids, without special tokens."""
+
+    def encode_source(self, text: str) -> list[int]: ...
+
+    def encode_target(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +78,34 @@ class Proof:
         )
 
 
+def require_short(
+    sentences: Sequence[str], tokenizer: Tokenizer, max_positions: int
+) -> None:
+    """`RequestError` if one is too long to be translated at once, its end counted."""
+    longest = min(MAX_SOURCE_TOKENS, max_positions - 1)
+    for sentence in sentences:
+        if (length := len(tokenizer.encode(sentence))) > longest:
+            raise RequestError(
+                f"A sentence of the sample must have at most {longest} tokens, but one "
+                f"has {length:,}; take it out."
+            )
+
+
 @torch.no_grad()
 def prove(
-    exported: ExportedModel, checkpoint: Checkpoint, sentences: Sequence[str]
+    model: OtherModel,
+    tokenizer: OtherTokenizer,
+    checkpoint: Checkpoint,
+    sentences: Sequence[str],
 ) -> Proof:
-    """Compare an exported model with its origin; `ExportError` if they differ."""
-    model = checkpoint.build()
+    """Compare what another library has with ours; `ProofError` if they differ."""
+    ours = checkpoint.build()
     num_tokens, max_difference = 0, 0.0
     for sentence in sentences:
+        _require_same_tokenizer(tokenizer, checkpoint.tokenizer, sentence)
         source = checkpoint.tokenizer.encode(sentence)
-        _require_same_tokenizer(exported, checkpoint.tokenizer, sentence)
-        output = exported.greedy(source, MAX_LENGTH)
-        logits = _logits(model, source, output.ids)
+        output = model.greedy(source, MAX_LENGTH)
+        logits = _logits(ours, source, output.ids)
         max_difference = max(max_difference, _difference(output, logits, sentence))
         _require_first_choices(output.ids, logits, sentence)
         num_tokens += len(output.ids)
@@ -106,14 +126,14 @@ def _logits(
 def _difference(
     output: GreedyOutput, logits: Float[Tensor, "steps vocab"], sentence: str
 ) -> float:
-    # Exported models may have shut out what is never put out.
+    # The other may have shut out what is never put out.
     theirs, ours = output.logits[:, EOS:], logits[:, EOS:]
     difference = float((theirs - ours).abs().max())
     if not difference <= TOLERANCE:
-        raise ExportError(
-            f"The exported model must have the same logits within {TOLERANCE}, but "
-            f"they differ by {difference:.2g} for the sentence {sentence!r}; nothing "
-            "was exported."
+        raise ProofError(
+            f"Both models must have the same logits within {TOLERANCE}, but they "
+            f"differ by {difference:.2g} for the sentence {sentence!r}; nothing was "
+            "written."
         )
     return difference
 
@@ -126,20 +146,24 @@ def _require_first_choices(
     behind = logits.amax(dim=-1) - logits.gather(-1, chosen[:, None]).squeeze(-1)
     # Equals within the tolerance: either may come first.
     if bool((behind > TOLERANCE).any()):
-        raise ExportError(
-            "The exported model must choose the same tokens, but does not for the "
-            f"sentence {sentence!r}; nothing was exported."
+        raise ProofError(
+            "Both models must choose the same tokens, but do not for the sentence "
+            f"{sentence!r}; nothing was written."
         )
 
 
 def _require_same_tokenizer(
-    exported: ExportedModel, tokenizer: Tokenizer, sentence: str
+    theirs: OtherTokenizer, ours: Tokenizer, sentence: str
 ) -> None:
-    ids = tokenizer.encode(sentence)
-    if exported.encode(sentence) != ids or exported.decode(ids) != tokenizer.decode(
-        ids
-    ):
-        raise ExportError(
-            "The exported tokenizer must give the same ids and text, but does not for "
-            f"the sentence {sentence!r}; nothing was exported."
+    source = ours.encode(sentence)
+    [target] = ours.encode_targets([sentence])
+    same = (
+        theirs.encode_source(sentence) == source
+        and theirs.encode_target(sentence) == target
+        and all(theirs.decode(ids) == ours.decode(ids) for ids in (source, target))
+    )
+    if not same:
+        raise ProofError(
+            "Both tokenizers must give the same ids and text, but do not for the "
+            f"sentence {sentence!r}; nothing was written."
         )

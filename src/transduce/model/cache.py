@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 FIRST_SLOTS = 32
-"""Room for keys and values at the start; doubled as often as needed."""
+"""Room for keys and values at the start; grown as often as needed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,8 +43,8 @@ class LayerCache:
         self.value[:, :, first:num_slots] = value
         return self.key[:, :, :num_slots], self.value[:, :, :num_slots]
 
-    def make_room(self, num_slots: int) -> None:
-        """Have at least so many slots."""
+    def fit_slots(self, num_slots: int) -> None:
+        """Cut or pad to so many slots."""
         self.key = fitted(self.key, num_slots, dim=2)
         self.value = fitted(self.value, num_slots, dim=2)
 
@@ -88,7 +88,7 @@ class DecodingState:
     num_slots: int = 0
     """Slots in use, at most, of a sentence."""
     max_length: int = 0
-    """Positions read so far of no sentence more than this."""
+    """At least the positions read by any sentence."""
 
     @property
     def group_size(self) -> int:
@@ -97,8 +97,10 @@ class DecodingState:
 
     def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
         """Take a slot for each hypothesis's newest position; what each sees now."""
-        first, group_size = self.num_slots, self.group_size
-        self._make_room(first + group_size)
+        group_size = self.group_size
+        if self.num_slots + group_size > self.past.size(-1):
+            self._make_room()
+        first = self.num_slots
         own = torch.eye(group_size, dtype=torch.bool, device=self.past.device)
         self.past[:, :, first : first + group_size] = own
         self.positions[:, first : first + group_size] = self.lengths[:, None]
@@ -123,57 +125,61 @@ class DecodingState:
             self.lengths = self.lengths.index_select(0, sentences)
 
     def join(self, other: "DecodingState") -> None:
-        """Put the sentences of another, in as large groups, behind one's own."""
+        """Put the sentences of another, in as large groups, behind one's own.
+
+        The other is of no use any more. What is only padding now goes.
+        """
         both = (self, other)
         for state in both:
             state._close_up()
-        width = max(state.memory_mask.size(-1) for state in both)
         self.num_slots = max(state.num_slots for state in both)
-        self.max_length = max(state.max_length for state in both)
         # With room for some more steps, so as not to copy all again at the next.
         room = self.num_slots + FIRST_SLOTS * self.group_size
+        # Padding stands last.
+        width = max(int(state.memory_mask.sum(dim=-1).max()) for state in both)
         for state in both:
-            state._fit(room, width)
+            state._fit_slots(room)
+            state._fit_memory(width)
         for layer, theirs in zip(self.layers, other.layers, strict=True):
             layer.join(theirs)
         self.memory_mask = torch.cat([self.memory_mask, other.memory_mask])
         self.past = torch.cat([self.past, other.past])
         self.positions = torch.cat([self.positions, other.positions])
         self.lengths = torch.cat([self.lengths, other.lengths])
+        self.max_length = int(self.lengths.max())
 
     def _close_up(self) -> None:
-        """Forget slots that are nobody's past, and positions that are all padding."""
+        """Forget slots that are nobody's past."""
         is_used = self.past[..., : self.num_slots].any(dim=1)
         self.num_slots = int(is_used.sum(dim=1).max())
         # Those in use first, in the order that they had.
         order = (~is_used).int().argsort(dim=1, stable=True)[:, : self.num_slots]
         self.past = self.past.gather(2, order[:, None].expand(-1, self.group_size, -1))
         self.positions = self.positions.gather(1, order)
-        self.max_length = int(self.lengths.max())
-        width = int(self.memory_mask.sum(dim=-1).max())
-        self.memory_mask = fitted(self.memory_mask, width, dim=3)
         for layer in self.layers:
             layer.keep_slots(order)
-            layer.fit_memory(width)
 
-    def _fit(self, room: int, width: int) -> None:
-        """Have that many slots, and a memory of so many positions."""
+    def _fit_slots(self, num_slots: int) -> None:
         for layer in self.layers:
-            layer.make_room(room)
+            layer.fit_slots(num_slots)
+        self.past = fitted(self.past, num_slots, dim=2)
+        self.positions = fitted(self.positions, num_slots, dim=1)
+
+    def _fit_memory(self, width: int) -> None:
+        for layer in self.layers:
             layer.fit_memory(width)
         self.memory_mask = fitted(self.memory_mask, width, dim=3)
-        self.past = fitted(self.past, room, dim=2)
-        self.positions = fitted(self.positions, room, dim=1)
 
-    def _make_room(self, num_slots: int) -> None:
-        room = max(self.past.size(-1), FIRST_SLOTS)
-        while room < num_slots:
-            room *= 2
-        if room > self.past.size(-1):
-            for layer in self.layers:
-                layer.make_room(room)
-            self.past = fitted(self.past, room, dim=2)
-            self.positions = fitted(self.positions, room, dim=1)
+    def _make_room(self) -> None:
+        """Have room for more slots, once those that are nobody's past are gone.
+
+        There are many of these in wide groups, whose hypotheses often have their past
+        in common.
+        """
+        if self.num_slots > 0:
+            self._close_up()
+        least = self.num_slots + self.group_size
+        self._fit_slots(max(2 * self.num_slots, FIRST_SLOTS, least))
 
 
 def fitted(tensor: Tensor, size: int, dim: int) -> Tensor:

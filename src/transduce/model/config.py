@@ -8,6 +8,7 @@ from transduce.errors import ConfigError
 Positions = Literal["sinusoidal", "learned"]
 Norm = Literal["post", "pre"]
 Scores = Literal["scaled", "unscaled", "additive"]
+Activation = Literal["relu", "silu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,8 @@ class ModelConfig:
     """Rows of the one embedding of source, target and output; the tokenizer's size."""
     num_layers: int = 6
     """N: layers of the encoder, and of the decoder."""
+    decoder_layers: int | None = None
+    """Layers of the decoder, if it has not as many."""
     d_model: int = 512
     """Width of what passes between layers."""
     d_ff: int = 2048
@@ -38,18 +41,30 @@ class ModelConfig:
     """Where a sub-layer is normalized: after its residual sum, as in the paper."""
     scores: Scores = "scaled"
     """How a query is held against a key (section 3.2.1)."""
+    activation: Activation = "relu"
+    """What stands between the two maps of a feed-forward network."""
     neighbourhood: int | None = None
     """r: how far to either side self-attention sees (section 4); all if not given."""
+    norm_epsilon: float = 1e-6
+    """Keeps a norm from dividing by zero: that of the paper's own code."""
+    output_bias: bool = False
+    """Whether each logit has a bias; in the paper none has."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
         self._check_choice("positions", get_args(Positions))
         self._check_choice("norm", get_args(Norm))
         self._check_choice("scores", get_args(Scores))
+        self._check_choice("activation", get_args(Activation))
         if not 0 <= self.dropout < 1:
             raise ConfigError(
                 "`model.dropout` must be at least 0 and below 1, but is "
                 f"{self.dropout}."
+            )
+        if not 0 < self.norm_epsilon < 1:
+            raise ConfigError(
+                "`model.norm_epsilon` must be above 0 and below 1, but is "
+                f"{self.norm_epsilon}."
             )
         for name in ("d_model", "d_k"):
             # A sine and a cosine make a pair, and a head should not part it.
@@ -59,10 +74,15 @@ class ModelConfig:
                     f"{width}."
                 )
 
+    @property
+    def num_decoder_layers(self) -> int:
+        """As many as the encoder has, unless told otherwise."""
+        return self.decoder_layers or self.num_layers
+
     def _check_sizes(self) -> None:
         for name in (
-            "vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v",
-            "max_positions", "neighbourhood",
+            "vocab_size", "num_layers", "decoder_layers", "d_model", "d_ff",
+            "num_heads", "d_k", "d_v", "max_positions", "neighbourhood",
         ):  # fmt: skip
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"`model.{name}` must be at least 1, but is {value}.")

@@ -22,7 +22,7 @@ class ParameterCounts:
     """Numbers learned, by what they are for."""
 
     embedding: int
-    """The one matrix of source, target and output."""
+    """The one matrix of source, target and output, and a bias of the output."""
     positions: int
     self_attention: int
     """Of encoder and decoder."""
@@ -54,15 +54,16 @@ class ForwardFlops:
 
 def count_parameters(config: ModelConfig) -> ParameterCounts:
     """The numbers that a model of these sizes learns."""
-    layers, d_model = config.num_layers, config.d_model
+    encoder, decoder = config.num_layers, config.num_decoder_layers
+    d_model = config.d_model
     has_table = config.positions == "learned"
-    num_norms = 5 * layers + (2 if config.norm == "pre" else 0)
+    num_norms = 2 * encoder + 3 * decoder + (2 if config.norm == "pre" else 0)
     return ParameterCounts(
-        embedding=config.vocab_size * d_model,
+        embedding=config.vocab_size * (d_model + config.output_bias),
         positions=config.max_positions * d_model if has_table else 0,
-        self_attention=2 * layers * _attention_parameters(config),
-        memory_attention=layers * _attention_parameters(config),
-        feed_forward=2 * layers * _feed_forward_parameters(config),
+        self_attention=(encoder + decoder) * _attention_parameters(config),
+        memory_attention=decoder * _attention_parameters(config),
+        feed_forward=(encoder + decoder) * _feed_forward_parameters(config),
         norms=num_norms * 2 * d_model,
     )
 
@@ -77,20 +78,22 @@ def forward_flops(
     A padded batch costs as much as pairs that are all of its widths.
     """
     num_source, num_target = int(source_lengths.sum()), int(target_lengths.sum())
-    num_positions = num_source + num_target
+    encoder, decoder = config.num_layers, config.num_decoder_layers
     num_scores = (
-        _dot(source_lengths, source_lengths)
-        + _dot(target_lengths, target_lengths)
-        + _dot(target_lengths, source_lengths)
+        encoder * _dot(source_lengths, source_lengths)
+        + decoder * _dot(target_lengths, target_lengths)
+        + decoder * _dot(target_lengths, source_lengths)
     )
-    layers, d_model = config.num_layers, config.d_model
+    own = encoder * num_source + decoder * num_target
+    d_model = config.d_model
     heads_width = config.num_heads * (config.d_k + config.d_v)
     return ForwardFlops(
         # Four matrices on each side's own attention; and of the third attention two on
         # the target, for queries and output, and two on the source, for its memory.
-        projections=6 * layers * num_positions * d_model * heads_width,
-        attention=2 * layers * num_scores * heads_width,
-        feed_forward=4 * layers * num_positions * d_model * config.d_ff,
+        projections=(4 * own + 2 * decoder * (num_source + num_target))
+        * (d_model * heads_width),
+        attention=2 * num_scores * heads_width,
+        feed_forward=4 * own * d_model * config.d_ff,
         output=2 * num_target * d_model * config.vocab_size,
     )
 

@@ -11,11 +11,13 @@ from torch.nn import functional
 class SharedEmbedding(nn.Module):
     """One matrix for source, target and output; scaled on input (section 3.4)."""
 
-    def __init__(self, vocab_size: int, d_model: int) -> None:
+    def __init__(self, vocab_size: int, d_model: int, *, bias: bool) -> None:
         super().__init__()
         self.d_model = d_model
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
         nn.init.normal_(self.weight, std=d_model**-0.5)
+        # Unlike the paper: a bias on output, which models of Marian have.
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
 
     def forward(
         self, ids: Int[Tensor, "batch length"]
@@ -23,8 +25,8 @@ class SharedEmbedding(nn.Module):
         return functional.embedding(ids, self.weight) * math.sqrt(self.d_model)
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
-        """How well each output fits each row: the transposed matrix, no bias."""
-        return functional.linear(x, self.weight)
+        """How well each output fits each row: the transposed matrix."""
+        return functional.linear(x, self.weight, self.bias)
 
 
 def sinusoids(length: int, d_model: int) -> Float[Tensor, "{length} {d_model}"]:
@@ -56,6 +58,12 @@ class SinusoidalPositions(nn.Module):
             self._known = sinusoids(grown, self.d_model).to(device)
         return self._known[first:end]
 
+    def at(
+        self, positions: Int[Tensor, " count"], highest: int
+    ) -> Float[Tensor, "count d_model"]:
+        """Those of some positions, none above the highest."""
+        return self(0, highest + 1, positions.device)[positions]
+
 
 class LearnedPositions(nn.Module):
     """A table of positions learned with the rest (section 3.5; Table 3, row E).
@@ -73,7 +81,12 @@ class LearnedPositions(nn.Module):
     def forward(
         self, first: int, length: int, device: torch.device
     ) -> Float[Tensor, "{length} d_model"]:
-        position = torch.arange(first, first + length, device=device)
+        return self.at(torch.arange(first, first + length, device=device), first)
+
+    def at(
+        self, positions: Int[Tensor, " count"], _: int
+    ) -> Float[Tensor, "count d_model"]:
+        """Those of some positions."""
         # Unlike the paper: beyond the table, which leaves such sentences open.
-        rows = position.clamp(max=len(self.weight) - 1)
+        rows = positions.clamp(max=len(self.weight) - 1)
         return functional.embedding(rows, self.weight) * self.scale

@@ -4,21 +4,20 @@ from collections.abc import Callable
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.cache import LayerCache
-from transduce.model.config import ModelConfig, Norm
+from transduce.model.config import Activation, ModelConfig, Norm
 from transduce.model.dropout import Dropout
-
-LAYER_NORM_EPSILON = 1e-6
-"""Of the paper's own code; the paper does not say."""
 
 
 class FeedForward(nn.Module):
     """Two linear maps with a ReLU between, the same at each position (equation 2)."""
 
-    def __init__(self, d_model: int, d_ff: int) -> None:
+    def __init__(self, d_model: int, d_ff: int, activation: Activation) -> None:
         super().__init__()
+        self.activation = activation
         self.inner = nn.Linear(d_model, d_ff)
         self.outer = nn.Linear(d_ff, d_model)
         for layer in (self.inner, self.outer):
@@ -28,15 +27,29 @@ class FeedForward(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
-        return self.outer(self.inner(x).relu())
+        return self.outer(self.activated(self.inner(x)))
+
+    def activated(
+        self, x: Float[Tensor, "batch length d_ff"]
+    ) -> Float[Tensor, "batch length d_ff"]:
+        """What stands between the two maps."""
+        match self.activation:
+            case "relu":
+                return x.relu()
+            case "silu":
+                # Unlike the paper: x * sigmoid(x), smooth at zero (Elfwing et al.,
+                # 2018), which many models of Marian have, there named swish.
+                return functional.silu(x)
 
 
 class ResidualConnection(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1 and 5.4)."""
 
-    def __init__(self, d_model: int, dropout: float, norm: Norm) -> None:
+    def __init__(
+        self, d_model: int, dropout: float, norm: Norm, norm_epsilon: float
+    ) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(d_model, eps=LAYER_NORM_EPSILON)
+        self.norm = nn.LayerNorm(d_model, eps=norm_epsilon)
         self.dropout = Dropout(dropout)
         self.is_pre_norm = norm == "pre"
 
@@ -58,7 +71,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.self_attention = _attention(config)
-        self.feed_forward = FeedForward(config.d_model, config.d_ff)
+        self.feed_forward = _feed_forward(config)
         self.after_self_attention = _residual(config)
         self.after_feed_forward = _residual(config)
 
@@ -78,7 +91,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.self_attention = _attention(config)
         self.memory_attention = _attention(config)
-        self.feed_forward = FeedForward(config.d_model, config.d_ff)
+        self.feed_forward = _feed_forward(config)
         self.after_self_attention = _residual(config)
         self.after_memory_attention = _residual(config)
         self.after_feed_forward = _residual(config)
@@ -139,5 +152,11 @@ def _attention(config: ModelConfig) -> MultiHeadAttention:
     )
 
 
+def _feed_forward(config: ModelConfig) -> FeedForward:
+    return FeedForward(config.d_model, config.d_ff, config.activation)
+
+
 def _residual(config: ModelConfig) -> ResidualConnection:
-    return ResidualConnection(config.d_model, config.dropout, config.norm)
+    return ResidualConnection(
+        config.d_model, config.dropout, config.norm, config.norm_epsilon
+    )

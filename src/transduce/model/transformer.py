@@ -19,7 +19,7 @@ from transduce.model.embedding import (
     SharedEmbedding,
     SinusoidalPositions,
 )
-from transduce.model.layers import LAYER_NORM_EPSILON, DecoderLayer, EncoderLayer
+from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.special_ids import PAD
 
 
@@ -37,16 +37,21 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = SharedEmbedding(config.vocab_size, config.d_model)
+        self.embedding = SharedEmbedding(
+            config.vocab_size, config.d_model, bias=config.output_bias
+        )
         self.positions = (
             SinusoidalPositions(config.d_model)
             if config.positions == "sinusoidal"
             else LearnedPositions(config.max_positions, config.d_model)
         )
         self.dropout = Dropout(config.dropout)
-        layers = range(config.num_layers)
-        self.encoder_layers = nn.ModuleList(EncoderLayer(config) for _ in layers)
-        self.decoder_layers = nn.ModuleList(DecoderLayer(config) for _ in layers)
+        self.encoder_layers = nn.ModuleList(
+            EncoderLayer(config) for _ in range(config.num_layers)
+        )
+        self.decoder_layers = nn.ModuleList(
+            DecoderLayer(config) for _ in range(config.num_decoder_layers)
+        )
         self.encoder_norm: nn.Module = _final_norm(config)
         self.decoder_norm: nn.Module = _final_norm(config)
 
@@ -88,6 +93,11 @@ class Transformer(nn.Module):
         """The matrix that makes logits of decoder states."""
         return self.embedding.weight
 
+    @property
+    def output_bias(self) -> Float[Tensor, " vocab"] | None:
+        """What is added to them, if anything is."""
+        return self.embedding.bias
+
     def start(self, memory: Memory) -> DecodingState:
         """The state before the first step, with one hypothesis a sentence."""
         device, num_sentences = memory.mask.device, len(memory.mask)
@@ -116,10 +126,9 @@ class Transformer(nn.Module):
     ]:
         """What the first layer reads in a step, and which slots each now sees."""
         # Those of a sentence are at the same position, not one after the other.
-        known = self.positions(0, state.max_length + 1, last_ids.device)
-        positions = known[state.lengths, None]
+        positions = self.positions.at(state.lengths, state.max_length)
         x = self.embedding(last_ids)
-        x = self.dropout(x + positions.to(x.dtype))
+        x = self.dropout(x + positions[:, None].to(x.dtype))
         mask = state.advance()
         if self.config.neighbourhood is not None:
             passed = state.positions[:, : state.num_slots]
@@ -162,5 +171,5 @@ def _final_norm(config: ModelConfig) -> nn.Module:
     """Nothing in the paper's arrangement."""
     if config.norm == "pre":
         # Unlike the paper: one more norm, as nothing else scales the last sum.
-        return nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
     return nn.Identity()

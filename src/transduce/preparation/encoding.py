@@ -83,8 +83,8 @@ def fate_of(pair: EncodedPair, max_length: int) -> str:
 
 
 def _encode(pairs: list[SentencePair], tokenizer: Tokenizer) -> list[EncodedPair]:
-    sources = tokenizer.encode_batch([pair.source for pair in pairs])
-    targets = tokenizer.encode_batch([pair.target for pair in pairs])
+    sources = tokenizer.encode_sources([pair.source for pair in pairs])
+    targets = tokenizer.encode_targets([pair.target for pair in pairs])
     return [
         EncodedPair(source=source, target=target)
         for source, target in zip(sources, targets, strict=True)

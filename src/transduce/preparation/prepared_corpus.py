@@ -27,6 +27,7 @@ from transduce.text.tokenizer import (
     Tokenizer,
     TokenizerConfig,
     learn_tokenizer,
+    load_tokenizer,
 )
 
 FORMAT = 1
@@ -223,7 +224,7 @@ def _read(folder: Path, recipe: _Recipe) -> PreparedCorpus | None:
             sides = (folder / DEV / DEV_SOURCE,), (folder / DEV / DEV_TARGET,)
             if read_through(*sides).digest != recipe.dev.digest:
                 return None
-        if Tokenizer.load(folder / TOKENIZER_FILE).vocab_size != record["vocab_size"]:
+        if load_tokenizer(folder / TOKENIZER_FILE).vocab_size != record["vocab_size"]:
             return None
         return PreparedCorpus(
             key=record["key"],

@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 CountTokens = Callable[[Sequence[str]], list[int]]
 """The number of tokens of each text; of two with a space between it is the sum."""
 
+TITLES = ("Dr", "Fr", "Hr", "Mme", "Mr", "Mrs", "Ms", "Prof", "St", "vs")
+NO_ABBREVIATION = r"(?<!\b[^\W\d_]\.)" + "".join(
+    rf"(?<!\b{title}\.)" for title in TITLES
+)
+"""A full stop after a single letter or a title ends no sentence."""
 SENTENCE_END = re.compile(
-    r"""(?<=[.!?…])\s+|(?<=[.!?…]["'»”’)\]])\s+"""
+    rf"""(?<=[.!?…]){NO_ABBREVIATION}\s+|(?<=[.!?…]["'»”’)\]])\s+"""
     r"|(?<=[。！？])(?![」』”’）])|(?<=[。！？][」』”’）])"
 )
 CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、])")

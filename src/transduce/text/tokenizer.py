@@ -1,9 +1,9 @@
-"""Sub-word tokenizers: shared byte-pair encoding and word-pieces (section 5.1).
+"""Tokenizers; of them shared byte-pair encoding and word-pieces (section 5.1).
 
-Learned and applied by the Hugging Face `tokenizers` library. What this module adds is
-that nothing is ever unknown: a character that is not in the vocabulary is spelt by
-the bytes of its UTF-8 form, so `decode(encode(text)) == normalize(text)` for any text,
-and special tokens typed by a user are ordinary text.
+Those are learned and applied by the Hugging Face `tokenizers` library. What this module
+adds is that nothing is ever unknown: a character that is not in the vocabulary is spelt
+by the bytes of its UTF-8 form, so `decode(encode(text)) == normalize(text)` for any
+text, and special tokens typed by a user are ordinary text.
 """
 
 import json
@@ -21,6 +21,7 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 
 from transduce.errors import CheckpointError, ConfigError
 from transduce.special_ids import EOS, PAD
+from transduce.text.sentence_pieces import SentencePieceTokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
 """Of a model and of a run."""
@@ -72,8 +73,8 @@ def normalize(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-class Tokenizer:
-    """Text to ids and back; `decode(encode(text))` is the text, normalized."""
+class SubwordTokenizer:
+    """What was learned here; `decode(encode(text))` is the text, normalized."""
 
     def __init__(self, pieces: tokenizers.Tokenizer) -> None:
         vocabulary = pieces.get_vocab(with_added_tokens=False)
@@ -85,7 +86,7 @@ class Tokenizer:
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokenizer) and self.json() == other.json()
+        return isinstance(other, SubwordTokenizer) and self.json() == other.json()
 
     def __hash__(self) -> int:
         return hash(self.json())
@@ -94,28 +95,27 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self._piece_of)
 
-    @property
-    def vocabulary(self) -> list[str]:
-        """The pieces by id, as they are kept."""
-        return list(self._piece_of)
+    def language(self, text: str) -> str:
+        """Of no text: what it is to be translated into is not told before it."""
+        return ""
 
     def encode(self, text: str) -> list[int]:
         """Ids of the pieces; no special token among them."""
-        return self.encode_batch([text])[0]
+        return self.encode_sources([text])[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts at once, on all cores."""
         spelt = [self._spell(text) for text in texts]
         return [encoding.ids for encoding in self._pieces.encode_batch_fast(spelt)]
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same: both languages are cut alike."""
+        return self.encode_sources(texts)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; special tokens are left out."""
         pieces = "".join(self._piece_of[i] for i in ids if i > EOS)
         return normalize(_unspell(pieces))
-
-    def readable_pieces(self) -> list[str]:
-        """All pieces by id, as `pieces` gives them."""
-        return list(map(_readable, self._piece_of))
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The pieces themselves, for people to read; a word's first has a space."""
@@ -124,23 +124,6 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         """Write the vocabulary as `tokenizers` JSON."""
         path.write_text(self.json(), encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
-        """Read what `save` wrote; `CheckpointError` if it is missing or damaged."""
-        try:
-            pieces = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError(
-                f"{path}: the tokenizer is missing or damaged ({error}); restore the "
-                "file or train again."
-            ) from None
-        if [pieces.id_to_token(i) for i in range(3)] != list(SPECIAL_PIECES):
-            raise CheckpointError(
-                f"{path}: the tokenizer must begin with {', '.join(SPECIAL_PIECES)}, "
-                "but does not; it was not made by transduce."
-            )
-        return cls(pieces)
 
     def json(self) -> str:
         """The vocabulary as `tokenizers` JSON."""
@@ -152,7 +135,35 @@ class Tokenizer:
         return self._outside_alphabet.sub(_bytes_of, " " + text) if text else ""
 
 
-def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+Tokenizer = SubwordTokenizer | SentencePieceTokenizer
+"""Text to ids and back, with one vocabulary for source and target."""
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read what a tokenizer saved; `CheckpointError` if it is missing or damaged."""
+    tokenizer: Tokenizer
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+        if content.get("type") == "SentencePiece":
+            tokenizer = SentencePieceTokenizer.from_content(content)
+        else:
+            tokenizer = SubwordTokenizer(tokenizers.Tokenizer.from_str(text))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(
+            f"{path}: the tokenizer is missing or damaged ({error}); restore the "
+            "file or train again."
+        ) from None
+    first = range(min(len(SPECIAL_PIECES), tokenizer.vocab_size))
+    if tokenizer.pieces(first) != list(SPECIAL_PIECES):
+        raise CheckpointError(
+            f"{path}: the tokenizer must begin with {', '.join(SPECIAL_PIECES)}, "
+            "but does not; it was not made by transduce."
+        )
+    return tokenizer
+
+
+def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> SubwordTokenizer:
     """Learn a vocabulary from a stream of lines of both languages (section 5.1).
 
     Memory is bounded: beyond `LEARNING_CHARACTERS` characters the stream is left
@@ -174,7 +185,7 @@ def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
         show_progress=False,
     )
     learner.train_from_iterator(chain(head, text), trainer)
-    return Tokenizer(_assemble(learner, config.kind))
+    return _assemble(learner, config.kind)
 
 
 def _first(lines: Iterator[str], num_characters: int) -> Iterator[str]:
@@ -205,28 +216,38 @@ def _learning_text(lines: Iterable[str]) -> Iterator[str]:
 
 def _assemble(
     learner: tokenizers.Tokenizer, kind: Literal["bpe", "word-piece"]
-) -> tokenizers.Tokenizer:
+) -> SubwordTokenizer:
     """Put specials and bytes before what was learned; add no special token to find."""
     learned = learner.get_vocab()
     pieces = [*SPECIAL_PIECES, *BYTE_PIECES, *sorted(learned, key=learned.__getitem__)]
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    model: models.BPE | models.WordPiece
     if kind == "bpe":
-        model = models.BPE(vocab=vocabulary, merges=_merges(learner))
-    else:
-        model = models.WordPiece(
-            vocab=vocabulary,
+        merges = json.loads(learner.to_str())["model"]["merges"]
+        return byte_pair_tokenizer(pieces, merges)
+    return _cutting_words(
+        models.WordPiece(
+            vocab={piece: i for i, piece in enumerate(pieces)},
             unk_token=SPECIAL_PIECES[PAD],  # named as it must be; never met
             continuing_subword_prefix="",
         )
-    assembled = tokenizers.Tokenizer(model)
-    assembled.pre_tokenizer = pre_tokenizers.Split(WORD, behavior="isolated")
-    return assembled
+    )
 
 
-def _merges(learner: tokenizers.Tokenizer) -> list[tuple[str, str]]:
-    merges = json.loads(learner.to_str())["model"]["merges"]
-    return [(left, right) for left, right in merges]
+def byte_pair_tokenizer(
+    pieces: Sequence[str], merges: Iterable[Sequence[str]]
+) -> SubwordTokenizer:
+    """From pieces by id, specials and bytes first, and merges in their order."""
+    return _cutting_words(
+        models.BPE(
+            vocab={piece: i for i, piece in enumerate(pieces)},
+            merges=[(left, right) for left, right in merges],
+        )
+    )
+
+
+def _cutting_words(model: models.Model) -> SubwordTokenizer:
+    pieces = tokenizers.Tokenizer(model)
+    pieces.pre_tokenizer = pre_tokenizers.Split(WORD, behavior="isolated")
+    return SubwordTokenizer(pieces)
 
 
 def _bytes_of(match: re.Match[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from transduce.data.batches import Batch
 from transduce.device import Hardware
@@ -71,9 +72,14 @@ class BatchLoss(nn.Module):
             memory = self.model.encode(batch.source)
             states = self.model.decode(batch.target_in, memory)
         is_token = batch.target_out != PAD
+        states, output_weight = states[is_token], self.model.output_weight
+        if (bias := self.model.output_bias) is not None:
+            # One more column of the matrix, for a state that is always one.
+            states = functional.pad(states, (0, 1), value=1.0)
+            output_weight = torch.cat([output_weight, bias[:, None]], dim=1)
         return smoothed_cross_entropy(
-            states[is_token],
-            self.model.output_weight,
+            states,
+            output_weight,
             batch.target_out[is_token],
             self._label_smoothing,
             self._hardware.dtype,

@@ -1,3 +1,5 @@
+import math
+from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 
@@ -113,3 +115,13 @@ def test_several_models_have_no_coverage(trained_checkpoint: Checkpoint) -> None
     config = SearchConfig(coverage_penalty=0.2)
     with pytest.raises(RequestError, match="used with one model, .* but 2 are loaded"):
         together.translate_stream(["one"], config)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_a_model_of_no_numbers_is_refused(
+    trained_checkpoint: Checkpoint, beam_size: int
+) -> None:
+    weights = {name: w * math.nan for name, w in trained_checkpoint.weights.items()}
+    translator = Translator(replace(trained_checkpoint, weights=weights), CPU)
+    with pytest.raises(CheckpointError, match="must put out numbers, but puts out NaN"):
+        translator.translate(["one"], beam_size=beam_size)

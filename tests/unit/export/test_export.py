@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
+from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.export import proof
 from transduce.export.portable_tokenizer import portable_tokenizer
-from transduce.export.proof import ExportError, GreedyOutput, prove
+from transduce.export.proof import GreedyOutput, ProofError, prove
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
@@ -21,6 +23,7 @@ for package in ("ctranslate2", "transformers", "onnxruntime", "onnxscript"):
     pytest.importorskip(package)
 
 SENTENCES = ["one two three", "eight  seven\tfour — 中文 é </s> <pad> 🙂", "x"]
+LIKE_MARIAN = {"activation": "silu", "output_bias": True, "decoder_layers": 1}
 TARGETS = ("ctranslate2", "marian", "onnx")
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
 
@@ -70,6 +73,9 @@ def test_a_trained_model_is_proven(target, trained_checkpoint, tmp_path):
         ("ctranslate2", {"norm": "pre"}),
         ("ctranslate2", {"positions": "learned"}),
         ("ctranslate2", {"scores": "unscaled"}),
+        ("ctranslate2", {**LIKE_MARIAN, "norm_epsilon": 1e-2}),
+        ("marian", LIKE_MARIAN),
+        ("onnx", {**LIKE_MARIAN, "norm_epsilon": 1e-2}),
         ("marian", {"scores": "unscaled"}),
         ("onnx", {"norm": "pre", "neighbourhood": 3}),
         ("onnx", {"positions": "learned", "d_k": 4, "d_v": 6}),
@@ -148,15 +154,19 @@ class Impostor:
             ids[-1] = other
         return GreedyOutput(ids=ids, logits=logits + change)
 
-    def encode(self, text):
+    def encode_source(self, text):
         return self._tokenizer.encode(text) if self._ids is None else self._ids
+
+    def encode_target(self, text):
+        return self._tokenizer.encode(text)
 
     def decode(self, ids):
         return self._tokenizer.decode(ids)
 
 
 def test_an_honest_model_passes(trained_checkpoint):
-    found = prove(Impostor(trained_checkpoint), trained_checkpoint, SENTENCES[:1])
+    other = Impostor(trained_checkpoint)
+    found = prove(other, other, trained_checkpoint, SENTENCES[:1])
     assert found.max_difference == 0
 
 
@@ -165,22 +175,21 @@ def test_an_honest_model_passes(trained_checkpoint):
     [
         ({"change_logits": 0.01}, "same logits within 0.001, but they differ by 0.01"),
         ({"change_logits": float("nan")}, "they differ by nan"),
-        ({"change_id": 7}, "must choose the same tokens, but does not for the"),
-        ({"ids": [3]}, "tokenizer must give the same ids and text"),
+        ({"change_id": 7}, "must choose the same tokens, but do not for the"),
+        ({"ids": [3]}, "tokenizers must give the same ids and text"),
     ],
 )
 def test_an_impostor_does_not(impostor, message, trained_checkpoint):
-    with pytest.raises(ExportError, match=message):
-        prove(
-            Impostor(trained_checkpoint, **impostor), trained_checkpoint, SENTENCES[:1]
-        )
+    other = Impostor(trained_checkpoint, **impostor)
+    with pytest.raises(ProofError, match=message):
+        prove(other, other, trained_checkpoint, SENTENCES[:1])
 
 
 def test_nothing_is_written_where_the_proof_fails(
     trained_checkpoint, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(proof, "TOLERANCE", 0.0)
-    with pytest.raises(ExportError, match="nothing was exported"):
+    with pytest.raises(ProofError, match="nothing was written"):
         export("ctranslate2", trained_checkpoint, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -191,6 +200,27 @@ def test_marian_has_the_papers_search(trained_checkpoint, tmp_path):
     settings = json.loads(path.read_text())
     assert settings["num_beams"] == 4
     assert settings["bad_words_ids"] == [[0], [1]]
+    # Near 25 tokens, 25^alpha grows as ((5 + 25) / 6)^0.6 does.
+    ours, theirs = SearchConfig(), SearchConfig(penalty="power", length_penalty=0.5)
+    assert settings["length_penalty"] == theirs.length_penalty
+    growth = [each.divisor(26) / each.divisor(24) for each in (ours, theirs)]
+    assert growth[0] == pytest.approx(growth[1], rel=1e-4)
+
+
+def test_marian_translates_by_its_own_settings(trained_checkpoint, corpus, tmp_path):
+    from transformers import AutoTokenizer, MarianMTModel
+
+    export("marian", trained_checkpoint, tmp_path / "out")
+    model = MarianMTModel.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    search = SearchConfig(penalty="power", length_penalty=0.5)
+    translator = Translator(trained_checkpoint, torch.device("cpu"))
+    lines = corpus[0][:8]
+    for line, ours in zip(
+        lines, translator.translate_stream(lines, search), strict=True
+    ):
+        found = model.generate(tokenizer(line, return_tensors="pt").input_ids)
+        assert tokenizer.decode(found[0], skip_special_tokens=True) == ours.text
 
 
 @pytest.mark.parametrize(

@@ -145,3 +145,16 @@ def test_what_joins_finds_no_slot_that_is_nobodys_and_no_padding():
     assert state.memory_mask.size(-1) == 2
     assert layer.memory_key.shape == (3, 2, 2, 3)
     assert layer.memory_value.shape == (3, 2, 2, 4)
+
+
+def test_a_wide_group_with_one_past_takes_little_room():
+    state = state_of(1)
+    read(state, [[0]])
+    state.reorder(torch.zeros(1, 20, dtype=torch.int64))
+    for token in range(1, 60):
+        [seen] = read(state, [[100 * token + h for h in range(20)]])
+        # All go on from the third of the hypotheses.
+        state.reorder(torch.full((1, 20), 2))
+        assert seen[5] == [0, *(100 * t + 2 for t in range(1, token)), 100 * token + 5]
+    [layer] = state.layers
+    assert layer.key.size(2) < 300  # a slot for each hypothesis and step: 1,181

@@ -9,7 +9,7 @@ from transduce.model.config import ModelConfig
 
 SIZES = [
     "vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v",
-    "max_positions", "neighbourhood",
+    "max_positions", "neighbourhood", "decoder_layers",
 ]  # fmt: skip
 
 
@@ -17,6 +17,7 @@ def test_the_defaults_are_the_papers_base_model():
     assert asdict(ModelConfig()) == {
         "vocab_size": 37_000,
         "num_layers": 6,
+        "decoder_layers": None,
         "d_model": 512,
         "d_ff": 2048,
         "num_heads": 8,
@@ -27,7 +28,10 @@ def test_the_defaults_are_the_papers_base_model():
         "max_positions": 1024,
         "norm": "post",
         "scores": "scaled",
+        "activation": "relu",
         "neighbourhood": None,
+        "norm_epsilon": 1e-6,
+        "output_bias": False,
     }
 
 
@@ -46,6 +50,18 @@ def test_a_dropout_that_is_no_share_is_refused(dropout):
         ModelConfig(dropout=dropout)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, -1e-6, 1.0, float("nan")])
+def test_an_epsilon_that_is_not_small_is_refused(epsilon):
+    message = f"`model.norm_epsilon` must be above 0 and below 1, but is {epsilon}\\."
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(norm_epsilon=epsilon)
+
+
+def test_the_decoder_has_as_many_layers_unless_told_otherwise():
+    assert ModelConfig(num_layers=4).num_decoder_layers == 4
+    assert ModelConfig(num_layers=4, decoder_layers=2).num_decoder_layers == 2
+
+
 def test_sinusoids_need_an_even_width():
     with pytest.raises(ConfigError, match="must be even for sinusoidal .* is 63"):
         ModelConfig(d_model=63)
@@ -61,6 +77,7 @@ def test_learned_positions_may_have_an_odd_width():
         ("positions", '"sinusoidal", "learned"'),
         ("norm", '"post", "pre"'),
         ("scores", '"scaled", "unscaled", "additive"'),
+        ("activation", '"relu", "silu"'),
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")

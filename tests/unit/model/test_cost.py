@@ -40,6 +40,9 @@ VARIANTS = {
     "unscaled": {"scores": "unscaled"},
     "neighbourhood": {"neighbourhood": 2},
     "learned positions": {"positions": "learned"},
+    "a shallow decoder": {"decoder_layers": 1},
+    "a deep decoder, pre-norm": {"decoder_layers": 3, "norm": "pre"},
+    "an output bias": {"output_bias": True},
 }
 CONFIGS = {row: small(run.model) for row, run in TABLE_3.items()} | {
     name: replace(ODD, **changes) for name, changes in VARIANTS.items()

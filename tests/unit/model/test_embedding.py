@@ -71,20 +71,31 @@ def test_sinusoids_are_not_learned_and_not_saved():
 
 
 def test_embeddings_are_rows_times_the_root_of_d_model():
-    embedding = SharedEmbedding(vocab_size=7, d_model=9)
+    embedding = SharedEmbedding(vocab_size=7, d_model=9, bias=False)
     ids = torch.tensor([[1, 6], [6, 0]])
     torch.testing.assert_close(embedding(ids), 3 * embedding.weight[ids])
 
 
 def test_logits_are_products_with_the_same_matrix():
-    embedding = SharedEmbedding(vocab_size=7, d_model=9)
+    embedding = SharedEmbedding(vocab_size=7, d_model=9, bias=False)
     states = torch.randn(2, 3, 9)
     expected = torch.einsum("bld,vd->blv", states, embedding.weight)
     torch.testing.assert_close(embedding.logits(states), expected)
 
 
+def test_a_bias_is_added_to_logits_alone():
+    embedding = SharedEmbedding(vocab_size=3, d_model=4, bias=True)
+    assert not embedding.bias.any()
+    torch.nn.init.normal_(embedding.bias)
+    states = torch.randn(2, 4)
+    expected = states @ embedding.weight.T + embedding.bias
+    torch.testing.assert_close(embedding.logits(states), expected)
+    ids = torch.tensor([[2]])
+    torch.testing.assert_close(embedding(ids), 2 * embedding.weight[ids])
+
+
 def test_embeddings_start_with_rows_of_norm_one():
-    embedding = SharedEmbedding(vocab_size=2_000, d_model=64)
+    embedding = SharedEmbedding(vocab_size=2_000, d_model=64, bias=False)
     assert embedding.weight.norm(dim=1).mean().item() == pytest.approx(1.0, abs=0.02)
     assert embedding.weight.mean().item() == pytest.approx(0.0, abs=0.002)
 

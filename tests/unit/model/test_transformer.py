@@ -25,6 +25,10 @@ VARIANTS = {
     "unscaled": {"scores": "unscaled"},
     "additive": {"scores": "additive"},
     "neighbourhood": {"neighbourhood": 1},
+    "silu": {"activation": "silu"},
+    "a shallow decoder": {"decoder_layers": 1},
+    "an output bias": {"output_bias": True},
+    "another epsilon": {"norm_epsilon": 0.1},
 }
 
 
@@ -45,11 +49,12 @@ class PaperModel:
         if self.config.norm == "pre":
             memory = [self.layer_norm(x, "encoder_norm") for x in memory]
         states = [self.embed(token, i) for i, token in enumerate(target_in)]
-        for n in range(self.config.num_layers):
+        for n in range(self.config.num_decoder_layers):
             states = self.decoder_layer(states, memory, f"decoder_layers.{n}")
         if self.config.norm == "pre":
             states = [self.layer_norm(x, "decoder_norm") for x in states]
-        return np.array([self.weights["embedding.weight"] @ x for x in states])
+        bias = self.weights.get("embedding.bias", 0)
+        return np.array([self.weights["embedding.weight"] @ x + bias for x in states])
 
     def embed(self, token: int, position: int) -> np.ndarray:
         d_model = self.config.d_model
@@ -133,11 +138,16 @@ class PaperModel:
         def feed_forward(xs: list[np.ndarray]) -> list[np.ndarray]:
             inner = [self.linear(x, f"{name}.feed_forward.inner") for x in xs]
             return [
-                self.linear(np.maximum(0, x), f"{name}.feed_forward.outer")
+                self.linear(self.activated(x), f"{name}.feed_forward.outer")
                 for x in inner
             ]
 
         return feed_forward
+
+    def activated(self, x: np.ndarray) -> np.ndarray:
+        if self.config.activation == "silu":
+            return x / (1 + np.exp(-x))
+        return np.maximum(0, x)
 
     def residual(self, xs: list[np.ndarray], sublayer, name: str) -> list[np.ndarray]:
         if self.config.norm == "pre":
@@ -153,7 +163,8 @@ class PaperModel:
 
     def layer_norm(self, x: np.ndarray, name: str) -> np.ndarray:
         centred = x - x.mean()
-        normal = centred / math.sqrt((centred**2).mean() + 1e-6)
+        variance = (centred**2).mean()
+        normal = centred / math.sqrt(variance + self.config.norm_epsilon)
         return normal * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
 

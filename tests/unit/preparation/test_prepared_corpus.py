@@ -18,7 +18,7 @@ from transduce.preparation.prepared_corpus import (
     prepare,
 )
 from transduce.text.corpus import SentencePair
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import Tokenizer, load_tokenizer
 
 TOKENIZER, MAX_LENGTH = PRESETS["tiny"].tokenizer, 12
 SOURCE = ["one two", "", "three", "four " * 40, "five"]
@@ -70,7 +70,7 @@ def test_the_ids_of_the_kept_pairs_are_on_disk(
     files: CorpusFiles, folder: Path
 ) -> None:
     prepare(files, TOKENIZER, MAX_LENGTH, folder)
-    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
     pairs = pairs_of(open_dataset(folder / "corpus" / "training"))
     texts = [(tokenizer.decode(p.source), tokenizer.decode(p.target)) for p in pairs]
     assert texts == [("one two", "eins zwei"), ("five", "fünf")]

@@ -23,8 +23,8 @@ CHINESE = ["一二三四五六七。", "八九十一二三！", "一二三四，
     [
         ("short", ["short"]),
         ("a b c d e f", ["a b c d e f"]),
-        ("a b c d. e f g!", ["a b c d.", "e f g!"]),
-        ("a b. c d? e f… g", ["a b.", "c d?", "e f…", "g"]),
+        ("a b c dd. e f g!", ["a b c dd.", "e f g!"]),
+        ("a bb. c d? e f… g", ["a bb.", "c d?", "e f…", "g"]),
         ('He said: "a b." c d e f', ['He said: "a b."', "c d e f"]),
         ("a b, c d; e f: g h", ["a b, c d; e f:", "g h"]),
         ("a b c d e f g h i", ["a b c d e f", "g h i"]),
@@ -35,7 +35,9 @@ CHINESE = ["一二三四五六七。", "八九十一二三！", "一二三四，
         ("一二三四五六七。八九十一二三！一二三四，五六七八。", CHINESE),
         ("一，二，三，四，五，六，七，八", ["一，二，三，四，五，六，七，八"]),
         ("他说：「你好啊你好啊。」然后他就走了再也没有回来。", SPEECH),
-        ("a. " * 9, ["a."] * 9),
+        ("ab. " * 9, ["ab."] * 9),
+        ("I saw Dr. No. He saw J. R. too.", ["I saw Dr. No.", "He saw J. R. too."]),
+        ("I saw Dr. Who. He saw me too.", ["I saw Dr. Who.", "He saw me too."]),
     ],
 )
 def test_text_is_cut_where_it_hurts_least(text: str, parts: list[str]) -> None:

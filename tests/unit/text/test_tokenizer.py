@@ -19,9 +19,10 @@ from transduce.text.tokenizer import (
     BYTE_PIECES,
     NUM_RESERVED,
     SPECIAL_PIECES,
-    Tokenizer,
+    SubwordTokenizer,
     TokenizerConfig,
     learn_tokenizer,
+    load_tokenizer,
     normalize,
 )
 
@@ -54,15 +55,15 @@ HARD_TEXTS = [
 
 
 @functools.cache
-def learned(kind: str) -> Tokenizer:
+def learned(kind: str) -> SubwordTokenizer:
     return learn_tokenizer(CORPUS, TokenizerConfig(kind=kind, vocab_size=500))
 
 
-def vocabulary(tokenizer: Tokenizer) -> list[str]:
+def vocabulary(tokenizer: SubwordTokenizer) -> list[str]:
     return json.loads(tokenizer._pieces.to_str())["model"]["vocab"]
 
 
-def learned_pieces(tokenizer: Tokenizer) -> list[str]:
+def learned_pieces(tokenizer: SubwordTokenizer) -> list[str]:
     return tokenizer.pieces(range(NUM_RESERVED, tokenizer.vocab_size))
 
 
@@ -116,7 +117,7 @@ def test_white_space_alone_has_no_ids(kind, text):
 def test_encoding_many_texts_is_encoding_each(kind):
     tokenizer = learned(kind)
     texts = [*HARD_TEXTS, "", *CORPUS]
-    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+    assert tokenizer.encode_sources(texts) == [tokenizer.encode(text) for text in texts]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -193,10 +194,10 @@ def test_pieces_never_join_letters_digits_and_signs(kind, text):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loaded_tokenizer_encodes_as_the_saved_one(kind, tmp_path):
     learned(kind).save(tmp_path / "tokenizer.json")
-    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
     texts = [*CORPUS, *HARD_TEXTS]
     assert loaded.vocab_size == learned(kind).vocab_size
-    assert loaded.encode_batch(texts) == learned(kind).encode_batch(texts)
+    assert loaded.encode_sources(texts) == learned(kind).encode_sources(texts)
     ids = range(loaded.vocab_size)
     assert loaded.pieces(ids) == learned(kind).pieces(ids)
     assert loaded.decode(ids) == learned(kind).decode(ids)
@@ -205,7 +206,7 @@ def test_a_loaded_tokenizer_encodes_as_the_saved_one(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_saving_what_was_loaded_gives_the_same_file(kind, tmp_path):
     learned(kind).save(tmp_path / "one.json")
-    Tokenizer.load(tmp_path / "one.json").save(tmp_path / "two.json")
+    load_tokenizer(tmp_path / "one.json").save(tmp_path / "two.json")
     one, two = (tmp_path / "one.json", tmp_path / "two.json")
     assert one.read_bytes() == two.read_bytes()
 
@@ -213,7 +214,7 @@ def test_saving_what_was_loaded_gives_the_same_file(kind, tmp_path):
 def test_a_missing_file_is_told(tmp_path):
     path = tmp_path / "tokenizer.json"
     with pytest.raises(CheckpointError, match=f"^{path}: the tokenizer is missing or"):
-        Tokenizer.load(path)
+        load_tokenizer(path)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ def test_a_damaged_file_is_told(damage, tmp_path):
     learned("bpe").save(path)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(CheckpointError, match=f"^{path}: the tokenizer is .* damaged"):
-        Tokenizer.load(path)
+        load_tokenizer(path)
 
 
 def test_a_tokenizer_from_elsewhere_is_told(tmp_path):
@@ -241,7 +242,7 @@ def test_a_tokenizer_from_elsewhere_is_told(tmp_path):
     text = path.read_text(encoding="utf-8").replace('"<s>"', '"[CLS]"')
     path.write_text(text, encoding="utf-8")
     with pytest.raises(CheckpointError, match="must begin with <pad>, <s>, </s>, but"):
-        Tokenizer.load(path)
+        load_tokenizer(path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

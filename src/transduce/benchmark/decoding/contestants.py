@@ -20,7 +20,7 @@ from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import load
 from transduce.export.portable_tokenizer import portable_pieces
 from transduce.special_ids import BOS, EOS, PAD
-from transduce.text.tokenizer import SPECIAL_PIECES, TOKENIZER_FILE, Tokenizer
+from transduce.text.tokenizer import SPECIAL_PIECES, TOKENIZER_FILE, load_tokenizer
 
 LENGTH_PENALTY = 0.6
 EXTRA_LENGTH = 50
@@ -85,7 +85,8 @@ def ours(precision: Precision, task: DecodingTask) -> Translate:
     translator = load(
         task.models / "ours", device=task.device.type, precision=precision
     )
-    ids = {piece: i for i, piece in enumerate(translator.tokenizer.readable_pieces())}
+    pieces = translator.tokenizer.pieces(range(translator.tokenizer.vocab_size))
+    ids = {piece: i for i, piece in enumerate(pieces)}
 
     def translate(texts: list[str], setting: Setting) -> list[list[int]]:
         forced = setting.forced_length
@@ -113,13 +114,13 @@ def ctranslate2(compute_type: str, task: DecodingTask) -> Translate:
         compute_type=compute_type,
         intra_threads=torch.get_num_threads(),
     )
-    tokenizer = Tokenizer.load(task.models / "ours" / TOKENIZER_FILE)
+    tokenizer = load_tokenizer(task.models / "ours" / TOKENIZER_FILE)
     pieces = portable_pieces(tokenizer)
     ids = {piece: i for i, piece in enumerate(pieces)}
     never = [[SPECIAL_PIECES[PAD]], [SPECIAL_PIECES[BOS]]]
 
     def translate(texts: list[str], setting: Setting) -> list[list[int]]:
-        sources = tokenizer.encode_batch(texts)
+        sources = tokenizer.encode_sources(texts)
         forced = setting.forced_length
         found = translator.translate_batch(
             [[pieces[i] for i in source] for source in sources],
@@ -143,10 +144,10 @@ def marian(dtype: torch.dtype, task: DecodingTask) -> Translate:
     logging.disable_progress_bar()
     model: Any = MarianMTModel.from_pretrained(task.models / "marian", dtype=dtype)
     model.to(task.device).eval()
-    tokenizer = Tokenizer.load(task.models / "ours" / TOKENIZER_FILE)
+    tokenizer = load_tokenizer(task.models / "ours" / TOKENIZER_FILE)
 
     def translate(texts: list[str], setting: Setting) -> list[list[int]]:
-        source = pad_rows([[*ids, EOS] for ids in tokenizer.encode_batch(texts)])
+        source = pad_rows([[*ids, EOS] for ids in tokenizer.encode_sources(texts)])
         source = source.to(task.device)
         forced = setting.forced_length
         with torch.inference_mode():

@@ -8,7 +8,7 @@ import torch
 
 from transduce.decoding.translator import MAX_SOURCE_TOKENS
 from transduce.errors import ConfigError
-from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 SENTENCES_OF_ONE = 12
 """Translated one at a time in a turn."""
@@ -64,7 +64,7 @@ class DecodingTask:
 
     def batches(self, setting: Setting) -> list[list[str]]:
         """The sentences of a turn, again from the first if there are too few."""
-        tokenizer = Tokenizer.load(self.models / "ours" / TOKENIZER_FILE)
+        tokenizer = load_tokenizer(self.models / "ours" / TOKENIZER_FILE)
         chosen = fitting(self.sentences, setting, tokenizer)
         texts = [chosen[i % len(chosen)] for i in range(setting.num_sentences)]
         starts = range(0, len(texts), setting.batch_size)
@@ -80,7 +80,7 @@ def fitting(
     `ConfigError` if there are none.
     """
     longest = (setting.forced_length or MAX_SOURCE_TOKENS) - 1
-    ids = tokenizer.encode_batch(sentences)
+    ids = tokenizer.encode_sources(sentences)
     chosen = [
         text
         for text, source in zip(sentences, ids, strict=True)

@@ -20,8 +20,7 @@ from transduce.benchmark.training.task import TrainingTask
 from transduce.data.batches import Update
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import sinusoids
-from transduce.model.layers import LAYER_NORM_EPSILON
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.special_ids import PAD
 from transduce.training.schedule import learning_rate
 
 MARIAN, TORCH = "Hugging Face Marian", "torch.nn.Transformer"
@@ -70,28 +69,11 @@ class MarianPeer(nn.Module):
 
     def __init__(self, config: ModelConfig, max_length: int) -> None:
         super().__init__()
-        from transformers import MarianConfig, MarianMTModel
+        from transformers import MarianMTModel
 
-        self.marian = MarianMTModel(
-            MarianConfig(
-                vocab_size=config.vocab_size,
-                d_model=config.d_model,
-                encoder_layers=config.num_layers,
-                decoder_layers=config.num_layers,
-                encoder_attention_heads=config.num_heads,
-                decoder_attention_heads=config.num_heads,
-                encoder_ffn_dim=config.d_ff,
-                decoder_ffn_dim=config.d_ff,
-                dropout=config.dropout,
-                activation_function="relu",
-                scale_embedding=True,
-                max_position_embeddings=max_length,
-                pad_token_id=PAD,
-                eos_token_id=EOS,
-                forced_eos_token_id=EOS,
-                decoder_start_token_id=BOS,
-            )
-        )
+        from transduce.export.marian import marian_config
+
+        self.marian = MarianMTModel(marian_config(config, max_length))
 
     def forward(
         self,
@@ -123,10 +105,12 @@ def obstacle(name: str, config: ModelConfig) -> str | None:
     width = config.d_model / config.num_heads
     known = {
         "d_k": width, "d_v": width, "positions": "sinusoidal", "scores": "scaled",
-        "neighbourhood": None,
+        "neighbourhood": None, "output_bias": False,
     }  # fmt: skip
     if name == MARIAN:
         known["norm"] = "post"
+    else:
+        known["activation"] = "relu"
     for setting, value in known.items():
         if (asked := getattr(config, setting)) != value:
             return f"{name} is left out, as it cannot have `model.{setting}` = {asked}."
@@ -196,7 +180,7 @@ def _torch_transformer(config: ModelConfig) -> nn.Transformer:
         "nhead": config.num_heads,
         "dim_feedforward": config.d_ff,
         "dropout": config.dropout,
-        "layer_norm_eps": LAYER_NORM_EPSILON,
+        "layer_norm_eps": config.norm_epsilon,
         "norm_first": config.norm == "pre",
         "batch_first": True,
     }
@@ -207,7 +191,9 @@ def _torch_transformer(config: ModelConfig) -> nn.Transformer:
         enable_nested_tensor=False,
     )
     decoder = nn.TransformerDecoder(
-        nn.TransformerDecoderLayer(**choices), config.num_layers, _final_norm(config)
+        nn.TransformerDecoderLayer(**choices),
+        config.num_decoder_layers,
+        _final_norm(config),
     )
     for layer in (*encoder.layers, *decoder.layers):
         layer.dropout = nn.Identity()
@@ -225,5 +211,5 @@ def _torch_transformer(config: ModelConfig) -> nn.Transformer:
 
 def _final_norm(config: ModelConfig) -> nn.LayerNorm | None:
     if config.norm == "pre":
-        return nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPSILON)
+        return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
     return None

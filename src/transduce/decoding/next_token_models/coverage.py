@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.next_token_models.incremental import IncrementalDecoder, Step
 from transduce.model.cache import fitted
 from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import Memory, Transformer
@@ -16,13 +16,16 @@ class CoverageDecoder:
     It is that of the last layer, the mean of its heads.
     """
 
-    def __init__(self, model: Transformer, memory: Memory) -> None:
-        self._decoder = IncrementalDecoder(model, memory)
+    def __init__(
+        self, model: Transformer, memory: Memory, step: Step | None = None
+    ) -> None:
+        """`step` does what the model's own does, if it is given."""
+        self._decoder = IncrementalDecoder(model, memory, step)
         last_layer = model.decoder_layers[-1]
         assert isinstance(last_layer, DecoderLayer)
         self._tap = last_layer.memory_attention.weights_tap
-        self._mask = memory.mask[:, 0]  # sentences 1 source
-        self._attention = torch.zeros(self._mask.shape, device=self._mask.device)
+        mask = memory.mask[:, 0]  # sentences 1 source
+        self._attention = torch.zeros(mask.shape, device=mask.device)
         """Of each hypothesis to each source token, summed over its steps."""
 
     def step(
@@ -40,21 +43,21 @@ class CoverageDecoder:
         group_size = self._attention.size(1)
         sentences, parents = rows[:, :1] // group_size, rows % group_size
         self._attention = self._attention[sentences, parents]
-        self._mask = self._mask[sentences[:, 0]]
         self._decoder.reorder(rows)
 
     def join(self, other: "CoverageDecoder") -> None:
         """Put the sentences of another behind one's own."""
-        both = (self, other)
-        width = max(int(each._mask.sum(dim=-1).max()) for each in both)
-        self._attention = torch.cat([fitted(e._attention, width, dim=2) for e in both])
-        self._mask = torch.cat([fitted(e._mask, width, dim=2) for e in both])
         self._decoder.join(other._decoder)
+        width = self._decoder.memory_mask.size(-1)
+        both = (self._attention, other._attention)
+        self._attention = torch.cat([fitted(each, width, dim=2) for each in both])
 
     def coverage(self) -> Float[Tensor, "sentences group"]:
         """The sum of log(min(attention, 1)) over the source tokens, end included."""
-        logs = self._attention.clamp(max=1).log()
-        return logs.masked_fill(~self._mask, 0.0).sum(dim=-1)
+        # Attention that is too little for a number is still not quite none.
+        least = torch.finfo(self._attention.dtype).tiny
+        logs = self._attention.clamp(min=least, max=1).log()
+        return logs.masked_fill(~self._decoder.memory_mask[:, 0], 0.0).sum(dim=-1)
 
     def _watch(
         self,

@@ -55,6 +55,7 @@ class _FlatLayer:
         self._memory_query = make_linear(*_query(memory))
         self._memory = _FlatAttention(memory, make_linear)
         self._inner = _flat(layer.feed_forward.inner, make_linear)
+        self._activated = layer.feed_forward.activated
         self._outer = _flat(layer.feed_forward.outer, make_linear)
         self._after_own = _FlatResidual(layer.after_self_attention)
         self._after_memory = _FlatResidual(layer.after_memory_attention)
@@ -74,8 +75,8 @@ class _FlatLayer:
             query, cache.memory_key, cache.memory_value, padding
         )
         x = self._after_memory.after(x, attended)
-        inner = self._inner(self._after_feed_forward.before(x)).relu_()
-        return self._after_feed_forward.after(x, self._outer(inner))
+        inner = self._inner(self._after_feed_forward.before(x))
+        return self._after_feed_forward.after(x, self._outer(self._activated(inner)))
 
     def _attend_to_past(
         self,
@@ -95,6 +96,7 @@ class _FlatAttention:
         num_queries = heads * attention.d_k
         self.widths = [num_queries, num_queries, heads * attention.d_v]
         self._num_heads = heads
+        self._tap = attention.weights_tap
         self._output = _flat(attention.project_output, make_linear)
 
     def heads(
@@ -113,6 +115,8 @@ class _FlatAttention:
     ) -> Float[Tensor, "sentences group d_model"]:
         scores = self.heads(query) @ key.transpose(2, 3)
         weights = scores.add_(penalty).softmax(dim=-1)
+        if self._tap._forward_hooks:  # someone looks
+            weights = self._tap(weights)
         return self._output((weights @ value).transpose(1, 2).flatten(2))
 
 

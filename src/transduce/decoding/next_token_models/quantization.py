@@ -1,7 +1,9 @@
 """Models whose matrix products are in fewer bits than 32, for speed."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, cast, get_args
 
 import torch
@@ -55,13 +57,16 @@ def prepared(
         )
     if precision == "int8":
         _require_int8(device)
-        step = _step(model, lambda weight, bias: Int8Linear(weight, bias).forward)
-        return PreparedModel(model=_in_int8(model), step=step)
+        # A matrix that both have is packed once.
+        packed = cache(Int8Linear)
+        step = _step(model, lambda weight, bias: packed(weight, bias).forward)
+        return PreparedModel(model=_in_int8(model, packed), step=step)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     model = model.to(device, dtype)
     return PreparedModel(model=model, step=_step(model, plain_linear))
 
 
+@torch.no_grad()
 def _step(model: Transformer, make_linear: MakeLinear) -> Step:
     # Additive scores are no product of queries and keys.
     is_product = model.config.scores != "additive"
@@ -119,7 +124,7 @@ class Int8Embedding(nn.Module):
     def __init__(self, embedding: SharedEmbedding) -> None:
         super().__init__()
         self.embedding = embedding
-        self.output = Int8Linear(embedding.weight, bias=None)
+        self.output = Int8Linear(embedding.weight, embedding.bias)
 
     def forward(
         self, ids: Int[Tensor, "batch length"]
@@ -131,10 +136,10 @@ class Int8Embedding(nn.Module):
         return cast(Tensor, self.output(x))
 
 
-def _in_int8(model: Transformer) -> Transformer:
+def _in_int8(model: Transformer, packed: Callable[..., Int8Linear]) -> Transformer:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                module.add_module(name, Int8Linear(child.weight, child.bias))
+                module.add_module(name, packed(child.weight, child.bias))
     model.add_module("embedding", Int8Embedding(model.embedding))
     return model

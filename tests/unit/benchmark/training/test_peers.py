@@ -293,6 +293,8 @@ def with_transformers(monkeypatch):
         (TORCH, {"positions": "learned"}, "`model.positions` = learned"),
         (MARIAN, {"positions": "learned"}, "`model.positions` = learned"),
         (MARIAN, {"norm": "pre"}, "`model.norm` = pre"),
+        (MARIAN, {"output_bias": True}, "`model.output_bias` = True"),
+        (TORCH, {"activation": "silu"}, "`model.activation` = silu"),
     ],
     ids=str,
 )
@@ -303,7 +305,15 @@ def test_who_cannot_be_the_same_model_is_left_out(task, name, changes, setting):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"), [(TORCH, {}), (MARIAN, {}), (TORCH, {"norm": "pre"})], ids=str
+    ("name", "changes"),
+    [
+        (TORCH, {}),
+        (MARIAN, {}),
+        (TORCH, {"norm": "pre"}),
+        (MARIAN, {"activation": "silu"}),
+        (TORCH, {"decoder_layers": 1}),
+    ],
+    ids=str,
 )
 @pytest.mark.usefixtures("with_transformers")
 def test_who_can_be_the_same_model_takes_part(task, name, changes):

@@ -1,0 +1,155 @@
+"""Translate a long stream of lines, and look at order, memory, pipes that close, kills.
+
+    python benchmarks/stream.py --model MODEL [--lines 100000]
+
+Lines are those of the built-in grammar, with one of 20,000 words, control characters
+and 10,000 empty ones among them. Prints what was seen, as Markdown.
+"""
+
+import argparse
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from machine import describe_machine
+
+from transduce.text.grammar import Grammar
+
+TRANSLATE = (sys.executable, "-m", "transduce", "translate")
+EMPTY_LINES = 10_000
+SAMPLE = 300
+"""Lines that are translated once more, in another batch."""
+
+
+def main() -> None:
+    """Run all and print what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--lines", type=int, default=100_000)
+    arguments = parser.parse_args()
+    if arguments.lines < 2 * EMPTY_LINES:
+        parser.error(f"--lines must be at least {2 * EMPTY_LINES:,}")
+    command = [*TRANSLATE, str(arguments.model), "--beam-size", "1"]
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder, "source"), Path(folder, "output")
+        lines = stream_of(arguments.lines)
+        source.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        seconds, memory = translate(command, source, output)
+        found = output.read_text(encoding="utf-8").split("\n")[:-1]
+        if len(found) != len(lines):
+            sys.exit(f"{len(lines):,} lines went in, but {len(found):,} came out")
+        print(f"- {len(lines):,} lines in, {len(found):,} out, {seconds:.0f} s")
+        print(
+            f"- Resident memory at 10 % and at the end: {memory[0]:,}, {memory[1]:,} MB"
+        )
+        print(f"- Empty lines that are empty: {stay_empty(lines, found)}")
+        print(
+            f"- Alike in another batch: {agreement(command, lines, found)} of {SAMPLE}"
+        )
+        print(f"- Closed pipe: {closed_pipe(command, source)}")
+        print(f"- SIGTERM: {killed(command, source, Path(folder, 'killed'))}")
+    print(describe_machine())
+
+
+def stream_of(count: int) -> list[str]:
+    """So many lines, the odd ones in their midst."""
+    plain = islice(Grammar.built_in().training_sentences(1), count - EMPTY_LINES - 2)
+    lines = [sentence.source for sentence in plain] + [""] * EMPTY_LINES
+    random.Random(1).shuffle(lines)
+    words = " ".join(lines[:20_000]).split()
+    lines.insert(count // 2, " ".join((words * 20_000)[:20_000]))
+    lines.insert(count // 3, "the dog\x01\x7f \x1b[31msees\x08 the\tcat .")
+    return lines
+
+
+def translate(
+    command: Sequence[str], source: Path, output: Path
+) -> tuple[float, list[int]]:
+    """Seconds, and megabytes early on and at the end."""
+    started = time.monotonic()
+    seen: list[int] = []
+    with source.open("rb") as lines, output.open("wb") as out:
+        process = subprocess.Popen(command, stdin=lines, stdout=out)
+        watch = threading.Thread(target=watch_memory, args=(process, seen))
+        watch.start()
+        if process.wait() != 0:
+            sys.exit(f"translate ended with {process.returncode}")
+        watch.join()
+    return time.monotonic() - started, [seen[len(seen) // 10], seen[-1]]
+
+
+def watch_memory(process: subprocess.Popen[bytes], seen: list[int]) -> None:
+    """Resident megabytes, twice a second."""
+    while process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status")
+        try:
+            resident = [x for x in status.read_text().splitlines() if "VmRSS" in x]
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        seen += [int(line.split()[1]) // 1024 for line in resident]
+        time.sleep(0.5)
+
+
+def stay_empty(lines: Sequence[str], found: Sequence[str]) -> str:
+    """How many of the empty lines have empty translations."""
+    empty = [i for i, line in enumerate(lines) if not line]
+    return f"{sum(not found[i] for i in empty):,} of {len(empty):,}"
+
+
+def agreement(
+    command: Sequence[str], lines: Sequence[str], found: Sequence[str]
+) -> int:
+    """How many lines of a sample have among others the translation of the stream."""
+    filled = [i for i, line in enumerate(lines) if line and len(line) < 1_000]
+    chosen = random.Random(2).sample(filled, SAMPLE)
+    text = "".join(lines[i] + "\n" for i in chosen)
+    alone = subprocess.run(
+        command, input=text.encode(), stdout=subprocess.PIPE, check=True
+    ).stdout.decode()
+    pairs = zip(alone.split("\n")[:-1], chosen, strict=True)
+    return sum(translation == found[i] for translation, i in pairs)
+
+
+def closed_pipe(command: Sequence[str], source: Path) -> str:
+    """What a reader that stops after three lines makes of it."""
+    with source.open("rb") as lines:
+        process = subprocess.Popen(
+            command, stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for _ in range(3):
+            process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        return f"exit code {process.wait()}, standard error {errors!r}"
+
+
+def killed(command: Sequence[str], source: Path, output: Path) -> str:
+    """What is left of an output file when its writer is asked to end."""
+    process = subprocess.Popen(
+        [*command, "--input", str(source), "--output", str(output)],
+        stderr=subprocess.PIPE,
+    )
+    unfinished = output.with_name(f".{output.name}.transduce-new")
+    while process.poll() is None and not (
+        unfinished.exists() and unfinished.stat().st_size
+    ):
+        time.sleep(0.1)
+    if process.poll() is not None:
+        sys.exit("translate was done before it could be asked to end")
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate()
+    left = [path.name for path in output.parent.iterdir() if "killed" in path.name]
+    return f"exit code {process.returncode}, {errors.decode()!r}, files left: {left}"
+
+
+if __name__ == "__main__":
+    main()

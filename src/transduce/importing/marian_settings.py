@@ -1,0 +1,146 @@
+"""What config.json of a Marian folder says, in our terms."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from transduce.checkpoint import read_json
+from transduce.errors import CheckpointError, RequestError
+from transduce.model.config import Activation, ModelConfig
+
+SETTINGS = "config.json"
+NORM_EPSILON = 1e-5
+"""The library knows no other."""
+ACTIVATIONS: dict[object, Activation] = {
+    "relu": "relu", "silu": "silu", "swish": "silu",
+}  # fmt: skip
+FIXED = {
+    "model_type": "marian",
+    "normalize_before": False,
+    "normalize_embedding": False,
+    "add_final_layer_norm": False,
+    "static_position_embeddings": True,
+    "scale_embedding": True,
+    "share_encoder_decoder_embeddings": True,
+    "tie_word_embeddings": True,
+}
+"""What must be so, since nothing else maps."""
+NOT_SAID = {"model_type": None, "scale_embedding": False, "dropout": 0.1}
+"""What the library takes where nothing is said, and it is not as above."""
+EQUAL = {
+    "decoder_attention_heads": "encoder_attention_heads",
+    "decoder_ffn_dim": "encoder_ffn_dim",
+    "decoder_vocab_size": "vocab_size",
+}
+SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
+"""In the order of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarianSettings:
+    """A model of Marian's."""
+
+    model: ModelConfig
+    """But for the bias of its output, of which the settings do not tell."""
+    ids: tuple[int, ...]
+    """Theirs by ours."""
+    max_positions: int
+    """Tokens of a sentence at most."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Theirs."""
+        return len(set(self.ids))
+
+    @property
+    def has_double(self) -> bool:
+        """Whether one token both pads and begins a target, or ends it: two of ours."""
+        return self.vocab_size < len(self.ids)
+
+
+def read_settings(folder: Path) -> MarianSettings:
+    """`RequestError` if they do not map, `CheckpointError` if they are damaged."""
+    path = folder / SETTINGS
+    content = NOT_SAID | read_json(path)
+    for name, known in FIXED.items():
+        _require_one_of((known,), content, name, path)
+    _require_one_of(ACTIVATIONS, content, "activation_function", path)
+    for name, other in EQUAL.items():
+        if content.get(name) is not None:
+            _require_one_of((content.get(other),), content, name, path)
+    ids = _ids(content, path)
+    return MarianSettings(
+        model=_model(content, len(ids), path),
+        ids=ids,
+        max_positions=_whole(content, "max_position_embeddings", path),
+    )
+
+
+def _model(content: Mapping[str, object], vocab_size: int, path: Path) -> ModelConfig:
+    encoder_layers, decoder_layers, d_model, num_heads, d_ff = (
+        _whole(content, name, path)
+        for name in (
+            "encoder_layers", "decoder_layers", "d_model", "encoder_attention_heads",
+            "encoder_ffn_dim",
+        )
+    )  # fmt: skip
+    if d_model % num_heads:
+        raise CheckpointError(
+            f"{path}: `d_model` must be a multiple of the {num_heads} attention heads, "
+            f"but is {d_model}."
+        )
+    dropout = content["dropout"]
+    if not isinstance(dropout, int | float):
+        raise CheckpointError(
+            f"{path}: `dropout` must be a number, but is {dropout!r}."
+        )
+    return ModelConfig(
+        vocab_size=vocab_size,
+        num_layers=encoder_layers,
+        decoder_layers=None if decoder_layers == encoder_layers else decoder_layers,
+        d_model=d_model,
+        d_ff=d_ff,
+        num_heads=num_heads,
+        d_k=d_model // num_heads,
+        d_v=d_model // num_heads,
+        dropout=float(dropout),
+        activation=ACTIVATIONS[content["activation_function"]],
+        norm_epsilon=NORM_EPSILON,
+    )
+
+
+def _ids(content: Mapping[str, object], path: Path) -> tuple[int, ...]:
+    """Ours begin with the three special ones, and the others follow in their order."""
+    special = [_whole(content, name, path, least=0) for name in SPECIAL]
+    vocab_size = _whole(content, "vocab_size", path)
+    if max(special) >= vocab_size:
+        raise CheckpointError(
+            f"{path}: special ids must be below the vocabulary's size {vocab_size}, "
+            f"but one is {max(special)}."
+        )
+    return (*special, *(i for i in range(vocab_size) if i not in special))
+
+
+def _require_one_of(
+    known: Collection[object], content: Mapping[str, object], name: str, path: Path
+) -> None:
+    value = content.get(name, FIXED.get(name))
+    if value not in list(known):
+        words = " or ".join(map(json.dumps, known))
+        raise RequestError(
+            f"{path}: `{name}` must be {words}, but is {json.dumps(value)}; such a "
+            "model cannot be imported."
+        )
+
+
+def _whole(
+    content: Mapping[str, object], name: str, path: Path, *, least: int = 1
+) -> int:
+    value = content.get(name)
+    if type(value) is not int or value < least:
+        raise CheckpointError(
+            f"{path}: `{name}` must be a whole number of {least} at least, but is "
+            f"{value!r}."
+        )
+    return value

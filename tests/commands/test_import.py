@@ -1,0 +1,109 @@
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
+
+
+@pytest.fixture(scope="session")
+def imported(marian_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    importing = pytest.importorskip("transduce.importing.marian")
+    out = tmp_path_factory.mktemp("imported") / "model"
+    importing.import_model(marian_folder, out, ["The dog runs."])
+    return out
+
+
+def test_a_folder_is_imported_with_its_proof(
+    succeeds: Callable[..., str], marian_folder: Path, tmp_path: Path
+) -> None:
+    out = succeeds("import", marian_folder, "--out", tmp_path / "model")
+    first, second = out.splitlines()
+    assert first == f"The model is in {tmp_path}/model."
+    assert second.startswith("Proof: ")
+    assert "tokens of 7 sentences are the same" in second
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert names == {"config.json", "model.safetensors", "tokenizer.json"}
+
+
+def test_the_sample_is_the_users(
+    succeeds: Callable[..., str], marian_folder: Path, tmp_path: Path
+) -> None:
+    sample = tmp_path / "sample"
+    sample.write_text("The dog.\n\nA cat  runs.\n")
+    options = ["--out", tmp_path / "model", "--sample", sample]
+    assert "of 2 sentences" in succeeds("import", marian_folder, *options)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_what_was_imported_translates(
+    succeeds: Callable[..., str], imported: Path, beam_size: int
+) -> None:
+    lines = b"The dog runs.\n\n>>deu<< A cat.\n"
+    options = ["--beam-size", beam_size, "--min-length", 3, "--jsonl"]
+    out = succeeds("translate", imported, *options, stdin=lines)
+    found = [json.loads(line)["hypotheses"] for line in out.splitlines()]
+    assert [len(hypotheses) > 0 for hypotheses in found] == [True, False, True]
+    assert len(found[0][0]["tokens"]) >= 3
+
+
+def test_what_was_imported_is_scored_and_evaluated(
+    succeeds: Callable[..., str], imported: Path, tmp_path: Path
+) -> None:
+    for name in ("source", "target"):
+        (tmp_path / name).write_text("The dog runs.\nDer Hund.\n")
+    source, target = tmp_path / "source", tmp_path / "target"
+    assert len(
+        succeeds("score", imported, "--source", source, "--target", target).split()
+    )
+    options = ["--source", source, "--reference", target]
+    assert "BLEU" in succeeds("evaluate", imported, *options)
+
+
+def test_what_is_there_is_not_overwritten(
+    refuses: Callable[..., str], marian_folder: Path, tmp_path: Path
+) -> None:
+    message = refuses("import", marian_folder, "--out", tmp_path)
+    assert message == f"{tmp_path}: the output folder must be new, but exists."
+
+
+@pytest.mark.usefixtures("marian_folder")
+def test_a_folder_of_something_else_is_refused(
+    refuses: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    message = refuses("import", tmp_path / "empty", "--out", tmp_path / "model")
+    assert "must be a folder of Hugging Face's Marian, but holds no config.json" in (
+        message
+    )
+    assert not (tmp_path / "model").exists()
+
+
+def test_weights_that_would_be_unpickled_are_refused(
+    refuses: Callable[..., str], marian_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(marian_folder, tmp_path / "marian")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    message = refuses("import", folder, "--out", tmp_path / "model")
+    assert "has only pytorch_model.bin" in message
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_missing_package_is_named(
+    refuses: Callable[..., str],
+    marian_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in list(sys.modules):
+        if module.startswith(("transduce.importing", "transduce.export")):
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    message = refuses("import", marian_folder, "--out", tmp_path / "model")
+    assert message == (
+        "Import must have the package `transformers`, but it is not installed; install "
+        "it with: pip install 'transduce[export]'"
+    )

@@ -1,0 +1,103 @@
+"""A folder as those of OPUS-MT are, with a small random model and little tokenizers."""
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import sentencepiece
+import torch
+from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer
+
+from transduce.text.grammar import Grammar
+
+NUM_SENTENCES = 300
+VOCAB_SIZE = 150
+LANGUAGES = (">>deu<<", ">>fra<<")
+END_BIAS = 2.0
+"""So large that some translations come to an end."""
+FORMS = "naïve café Straße ﬁne ½ … „ “ — ™"
+"""That the grammar has not."""
+
+
+def write_marian_folder(folder: Path, **changes: object) -> Path:
+    """Write it, with other settings of `MarianConfig` if there are any."""
+    folder.mkdir(parents=True)
+    pairs = list(islice(Grammar.built_in().training_sentences(seed=3), NUM_SENTENCES))
+    write_sentencepiece([pair.source for pair in pairs], folder / "source.spm")
+    write_sentencepiece([pair.target for pair in pairs], folder / "target.spm")
+    vocab_size = write_vocabulary(folder)
+    save_tokenizer(folder)
+    settings: dict[str, object] = {
+        "vocab_size": vocab_size, "d_model": 16, "encoder_layers": 2,
+        "decoder_layers": 2, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20,
+        "activation_function": "swish", "scale_embedding": True,
+        "static_position_embeddings": True, "max_position_embeddings": 96,
+        "pad_token_id": vocab_size - 1, "decoder_start_token_id": vocab_size - 1,
+        "eos_token_id": 0, "bos_token_id": 0, "forced_eos_token_id": None,
+    }  # fmt: skip
+    model = random_model(MarianConfig(**{**settings, **changes}))
+    model.save_pretrained(folder)
+    return folder
+
+
+def write_sentencepiece(sentences: list[str], path: Path, **changes: object) -> None:
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([*sentences, FORMS]),
+            model_writer=file,
+            minloglevel=2,
+            **{"vocab_size": VOCAB_SIZE, "hard_vocab_limit": False, **changes},
+        )
+
+
+def write_vocabulary(folder: Path) -> int:
+    """The pieces of both; how many there are."""
+    pieces = dict.fromkeys(["</s>", "<unk>", *LANGUAGES])
+    for name in ("source.spm", "target.spm"):
+        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / name))
+        ordinary = range(3, model.get_piece_size())
+        # Some are missing, as they may be.
+        pieces |= dict.fromkeys(model.id_to_piece(i) for i in ordinary if i % 17)
+    names = [*pieces, "<pad>"]
+    ids = {piece: i for i, piece in enumerate(names)}
+    (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+    return len(ids)
+
+
+def save_tokenizer(folder: Path) -> None:
+    files = ("source.spm", "target.spm", "vocab.json")
+    MarianTokenizer(*(str(folder / name) for name in files)).save_pretrained(folder)
+
+
+def random_model(config: MarianConfig) -> MarianMTModel:
+    """All weights random, so that a bias or a gain left out shows."""
+    torch.manual_seed(4)
+    model = MarianMTModel(config)
+    for name, weight in model.named_parameters():
+        if "embed_positions" not in name:
+            mean = 1.0 if "norm.weight" in name else 0.0
+            torch.nn.init.normal_(weight, mean, std=0.5)
+    model.model.shared.weight.data[config.pad_token_id] = 0
+    torch.nn.init.normal_(model.final_logits_bias)
+    model.final_logits_bias[:, config.pad_token_id] = 0
+    model.final_logits_bias[:, config.eos_token_id] = END_BIAS
+    model.tie_weights()
+    model.generation_config = GenerationConfig(
+        num_beams=4,
+        max_length=96,
+        bad_words_ids=[[config.pad_token_id]],
+        renormalize_logits=True,
+        pad_token_id=config.pad_token_id,
+        eos_token_id=config.eos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+        forced_eos_token_id=config.eos_token_id,
+    )
+    return model
+
+
+def change_settings(path: Path, **settings: object) -> None:
+    """Change JSON in place; what is to be "left out" is."""
+    content = {**json.loads(path.read_text(encoding="utf-8")), **settings}
+    left = {name: value for name, value in content.items() if value != "left out"}
+    path.write_text(json.dumps(left), encoding="utf-8")

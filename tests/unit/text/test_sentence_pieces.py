@@ -1,0 +1,222 @@
+"""Pieces, ids and text against SentencePiece's own, on text of every kind."""
+
+import functools
+import io
+import json
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from transduce.errors import CheckpointError
+from transduce.special_ids import EOS
+from transduce.text.grammar import Grammar
+from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
+from transduce.text.tokenizer import SPECIAL_PIECES, load_tokenizer
+
+sentencepiece = pytest.importorskip("sentencepiece")
+pytest.importorskip("google.protobuf")
+
+FORMS = "naïve café Straße ﬁne ½ … „ “ — ™ 中文 각 ё"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "with spaces as they are": {"remove_extra_whitespaces": False},
+    "nothing before the first word": {"add_dummy_prefix": False},
+    "nothing rewritten": {"normalization_rule_name": "identity"},
+    "small letters": {"normalization_rule_name": "nmt_nfkc_cf"},
+    "pieces across words": {"split_by_whitespace": False},
+}
+HARD_TEXTS = [
+    "",
+    " ",
+    "  \t ",
+    "The dog  runs.",
+    "  spaces before,   between and after  ",
+    "我们在这里测试没有学过的汉字：龘靐齉爩",
+    "a中文b 中 文",
+    "مرحباً بالعالم، كيف حالك؟",
+    "👩‍👩‍👧‍👦 🇩🇪 🏴󠁧󠁢󠁥󠁮󠁧󠁿 ✊🏽 the dog🙂",
+    "Z̸̡͎a̶̛͜l̵͓̈́g̷̱̽o̴̢̕ é ﬁ\u0301 ở A\u030a \u1100\u1161\u11a8",
+    "ﬁﬃ① ½ Å Å ﷺ ｆｕｌｌ ㌔",
+    " ̈begins with a mark ´ ¨",
+    "▁Hello▁world ▁ ▁▁",
+    "▁",
+    "<s> </s> <pad> <unk> <0xE2>",
+    "<s></s><pad>text<s>",
+    "tab\tline\nfeed\r\nseparator\u2028 \u00a0 space\u3000wide\u200b\u00ad",
+    "x" * 1_000 + "é" * 500 + "7" * 300 + "!" * 300,
+    "\0\x01\x7f\ufeff\ufffd\ufffe\U0010ffff",
+]
+
+
+@functools.cache
+def proto(name: str) -> bytes:
+    pairs = islice(Grammar.built_in().training_sentences(seed=5), 300)
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*(pair.source for pair in pairs), FORMS]),
+        model_writer=model,
+        vocab_size=150,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **SETTINGS[name],
+    )
+    return model.getvalue()
+
+
+@functools.cache
+def oracle(name: str) -> Any:
+    return sentencepiece.SentencePieceProcessor(model_proto=proto(name))
+
+
+@functools.cache
+def unigrams(name: str) -> UnigramModel:
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    model = ModelProto()
+    model.ParseFromString(proto(name))
+    return UnigramModel(
+        pieces=tuple((each.piece, each.score) for each in model.pieces[3:]),
+        character_map=model.normalizer_spec.precompiled_charsmap,
+        adds_space=model.normalizer_spec.add_dummy_prefix,
+        removes_spaces=model.normalizer_spec.remove_extra_whitespaces,
+    )
+
+
+@functools.cache
+def tokenizer() -> SentencePieceTokenizer:
+    pieces = [piece for piece, _ in unigrams("usual").pieces]
+    return SentencePieceTokenizer(
+        vocabulary=(*SPECIAL_PIECES, "<unk>", ">>deu<<", *pieces, "龘靐"),
+        source=unigrams("usual"),
+        target=unigrams("small letters"),
+    )
+
+
+def ids_of(*pieces: str) -> list[int]:
+    return [tokenizer().vocabulary.index(piece) for piece in pieces]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_hard_texts_are_cut_as_sentencepiece_cuts_them(name):
+    expected = [oracle(name).encode(text, out_type=str) for text in HARD_TEXTS]
+    assert unigrams(name).cut(HARD_TEXTS) == expected
+
+
+AWKWARD = st.text(
+    alphabet=st.sampled_from(
+        "aTeh. é中½ﬁ™ \u0301\u0308\u0323\u2581\u3000\t\n\0<s>/\u1100\u1161"
+    )
+)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@settings(max_examples=60, deadline=None)
+@given(text=st.one_of(AWKWARD, st.text()))
+@example(text="\u2581a \u2581")
+def test_any_text_is_cut_as_sentencepiece_cuts_it(name, text):
+    assert unigrams(name).cut([text]) == [oracle(name).encode(text, out_type=str)]
+
+
+def test_sentences_are_cut_as_sentencepiece_cuts_them():
+    pairs = islice(Grammar.built_in().training_sentences(seed=6), 400)
+    texts = [text for pair in pairs for text in (pair.source, pair.target)]
+    assert unigrams("usual").cut(texts) == oracle("usual").encode(texts, out_type=str)
+
+
+def test_half_of_a_surrogate_pair_is_a_replacement_character():
+    assert unigrams("usual").cut(["a\ud800b"]) == unigrams("usual").cut(["a\ufffdb"])
+
+
+def test_what_the_vocabulary_has_not_is_unknown():
+    assert tokenizer().encode("龘") == ids_of("\u2581", "<unk>")
+    assert tokenizer().decode(ids_of("\u2581the", "<unk>")) == "the"
+
+
+def test_what_the_vocabulary_has_is_known_even_if_no_model_has_it():
+    assert tokenizer().encode("龘靐") == ids_of("\u2581", "龘靐")
+
+
+def test_source_and_target_are_cut_by_models_of_their_own():
+    [source], [target] = (
+        encode(["THE DOG"])
+        for encode in (tokenizer().encode_sources, tokenizer().encode_targets)
+    )
+    assert source != target
+    assert tokenizer().decode(target) == "the dog"
+    assert tokenizer().encode_targets([""]) == [[]]
+
+
+@pytest.mark.parametrize("text", SPECIAL_PIECES)
+def test_special_tokens_that_are_typed_are_text(text):
+    assert min(tokenizer().encode(f"{text} a{text}")) > EOS
+
+
+def test_the_code_of_a_language_is_one_piece():
+    expected = [*ids_of(">>deu<<"), *tokenizer().encode(" The dog")]
+    assert tokenizer().encode(">>deu<< The dog") == expected
+    assert tokenizer().encode(">>xyz<<") == ids_of("<unk>")
+    assert tokenizer().language(">>deu<< The >>x<< dog") == ">>deu<<"
+    assert tokenizer().language("The >>deu<< dog") == ""
+    assert ids_of(">>deu<<")[0] not in tokenizer().encode(" >>deu<< The dog")
+
+
+def test_pieces_are_told_with_a_space_before_a_word():
+    assert tokenizer().pieces(ids_of("\u2581the", "<unk>")) == [" the", "<unk>"]
+    assert tokenizer().vocab_size == len(tokenizer().vocabulary)
+
+
+def test_special_tokens_are_no_text():
+    ids = tokenizer().encode("the dog")
+    assert tokenizer().decode([1, *ids, 2, 0, 0]) == "the dog"
+
+
+def test_a_text_that_it_knows_comes_back():
+    for text in ("The dog runs.", "  a   café ", "ﬁne …"):
+        expected = oracle("usual").decode(oracle("usual").encode(text))
+        assert tokenizer().decode(tokenizer().encode(text)) == expected
+
+
+def test_a_loaded_tokenizer_is_the_saved_one(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    tokenizer().save(path)
+    loaded = load_tokenizer(path)
+    assert loaded == tokenizer()
+    assert hash(loaded) == hash(tokenizer())
+    assert loaded.encode_sources(HARD_TEXTS) == tokenizer().encode_sources(HARD_TEXTS)
+    assert loaded != replace(tokenizer(), target=unigrams("usual"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.pop("target"),
+        lambda content: content["source"].pop("pieces"),
+        lambda content: content["source"].update(pieces=[["a", "b"]]),
+        lambda content: content["source"].update(pieces=[["a"]]),
+        lambda content: content["source"].update(character_map="?"),
+        lambda content: content["source"].update(character_map="AAEAAAAA"),
+        lambda content: content["vocabulary"].remove("<unk>"),
+        lambda content: content.update(vocabulary=3),
+        lambda content: content.update(type="BPE"),
+    ],
+)
+def test_a_damaged_file_is_told(damage, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    tokenizer().save(path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    damage(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=f"^{path}: the tokenizer is .* damaged"):
+        load_tokenizer(path)
+
+
+def test_a_tokenizer_from_elsewhere_is_told(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    other = ("<unk>", *tokenizer().vocabulary[1:3], "the")
+    replace(tokenizer(), vocabulary=other).save(path)
+    with pytest.raises(CheckpointError, match="must begin with <pad>, <s>, </s>, but"):
+        load_tokenizer(path)
