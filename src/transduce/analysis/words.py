@@ -65,6 +65,11 @@ def groups_of_words(
     return groups
 
 
+def are_spelt(words: Sequence[str], pieces: Sequence[str]) -> bool:
+    """Whether the pieces have as many letters: some tokenizers lose what is unknown."""
+    return sum(map(len, words)) == sum(map(_num_letters, pieces))
+
+
 def _num_letters(piece: str) -> int:
     """That begin in it."""
     if byte := _BYTE.fullmatch(piece):

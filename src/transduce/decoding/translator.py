@@ -302,12 +302,7 @@ class Translator:
         return pad_rows([[*ids, EOS] for ids in source_ids]).to(self.device)
 
     def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
-        if not hypotheses or math.isnan(hypotheses[0].log_probability):
-            raise CheckpointError(
-                "The model must put out numbers, but puts out NaN; its weights are "
-                "damaged, or too large for the precision: try fp32, or another "
-                "checkpoint."
-            )
+        require_numbers(hypotheses)
         decoded = tuple(
             TranslationHypothesis(
                 text=self.tokenizer.decode(hypothesis.ids),
@@ -338,6 +333,16 @@ def load(
     first, *rest = (load_model(Path(each)) for each in (path, *others))
     on = choose_hardware(device).device
     return Translator(first, on, *rest, precision=precision)
+
+
+def require_numbers(hypotheses: Sequence[Hypothesis]) -> None:
+    """`CheckpointError` if a model has put out NaN, and search found nothing so."""
+    if not hypotheses or math.isnan(hypotheses[0].log_probability):
+        raise CheckpointError(
+            "The model must put out numbers, but puts out NaN; its weights are "
+            "damaged, or too large for the precision: try fp32, or another "
+            "checkpoint."
+        )
 
 
 def _paired(

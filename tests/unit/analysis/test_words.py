@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from transduce.analysis.words import (
+    are_spelt,
     between_words,
     groups_of,
     groups_of_words,
@@ -48,3 +49,8 @@ def test_bytes_belong_to_the_letter_that_they_spell() -> None:
     groups = groups_of_words(pieces, ["grün", "ä"])
     assert groups.argmax(dim=1).tolist() == [0, 0, 0, 0, 1, 1]
     torch.testing.assert_close(groups.sum(dim=1), torch.ones(6))
+
+
+def test_a_letter_that_a_tokenizer_lost_is_missed() -> None:
+    assert are_spelt(["grün", "."], [" gr", "<0xC3>", "<0xBC>", "n", "."])
+    assert not are_spelt(["grün", "."], [" gr", "n", "."])

@@ -14,6 +14,7 @@ from transduce.analysis.figures import LabelledHeads
 from transduce.analysis.search_tree import SearchTree, watch_search
 from transduce.analysis.words import between_words, groups_of, word_starts
 from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.translator import require_numbers
 from transduce.errors import RequestError
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS
@@ -107,15 +108,19 @@ def look_into(
 ) -> SentenceAttention:
     """Translate, or read a given translation, and keep what the model attends to.
 
-    `RequestError` if a text is empty or too long.
+    `RequestError` if a text is empty or too long, `CheckpointError` if the model puts
+    out no numbers.
     """
-    source_ids = _ids(tokenizer, source_text, "source")
+    source_ids = tokenizer.encode(source_text)
+    _check_length(source_ids, "source")
     target_ids = None
     if target_text is not None:
-        target_ids = _ids(tokenizer, target_text, "target")
+        (target_ids,) = tokenizer.encode_targets([target_text])
+        _check_length(target_ids, "target")
     device = next(model.parameters()).device
     source = torch.tensor([[*source_ids, EOS]], device=device)
     search = watch_search(model, source, config)
+    require_numbers(search.hypotheses)
     if target_ids is None:
         target_ids = list(search.hypotheses[0].ids)
     target_in = torch.tensor([[BOS, *target_ids]], device=device)
@@ -137,8 +142,7 @@ def look_into(
     )
 
 
-def _ids(tokenizer: Tokenizer, text: str, side: str) -> list[int]:
-    ids = tokenizer.encode(text)
+def _check_length(ids: list[int], side: str) -> None:
     if not ids:
         raise RequestError(f"The {side} must have at least one word, but is empty.")
     if len(ids) > MAX_TOKENS:
@@ -146,7 +150,6 @@ def _ids(tokenizer: Tokenizer, text: str, side: str) -> list[int]:
             f"The {side} must have at most {MAX_TOKENS} tokens, as attention maps grow "
             f"with its square, but has {len(ids):,}; give one sentence of it."
         )
-    return ids
 
 
 def _tokens(pieces: list[str], first: str = "", last: str = "") -> Tokens:

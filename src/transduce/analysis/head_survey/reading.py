@@ -31,7 +31,9 @@ def read_pairs(
 ) -> list[ReadPair]:
     """The ids of pairs."""
     ids = zip(
-        tokenizer.encode_batch(sources), tokenizer.encode_batch(targets), strict=True
+        tokenizer.encode_sources(sources),
+        tokenizer.encode_targets(targets),
+        strict=True,
     )
     return [ReadPair(source=source, target=target) for source, target in ids]
 

@@ -16,6 +16,7 @@ from transduce.analysis.head_survey.alignment import AlignmentError, alignment_e
 from transduce.analysis.head_survey.annotation import annotate
 from transduce.analysis.head_survey.linking import LinkSurvey, survey_links
 from transduce.analysis.head_survey.reading import ReadPair, loss, maps_of, read_pairs
+from transduce.analysis.words import are_spelt
 from transduce.errors import DataError
 from transduce.model.transformer import Transformer
 from transduce.text.corpus import SentencePair
@@ -93,21 +94,31 @@ def survey_heads(
 def survey_annotated(
     model: Transformer, tokenizer: Tokenizer, sentences: Sequence[GrammarSentence]
 ) -> AnnotatedSurvey:
-    """Hold the heads against what the grammar knows of its sentences."""
+    """Hold the heads against what the grammar knows of its sentences.
+
+    Those that the tokenizer cannot spell are left out; `DataError` if these are all.
+    """
     pairs = read_pairs(
         tokenizer, [s.source for s in sentences], [s.target for s in sentences]
     )
-    annotated = [
-        annotate(
-            sentence,
-            maps,
-            tokenizer.pieces(pair.source),
-            tokenizer.pieces(pair.target),
-        )
+    read = [
+        (sentence, tokenizer.pieces(pair.source), tokenizer.pieces(pair.target), maps)
         for sentence, pair, maps in zip(
             sentences, pairs, maps_of(model, pairs), strict=True
         )
     ]
+    annotated = [
+        annotate(sentence, maps, source, target)
+        for sentence, source, target, maps in read
+        if are_spelt(sentence.source_words, source)
+        and are_spelt(sentence.target_words, target)
+    ]
+    if not annotated:
+        raise DataError(
+            "The model's tokenizer must be able to spell the built-in corpus, but "
+            f"cannot in its first {len(sentences):,} sentences; give text of the "
+            "model's languages with --source and --target."
+        )
     return AnnotatedSurvey(
         alignment=tuple(alignment_errors(annotated)),
         links=tuple(survey_links(annotated)),
