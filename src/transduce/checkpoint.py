@@ -1,7 +1,8 @@
 """All that passes from training to decoding: config, weights, tokenizer.
 
-A model folder holds `config.json`, `model.safetensors` and `tokenizer.json`. Folders
-appear whole or not at all. Loading never unpickles.
+A model folder holds `config.json`, `model.safetensors` and `tokenizer.json`, that of a
+parser `target_tokenizer.json` too. Folders appear whole or not at all. Loading never
+unpickles.
 """
 
 import errno
@@ -10,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,13 +24,21 @@ from torch.overrides import TorchFunctionMode
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 from transduce.settings import apply_mapping
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
-FORMAT = 2
+FORMAT = 3
 """Of the model folder; raised when an older version could not read a newer folder."""
 FORMATS = {
-    1: {"decoder_layers", "activation", "norm_epsilon", "output_bias"},
+    1: {
+        "decoder_layers",
+        "activation",
+        "norm_epsilon",
+        "output_bias",
+        "target_vocab_size",
+    },
+    2: {"target_vocab_size"},
     FORMAT: set[str](),
 }
 """Those that can be read, and the settings each does not have: they are the paper's."""
@@ -51,6 +60,8 @@ class Checkpoint:
     tokenizer: Tokenizer
     step: int
     """Updates it was trained for; of an average, the last member's."""
+    symbols: SymbolVocabulary | None = None
+    """What a parser writes."""
 
     def build(self) -> Transformer:
         """The model, ready to compute, on a copy of the weights."""
@@ -92,7 +103,7 @@ def save_model(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def write_model(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the three files of a model into a folder that is there."""
+    """Write the files of a model into a folder that is there."""
     config = {
         "format": FORMAT,
         "step": checkpoint.step,
@@ -100,6 +111,8 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     checkpoint.tokenizer.save(folder / TOKENIZER_FILE)
+    if checkpoint.symbols is not None:
+        checkpoint.symbols.save(folder / SYMBOLS_FILE)
     weights = {n: w.detach().cpu().contiguous() for n, w in checkpoint.weights.items()}
     save_tensors(weights, folder / WEIGHTS)
 
@@ -115,9 +128,26 @@ def load_model(path: Path) -> Checkpoint:
             f"pieces, but has {tokenizer.vocab_size}; the files are of different "
             "models."
         )
+    symbols = _load_symbols(folder, config)
     weights = load_tensors(folder / WEIGHTS)
     _check_weights(weights, config, folder / WEIGHTS)
-    return Checkpoint(config=config, weights=weights, tokenizer=tokenizer, step=step)
+    return Checkpoint(
+        config=config, weights=weights, tokenizer=tokenizer, step=step, symbols=symbols
+    )
+
+
+def _load_symbols(folder: Path, config: ModelConfig) -> SymbolVocabulary | None:
+    """Those of a parser, as many as its model's."""
+    if config.target_vocab_size is None:
+        return None
+    symbols = SymbolVocabulary.load(folder / SYMBOLS_FILE)
+    if symbols.vocab_size != config.target_vocab_size:
+        raise CheckpointError(
+            f"{folder}: the target's vocabulary must have the model's "
+            f"{config.target_vocab_size} symbols, but has {symbols.vocab_size}; the "
+            "files are of different models."
+        )
+    return symbols
 
 
 def remove_folder(folder: Path) -> None:
@@ -153,7 +183,7 @@ def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
         )
     last = checkpoints[-1]
     for other in checkpoints:
-        if other.config != last.config or other.tokenizer != last.tokenizer:
+        if _kind(other) != _kind(last):
             raise CheckpointError(
                 "Averaged checkpoints must be of one model, but those of step "
                 f"{other.step} and {last.step} have different settings or tokenizers."
@@ -161,9 +191,11 @@ def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     mean = {
         name: _mean([c.weights[name] for c in checkpoints]) for name in last.weights
     }
-    return Checkpoint(
-        config=last.config, weights=mean, tokenizer=last.tokenizer, step=last.step
-    )
+    return replace(last, weights=mean)
+
+
+def _kind(checkpoint: Checkpoint) -> tuple[object, ...]:
+    return checkpoint.config, checkpoint.tokenizer, checkpoint.symbols
 
 
 def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from transduce.cli import main
-from transduce.experiments import quickstart
+from transduce.decoding.search_config import SearchConfig
 from transduce.experiments.presets import PRESETS
+from transduce.experiments.quickstart import parsing
+from transduce.experiments.quickstart import translation as quickstart
 from transduce.text.grammar import Grammar
 
 
@@ -19,6 +21,13 @@ def _small() -> Iterator[None]:
         patch.setattr(quickstart, "NUM_TEST", 8)
         tiny = replace(PRESETS["tiny"], search=PRESETS["quickstart"].search)
         patch.setitem(PRESETS, "quickstart", tiny)
+        patch.setattr(parsing, "NUM_TRAINING", 60)
+        patch.setattr(parsing, "NUM_DEV", 3)
+        patch.setattr(parsing, "NUM_TEST", 6)
+        search = SearchConfig(beam_size=2, extra_length=5)
+        training = replace(tiny.training, best_by="f1")
+        small = replace(tiny, search=search, training=training)
+        patch.setitem(PRESETS, "parsing-quickstart", small)
         yield
 
 
@@ -70,4 +79,29 @@ def test_a_folder_that_is_there_is_refused(
     refuses: Callable[..., str], out: Path
 ) -> None:
     message = refuses("quickstart", "--out", out)
+    assert "the output folder must be new, but exists" in message
+
+
+def test_the_quickstart_of_parsing_shows_five_trees_and_their_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    main(["quickstart", "--task", "parsing", "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert printed.count("\n  (TOP ") == 5
+    assert "On unseen sentences: F1 = " in printed
+    assert f"| transduce parse {out}/run --pretty" in printed
+    assert "transduce train --trees my.trees" in printed
+    train, test = (
+        set((out / "corpus" / f"{part}.trees").read_text().splitlines())
+        for part in ("train", "test")
+    )
+    assert len(test) == 6
+    assert not train & test
+
+
+def test_a_folder_that_is_there_is_refused_by_parsing_too(
+    refuses: Callable[..., str], out: Path
+) -> None:
+    message = refuses("quickstart", "--task", "parsing", "--out", out)
     assert "the output folder must be new, but exists" in message

@@ -147,3 +147,63 @@ def test_a_mistake_ends_with_one_sentence(
 
 def test_its_parts_are_listed(succeeds: Callable[..., str]) -> None:
     assert "Measure what layers cost" in succeeds("reproduce")
+
+
+class TestTable4:
+    GOLD = "(TOP (S (NP (DT the) (NN dog)) (VP (VBZ barks)) (. .)))\n"
+    PARSES = "(TOP (S (NP (XX the)) (VP (XX dog) (XX barks)) (XX .)))\n"
+
+    @pytest.fixture
+    def trees(self, tmp_path: Path) -> tuple[Path, Path]:
+        (tmp_path / "gold").write_text(self.GOLD, encoding="utf-8")
+        (tmp_path / "parses").write_text(self.PARSES, encoding="utf-8")
+        return tmp_path / "gold", tmp_path / "parses"
+
+    def test_parses_are_placed_in_table_4(
+        self, succeeds: Callable[..., str], trees: tuple[Path, Path], tmp_path: Path
+    ) -> None:
+        out = tmp_path / "table4"
+        told = ("--treebank", "Small Bank", "--split", "its end")
+        printed = succeeds(
+            *("reproduce", "table4", "--out", out, *told),
+            *("--wsj-only", *trees, *trees, "--semi-supervised", *trees),
+        )
+        assert "Treebank: Small Bank; split: its end." in " ".join(printed.split())
+        assert {path.name for path in out.iterdir()} == {
+            "table4.md", "table4.html", "table4.json",
+        }  # fmt: skip
+        figures = json.loads((out / "table4.json").read_text())
+        found = json.loads(
+            succeeds("evaluate-parses", *trees, "--normalize", "--gold-tags", "--json")
+        )
+        assert [row["setting"] for row in figures["ours"]] == [
+            "WSJ only", "WSJ only", "semi-supervised",
+        ]  # fmt: skip
+        assert [row["figures"] for row in figures["ours"]] == [found["all"]] * 3
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            ((), "Trees must be given: --wsj-only or --semi-supervised, each with"),
+            (("--wsj-only", "g", "p"), "What the trees are of must be told, for F1"),
+            (
+                ("--wsj-only", "g", "p", "--treebank", "T"),
+                "What the trees are of must be told",
+            ),
+            (
+                ("--wsj-only", "g", "p", "--treebank", "T", "--split", "S"),
+                "g: the file cannot be read",
+            ),
+        ],
+        ids=str,
+    )
+    def test_a_mistake_ends_with_one_sentence(
+        self,
+        refuses: Callable[..., str],
+        tmp_path: Path,
+        options: tuple[str, ...],
+        sentence: str,
+    ) -> None:
+        out = tmp_path / "table4"
+        assert sentence in refuses("reproduce", "table4", "--out", out, *options)
+        assert not out.exists()

@@ -64,6 +64,7 @@ ADDITIVE = {
         ({"scores": "additive"}, ADDITIVE),
         ({"positions": "learned"}, {"positions.weight"}),
         ({"norm": "pre"}, norm("encoder_norm") | norm("decoder_norm")),
+        ({"target_vocab_size": 9}, {"target_embedding.weight"}),
         ({"activation": "silu", "norm_epsilon": 1e-5}, set()),
         ({"output_bias": True}, {"embedding.bias"}),
         (

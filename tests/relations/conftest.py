@@ -17,6 +17,7 @@ VARIANTS = {
     "unscaled": {"scores": "unscaled"},
     "additive": {"scores": "additive"},
     "neighbourhood": {"neighbourhood": 1},
+    "two vocabularies": {"target_vocab_size": 29},
     "a deep decoder": {"decoder_layers": 3, "activation": "silu"},
     "an output bias": {"output_bias": True},
 }

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,18 @@ import pytest
 import torch
 
 from transduce.checkpoint import load_model
+from transduce.corpora.grammar_treebank import training_trees
+from transduce.decoding.search_config import SearchConfig
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, VersionError
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.observation import RunResult, RunStart
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
-from transduce.experiments.run_folder import RunFolder
+from transduce.experiments.run_folder import RunFiles, RunFolder
+from transduce.preparation.augmentation import AugmentationConfig
 from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.treebank import TreebankConfig, TreebankFiles
 from transduce.training.trainer import StepReport, TrainingStoppedError
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -87,7 +92,7 @@ def uninterrupted(files: CorpusFiles, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def start_and_stop(
-    files: CorpusFiles,
+    files: RunFiles,
     out: Path,
     step: int,
     number: int = signal.SIGINT,
@@ -350,3 +355,22 @@ def test_a_run_killed_at_any_moment_ends_at_the_same_weights(
     )
     assert set(counts.values()) == {1}
     assert not list((tmp_path / "run").rglob("*-new"))
+
+
+PARSING = replace(
+    CONFIG,
+    training=replace(CONFIG.training, best_by="f1"),
+    search=SearchConfig(beam_size=2, extra_length=5),
+    treebank=TreebankConfig(augmentation=AugmentationConfig(copies=1)),
+)
+
+
+def test_a_parser_resumed_is_the_one_that_was_not_stopped(tmp_path: Path) -> None:
+    trees = tmp_path / "trees"
+    trees.write_text("\n".join(map(str, islice(training_trees(seed=6), 12))))
+    files = TreebankFiles(trees=(trees,), dev_trees=(trees,))
+    train(files, PARSING, tmp_path / "whole", CPU, SendsSignal())
+    start_and_stop(files, tmp_path / "run", 7, config=PARSING)
+    resume(tmp_path / "run", CPU, SendsSignal())
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    assert_logs_agree(tmp_path / "run", tmp_path / "whole")

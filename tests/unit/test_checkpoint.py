@@ -30,6 +30,7 @@ from transduce.checkpoint import (
 )
 from transduce.errors import CheckpointError
 from transduce.model.transformer import Transformer
+from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -110,7 +111,7 @@ def test_a_model_folder_holds_three_files(folder):
 
 def test_the_config_file_tells_format_step_and_settings(folder):
     content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    assert (content["format"], content["step"]) == (2, 7)
+    assert (content["format"], content["step"]) == (3, 7)
     assert content["model"]["d_model"] == 16
 
 
@@ -211,10 +212,12 @@ def test_a_config_that_is_no_object_is_refused(folder):
         load_model(folder)
 
 
-@pytest.mark.parametrize("value", [0, 3, "1", None, {}])
+@pytest.mark.parametrize("value", [0, 4, "1", None, {}])
 def test_another_format_is_refused(folder, value):
     edit(folder / CONFIG, lambda content: content.update(format=value))
-    message = f"format must be 1 or 2, but is {value}; .* another version of transduce"
+    message = (
+        f"format must be 1 or 2 or 3, but is {value}; .* another version of transduce"
+    )
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)
 
@@ -237,7 +240,13 @@ def test_unknown_settings_are_refused(folder, change):
         load_model(folder)
 
 
-NEWER = ("decoder_layers", "activation", "norm_epsilon", "output_bias")
+NEWER = (
+    "decoder_layers",
+    "activation",
+    "norm_epsilon",
+    "output_bias",
+    "target_vocab_size",
+)
 """Settings that a folder of format 1 does not have."""
 
 
@@ -264,6 +273,56 @@ def test_a_newer_setting_must_be_there_in_a_newer_folder(folder):
     edit(folder / CONFIG, lambda content: content["model"].pop("activation"))
     with pytest.raises(CheckpointError, match="settings activation, d_ff"):
         load_model(folder)
+
+
+def test_a_model_of_the_second_format_has_one_vocabulary(make_checkpoint, folder):
+    edit(folder / CONFIG, lambda content: content.update(format=2))
+    edit(folder / CONFIG, lambda content: content["model"].pop("target_vocab_size"))
+    assert load_model(folder).config == make_checkpoint().config
+
+
+def parser_of(make_checkpoint, num_symbols: int) -> Checkpoint:
+    spellings = ("(S", ")S", "XX")
+    return replace(
+        make_checkpoint(target_vocab_size=num_symbols),
+        symbols=SymbolVocabulary("xx", spellings),
+    )
+
+
+def test_the_symbols_of_a_parser_come_back(make_checkpoint, tmp_path):
+    saved = parser_of(make_checkpoint, 7)
+    save_model(saved, tmp_path / "parser")
+    loaded = load_model(tmp_path / "parser")
+    assert loaded.symbols == saved.symbols
+    assert loaded.config == saved.config
+    assert not different(saved, loaded)
+
+
+def test_symbols_of_another_parser_are_refused(make_checkpoint, tmp_path):
+    save_model(parser_of(make_checkpoint, 8), tmp_path / "parser")
+    message = "the target's vocabulary must have the model's 8 symbols, but has 7"
+    with pytest.raises(CheckpointError, match=message):
+        load_model(tmp_path / "parser")
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "[]", '{"style": "xx"}', '{"style": "x", "symbols": []}']
+)
+def test_damaged_symbols_are_refused(make_checkpoint, tmp_path, content):
+    save_model(parser_of(make_checkpoint, 7), tmp_path / "parser")
+    path = tmp_path / "parser" / SYMBOLS_FILE
+    path.unlink()
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=f"^{path}: must hold the symbols of"):
+        load_model(tmp_path / "parser")
+
+
+def test_parsers_of_different_symbols_are_not_averaged(make_checkpoint):
+    one = parser_of(make_checkpoint, 7)
+    other = replace(one, symbols=SymbolVocabulary("pos", ("S", "/S", "XX")))
+    with pytest.raises(CheckpointError, match="must be of one model"):
+        average([one, other])
 
 
 @pytest.mark.usefixtures("unchecked_types")

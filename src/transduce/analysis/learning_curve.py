@@ -9,24 +9,27 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 TRAINING, DEV = "#4477aa", "#ee6677"
+QUALITIES = {"bleu": "sacreBLEU", "f1": "labelled bracket F1"}
+"""Of which a log has one."""
 
 
 def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Draw loss and, if there is a dev corpus, BLEU over the steps, as PNG."""
+    """Draw loss and, if there is a dev corpus, its score over the steps, as PNG."""
     entries = list(log)
     steps = [e for e in entries if e["kind"] == "step"]
     scores = [e for e in entries if e["kind"] == "dev"]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
-    loss_axes, bleu_axes = figure.subplots(1, 2)
+    loss_axes, quality_axes = figure.subplots(1, 2)
     _line(loss_axes, steps, "loss", "training (with dropout)", TRAINING)
     _line(loss_axes, scores, "loss", "dev", DEV, marker="o")
     loss_axes.set(xlabel="step", ylabel="smoothed loss, nats per target token")
-    _line(bleu_axes, scores, "bleu", "dev, greedy", DEV, marker="o")
     final = [e for e in entries if e["kind"] == "final"]
-    _line(bleu_axes, final, "bleu", "final model, beam search", TRAINING, marker="D")
-    bleu_axes.set(xlabel="step", ylabel="sacreBLEU")
-    for axes in (loss_axes, bleu_axes):
+    key = "f1" if any("f1" in e for e in scores) else "bleu"
+    _line(quality_axes, scores, key, "dev, greedy", DEV, marker="o")
+    _line(quality_axes, final, key, "final model, beam search", TRAINING, marker="D")
+    quality_axes.set(xlabel="step", ylabel=QUALITIES[key])
+    for axes in (loss_axes, quality_axes):
         axes.grid(visible=True, alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)

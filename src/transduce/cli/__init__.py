@@ -34,6 +34,7 @@ COMMANDS = {
     "attention": "Show what a model attends to in a sentence, as a page or a picture.",
     "heads": "Survey what each head does over a corpus, and what it is worth.",
     "evaluate": "Score translations against references.",
+    "parse": "Parse sentences, one tree a line.",
     "evaluate-parses": "Score parses against gold trees, as EVALB does.",
     "compare": "Hold systems against each other, with tests of significance.",
     "reproduce": "Reproduce a table of the paper.",
@@ -46,6 +47,8 @@ PARTS = {
     "reproduce": {
         "table1": "Measure what layers cost, beside the formulas of Table 1.",
         "table2": "Place runs among the models of Table 2, and forecast trainings.",
+        "table3": "Vary the base model as Table 3 does, at any scale.",
+        "table4": "Place parses among the parsers of Table 4.",
     },
     "benchmark": {
         "training": "Measure the speed and memory of training.",

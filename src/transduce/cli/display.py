@@ -65,7 +65,7 @@ class TrainingDisplay(ProgressDisplay):
         if result.dev is not None:
             self.console.print(
                 f"{what}: dev: {_figures(result.dev)}, by beam search\n  "
-                f"{result.dev.bleu}"
+                f"{result.dev.quality.details}"
             )
         self.console.print(
             f"{what} is in {result.model}; the learning curve is {result.picture}."
@@ -73,10 +73,7 @@ class TrainingDisplay(ProgressDisplay):
 
 
 def _figures(score: DevScore) -> str:
-    return (
-        f"loss {score.loss:.3f}, perplexity {score.perplexity:.2f}, {score.bleu.name} "
-        f"{score.bleu.score:.2f}"
-    )
+    return f"loss {score.loss:.3f}, perplexity {score.perplexity:.2f}, {score.quality}"
 
 
 def _forecast(start: RunStart) -> str:

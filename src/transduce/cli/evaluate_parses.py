@@ -2,14 +2,18 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.errors import DataError
+from transduce.decoding.next_token_models.quantization import Precision
+from transduce.decoding.parsing.parse_scores import score_parses
+from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.translator import load
+from transduce.errors import ConfigError, DataError
 from transduce.parsing.bracket_f1 import (
     BracketScore,
     bracket_f1,
@@ -19,18 +23,28 @@ from transduce.parsing.bracket_f1 import (
 from transduce.parsing.evalb_report import evalb_report
 from transduce.parsing.normalization import normalized
 from transduce.parsing.trees import Tree, read_parses
+from transduce.preparation.treebank import read_treebank
 from transduce.text.corpus import read_text
+
+EXTRA_LENGTH = 300
+"""Symbols of a tree at most, beyond the tokens of its sentence (section 6.3)."""
 
 
 def evaluate_parses(
     gold: Path,
-    predicted: Path,
+    predicted: Path | None = None,
     /,
     *,
+    model: Path | None = None,
+    beam_size: int = 21,
+    length_penalty: float = 0.3,
+    constrained: Annotated[bool, Parameter(negative="")] = False,
     normalize: Annotated[bool, Parameter(negative="")] = False,
     gold_tags: Annotated[bool, Parameter(negative="")] = False,
     allow_dropped: Annotated[bool, Parameter(negative="")] = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    device: str = "auto",
+    precision: Precision = "fp32",
 ) -> None:
     """Score parses: EVALB's table and summary, with COLLINS.prm's parameters.
 
@@ -43,6 +57,16 @@ def evaluate_parses(
         The true trees, one a line.
     predicted
         Theirs, line by line; a blank line where there is none.
+    model
+        A model or run folder that is to parse the words of the gold trees, instead of
+        trees that are there. Both are normalised then, words have the gold tags, and
+        how many trees had to be mended is said.
+    beam_size
+        Hypotheses kept at each step of the model's search.
+    length_penalty
+        Alpha of the model's search.
+    constrained
+        The model is to search among trees over the words only.
     normalize
         Leave out traces and functions and call each root TOP, in both files: a root
         of another name is counted like any bracket.
@@ -52,20 +76,70 @@ def evaluate_parses(
     allow_dropped
         Only warn of sentences that are in no figure.
     json_output
-        Print one JSON object: sentences, all, and short (those of at most 40 words).
+        Print one JSON object: sentences, all, and short (those of at most 40 words);
+        of a model also mended (percent of sentences) and repairs (by kind).
+    device
+        auto, cpu or cuda.
+    precision
+        Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
+        fast on a processor that is made for them.
     """
+    if predicted is not None and model is None:
+        score = _score_of_files(gold, predicted, normalize, gold_tags)
+        _print(score, {}, json_output)
+        _refuse_dropped(score, predicted, allow_dropped)
+    elif model is not None and predicted is None:
+        search = SearchConfig(
+            beam_size=beam_size,
+            length_penalty=length_penalty,
+            extra_length=EXTRA_LENGTH,
+        )
+        trees = read_treebank([gold])
+        parser = load(model, device=device, precision=precision).parser()
+        words = (tree.words for tree in trees)
+        parses = list(parser.parse_stream(words, search, constrained=constrained))
+        found = score_parses(trees, parses)
+        repairs = {name: n for name, n in asdict(found.repairs).items() if n}
+        of_model = {"mended": found.mended, "repairs": repairs}
+        _print(found.brackets, of_model, json_output)
+    else:
+        raise ConfigError(
+            "Either predicted trees or a --model must be given, but not both."
+        )
+
+
+def _score_of_files(
+    gold: Path, predicted: Path, normalize: bool, gold_tags: bool
+) -> BracketScore:
     gold_trees = list(_trees(gold, normalize))
     predicted_trees = list(_trees(predicted, normalize))
     require_pairs(gold_trees, predicted_trees)
     if gold_tags:
         predicted_trees = list(map(with_tags_of, gold_trees, predicted_trees))
-    score = bracket_f1(gold_trees, predicted_trees)
-    print(json.dumps(asdict(score)) if json_output else evalb_report(score))
+    return bracket_f1(gold_trees, predicted_trees)
+
+
+def _print(score: BracketScore, of_model: Mapping[str, Any], json_output: bool) -> None:
+    if json_output:
+        print(json.dumps({**asdict(score), **of_model}))
+        return
+    print(evalb_report(score))
+    if of_model:
+        repairs = ", ".join(f"{n:,} {name}" for name, n in of_model["repairs"].items())
+        print(
+            f"\nMended to be trees: {of_model['mended']:.2f} % of sentences "
+            f"({repairs or 'no repairs'})"
+        )
+
+
+def _refuse_dropped(score: BracketScore, predicted: Path, allow_dropped: bool) -> None:
+    """`DataError` if sentences are in no figure, or a warning of each."""
     dropped = [f"{predicted}:{fault}" for fault in _faults(score)]
     if dropped and not allow_dropped:
         raise DataError(
-            f"{dropped[0]}; {len(dropped):,} of {len(gold_trees):,} sentences are in "
-            "no figure for want of the gold tree's words (--allow-dropped accepts it)."
+            f"{dropped[0]}; {len(dropped):,} of {len(score.sentences):,} sentences are "
+            "in no figure for want of the gold tree's words (--allow-dropped accepts "
+            "it)."
         )
     for fault in dropped:
         print(f"Warning: {fault}; the sentence is in no figure.", file=sys.stderr)

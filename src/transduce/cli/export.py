@@ -7,6 +7,7 @@ from typing import Literal
 from transduce.checkpoint import load_model
 from transduce.cli.options import require_new
 from transduce.cli.proof_sample import packages_for, proof_sentences
+from transduce.errors import RequestError
 
 Target = Literal["ctranslate2", "marian", "onnx"]
 
@@ -35,6 +36,11 @@ def export(
     require_new(out)
     sentences = proof_sentences(sample)
     checkpoint = load_model(model)
+    if checkpoint.symbols is not None:
+        raise RequestError(
+            f"{model}: a model to export must have one vocabulary for source and "
+            "target, but this one parses, and has two."
+        )
     with packages_for(f"Export to {to}"):
         target = import_module(f"transduce.export.{to}")
         proof = target.export(checkpoint, out, sentences)

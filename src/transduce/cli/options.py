@@ -33,14 +33,15 @@ def changed(
     config: RunConfig, config_file: Path | None, assignments: tuple[str, ...]
 ) -> RunConfig:
     """Settings changed by a file, then by single settings."""
-    vocab_size = config.model.vocab_size
+    sizes = config.model.vocab_size, config.model.target_vocab_size
     if config_file is not None:
         config = apply_file(config, config_file)
     config = apply_assignments(config, assignments)
-    if config.model.vocab_size != vocab_size:
+    if (config.model.vocab_size, config.model.target_vocab_size) != sizes:
         raise ConfigError(
-            "`model.vocab_size` must be left to the tokenizer, but is set; set "
-            "`tokenizer.vocab_size` instead."
+            "`model.vocab_size` and `model.target_vocab_size` must be left to the "
+            "tokenizer and the trees, but one is set; set `tokenizer.vocab_size` "
+            "instead."
         )
     return config
 

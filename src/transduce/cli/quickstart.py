@@ -3,21 +3,36 @@
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 from transduce.cli.display import TrainingDisplay
 from transduce.cli.terminal import plain_console
 from transduce.device import choose_hardware
 from transduce.experiments.presets import PRESETS
-from transduce.experiments.quickstart import QuickstartResult, run_quickstart
+from transduce.experiments.quickstart.parsing import (
+    ParsingResult,
+    run_parsing_quickstart,
+)
+from transduce.experiments.quickstart.translation import (
+    QuickstartResult,
+    run_quickstart,
+)
 
 
-def quickstart(*, out: Path = Path("quickstart"), device: str = "auto") -> None:
-    """Train, average, translate and score on the built-in corpus, in minutes.
+def quickstart(
+    *,
+    out: Path = Path("quickstart"),
+    task: Literal["translation", "parsing"] = "translation",
+    device: str = "auto",
+) -> None:
+    """Train, average, search and score on the built-in corpus, in minutes.
 
     Parameters
     ----------
     out
         A new folder for the corpus and the run.
+    task
+        What is learned: translation (section 6.1), or parsing (section 6.3).
     device
         auto, cpu or cuda.
     """
@@ -25,8 +40,12 @@ def quickstart(*, out: Path = Path("quickstart"), device: str = "auto") -> None:
     hardware = choose_hardware(device, width=PRESETS["quickstart"].model.d_model)
     print("Writing sentences of the built-in English-German grammar ...", flush=True)
     with TrainingDisplay() as display:
-        result = run_quickstart(out, hardware, display)
-    _show(result, out, (time.monotonic() - started) / 60)
+        if task == "parsing":
+            parsed = run_parsing_quickstart(out, hardware, display)
+            _show_parses(parsed, out, (time.monotonic() - started) / 60)
+        else:
+            result = run_quickstart(out, hardware, display)
+            _show(result, out, (time.monotonic() - started) / 60)
 
 
 def _show(result: QuickstartResult, out: Path, minutes: float) -> None:
@@ -37,8 +56,7 @@ def _show(result: QuickstartResult, out: Path, minutes: float) -> None:
         console.print(f"    -> {example.translation}")
         if example.translation != example.reference:
             console.print(f"    expected: {example.reference}")
-    # As this very command was called: it need not be on the path.
-    transduce = sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"
+    transduce = _program()
     console.print(
         f"\nBLEU on unseen sentences: {result.bleu.score:.2f}\n  {result.bleu}\n"
         f"Learning curve: {result.picture}\n"
@@ -54,3 +72,28 @@ def _show(result: QuickstartResult, out: Path, minutes: float) -> None:
         "(multi30k suits tens of thousands of pairs; base and big, the paper's models, "
         "suit millions.)",
     )
+
+
+def _show_parses(result: ParsingResult, out: Path, minutes: float) -> None:
+    console = plain_console()
+    console.print("\nFive sentences with combinations of words never seen in training:")
+    for tree in result.examples:
+        console.print(f"  {tree}")
+    console.print(
+        f"\nOn unseen sentences: {result.score}\n"
+        f"Learning curve: {result.picture}\n"
+        f"Time: {minutes:.1f} minutes\n\n"
+        "Parse a sentence of your own:\n"
+        "  echo 'The old lamp fell because it was heavy.' | "
+        f"{_program()} parse {out}/run --pretty\n\n"
+        "Train on your own treebank, a tree in brackets a line:\n"
+        f"  {_program()} train --trees my.trees --dev-trees dev.trees \\\n"
+        "    --preset parsing-small --out runs/parser\n"
+        "(parsing-small suits thousands of trees; parsing-wsj and parsing-semi, the "
+        "paper's, tens of thousands and millions.)",
+    )
+
+
+def _program() -> str:
+    """As this very command was called: it need not be on the path."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"

@@ -3,7 +3,7 @@
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from cyclopts import Parameter
@@ -12,17 +12,47 @@ from rich.console import Console
 from transduce.analysis.cost import SUSTAINED_TFLOPS, Cluster
 from transduce.benchmark.machine import describe_machine
 from transduce.benchmark.matrix_rate import matrix_rate
-from transduce.cli.options import Files
+from transduce.cli.experiment import (
+    ExperimentDisplay,
+    chosen_corpus,
+    corpus_files,
+    fetched,
+)
+from transduce.cli.options import Assignments, Files, changed
 from transduce.cli.reports import finish, require_new
-from transduce.device import choose_hardware, keep_freed_memory
+from transduce.device import Precision, choose_hardware, keep_freed_memory
 from transduce.errors import ConfigError
+from transduce.evaluation.significance import Trials
 from transduce.experiments.tables.table1 import as_report as table1_report
 from transduce.experiments.tables.table1 import measure_table1
 from transduce.experiments.tables.table2 import Table2, our_row, training_cost
 from transduce.experiments.tables.table2 import as_report as table2_report
+from transduce.experiments.tables.table3.experiment import (
+    CORPUS,
+    Experiment,
+    claimed,
+    refuse_other_contents,
+    row_runs,
+)
+from transduce.experiments.tables.table3.processes import (
+    Crew,
+    RunsFailedError,
+    carry_out,
+    places,
+)
+from transduce.experiments.tables.table3.reporting import as_report as table3_report
+from transduce.experiments.tables.table3.results import collect
+from transduce.experiments.tables.table3.rows import require_rows, scaled_base
+from transduce.experiments.tables.table4 import Setting, Table4, our_parser
+from transduce.experiments.tables.table4 import as_report as table4_report
 from transduce.text.corpus import read_pairs
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
+Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
+Pairs = Annotated[
+    tuple[tuple[Path, Path], ...],
+    Parameter(consume_multiple=True, negative="", show_default=False),
+]
 
 
 def table1(*, out: Path, max_rounds: int = 40) -> None:
@@ -105,6 +135,153 @@ def table2(
             ours.append(our_row(run, pairs, language, device))
     table = Table2(ours=tuple(ours), costs=costs, cluster=cluster)
     finish(table2_report(table), asdict(table), out, "table2")
+
+
+def table3(
+    *,
+    out: Path,
+    corpus: str | None = None,
+    source: Files = (),
+    target: Files = (),
+    dev_source: Files = (),
+    dev_target: Files = (),
+    scale: float = 1.0,
+    steps: int | None = None,
+    rows: Names = (),
+    seeds: Numbers = (1,),
+    settings: Assignments = (),
+    parallel: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Precision = "auto",
+    resamples: int = 1000,
+    shuffles: int = 10_000,
+) -> None:
+    """Vary the base model as Table 3 does (section 6.2), at any scale.
+
+    Every row is a training of its own. What is done is not done again: the same
+    command goes on where it was stopped, and adds rows and seeds. With --scale 1 and
+    --corpus wmt14-en-de it is the paper's experiment.
+
+    Parameters
+    ----------
+    out
+        The folder of the experiment: runs, what they printed, and the report.
+    corpus
+        A corpus that `transduce data` knows, to download and prepare in there; or give
+        files:
+    source
+        Text files, one sentence a line, plain or gzip.
+    target
+        Their translations, line by line.
+    dev_source
+        Held-out text, which the rows are scored on.
+    dev_target
+        Its translations.
+    scale
+        Factor on the widths d_model, d_ff, d_k, d_v and on the vocabulary: a multiple
+        of 1/8. Heads and layers keep their numbers; what a row changes in size, it
+        changes by the paper's factor.
+    steps
+        Updates of base, 100,000 in the paper; big has three times as many. Of fewer
+        than 20,000, a fifth warms up.
+    rows
+        Rows by the names of their presets (A-h1, C-N2, ...); all by default. Base is
+        always among them.
+    seeds
+        Of each row's trainings; their figures are pooled.
+    settings
+        Single settings of the base, such as batching.target_tokens=4096.
+    parallel
+        Trainings at the same time; by default one on each CUDA device, or one.
+    device
+        auto, cpu or cuda.
+    precision
+        Of matrix products while training, as `transduce train` has it.
+    resamples
+        Test sets drawn by the paired bootstrap.
+    shuffles
+        Trials of approximate randomisation.
+    """
+    trials = Trials(resamples=resamples, shuffles=shuffles)
+    base = changed(scaled_base(scale, steps), None, settings)
+    runs = row_runs(
+        out.absolute(), base, require_rows(rows), list(dict.fromkeys(seeds))
+    )
+    at = places(device, parallel)
+    files = corpus_files(source, target, dev_source, dev_target)
+    chosen = chosen_corpus(corpus, files)
+    refuse_other_contents(out)
+    with claimed(out) as claim:
+        experiment = Experiment(
+            folder=out.absolute(),
+            files=fetched(chosen, out / CORPUS),
+            base=base,
+            device=device,
+            precision=precision,
+        )
+        experiment.begin()
+        with ExperimentDisplay(runs) as display:
+            crew = Crew(experiment, at, claim)
+            failures = carry_out(experiment, runs, crew, display.went_on)
+        table = collect(experiment, runs, failures, trials)
+        finish(table3_report(table), asdict(table), out / "report", "table3")
+    if failures:
+        name, why = next(iter(failures.items()))
+        raise RunsFailedError(
+            f"All runs must be done, but {len(failures)} of {len(runs)} failed; the "
+            f"first is {name}: {why} The same command tries them again."
+        )
+
+
+def table4(
+    *,
+    out: Path,
+    wsj_only: Pairs = (),
+    semi_supervised: Pairs = (),
+    treebank: str | None = None,
+    split: str | None = None,
+) -> None:
+    """Place parses among the parsers of Table 4 (section 6.3).
+
+    Trees are normalised, and predicted words given the tags of the gold trees, as
+    `transduce evaluate-parses --normalize --gold-tags` does.
+
+    Parameters
+    ----------
+    out
+        A new folder for the report: Markdown, a page, and JSON.
+    wsj_only
+        Files of gold and of predicted trees, by turns: of parsers that have seen no
+        other trees than the treebank's.
+    semi_supervised
+        The same of parsers that have seen other trees as well.
+    treebank
+        What the gold trees are of: theirs is the Wall Street Journal.
+    split
+        What part of it they are: theirs is section 23.
+    """
+    if not wsj_only and not semi_supervised:
+        raise ConfigError(
+            "Trees must be given: --wsj-only or --semi-supervised, each with GOLD "
+            "PREDICTED."
+        )
+    if treebank is None or split is None:
+        raise ConfigError(
+            "What the trees are of must be told, for F1 says nothing without it: "
+            "--treebank and --split."
+        )
+    require_new(out)
+    given: dict[Setting, Pairs] = {
+        "WSJ only": wsj_only,
+        "semi-supervised": semi_supervised,
+    }
+    ours = tuple(
+        our_parser(setting, gold, predicted)
+        for setting, pairs in given.items()
+        for gold, predicted in pairs
+    )
+    table = Table4(ours=ours, treebank=treebank, split=split)
+    finish(table4_report(table), asdict(table), out, "table4")
 
 
 def _cluster(

@@ -8,7 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.options import Files
-from transduce.decoding.translator import WINDOW_LINES, load
+from transduce.decoding.search import WINDOW_LINES
+from transduce.decoding.translator import load
 from transduce.evaluation.perplexity import perplexity
 from transduce.text.corpus import read_pairs
 

@@ -47,7 +47,7 @@ class TensorBoardLog:
         figures = {
             "loss": score.loss,
             "perplexity": score.perplexity,
-            "bleu": score.bleu.score,
+            score.quality.metric: score.quality.score,
         }
         self._write("dev", figures, score.step)
 

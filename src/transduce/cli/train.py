@@ -25,11 +25,13 @@ from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import (
+    RunFiles,
     refuse_changed_files,
     refuse_changed_settings,
     settings_of,
 )
 from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.treebank import TreebankFiles
 from transduce.training.distributed import is_joined, joined, local_rank
 from transduce.training.trainer import TrainingStoppedError
 
@@ -42,6 +44,8 @@ def train(
     target: Files = (),
     dev_source: Files = (),
     dev_target: Files = (),
+    trees: Files = (),
+    dev_trees: Files = (),
     config: Path | None = None,
     settings: Assignments = (),
     resume: Annotated[bool, Parameter(negative="")] = False,
@@ -58,7 +62,7 @@ def train(
         The run's folder; new, or with --resume one that holds a run.
     preset
         The settings to begin with: base (if none is given), big, a row of Table 3
-        (C-N2, ...), multi30k.
+        (C-N2, ...), multi30k; of parsers parsing-wsj, parsing-semi, parsing-small.
     source
         Text files, one sentence a line, plain or gzip.
     target
@@ -67,6 +71,11 @@ def train(
         Held-out text, scored at each checkpoint.
     dev_target
         Its translations.
+    trees
+        Treebanks in brackets, instead of text and translations: train a parser. One
+        given twice counts twice.
+    dev_trees
+        Held-out trees, scored at each checkpoint.
     config
         A TOML file of settings that change the preset.
     settings
@@ -88,18 +97,22 @@ def train(
         sys.exit(_train_on(devices, given))
     run = _run_config(out if resume else None, preset, config, settings)
     hardware = choose_hardware(device, precision, local_rank(), run.model.d_model)
-    files = _corpus_files(source, target, dev_source, dev_target)
+    text = _corpus_files(source, target, dev_source, dev_target)
+    files = _run_files(text, TreebankFiles(trees=trees, dev_trees=dev_trees))
     if resume:
         refuse_changed_settings(out, run)
-        if source or dev_source:
+        if files is not None:
             refuse_changed_files(out, files)
-    elif not source:
-        raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
+    elif files is None:
+        raise ConfigError(
+            "A corpus must be given: --source FILE... --target FILE..., or --trees "
+            "FILE..."
+        )
     log = (TensorBoardLog(out),) if tensorboard else ()
     with joined(hardware.device) as processes, TrainingDisplay() as display:
         observer = Observers(display, *log)
         try:
-            if resume:
+            if resume or files is None:
                 resume_run(out, hardware, observer, processes)
             else:
                 train_run(files, run, out, hardware, observer, processes)
@@ -138,6 +151,22 @@ def _run_config(
     if resumed is not None and preset is None:
         return changed(settings_of(resumed), config, settings)
     return run_config(preset or "base", config, settings)
+
+
+def _run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
+    """Those that are given, of text or of trees."""
+    if any(text.absolute_names().values()):
+        if treebanks.trees or treebanks.dev_trees:
+            raise ConfigError(
+                "Either text or trees must be given, but both are; leave out --trees "
+                "and --dev-trees, or the others."
+            )
+        return text
+    if treebanks.dev_trees and not treebanks.trees:
+        raise ConfigError(
+            "Trees to train on must be given, but only --dev-trees are; add --trees."
+        )
+    return treebanks if treebanks.trees else None
 
 
 def _corpus_files(

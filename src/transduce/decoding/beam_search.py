@@ -15,7 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from transduce.decoding.candidates import Candidates, best_candidates
+from transduce.decoding.candidates import (
+    Candidates,
+    Excluded,
+    best_candidates,
+    now_excluded,
+)
 from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
 from transduce.decoding.search_config import SearchConfig
 
@@ -30,13 +35,13 @@ def beam_search(
     *,
     bos: int,
     eos: int,
-    excluded: Sequence[int] = (),
+    excluded: Excluded = (),
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of each sentence, best first, at most `beam_size`.
 
     `max_lengths` counts the tokens of each sentence's output, the end token included.
-    Ids in `excluded` are never put out. What a sentence's prefix is, all of its
+    What is excluded is never put out. What a sentence's prefix is, all of its
     hypotheses begin with. The result for a sentence does not depend on the others.
     """
     search = BeamSearch(max_lengths, config, eos, excluded, prefixes)
@@ -53,7 +58,7 @@ class BeamSearch:
         max_lengths: Sequence[int],
         config: SearchConfig,
         eos: int,
-        excluded: Sequence[int] = (),
+        excluded: Excluded = (),
         prefixes: Sequence[Sequence[int]] | None = None,
         coverage: Coverage | None = None,
     ) -> None:
@@ -123,7 +128,7 @@ class BeamSearch:
             logits,
             self._log_probabilities,
             2 * self._config.beam_size,
-            excluded=self._excluded,
+            excluded=now_excluded(self._excluded),
             forced={
                 i: beam.prefix[length]
                 for i, (beam, length) in enumerate(zip(self.live, lengths, strict=True))

@@ -1,17 +1,20 @@
 """The likeliest ways to go on, of all hypotheses of a sentence at once."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int, Int64
+from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 from torch.nn import functional
 
 BLOCK = 64
 """Tokens of which only the best is looked at first."""
+Excluded = Sequence[int] | Callable[[], Bool[Tensor, "sentences group vocab"]]
+"""Ids that are never put out, or what says which may not come next, after what the
+model has read of each hypothesis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +28,19 @@ class Candidates:
     tokens: Int64[np.ndarray, "sentences candidates"]
 
 
+def now_excluded(
+    excluded: Excluded,
+) -> Sequence[int] | Bool[Tensor, "sentences group vocab"]:
+    """What may not come next."""
+    return excluded() if callable(excluded) else excluded
+
+
 def best_candidates(
     logits: Float[Tensor, "sentences group vocab"],
     log_probabilities: Float64[np.ndarray, "sentences group"],
     count: int,
     *,
-    excluded: Sequence[int] = (),
+    excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"] = (),
     forced: Mapping[int, int] | None = None,
     diversity: float = 0.0,
 ) -> Candidates:
@@ -41,7 +51,10 @@ def best_candidates(
     """
     # Not the logits minus their `logsumexp`: that takes twice as long.
     log_probs = logits.float().log_softmax(dim=-1)
-    log_probs[..., list(excluded)] = -math.inf
+    if isinstance(excluded, Tensor):
+        log_probs = log_probs.masked_fill(excluded.to(logits.device), -math.inf)
+    else:
+        log_probs[..., list(excluded)] = -math.inf
     for sentence, token in (forced or {}).items():
         only = log_probs[sentence, :, token].clone()
         log_probs[sentence] = -math.inf

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decoding.candidates import best_candidates
+from transduce.decoding.candidates import Excluded, best_candidates, now_excluded
 from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
 from transduce.decoding.search_config import SearchConfig
 
@@ -19,7 +19,7 @@ def greedy_search(
     *,
     bos: int,
     eos: int,
-    excluded: Sequence[int] = (),
+    excluded: Excluded = (),
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
     """The one hypothesis of each sentence. The length penalty only enters its score."""
@@ -37,7 +37,7 @@ class GreedySearch:
         max_lengths: Sequence[int],
         config: SearchConfig,
         eos: int,
-        excluded: Sequence[int] = (),
+        excluded: Excluded = (),
         prefixes: Sequence[Sequence[int]] | None = None,
     ) -> None:
         each = zip(max_lengths, prefixes or [()] * len(max_lengths), strict=True)
@@ -54,7 +54,7 @@ class GreedySearch:
             logits,
             np.zeros((count, 1)),
             2,
-            excluded=self._excluded,
+            excluded=now_excluded(self._excluded),
             forced={
                 i: token
                 for i, path in enumerate(self.live)

@@ -1,5 +1,6 @@
 """The log-probability of given targets."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -56,3 +57,13 @@ def _log_probability(
     log_probs = model.logits(states).float().log_softmax(dim=-1)
     chosen = log_probs.gather(-1, target_out[:, None]).squeeze(-1).double()
     return float(chosen.masked_fill(target_out == PAD, 0.0).sum())
+
+
+def similar_lengths(lengths: list[int], positions: int) -> Iterator[list[int]]:
+    """Indices of sentences in batches of so many positions, longest first."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    start = 0
+    while start < len(order):
+        rows = max(positions // (lengths[order[start]] + 1), 1)
+        yield order[start : start + rows]
+        start += rows

@@ -13,6 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+WINDOW_LINES = 2_048
+"""Lines read ahead and sorted by length, so that a batch holds similar ones."""
+BATCH_POSITIONS = 4_096
+"""Source positions of a batch times its hypotheses, padding included."""
 REFILL_SHARE = 0.25
 """Of a batch's room that must be free before others join, all of it being copied."""
 

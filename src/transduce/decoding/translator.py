@@ -1,4 +1,4 @@
-"""Text in, text out."""
+"""Text in, text out, or trees."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,9 +23,12 @@ from transduce.decoding.next_token_models.quantization import (
     PreparedModel,
     prepared,
 )
+from transduce.decoding.parsing.parser import Parse, Parser
 from transduce.decoding.sampling import Sampling, SamplingConfig
-from transduce.decoding.scoring import TargetScore, score_targets
+from transduce.decoding.scoring import TargetScore, score_targets, similar_lengths
 from transduce.decoding.search import (
+    BATCH_POSITIONS,
+    WINDOW_LINES,
     Decoding,
     Hypothesis,
     JoinableModel,
@@ -38,10 +41,6 @@ from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.splitting import split_long
 from transduce.text.tokenizer import Tokenizer
 
-WINDOW_LINES = 2_048
-"""Lines read ahead and sorted by length, so that a batch holds similar ones."""
-BATCH_POSITIONS = 4_096
-"""Source positions of a batch times its hypotheses, padding included."""
 MAX_SOURCE_TOKENS = 250
 """A longer source is translated in parts: few models were trained on such."""
 EXCLUDED = (PAD, BOS)
@@ -121,6 +120,20 @@ class Translator:
             prepared(each.build(), precision, device) for each in (checkpoint, *others)
         ]
         self.device = device
+        self._symbols = checkpoint.symbols
+
+    def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
+        """The trees of raw English sentences, as `Parser.parse` finds them."""
+        return self.parser().parse(texts, constrained=constrained)
+
+    def parser(self) -> Parser:
+        """What parses with the first model; `RequestError` if it translates."""
+        if self._symbols is None:
+            raise RequestError(
+                "A model that parses must be trained on trees (train --trees), but "
+                "this one translates; use `transduce translate`."
+            )
+        return Parser(self.models[0], self.tokenizer, self._symbols, self.device)
 
     def translate(
         self,
@@ -157,6 +170,7 @@ class Translator:
 
         `RequestError` if there are prefixes, but not one for each source.
         """
+        self._require_translation()
         if config.coverage_penalty > 0 and len(self.models) > 1:
             raise RequestError(
                 "A coverage penalty must be used with one model, whose attention it "
@@ -169,6 +183,7 @@ class Translator:
         self, sources: Iterable[str], config: SamplingConfig
     ) -> Iterator[Translation]:
         """Translations drawn at random: each source's by its place and the seed."""
+        self._require_translation()
         start = partial(self._sample, config=config)
         return self._in_windows(sources, None, start, config.num_samples)
 
@@ -180,6 +195,7 @@ class Translator:
         `RequestError` if they are not as many as the sources, or several models are
         to decide.
         """
+        self._require_translation()
         if len(self.models) > 1:
             raise RequestError(
                 f"Translations must be scored by one model, but {len(self.models)} "
@@ -196,7 +212,7 @@ class Translator:
         lengths = [
             max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)
         ]
-        for batch in _similar_lengths(lengths, BATCH_POSITIONS):
+        for batch in similar_lengths(lengths, BATCH_POSITIONS):
             found = score_targets(
                 self.models[0].model,
                 self._padded([source_ids[i] for i in batch]),
@@ -204,6 +220,13 @@ class Translator:
             )
             scores.update(zip(batch, found, strict=True))
         return [scores[i] for i in range(len(sources))]
+
+    def _require_translation(self) -> None:
+        if self._symbols is not None:
+            raise RequestError(
+                "A model that translates must be trained on text, but this one parses; "
+                "use `transduce parse`."
+            )
 
     def _in_windows(
         self,
@@ -380,13 +403,3 @@ def _joined(parts: list[Translation]) -> Translation:
         hypotheses=(whole,),
         num_parts=len(parts),
     )
-
-
-def _similar_lengths(lengths: list[int], positions: int) -> Iterator[list[int]]:
-    """Indices of sentences in batches, longest first."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    start = 0
-    while start < len(order):
-        rows = max(positions // (lengths[order[start]] + 1), 1)
-        yield order[start : start + rows]
-        start += rows

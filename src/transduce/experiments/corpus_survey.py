@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Num, Shaped
 
 from transduce.errors import DataError
-from transduce.preparation.encoding import encode_pairs, fate_of
+from transduce.preparation.encoding import PairEncoder, encode_pairs, fate_of
 from transduce.text.corpus import Line, SentencePair, read_lines
 from transduce.text.tokenizer import Tokenizer, normalize
 
@@ -319,7 +319,9 @@ def _rows(
     pairs: Iterable[PlacedPair], tokenizer: Tokenizer, max_length: int
 ) -> Iterator[Row]:
     placed, to_encode = tee(pairs)
-    encoded = encode_pairs((each.pair for each in to_encode), tokenizer)
+    encoded = encode_pairs(
+        (each.pair for each in to_encode), PairEncoder(tokenizer=tokenizer)
+    )
     for read, ids in zip(placed, encoded, strict=True):
         yield (
             read.position,

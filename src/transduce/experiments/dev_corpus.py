@@ -1,7 +1,9 @@
 """The held-out corpus of a run, and how well a model does on it."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -9,14 +11,36 @@ import torch
 from transduce.checkpoint import Checkpoint
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
+from transduce.decoding.parsing.parse_scores import score_parses
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
-from transduce.evaluation.bleu import BleuScore, corpus_bleu
+from transduce.evaluation.bleu import corpus_bleu
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import RunFolder
+from transduce.parsing.trees import read_parses
 from transduce.preparation.prepared_corpus import DEV_SOURCE, DEV_TARGET
 from transduce.text.corpus import read_text
 from transduce.training.trainer import Trainer
+
+Metric = Literal["bleu", "f1"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """What a search finds, held against what it should find."""
+
+    metric: Metric
+    name: str
+    """Of the metric, in words."""
+    score: float
+    """In percent."""
+    details: str
+    """For people to read."""
+    log: dict[str, Any]
+    """What the log keeps beside the score."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.score:.2f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +51,7 @@ class DevScore:
     loss: float
     perplexity: float
     """Of a target token."""
-    bleu: BleuScore
+    quality: Quality
     num_averaged: int = 1
     """Checkpoints that the model is the average of."""
 
@@ -37,8 +61,8 @@ class DevScore:
             "step": self.step,
             "loss": self.loss,
             "perplexity": self.perplexity,
-            "bleu": self.bleu.score,
-            "signature": self.bleu.signature,
+            self.quality.metric: self.quality.score,
+            **self.quality.log,
             "num_averaged": self.num_averaged,
         }
 
@@ -48,7 +72,7 @@ class DevHistory:
     """The scores of a run's checkpoints so far, as the log keeps them."""
 
     entries: list[dict[str, Any]]
-    best_by: Literal["bleu", "loss"]
+    best_by: Literal["bleu", "f1", "loss"]
 
     def is_best(self, entry: dict[str, Any]) -> bool:
         """Whether a new one beats all."""
@@ -66,7 +90,7 @@ class DevHistory:
         """Whether the first score is the better one."""
         if self.best_by == "loss":
             return _number(one["loss"]) < _number(other["loss"])
-        return bool(one["bleu"] > other["bleu"])
+        return bool(one[self.best_by] > other[self.best_by])
 
 
 def _number(loss: float | None) -> float:
@@ -74,20 +98,17 @@ def _number(loss: float | None) -> float:
     return math.inf if loss is None else loss
 
 
+Judge = Callable[[Translator, SearchConfig], Quality]
+"""Says how good is what a model makes of the held-out sources."""
+
+
 class DevCorpus:
     """The held-out corpus of a run."""
 
-    def __init__(
-        self,
-        batcher: Batcher,
-        sources: list[str],
-        references: list[str],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, batcher: Batcher, judge: Judge, device: torch.device) -> None:
         self._batcher = batcher
+        self._judge = judge
         self._device = device
-        self._sources = sources
-        self._references = references
 
     @classmethod
     def open(
@@ -97,25 +118,57 @@ class DevCorpus:
         if (path := folder.dev_corpus) is None:
             return None
         batcher = Batcher(open_dataset(path), config.batching, seed=0)
-        return cls(
-            batcher,
-            list(read_text([path / DEV_SOURCE])),
-            list(read_text([path / DEV_TARGET])),
-            device,
+        judge = (
+            _judge_of_text(path)
+            if folder.dev_trees is None
+            else _judge_of_trees(folder.dev_trees)
         )
+        return cls(batcher, judge, device)
 
     def score(
         self, checkpoint: Checkpoint, trainer: Trainer, search: SearchConfig
     ) -> DevScore:
-        """Loss by the trainer's model, BLEU by searching with the checkpoint's."""
+        """Loss by the trainer's model, quality by searching with the checkpoint's."""
         validation = trainer.validate(self._batcher)
-        translations = Translator(checkpoint, self._device).translate_stream(
-            self._sources, search
-        )
-        hypotheses = [translation.text for translation in translations]
         return DevScore(
             step=checkpoint.step,
             loss=validation.loss,
             perplexity=validation.perplexity,
-            bleu=corpus_bleu(hypotheses, self._references),
+            quality=self._judge(Translator(checkpoint, self._device), search),
         )
+
+
+def _judge_of_text(folder: Path) -> Judge:
+    sources = list(read_text([folder / DEV_SOURCE]))
+    references = list(read_text([folder / DEV_TARGET]))
+
+    def judge(translator: Translator, search: SearchConfig) -> Quality:
+        translations = translator.translate_stream(sources, search)
+        bleu = corpus_bleu([each.text for each in translations], references)
+        return Quality(
+            metric="bleu",
+            name=bleu.name,
+            score=bleu.score,
+            details=str(bleu),
+            log={"signature": bleu.signature},
+        )
+
+    return judge
+
+
+def _judge_of_trees(path: Path) -> Judge:
+    gold = list(read_parses(read_text([path]), str(path)))
+
+    def judge(translator: Translator, search: SearchConfig) -> Quality:
+        sentences = [tree.words for tree in gold]
+        parses = list(translator.parser().parse_stream(sentences, search))
+        score = score_parses(gold, parses)
+        return Quality(
+            metric="f1",
+            name="F1",
+            score=score.brackets.all.f1,
+            details=str(score),
+            log={"mended": score.mended},
+        )
+
+    return judge

@@ -25,10 +25,9 @@ from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.observation import RunObserver, RunResult, RunStart, Silent
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import PICTURE, RunFolder
+from transduce.experiments.run_folder import PICTURE, RunFiles, RunFolder
 from transduce.interruption import stop_on_signal
 from transduce.model.transformer import Transformer
-from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.distributed import ALONE, Processes
@@ -50,7 +49,7 @@ SLOWER = 0.5
 
 
 def train(
-    files: CorpusFiles,
+    files: RunFiles,
     config: RunConfig,
     out: Path,
     hardware: Hardware,
@@ -64,10 +63,15 @@ def train(
     """
     largest = replace(config.model, vocab_size=config.tokenizer.vocab_size)
     require_memory(largest, hardware)
-    if config.training.patience is not None and not files.dev_source:
+    if config.training.patience is not None and not files.has_dev:
         raise ConfigError(
             "`training.patience` must have a dev corpus to go by, but there is none; "
-            "add --dev-source and --dev-target."
+            "add --dev-source and --dev-target, or --dev-trees."
+        )
+    if files.has_dev and config.training.best_by not in (files.metric, "loss"):
+        raise ConfigError(
+            f'`training.best_by` must be "{files.metric}" or "loss" on this dev corpus,'
+            f' but is "{config.training.best_by}".'
         )
     corpus = None
     if processes.is_first:
@@ -99,7 +103,12 @@ class _Run:
     ) -> None:
         self._folder = folder
         self._tokenizer = load_tokenizer(folder.path / TOKENIZER_FILE)
-        model = replace(config.model, vocab_size=self._tokenizer.vocab_size)
+        self._symbols = folder.symbols()
+        model = replace(
+            config.model,
+            vocab_size=self._tokenizer.vocab_size,
+            target_vocab_size=self._symbols.vocab_size if self._symbols else None,
+        )
         self._config = replace(config, model=model)
         self._hardware = hardware
         self._processes = processes
@@ -298,9 +307,9 @@ class _Run:
         if dev and best and self._history().beats(best.entry(), dev.entry()):
             self._observer.warned(
                 f"The average of the last {len(kept)} checkpoints does worse on the "
-                f"dev corpus ({dev.bleu.name} {dev.bleu.score:.2f}, loss "
-                f"{dev.loss:.3f}) than that of step {best.step:,} alone "
-                f"({best.bleu.score:.2f}, {best.loss:.3f}), and is not kept."
+                f"dev corpus ({dev.quality}, loss {dev.loss:.3f}) than that of step "
+                f"{best.step:,} alone ({best.quality}, {best.loss:.3f}), and is not "
+                "kept."
             )
             folder, dev = BEST, best
             shutil.rmtree(self._folder.path / AVERAGED, ignore_errors=True)
@@ -334,6 +343,7 @@ class _Run:
             weights={name: w.detach() for name, w in model.state_dict().items()},
             tokenizer=self._tokenizer,
             step=step,
+            symbols=self._symbols,
         )
 
     def _draw(self) -> None:

@@ -10,6 +10,8 @@ from transduce.data.batches import BatchingConfig
 from transduce.decoding.search_config import SearchConfig
 from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
+from transduce.preparation.augmentation import AugmentationConfig
+from transduce.preparation.treebank import TreebankConfig
 from transduce.text.tokenizer import TokenizerConfig
 from transduce.training.config import TrainingConfig
 
@@ -23,6 +25,8 @@ class RunConfig:
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+    treebank: TreebankConfig = field(default_factory=TreebankConfig)
+    """Of a parser; translation has none."""
 
 
 MODEL = ModelConfig(
@@ -79,6 +83,19 @@ SMALL_MODEL = ModelConfig(
     num_layers=4, d_model=128, d_ff=256, num_heads=4, d_k=32, d_v=32, dropout=0.2
 )
 
+PARSING_MODEL = replace(MODEL, num_layers=4, d_model=1024, d_k=128, d_v=128)
+PARSING = RunConfig(
+    tokenizer=TokenizerConfig(kind="bpe", vocab_size=16_000),
+    model=replace(PARSING_MODEL, dropout=0.2),
+    batching=BatchingConfig(source_tokens=25_000, target_tokens=25_000, max_length=512),
+    # The paper names neither dropout nor rate; these are those of its own code.
+    training=replace(
+        TRAINING, warmup_steps=16_000, learning_rate_scale=0.5, best_by="f1"
+    ),
+    search=SearchConfig(beam_size=21, length_penalty=0.3, extra_length=300),
+    treebank=TreebankConfig(style="xx"),
+)
+
 PRESETS = {
     **TABLE_3,
     "base-en-fr": replace(BASE, tokenizer=WORD_PIECES),
@@ -120,6 +137,52 @@ PRESETS = {
             checkpoint_steps=150,
             keep_checkpoints=3,
         ),
+    ),
+    # Section 6.3: 40,000 sentences of the Wall Street Journal alone, and with 17
+    # million that were parsed by a machine.
+    "parsing-wsj": PARSING,
+    "parsing-semi": replace(
+        PARSING,
+        tokenizer=TokenizerConfig(kind="bpe", vocab_size=32_000),
+        model=replace(PARSING_MODEL, dropout=0.1),
+        training=replace(PARSING.training, warmup_steps=4_000),
+    ),
+    # Some thousands of trees.
+    "parsing-small": RunConfig(
+        tokenizer=TokenizerConfig(vocab_size=3_000),
+        model=replace(SMALL_MODEL, num_layers=3, dropout=0.1),
+        batching=BatchingConfig(
+            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024, max_length=300
+        ),
+        training=TrainingConfig(
+            steps=9_000,
+            warmup_steps=600,
+            learning_rate_scale=1.77,
+            optimizer="muon",
+            checkpoint_steps=500,
+            keep_checkpoints=5,
+            best_by="f1",
+        ),
+        search=PARSING.search,
+        treebank=TreebankConfig(
+            style="in-order-pos", augmentation=AugmentationConfig(copies=8, cut=0.4)
+        ),
+    ),
+    # The built-in grammar's trees, in minutes on two cores.
+    "parsing-quickstart": RunConfig(
+        tokenizer=TokenizerConfig(vocab_size=1_000),
+        model=replace(SMALL_MODEL, num_layers=2, dropout=0.0),
+        batching=BatchingConfig(
+            source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
+        ),
+        training=TrainingConfig(
+            steps=400,
+            warmup_steps=100,
+            checkpoint_steps=100,
+            keep_checkpoints=2,
+            best_by="f1",
+        ),
+        search=PARSING.search,
     ),
     # For trying things out: learns nothing of use, in seconds.
     "tiny": RunConfig(

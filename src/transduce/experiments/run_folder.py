@@ -3,8 +3,9 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transduce.checkpoint import (
 )
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.presets import RunConfig
+from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import (
     DEV,
@@ -24,10 +26,19 @@ from transduce.preparation.prepared_corpus import (
     PreparedCorpus,
     prepare,
 )
+from transduce.preparation.treebank import (
+    DEV_TREES,
+    TreebankFiles,
+    prepare_treebank,
+)
 from transduce.settings import apply_mapping
 
 FORMAT = 1
 RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
+
+
+RunFiles = CorpusFiles | TreebankFiles
+"""What a run is begun with."""
 
 
 def _finite(value: Any) -> Any:
@@ -43,7 +54,7 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path, files: CorpusFiles, config: RunConfig
+        cls, path: Path, files: RunFiles, config: RunConfig
     ) -> tuple["RunFolder", PreparedCorpus]:
         """Prepare a new run; nothing is left behind if that fails.
 
@@ -57,9 +68,12 @@ class RunFolder:
                     f"{path}: the output folder must be new or empty, but is not; go "
                     "on with that run by --resume, or choose another folder."
                 )
-            max_length = config.batching.max_length
-            corpus = prepare(files, config.tokenizer, max_length, new, neighbours)
-            model = replace(config.model, vocab_size=corpus.vocab_size)
+            corpus = _prepare(files, config, new, neighbours)
+            model = replace(
+                config.model,
+                vocab_size=corpus.vocab_size,
+                target_vocab_size=corpus.target_vocab_size,
+            )
             record = {
                 "format": FORMAT,
                 "files": files.absolute_names(),
@@ -108,6 +122,17 @@ class RunFolder:
         folder = self.path / DEV
         return folder if folder.is_dir() else None
 
+    @property
+    def dev_trees(self) -> Path | None:
+        """The gold trees of a parser's dev corpus."""
+        path = self.path / DEV_TREES
+        return path if path.is_file() else None
+
+    def symbols(self) -> SymbolVocabulary | None:
+        """What is written, if the run is that of a parser."""
+        path = self.path / SYMBOLS_FILE
+        return SymbolVocabulary.load(path) if path.is_file() else None
+
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step is or will be."""
         return self.path / CHECKPOINTS / f"step-{step:08}"
@@ -155,6 +180,19 @@ class RunFolder:
         new.replace(self.path / LOG)
 
 
+def _prepare(
+    files: RunFiles, config: RunConfig, folder: Path, neighbours: Sequence[Path]
+) -> PreparedCorpus:
+    tokenizer, max_length = config.tokenizer, config.batching.max_length
+    match files:
+        case CorpusFiles():
+            return prepare(files, tokenizer, max_length, folder, neighbours)
+        case TreebankFiles():
+            return prepare_treebank(
+                files, config.treebank, tokenizer, max_length, folder, neighbours
+            )
+
+
 def settings_of(out: Path) -> RunConfig:
     """The settings that the run in the folder `out` was begun with."""
     return RunFolder.open(out)[1]
@@ -164,7 +202,11 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
     """`ConfigError` if a run to be resumed was begun with other settings."""
     begun = settings_of(out)
     # The tokenizer's, and not for the caller to choose.
-    model = replace(config.model, vocab_size=begun.model.vocab_size)
+    model = replace(
+        config.model,
+        vocab_size=begun.model.vocab_size,
+        target_vocab_size=begun.model.target_vocab_size,
+    )
     config = replace(config, model=model)
     for name in (field.name for field in fields(config)):
         ours, theirs = asdict(getattr(config, name)), asdict(getattr(begun, name))
@@ -177,12 +219,12 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
                 )
 
 
-def refuse_changed_files(out: Path, files: CorpusFiles) -> None:
+def refuse_changed_files(out: Path, files: RunFiles) -> None:
     """`ConfigError` if a run to be resumed was begun with other files."""
     folder, _ = RunFolder.open(out)
     if (begun := folder.files()) != files.absolute_names():
         raise ConfigError(
             f"{out}: the run to resume was begun with other files "
-            f"({', '.join(begun['source'] + begun['target'])}, ...); leave the files "
+            f"({', '.join(chain.from_iterable(begun.values()))}); leave the files "
             "out, or begin another run."
         )

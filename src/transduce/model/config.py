@@ -17,6 +17,9 @@ class ModelConfig:
 
     vocab_size: int = 37_000
     """Rows of the one embedding of source, target and output; the tokenizer's size."""
+    target_vocab_size: int | None = None
+    """Rows of another one for target and output, if these have symbols of their own, as
+    a parser's trees do (section 6.3)."""
     num_layers: int = 6
     """N: layers of the encoder, and of the decoder."""
     decoder_layers: int | None = None
@@ -81,7 +84,8 @@ class ModelConfig:
 
     def _check_sizes(self) -> None:
         for name in (
-            "vocab_size", "num_layers", "decoder_layers", "d_model", "d_ff",
+            "vocab_size", "target_vocab_size", "num_layers", "decoder_layers",
+            "d_model", "d_ff",
             "num_heads", "d_k", "d_v", "max_positions", "neighbourhood",
         ):  # fmt: skip
             if (value := getattr(self, name)) is not None and value < 1:

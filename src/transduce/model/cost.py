@@ -22,7 +22,8 @@ class ParameterCounts:
     """Numbers learned, by what they are for."""
 
     embedding: int
-    """The one matrix of source, target and output, and a bias of the output."""
+    """The one matrix of source, target and output, or that of each side, and a bias of
+    the output."""
     positions: int
     self_attention: int
     """Of encoder and decoder."""
@@ -56,10 +57,13 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
     """The numbers that a model of these sizes learns."""
     encoder, decoder = config.num_layers, config.num_decoder_layers
     d_model = config.d_model
+    num_outputs = config.target_vocab_size or config.vocab_size
     has_table = config.positions == "learned"
     num_norms = 2 * encoder + 3 * decoder + (2 if config.norm == "pre" else 0)
     return ParameterCounts(
-        embedding=config.vocab_size * (d_model + config.output_bias),
+        embedding=config.vocab_size * d_model
+        + (config.target_vocab_size or 0) * d_model
+        + num_outputs * config.output_bias,
         positions=config.max_positions * d_model if has_table else 0,
         self_attention=(encoder + decoder) * _attention_parameters(config),
         memory_attention=decoder * _attention_parameters(config),
@@ -86,6 +90,7 @@ def forward_flops(
     )
     own = encoder * num_source + decoder * num_target
     d_model = config.d_model
+    num_outputs = config.target_vocab_size or config.vocab_size
     heads_width = config.num_heads * (config.d_k + config.d_v)
     return ForwardFlops(
         # Four matrices on each side's own attention; and of the third attention two on
@@ -94,7 +99,7 @@ def forward_flops(
         * (d_model * heads_width),
         attention=2 * num_scores * heads_width,
         feed_forward=4 * own * d_model * config.d_ff,
-        output=2 * num_target * d_model * config.vocab_size,
+        output=2 * num_target * d_model * num_outputs,
     )
 
 

@@ -9,7 +9,10 @@ from torch.nn import functional
 
 
 class SharedEmbedding(nn.Module):
-    """One matrix for source, target and output; scaled on input (section 3.4)."""
+    """One matrix for source, target and output; scaled on input (section 3.4).
+
+    Or for a source alone, or a target and its output, that have their own symbols.
+    """
 
     def __init__(self, vocab_size: int, d_model: int, *, bias: bool) -> None:
         super().__init__()

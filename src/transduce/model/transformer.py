@@ -32,13 +32,22 @@ class Memory:
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder over one shared embedding (section 3)."""
+    """Encoder and decoder (section 3), over one embedding unless told otherwise."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.embedding = SharedEmbedding(
-            config.vocab_size, config.d_model, bias=config.output_bias
+            config.vocab_size,
+            config.d_model,
+            bias=config.output_bias and config.target_vocab_size is None,
+        )
+        self.target_embedding = (
+            None
+            if config.target_vocab_size is None
+            else SharedEmbedding(
+                config.target_vocab_size, config.d_model, bias=config.output_bias
+            )
         )
         self.positions = (
             SinusoidalPositions(config.d_model)
@@ -66,7 +75,7 @@ class Transformer(nn.Module):
         """Read the sources (Figure 1, left)."""
         mask = padding_mask(source, PAD)
         self_mask = mask & self._near(source.size(1), source.size(1), source.device)
-        x = self._embed(source)
+        x = self._embed(source, self.embedding)
         for layer in self.encoder_layers:
             x = layer(x, self_mask)
         return Memory(states=self.encoder_norm(x), mask=mask)
@@ -77,7 +86,7 @@ class Transformer(nn.Module):
         """The decoder's states at all positions at once (Figure 1, right)."""
         length, device = target_in.size(1), target_in.device
         mask = causal_mask(length, length, device) & self._near(length, length, device)
-        x = self._embed(target_in)
+        x = self._embed(target_in, self.output_embedding)
         for layer in self.decoder_layers:
             x = layer(x, memory.states, mask, memory.mask)
         return self.decoder_norm(x)
@@ -86,17 +95,22 @@ class Transformer(nn.Module):
         self, states: Float[Tensor, "*rows d_model"]
     ) -> Float[Tensor, "*rows vocab"]:
         """Decoder states to scores of the next token (section 3.4)."""
-        return self.embedding.logits(states)
+        return self.output_embedding.logits(states)
+
+    @property
+    def output_embedding(self) -> SharedEmbedding:
+        """That of target and output: the one of all, or their own."""
+        return self.target_embedding or self.embedding
 
     @property
     def output_weight(self) -> Float[Tensor, "vocab d_model"]:
         """The matrix that makes logits of decoder states."""
-        return self.embedding.weight
+        return self.output_embedding.weight
 
     @property
     def output_bias(self) -> Float[Tensor, " vocab"] | None:
         """What is added to them, if anything is."""
-        return self.embedding.bias
+        return self.output_embedding.bias
 
     def start(self, memory: Memory) -> DecodingState:
         """The state before the first step, with one hypothesis a sentence."""
@@ -127,7 +141,7 @@ class Transformer(nn.Module):
         """What the first layer reads in a step, and which slots each now sees."""
         # Those of a sentence are at the same position, not one after the other.
         positions = self.positions.at(state.lengths, state.max_length)
-        x = self.embedding(last_ids)
+        x = self.output_embedding(last_ids)
         x = self.dropout(x + positions[:, None].to(x.dtype))
         mask = state.advance()
         if self.config.neighbourhood is not None:
@@ -152,9 +166,9 @@ class Transformer(nn.Module):
         return cast(Iterable[DecoderLayer], self.decoder_layers)
 
     def _embed(
-        self, ids: Int[Tensor, "batch length"]
+        self, ids: Int[Tensor, "batch length"], embedding: SharedEmbedding
     ) -> Float[Tensor, "batch length d_model"]:
-        x = self.embedding(ids)
+        x = embedding(ids)
         positions = self.positions(0, ids.size(1), ids.device)
         return self.dropout(x + positions.to(x.dtype))
 

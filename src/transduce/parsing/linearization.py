@@ -14,6 +14,7 @@ from transduce.parsing.trees import Constituent, Tree
 
 Kind = Literal["opening", "closing", "leaf"]
 Order = Literal["top-down", "in-order"]
+StyleName = Literal["xx", "pos", "in-order", "in-order-pos"]
 PUNCTUATION = frozenset({",", ":", "``", "''", "."})
 """The tags whose words EVALB leaves out."""
 ANY_TAG = "XX"
@@ -52,13 +53,15 @@ class Style:
         return prefixes[symbol.kind] + symbol.label
 
 
-STYLES = {
+STYLES: dict[StyleName, Style] = {
     # Vinyals et al. (2015): (S (NP XX )NP . )S
     "xx": Style(order="top-down", opening="(", closing=")", keeps_tags=False),
     # Tensor2tensor, the paper's own code: S NP NNP /NP . /S
     "pos": Style(order="top-down", opening="", closing="/", keeps_tags=True),
     # As `xx`, but: XX (NP )NP (S . )S
     "in-order": Style(order="in-order", opening="(", closing=")", keeps_tags=False),
+    # Both: NNP (NP )NP (S . )S
+    "in-order-pos": Style(order="in-order", opening="(", closing=")", keeps_tags=True),
 }
 
 

@@ -77,6 +77,11 @@ def _written(word: str) -> str:
             "A word must be without white space to be written in brackets, but is "
             f"{word!r}."
         )
+    return without_brackets(word)
+
+
+def without_brackets(word: str) -> str:
+    """A word as treebanks write it, in which brackets are for trees."""
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import ClassVar
 
 from transduce.errors import DataError
 from transduce.text.corpus import SentencePair, aligned_lines
@@ -18,6 +19,13 @@ class CorpusFiles:
     target: tuple[Path, ...]
     dev_source: tuple[Path, ...] = ()
     dev_target: tuple[Path, ...] = ()
+
+    metric: ClassVar = "bleu"
+    """What says how good translations are."""
+
+    @property
+    def has_dev(self) -> bool:
+        return bool(self.dev_source or self.dev_target)
 
     def absolute_names(self) -> dict[str, list[str]]:
         """The names of the files by their part, whatever the current folder."""

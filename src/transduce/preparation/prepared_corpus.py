@@ -18,13 +18,13 @@ import tokenizers
 
 from transduce.data.dataset import DATASET_FILES, open_dataset
 from transduce.errors import DataError, TransduceError
+from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 from transduce.preparation.corpus_files import CorpusFiles, Reading, read_through
-from transduce.preparation.encoding import PairCounts, encode_corpus
+from transduce.preparation.encoding import PairCounts, PairEncoder, encode_corpus
 from transduce.text.corpus import SentencePair, read_pairs, write_lines
 from transduce.text.tokenizer import (
     LEARNING_CHARACTERS,
     TOKENIZER_FILE,
-    Tokenizer,
     TokenizerConfig,
     learn_tokenizer,
     load_tokenizer,
@@ -48,6 +48,8 @@ class PreparedCorpus:
     training: PairCounts
     dev: PairCounts | None
     vocab_size: int
+    target_vocab_size: int | None = None
+    """Of symbols, if the target has a vocabulary of its own."""
     shared_with: Path | None = None
     """The folder whose files these are, if they were there before."""
 
@@ -58,18 +60,23 @@ def prepare(
     max_length: int,
     folder: Path,
     neighbours: Iterable[Path] = (),
+    symbols: SymbolVocabulary | None = None,
 ) -> PreparedCorpus:
     """Learn the tokenizer, and write it and the encoded corpora into the folder.
 
-    If one of the neighbours has been prepared from the same, its files are shared. All
-    files are read to their end before anything is written. `DataError` if one cannot
-    be used, or no pair is left to train on.
+    If there are symbols, they are the target's vocabulary, and are written too. If one
+    of the neighbours has been prepared from the same, its files are shared. All files
+    are read to their end before anything is written. `DataError` if one cannot be used,
+    or no pair is left to train on.
     """
     reading = read_through(files.source, files.target)
-    has_dev = files.dev_source or files.dev_target
-    dev = read_through(files.dev_source, files.dev_target) if has_dev else None
+    dev = read_through(files.dev_source, files.dev_target) if files.has_dev else None
     recipe = _Recipe(
-        tokenizer=tokenizer, max_length=max_length, training=reading, dev=dev
+        tokenizer=tokenizer,
+        max_length=max_length,
+        training=reading,
+        dev=dev,
+        symbols=symbols,
     )
     for neighbour in neighbours:
         if _share(neighbour, folder, recipe):
@@ -85,8 +92,10 @@ def prepare(
     return prepared
 
 
-def learning_texts(pairs: Iterable[SentencePair], num_characters: int) -> Iterator[str]:
-    """What the tokenizer is learned from: both sides of the pairs.
+def learning_texts(
+    pairs: Iterable[SentencePair], num_characters: int, *, source_only: bool = False
+) -> Iterator[str]:
+    """What the tokenizer is learned from: both sides of the pairs, or one.
 
     Of a corpus of more than `LEARNING_CHARACTERS`, as many pairs as that allows, from
     all of it.
@@ -94,7 +103,8 @@ def learning_texts(pairs: Iterable[SentencePair], num_characters: int) -> Iterat
     every = max(-(-num_characters // LEARNING_CHARACTERS), 1)
     for pair in islice(pairs, 0, None, every):
         yield pair.source
-        yield pair.target
+        if not source_only:
+            yield pair.target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +115,11 @@ class _Recipe:
     max_length: int
     training: Reading
     dev: Reading | None
+    symbols: SymbolVocabulary | None
+
+    @property
+    def target_vocab_size(self) -> int | None:
+        return None if self.symbols is None else self.symbols.vocab_size
 
     @property
     def key(self) -> str:
@@ -115,19 +130,25 @@ class _Recipe:
             "max_length": self.max_length,
             "training": self.training.digest,
             "dev": self.dev and self.dev.digest,
+            **({"symbols": asdict(self.symbols)} if self.symbols else {}),
         }
         return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _make(files: CorpusFiles, recipe: _Recipe, folder: Path) -> PreparedCorpus:
     pairs = read_pairs(files.source, files.target)
-    texts = learning_texts(pairs, recipe.training.num_characters)
+    texts = learning_texts(
+        pairs, recipe.training.num_characters, source_only=recipe.symbols is not None
+    )
     tokenizer = learn_tokenizer(texts, recipe.tokenizer)
     tokenizer.save(folder / TOKENIZER_FILE)
+    if recipe.symbols is not None:
+        recipe.symbols.save(folder / SYMBOLS_FILE)
+    encoder = PairEncoder(tokenizer=tokenizer, symbols=recipe.symbols)
     again = Reading()
     training = encode_corpus(
         again.pairs(files.source, files.target),
-        tokenizer,
+        encoder,
         recipe.max_length,
         folder / TRAINING,
     )
@@ -140,20 +161,21 @@ def _make(files: CorpusFiles, recipe: _Recipe, folder: Path) -> PreparedCorpus:
     return PreparedCorpus(
         key=recipe.key,
         training=training,
-        dev=_make_dev(files, recipe, tokenizer, folder / DEV),
+        dev=_make_dev(files, recipe, encoder, folder / DEV),
         vocab_size=tokenizer.vocab_size,
+        target_vocab_size=recipe.target_vocab_size,
     )
 
 
 def _make_dev(
-    files: CorpusFiles, recipe: _Recipe, tokenizer: Tokenizer, folder: Path
+    files: CorpusFiles, recipe: _Recipe, encoder: PairEncoder, folder: Path
 ) -> PairCounts | None:
     if recipe.dev is None:
         return None
     again = Reading()
     pairs = list(again.pairs(files.dev_source, files.dev_target))
     _require_unchanged(files.dev_source[0], again, recipe.dev)
-    counts = encode_corpus(pairs, tokenizer, recipe.max_length, folder)
+    counts = encode_corpus(pairs, encoder, recipe.max_length, folder)
     if counts.kept == 0:
         raise DataError(
             f"{files.dev_source[0]}: at least one pair must be left to validate on, "
@@ -178,7 +200,7 @@ def _share(neighbour: Path, folder: Path, recipe: _Recipe) -> bool:
     if _key_of(neighbour) != recipe.key:
         return False
     ids = [f"{TRAINING}/{name}" for name in DATASET_FILES]
-    texts = [RECORD, TOKENIZER_FILE]
+    texts = [RECORD, TOKENIZER_FILE, *([SYMBOLS_FILE] if recipe.symbols else [])]
     (folder / TRAINING).mkdir(parents=True)
     if recipe.dev is not None:
         (folder / DEV).mkdir()
@@ -231,6 +253,7 @@ def _read(folder: Path, recipe: _Recipe) -> PreparedCorpus | None:
             training=PairCounts(**record["training"]),
             dev=record["dev"] and PairCounts(**record["dev"]),
             vocab_size=record["vocab_size"],
+            target_vocab_size=recipe.target_vocab_size,
         )
     except (OSError, ValueError, LookupError, TypeError, TransduceError):
         return None

@@ -59,6 +59,8 @@ class Chart:
     y_label: str
     series: tuple[Series, ...]
     scale: Literal["linear", "log"] = "linear"
+    names: tuple[str, ...] = ()
+    """Of x = 0, 1, and so on, instead of numbers."""
 
 
 def draw(chart: Chart) -> Picture:
@@ -116,4 +118,6 @@ def _draw_on(axes: Axes, chart: Chart) -> None:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter("{x:g}")
+    if chart.names:
+        axes.set_xticks(range(len(chart.names)), chart.names, rotation=90)
     axes.legend(frameon=False)

@@ -35,7 +35,7 @@ class TrainingConfig:
     """Updates between checkpoints, instead of minutes."""
     keep_checkpoints: int = 5
     """Checkpoints kept, and averaged at the end (section 6.1)."""
-    best_by: Literal["bleu", "loss"] = "bleu"
+    best_by: Literal["bleu", "f1", "loss"] = "bleu"
     """Score on the dev corpus by which the best checkpoint is kept."""
     patience: int | None = None
     """Checkpoints after the best one at which training ends early; none: never."""

@@ -231,7 +231,7 @@ def test_the_best_checkpoint_is_the_one_of_highest_bleu(
     run: tuple[Path, RunResult, Notes],
 ) -> None:
     out, _, notes = run
-    best = max(notes.scores, key=lambda score: score.bleu.score)
+    best = max(notes.scores, key=lambda score: score.quality.score)
     assert load_model(out / "best").step == best.step
 
 

@@ -176,6 +176,71 @@ def test_rows_of_label_smoothing_change_nothing_else(
     assert TABLE_3[row] == replace(BASE, training=training)
 
 
+# What section 6.3 says; all else is the base model's, but for the rate and the dropout,
+# which the paper's own code has.
+PARSING_CHANGES = {
+    "model.num_layers": 4,
+    "model.d_model": 1024,
+    "model.d_k": 128,
+    "model.d_v": 128,
+    "model.dropout": 0.2,
+    "tokenizer.vocab_size": 16_000,
+    "training.warmup_steps": 16_000,
+    "training.learning_rate_scale": 0.5,
+    "search.beam_size": 21,
+    "search.length_penalty": 0.3,
+    "search.extra_length": 300,
+}
+SEMI_CHANGES = PARSING_CHANGES | {
+    "model.dropout": 0.1,
+    "tokenizer.vocab_size": 32_000,
+    "training.warmup_steps": 4_000,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        (name, key, value)
+        for name, changes in (
+            ("parsing-wsj", PARSING_CHANGES),
+            ("parsing-semi", SEMI_CHANGES),
+        )
+        for key, value in (BASE_FIELDS | changes).items()
+    ],
+)
+def test_a_preset_of_parsing_is_the_papers(name: str, key: str, value: object) -> None:
+    assert field(PRESETS[name], key) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("parsing-wsj", 100_443_136), ("parsing-semi", 116_827_136)],
+)
+def test_a_parser_has_its_number_of_parameters(name: str, parameters: int) -> None:
+    # Source sub-words and 53 symbols with four special ones, biases everywhere.
+    run = PRESETS[name]
+    with torch.device("meta"):
+        model = Transformer(
+            replace(
+                run.model, vocab_size=run.tokenizer.vocab_size, target_vocab_size=57
+            )
+        )
+    attention = 4 * 1024 * 1024 + 4 * 1024
+    feed_forward = 2 * 1024 * 2048 + 2048 + 1024
+    layers = 4 * (3 * attention + 2 * feed_forward + 5 * 2 * 1024)
+    vocabularies = (run.tokenizer.vocab_size + 57) * 1024
+    assert model.num_parameters() == layers + vocabularies == parameters
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PRESETS if name.startswith("parsing-")]
+)
+def test_every_parser_is_chosen_by_f1_and_searches_as_the_papers(name: str) -> None:
+    assert PRESETS[name].training.best_by == "f1"
+    assert PRESETS[name].search == PRESETS["parsing-wsj"].search
+
+
 @pytest.mark.parametrize("name", ["base-en-fr", "big-en-fr"])
 def test_french_has_32000_word_pieces(name: str) -> None:
     assert PRESETS[name].tokenizer.kind == "word-piece"

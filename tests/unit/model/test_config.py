@@ -8,14 +8,15 @@ from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 
 SIZES = [
-    "vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v",
-    "max_positions", "neighbourhood", "decoder_layers",
+    "vocab_size", "target_vocab_size", "num_layers", "d_model", "d_ff", "num_heads",
+    "d_k", "d_v", "max_positions", "neighbourhood", "decoder_layers",
 ]  # fmt: skip
 
 
 def test_the_defaults_are_the_papers_base_model():
     assert asdict(ModelConfig()) == {
         "vocab_size": 37_000,
+        "target_vocab_size": None,
         "num_layers": 6,
         "decoder_layers": None,
         "d_model": 512,

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from transduce.data.dataset import EncodedPair
+from transduce.parsing.vocabulary import SymbolVocabulary
 from transduce.preparation import encoding
-from transduce.preparation.encoding import encode_pairs, fate_of
+from transduce.preparation.encoding import PairEncoder, encode_pairs, fate_of
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import Tokenizer
 
@@ -26,7 +27,7 @@ def test_pairs_come_in_their_order(tokenizer: Tokenizer, count: int) -> None:
         SentencePair(source="one " * i, target="eins " * (count - i))
         for i in range(count)
     ]
-    assert list(encode_pairs(pairs, tokenizer)) == [
+    assert list(encode_pairs(pairs, PairEncoder(tokenizer=tokenizer))) == [
         EncodedPair(
             source=tokenizer.encode(pair.source), target=tokenizer.encode(pair.target)
         )
@@ -43,7 +44,7 @@ def test_no_more_is_read_than_is_soon_asked_for(tokenizer: Tokenizer) -> None:
             read.append(number)
             yield SentencePair(source="one", target="eins")
 
-    encoded = encode_pairs(pairs(), tokenizer)
+    encoded = encode_pairs(pairs(), PairEncoder(tokenizer=tokenizer))
     next(encoded)
     assert len(read) == CHUNK * (encoding.CHUNKS_AHEAD + 1)
     encoded.close()
@@ -58,3 +59,12 @@ def test_the_end_token_counts_towards_the_maximum_length(
 ) -> None:
     pair = replace(EncodedPair(source=[5], target=[5]), **{side: [5] * length})
     assert fate_of(pair, max_length=12) == fate
+
+
+def test_symbols_cut_the_target_alone(tokenizer: Tokenizer) -> None:
+    symbols = SymbolVocabulary("xx", ("(S", ")S", "XX"))
+    encoder = PairEncoder(tokenizer=tokenizer, symbols=symbols)
+    pair = SentencePair(source="one two", target="(S XX XX )S")
+    assert encoder.encode([pair]) == [
+        EncodedPair(source=tokenizer.encode("one two"), target=[4, 6, 6, 5])
+    ]

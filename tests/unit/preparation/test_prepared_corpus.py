@@ -96,6 +96,7 @@ def test_the_counts_are_on_disk(files: CorpusFiles, folder: Path) -> None:
         "training": {"kept": 2, "empty": 2, "overlong": 1},
         "dev": None,
         "vocab_size": prepared.vocab_size,
+        "target_vocab_size": None,
     }
 
 

@@ -196,6 +196,15 @@ class TestChart:
         for label in ("measured", "theory", ">n<", "seconds"):
             assert label in picture.svg
 
+    def test_numbers_may_have_names(self) -> None:
+        series = (Series(label="a", x=[0, 1], y=[3, 4]),)
+        names = ("first row", "second row")
+        chart = Chart(
+            name="c", title="t", x_label="x", y_label="y", series=series, names=names
+        )
+        for name in names:
+            assert f">{name}<" in draw(chart).svg
+
     def test_two_on_a_page_do_not_share_names(self, picture: Picture) -> None:
         assert 'id="figure_1"' not in picture.svg
         assert picture.svg.startswith("<svg")

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Literal, cast, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from transduce.decoding.next_token_models.flat_step import (
@@ -118,18 +118,14 @@ class Int8Linear(nn.Module):
         return torch.ops.quantized.linear_dynamic(x, self._packed, False)
 
 
-class Int8Embedding(nn.Module):
-    """The shared embedding, its product with the decoder's states in 8 bits."""
+class Int8Embedding(SharedEmbedding):
+    """That of the target, its product with the decoder's states in 8 bits."""
 
     def __init__(self, embedding: SharedEmbedding) -> None:
-        super().__init__()
-        self.embedding = embedding
+        nn.Module.__init__(self)  # the weight is there
+        self.d_model = embedding.d_model
+        self.weight, self.bias = embedding.weight, embedding.bias
         self.output = Int8Linear(embedding.weight, embedding.bias)
-
-    def forward(
-        self, ids: Int[Tensor, "batch length"]
-    ) -> Float[Tensor, "batch length d_model"]:
-        return cast(Tensor, self.embedding(ids))
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         """How well each output fits each row."""
@@ -141,5 +137,6 @@ def _in_int8(model: Transformer, packed: Callable[..., Int8Linear]) -> Transform
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 module.add_module(name, packed(child.weight, child.bias))
-    model.add_module("embedding", Int8Embedding(model.embedding))
+    name = "embedding" if model.target_embedding is None else "target_embedding"
+    model.add_module(name, Int8Embedding(model.output_embedding))
     return model

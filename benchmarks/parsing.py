@@ -1,0 +1,147 @@
+"""Train parsers on treebanks and score them, by the commands a user types.
+
+    python benchmarks/parsing.py --data DIR --out RUNS [--tasks wsj wsj-gum ...]
+
+DIR holds wsj_sample/ (of the Penn Treebank, as NLTK has it) and gum/ (Zeldes, 2017),
+each with train.trees and dev.trees. A run that is there is scored as it is; what was
+interrupted is resumed by `transduce train --resume`. Further options go to `transduce
+train`. Results are printed as Markdown.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from machine import describe_machine
+
+from transduce.parsing.trees import read_trees
+from transduce.text.corpus import read_text, write_lines
+
+TRANSDUCE = [sys.executable, "-m", "transduce"]
+NUM_MEMORISED = 200
+"""Sentences that are trained on and scored."""
+NUM_TIMED = 1_000
+BY_HEART = (
+    "--set", "model.dropout=0.0", "treebank.augmentation.copies=0",
+    "training.steps=1000", "training.keep_checkpoints=1",
+    "training.label_smoothing=0.0",
+)  # fmt: skip
+"""Settings of a model that is to know its treebank."""
+SEARCHES = tuple(
+    (beam_size, constrained) for beam_size in (1, 21) for constrained in (False, True)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Treebanks to learn from, and what to score."""
+
+    train: tuple[Path, ...]
+    dev: Path
+    options: tuple[str, ...] = ()
+
+
+def tasks(data: Path, out: Path) -> dict[str, Task]:
+    """By name; of the gold treebank beside a silver one, each tree counts twice."""
+    wsj, gum = data / "wsj_sample", data / "gum"
+    memorised = out / "memorised.trees"
+    return {
+        "memorised": Task(train=(memorised,), dev=memorised, options=BY_HEART),
+        "wsj": Task(train=(wsj / "train.trees",), dev=wsj / "dev.trees"),
+        "wsj-gum": Task(
+            train=(wsj / "train.trees", wsj / "train.trees", gum / "train.trees"),
+            dev=wsj / "dev.trees",
+        ),
+        "gum": Task(train=(gum / "train.trees",), dev=gum / "dev.trees"),
+    }
+
+
+def train(task: Task, run: Path, options: list[str]) -> None:
+    """Train, unless the run is there."""
+    if run.exists():
+        return
+    files = ["--trees", *map(str, task.train), "--dev-trees", str(task.dev)]
+    command = [*TRANSDUCE, "train", "--preset", "parsing-small", "--out", str(run)]
+    subprocess.run([*command, *files, *task.options, *options], check=True)
+
+
+def report(name: str, task: Task, run: Path) -> str:
+    """The figures of a run by every search, as a Markdown table."""
+    head = "| | beam | constrained | F1 | recall | precision | complete | mended |"
+    rows = [
+        _row(name, task, run, beam_size, constrained)
+        for beam_size, constrained in SEARCHES
+    ]
+    times = f"{minutes_of(run):.0f} minutes of updates."
+    return "\n".join([head, "|---" * 8 + "|", *rows, "", times, ""])
+
+
+def _row(name: str, task: Task, run: Path, beam_size: int, constrained: bool) -> str:
+    command = [*TRANSDUCE, "evaluate-parses", str(task.dev), "--model", str(run)]
+    command += ["--json", "--beam-size", str(beam_size)]
+    command += ["--constrained"] if constrained else []
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = json.loads(printed)
+    keys = ("f1", "recall", "precision", "complete_match")
+    figures = [f"{found['all'][key]:.2f}" for key in keys]
+    cells = [
+        name,
+        str(beam_size),
+        "yes" if constrained else "no",
+        *figures,
+        f"{found['mended']:.2f} %",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def minutes_of(run: Path) -> float:
+    """Minutes that the updates took, by the log; scoring in between is not counted."""
+    log = map(json.loads, (run / "log.jsonl").read_text(encoding="utf-8").splitlines())
+    steps = [entry for entry in log if entry["kind"] == "step"]
+    mean = sum(entry["seconds"] for entry in steps) / len(steps)
+    return mean * steps[-1]["step"] / 60
+
+
+def speed(run: Path, treebank: Path, folder: Path) -> str:
+    """How fast a thousand sentences are parsed in one call, loading included."""
+    trees = list(read_trees(read_text([treebank]), str(treebank)))[:NUM_TIMED]
+    sentences = folder / "sentences.txt"
+    write_lines(sentences, (" ".join(tree.words) for tree in trees))
+    command = [*TRANSDUCE, "parse", str(run), "--tokenized", "--input", str(sentences)]
+    rows = ["| constrained | seconds | sentences/s |", "|---|---|---|"]
+    for option in ((), ("--constrained",)):
+        started = time.monotonic()
+        subprocess.run([*command, *option], check=True, stdout=subprocess.DEVNULL)
+        seconds = time.monotonic() - started
+        answer = "yes" if option else "no"
+        rows.append(f"| {answer} | {seconds:.0f} | {len(trees) / seconds:.1f} |")
+    return "\n".join([f"{len(trees):,} sentences in one call, beam 21:", "", *rows, ""])
+
+
+def main() -> None:
+    """Train and score each task, and print what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tasks", nargs="+", default=["memorised", "wsj", "wsj-gum"])
+    arguments, options = parser.parse_known_args()
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    known = tasks(arguments.data, out)
+    first = read_text([arguments.data / "wsj_sample" / "train.trees"])
+    memorised = list(read_trees(first, "wsj_sample"))[:NUM_MEMORISED]
+    write_lines(out / "memorised.trees", map(str, memorised))
+    for name in arguments.tasks:
+        train(known[name], out / name, options)
+        print(report(name, known[name], out / name), flush=True)
+    last = out / arguments.tasks[-1]
+    print(speed(last, arguments.data / "gum" / "dev.trees", out))
+    print(describe_machine())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""`transduce parse`: sentences in, constituency trees out."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from transduce.analysis.tree_drawing import indented, svg
+from transduce.cli.lines import source_lines
+from transduce.cli.output import writer
+from transduce.cli.terminal import counted_lines
+from transduce.decoding.next_token_models.quantization import Precision
+from transduce.decoding.parsing.parser import Parse
+from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.translator import load
+from transduce.errors import ConfigError
+from transduce.parsing.trees import Tree
+from transduce.text.penn_words import penn_words
+
+
+def parse(
+    model: Path,
+    /,
+    *,
+    input: Path | None = None,
+    output: Path | None = None,
+    tokenized: Annotated[bool, Parameter(negative="")] = False,
+    beam_size: int = 21,
+    length_penalty: float = 0.3,
+    extra_length: int = 300,
+    constrained: Annotated[bool, Parameter(negative="")] = False,
+    pretty: Annotated[bool, Parameter(negative="")] = False,
+    svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,
+    device: str = "auto",
+    precision: Precision = "fp32",
+) -> None:
+    """Parse sentences: one tree a line, in order, over exactly their words.
+
+    Parameters
+    ----------
+    model
+        A model or run folder, trained on trees.
+    input
+        A text file, one sentence a line; standard input by default.
+    output
+        Where to write; standard output by default.
+    tokenized
+        The words of a line are parted by spaces already. By default it is raw English
+        text, which is cut as the Penn Treebank is.
+    beam_size
+        Hypotheses kept at each step; 1 is greedy.
+    length_penalty
+        Alpha: what length counts for when hypotheses are ranked.
+    extra_length
+        Symbols of a tree at most, beyond the tokens of its sentence.
+    constrained
+        Search among trees over the words only, so that nothing need be mended; in the
+        paper all symbols may follow all.
+    pretty
+        Write each tree on several lines, indented.
+    svg_file
+        Draw the trees too, as one SVG picture.
+    device
+        auto, cpu or cuda.
+    precision
+        Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
+        fast on a processor that is made for them.
+    """
+    config = SearchConfig(
+        beam_size=beam_size, length_penalty=length_penalty, extra_length=extra_length
+    )
+    _require_other(svg_file, input, output)
+    lines = source_lines(input, output)
+    sentences = (line.split() if tokenized else penn_words(line) for line in lines)
+    parser = load(model, device=device, precision=precision).parser()
+    drawn: list[Tree] = []
+    is_on_screen = output is None and sys.stdout.isatty()
+    with writer(output) as file, counted_lines(is_on_screen) as count_line:
+        parses = parser.parse_stream(sentences, config, constrained=constrained)
+        for tree in _trees(parses):
+            file.write((indented(tree) if pretty else str(tree)) + "\n")
+            file.flush()
+            count_line()
+            if svg_file is not None:
+                drawn.append(tree)
+    if svg_file is not None:
+        with writer(svg_file) as file:
+            file.write(svg(drawn))
+
+
+def _require_other(
+    svg_file: Path | None, input: Path | None, output: Path | None
+) -> None:
+    if svg_file is not None and svg_file in (input, output):
+        raise ConfigError(
+            f"{svg_file}: the picture must be another file than input and output, but "
+            "is the same; choose another name."
+        )
+
+
+def _trees(parses: Iterable[Parse]) -> Iterator[Tree]:
+    """The trees; of sentences that are too long to be read, it is said."""
+    for number, each in enumerate(parses, start=1):
+        if each.is_overlong:
+            print(
+                f"Warning: line {number:,} is over-long, and its tree is flat.",
+                file=sys.stderr,
+            )
+        yield each.tree

@@ -1,0 +1,81 @@
+"""A model that knows how far the tree of each hypothesis is, and what may come next."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from transduce.decoding.search import JoinableModel
+from transduce.parsing.automaton import Allowed, PartialTree
+from transduce.parsing.linearization import Symbol
+
+Group = list[PartialTree | None]
+"""Of the hypotheses of a sentence; none of one that is no tree, and so impossible."""
+
+
+class TreeWatcher:
+    """An incremental decoder, and the tree that each hypothesis has begun."""
+
+    def __init__(
+        self,
+        decoder: JoinableModel,
+        trees: Sequence[PartialTree],
+        symbols: Mapping[int, Symbol],
+        eos: int,
+    ) -> None:
+        """One tree a sentence, before its first symbol; symbols by their ids."""
+        self._decoder = decoder
+        self._groups: list[Group] = [[tree] for tree in trees]
+        self._is_begun = False
+        self._symbols = symbols
+        self._eos = eos
+        self._masks: dict[Allowed | None, Bool[Tensor, " vocab"]] = {}
+
+    def step(
+        self, last_ids: Int[Tensor, "sentences group"]
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; the logits of the next."""
+        if self._is_begun:
+            self._groups = [
+                [self._after(tree, i) for tree, i in zip(group, ids, strict=True)]
+                for group, ids in zip(self._groups, last_ids.tolist(), strict=True)
+            ]
+        self._is_begun = True  # the first token only begins the sequence
+        return self._decoder.step(last_ids)
+
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order."""
+        flat = [tree for group in self._groups for tree in group]
+        self._groups = [[flat[row] for row in kept] for kept in rows.tolist()]
+        self._decoder.reorder(rows)
+
+    def join(self, other: "TreeWatcher") -> None:
+        """Put the sentences of another behind one's own."""
+        self._groups += other._groups
+        self._decoder.join(other._decoder)
+
+    def excluded(self) -> Bool[Tensor, "sentences group vocab"]:
+        """What may not come next, after what was read."""
+        rows = [torch.stack(list(map(self._mask, group))) for group in self._groups]
+        return torch.stack(rows)
+
+    def _after(self, tree: PartialTree | None, i: int) -> PartialTree | None:
+        symbol = self._symbols.get(i)
+        if tree is None or symbol is None or not tree.allowed().permits(symbol):
+            return None
+        return tree.after(symbol)
+
+    def _mask(self, tree: PartialTree | None) -> Bool[Tensor, " vocab"]:
+        allowed = None if tree is None else tree.allowed()
+        if allowed not in self._masks:
+            self._masks[allowed] = self._excluded(allowed)
+        return self._masks[allowed]
+
+    def _excluded(self, allowed: Allowed | None) -> Bool[Tensor, " vocab"]:
+        mask = torch.ones(max(self._symbols) + 1, dtype=torch.bool)
+        if allowed is not None:
+            mask[self._eos] = not allowed.end
+            for i, symbol in self._symbols.items():
+                mask[i] = not allowed.permits(symbol)
+        return mask

@@ -1,0 +1,1 @@
+"""Sentences in, constituency trees out (section 6.3)."""

@@ -1,0 +1,168 @@
+"""Words in, trees out."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import torch
+
+from transduce.data.batches import pad_rows
+from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.candidates import Excluded
+from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.next_token_models.quantization import PreparedModel
+from transduce.decoding.next_token_models.tree_watcher import TreeWatcher
+from transduce.decoding.search import (
+    BATCH_POSITIONS,
+    WINDOW_LINES,
+    Decoding,
+    Hypothesis,
+    JoinableModel,
+    search_all,
+)
+from transduce.decoding.search_config import SearchConfig
+from transduce.parsing.automaton import partial_tree, symbols_needed
+from transduce.parsing.delinearization import Repairs, delinearize
+from transduce.parsing.trees import Tree, without_brackets
+from transduce.parsing.vocabulary import NEVER_WRITTEN, SymbolVocabulary
+from transduce.special_ids import BOS, EOS
+from transduce.text.penn_words import penn_words
+from transduce.text.tokenizer import Tokenizer
+
+MAX_SOURCE_TOKENS = 1_000
+"""A longer sentence is not read: no treebank has such."""
+PAPER_SEARCH = SearchConfig(beam_size=21, length_penalty=0.3, extra_length=300)
+"""Section 6.3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parse:
+    """The tree of a sentence, and what it was made of."""
+
+    tree: Tree
+    """Over exactly the words of the sentence; of no words `NOTHING`."""
+    repairs: Repairs
+    """What had to be mended of what the model wrote; nothing if it was a tree."""
+    score: float
+    """Log-probability over the length penalty."""
+    is_overlong: bool = False
+    """Whether the sentence was too long to be read, so that its tree is flat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sentence:
+    words: Sequence[str]
+    source: list[int]
+
+    def max_length(self, extra_length: int) -> int:
+        """Tokens of its tree at most; the end token counts on both sides.
+
+        There is always room for some tree.
+        """
+        least = symbols_needed(len(self.words), 0) + 1
+        return max(len(self.source) + 1 + extra_length, least)
+
+
+class Parser:
+    """A model that writes trees as symbols."""
+
+    def __init__(
+        self,
+        model: PreparedModel,
+        tokenizer: Tokenizer,
+        symbols: SymbolVocabulary,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._vocabulary = symbols
+        self._style = symbols.style
+        self._symbols = symbols.symbols
+        self._device = device
+
+    def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
+        """Parse raw English sentences by the paper's search; one tree for each."""
+        words = map(penn_words, texts)
+        return list(self.parse_stream(words, constrained=constrained))
+
+    def parse_stream(
+        self,
+        sentences: Iterable[Sequence[str]],
+        config: SearchConfig = PAPER_SEARCH,
+        *,
+        constrained: bool = False,
+    ) -> Iterator[Parse]:
+        """Parse sentences of words, in order, a window of them at a time.
+
+        Constrained search finds nothing but trees over the words.
+        """
+        stream = iter(sentences)
+        while window := list(islice(stream, WINDOW_LINES)):
+            yield from self._parse(window, config, constrained=constrained)
+
+    @torch.inference_mode()
+    def _parse(
+        self, window: list[Sequence[str]], config: SearchConfig, *, constrained: bool
+    ) -> Iterator[Parse]:
+        lines = [
+            self._vocabulary.source_line(list(map(without_brackets, words)))
+            for words in window
+        ]
+        encoded = self._tokenizer.encode_sources(lines)
+        sentences = [
+            _Sentence(words=words, source=source)
+            for words, source in zip(window, encoded, strict=True)
+        ]
+        legible = [s for s in sentences if 0 < len(s.source) <= MAX_SOURCE_TOKENS]
+        begin = partial(self._begin, config=config, constrained=constrained)
+        found = search_all(
+            [len(sentence.source) + 1 for sentence in legible],
+            BATCH_POSITIONS // config.beam_size,
+            lambda numbers: begin([legible[i] for i in numbers]),
+        )
+        best = {
+            id(sentence): hypotheses[0]
+            for sentence, hypotheses in zip(legible, found, strict=True)
+        }
+        return iter([self._tree(s, best.get(id(s))) for s in sentences])
+
+    def _begin(
+        self, sentences: list[_Sentence], config: SearchConfig, *, constrained: bool
+    ) -> Decoding:
+        limits = [each.max_length(config.extra_length) for each in sentences]
+        decoder = self._read(sentences)
+        excluded: Excluded = NEVER_WRITTEN
+        if constrained:
+            # Unlike the paper: only what can become a tree over the words is written,
+            # if that is asked for; scores stay those of the model.
+            decoder = self._watched(decoder, sentences, limits)
+            excluded = decoder.excluded
+        find = GreedySearch if config.beam_size == 1 else BeamSearch
+        return Decoding(decoder, find(limits, config, EOS, excluded), BOS)
+
+    def _watched(
+        self, decoder: JoinableModel, sentences: list[_Sentence], limits: list[int]
+    ) -> TreeWatcher:
+        trees = [
+            partial_tree(len(each.words), limit - 1, self._style)
+            for each, limit in zip(sentences, limits, strict=True)
+        ]
+        return TreeWatcher(decoder, trees, self._symbols, EOS)
+
+    def _read(self, sentences: list[_Sentence]) -> JoinableModel:
+        source = pad_rows([[*each.source, EOS] for each in sentences])
+        model = self._model.model
+        memory = model.encode(source.to(self._device))
+        return IncrementalDecoder(model, memory, self._model.step)
+
+    def _tree(self, sentence: _Sentence, found: Hypothesis | None) -> Parse:
+        symbols = [] if found is None else [self._symbols[i] for i in found.ids]
+        tree, repairs = delinearize(symbols, sentence.words, self._style)
+        return Parse(
+            tree=tree,
+            repairs=repairs,
+            score=0.0 if found is None else found.score,
+            is_overlong=len(sentence.source) > MAX_SOURCE_TOKENS,
+        )

@@ -1,0 +1,242 @@
+"""The folder of a reproduction of Table 3: its settings, runs, and what is done.
+
+Training and translating are processes of their own, and what they leave behind says how
+far a run is: so an experiment that was killed at any moment goes on from there.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transduce.checkpoint import read_json
+from transduce.decoding.search_config import SearchConfig
+from transduce.errors import ConfigError
+from transduce.experiments.presets import TABLE_3, RunConfig
+from transduce.experiments.run_folder import RECORD as RUN_RECORD
+from transduce.experiments.run_folder import RunFolder
+from transduce.experiments.tables.table3.rows import changes, row_config, settings
+from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
+
+FORMAT = 1
+RECORD, CORPUS, RUNS, LOGS = "experiment.json", "corpus", "runs", "logs"
+TRANSLATIONS = "dev_translations.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRun:
+    """A row trained from one seed; its run has a folder of its own."""
+
+    row: str
+    seed: int
+    config: RunConfig
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.row}-seed{self.seed}"
+
+    @property
+    def path(self) -> Path:
+        return self.folder / RUNS / self.name
+
+    @property
+    def log(self) -> Path:
+        """What its processes print."""
+        return self.folder / LOGS / f"{self.name}.log"
+
+    @property
+    def translations(self) -> Path:
+        """Of the dev text; there when the run is done."""
+        return self.path / TRANSLATIONS
+
+    @property
+    def references(self) -> Path:
+        return self.path / DEV / DEV_TARGET
+
+    @property
+    def has_begun(self) -> bool:
+        return (self.path / RUN_RECORD).is_file()
+
+    @property
+    def is_trained(self) -> bool:
+        return any(e["kind"] == "final" for e in RunFolder(self.path).read_log())
+
+    @property
+    def is_done(self) -> bool:
+        return self.translations.is_file()
+
+    def last_dev_entry(self) -> dict[str, Any]:
+        """What the log says of the newest checkpoint, alone."""
+        return [e for e in RunFolder(self.path).read_log() if e["kind"] == "dev"][-1]
+
+    @cached_property
+    def overrides(self) -> tuple[str, ...]:
+        """What makes the run's settings of those of its row's preset."""
+        changed = changes(self.config, TABLE_3[self.row])
+        return tuple(f"{name}={_in_toml(value)}" for name, value in changed.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """Rows of Table 3 on one corpus, in one folder."""
+
+    folder: Path
+    files: CorpusFiles
+    base: RunConfig
+    device: str = "auto"
+    precision: str = "auto"
+
+    def begin(self) -> None:
+        """Note the settings; `ConfigError` if the folder holds something else."""
+        record = {
+            "format": FORMAT,
+            "files": self.files.absolute_names(),
+            "settings": settings(self.base),
+        }
+        path = self.folder / RECORD
+        if path.is_file():
+            _require_same(self.folder, read_json(path), record)
+            return
+        for name in (RUNS, LOGS):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{RECORD}.new")
+        new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        new.replace(path)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a run has made the corpus that all others then share."""
+        return any((self.folder / RUNS).glob(f"*/{RUN_RECORD}"))
+
+    def next_command(self, run: RowRun) -> list[str] | None:
+        """What is to be done next for a run; none if all is done."""
+        if run.is_done:
+            return None
+        options = self._translation(run) if run.is_trained else self._training(run)
+        return [sys.executable, "-m", "transduce", *options, "--device", self.device]
+
+    def _training(self, run: RowRun) -> list[str]:
+        out = ["train", "--out", str(run.path), "--precision", self.precision]
+        if run.has_begun:
+            return [*out, "--resume"]
+        return [
+            *out,
+            *("--preset", run.row, "--set", *run.overrides),
+            *_files_option("--source", self.files.source),
+            *_files_option("--target", self.files.target),
+            *_files_option("--dev-source", self.files.dev_source),
+            *_files_option("--dev-target", self.files.dev_target),
+        ]
+
+    def _translation(self, run: RowRun) -> list[str]:
+        """Of the dev text by the last checkpoint, not averaged, as in Table 3."""
+        checkpoint = RunFolder(run.path).checkpoint(run.last_dev_entry()["step"])
+        options = ["translate", str(checkpoint)]
+        options += ["--input", str(run.path / DEV / DEV_SOURCE)]
+        options += ["--output", str(run.translations)]
+        for field in fields(SearchConfig):
+            if field.name != "num_best":
+                value = getattr(run.config.search, field.name)
+                options += [f"--{field.name.replace('_', '-')}", str(value)]
+        return options
+
+
+def row_runs(
+    folder: Path, base: RunConfig, rows: Sequence[str], seeds: Sequence[int]
+) -> list[RowRun]:
+    """Seed by seed, so that whole tables are done early.
+
+    `ConfigError` if a row or a seed is impossible.
+    """
+    return [
+        RowRun(
+            row=row,
+            seed=seed,
+            config=_with_seed(row_config(base, row), seed),
+            folder=folder,
+        )
+        for seed in seeds
+        for row in rows
+    ]
+
+
+def refuse_other_contents(folder: Path) -> None:
+    """`ConfigError` if a folder holds what is no reproduction of Table 3."""
+    if not folder.exists() or (folder / RECORD).is_file():
+        return
+    if not folder.is_dir() or any(p.name != CORPUS for p in folder.iterdir()):
+        raise ConfigError(
+            f"{folder}: the output folder must be new, or one that this command has "
+            "begun, but is not; choose another."
+        )
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[tuple[int, ...]]:
+    """Keep others from working in a folder; `ConfigError` if another one does.
+
+    The claim is an open file, to be left open in child processes: it holds until the
+    last of them has ended.
+    """
+    if os.name == "nt":  # Windows cannot open a folder
+        yield ()
+        return
+    import fcntl  # which Windows has not
+
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not every network disk knows of claims
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"{folder}: must be worked in by one command at a time, but "
+                    "another, or what it began, is at it; wait for it to end."
+                ) from None
+        yield (descriptor,)
+    finally:
+        os.close(descriptor)
+
+
+def _with_seed(config: RunConfig, seed: int) -> RunConfig:
+    return replace(config, training=replace(config.training, seed=seed))
+
+
+def _in_toml(value: Any) -> str:
+    return "none" if value is None else json.dumps(value)
+
+
+def _files_option(name: str, paths: Sequence[Path]) -> list[str]:
+    return [name, *(str(path.absolute()) for path in paths)]
+
+
+def _require_same(
+    folder: Path, begun: Mapping[str, Any], asked: Mapping[str, Any]
+) -> None:
+    if begun.get("format") != FORMAT:
+        raise ConfigError(
+            f"{folder / RECORD}: the format must be {FORMAT}, but is "
+            f"{begun.get('format')}; the experiment was begun by another version of "
+            "transduce."
+        )
+    if begun["files"] != asked["files"]:
+        names = begun["files"]["source"] + begun["files"]["target"]
+        raise ConfigError(
+            f"{folder}: the experiment there was begun with other files "
+            f"({', '.join(names)}, ...); give those, or choose another folder."
+        )
+    for name, value in asked["settings"].items():
+        if (theirs := begun["settings"].get(name)) != value:
+            raise ConfigError(
+                f"{folder}: `{name}` of the experiment there is {theirs!r}, but "
+                f"{value!r} is asked for; give the same --scale, --steps and --set, or "
+                "choose another folder."
+            )

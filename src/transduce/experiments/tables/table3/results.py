@@ -1,0 +1,153 @@
+"""What came of the runs of Table 3, and whether rows differ from base."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean
+from typing import Any, Literal
+
+from transduce.evaluation.pooling import PooledBleu, pooled
+from transduce.evaluation.significance import (
+    PairedScores,
+    SystemScore,
+    Trials,
+    paired_scores,
+)
+from transduce.experiments.run_folder import settings_of
+from transduce.experiments.tables.table3.experiment import Experiment, RowRun
+from transduce.experiments.tables.table3.paper import PAPER_ROWS
+from transduce.experiments.tables.table3.rows import (
+    changes,
+    row_config,
+    settings,
+)
+from transduce.model.cost import count_parameters
+from transduce.text.corpus import read_text
+
+SIGNIFICANT_P = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """A row of our Table 3."""
+
+    row: str
+    changes: dict[str, Any]
+    """What it has otherwise than base, by full name."""
+    seeds: tuple[int, ...]
+    """Whose figures are pooled: those that are done, of base as well."""
+    parameters: int
+    steps: int
+    perplexity: float
+    """Of a target token of the dev text, over all seeds."""
+    bleu: SystemScore
+    """Of the dev text; its difference is from base."""
+
+    @property
+    def direction(self) -> Literal["agrees", "opposes"] | None:
+        """Whether it differs from base as in the paper; none if either does not."""
+        ours, paper = self.bleu.difference, PAPER_ROWS[self.row].difference
+        if self.p is None or not ours or not paper:
+            return None
+        return "agrees" if (ours > 0) == (paper > 0) else "opposes"
+
+    @property
+    def p(self) -> float | None:
+        """The larger of both tests; none if there is no base to be beside."""
+        by_bootstrap, by_shuffles = self.bleu.bootstrap_p, self.bleu.randomisation_p
+        if by_bootstrap is None or by_shuffles is None:
+            return None
+        return max(by_bootstrap, by_shuffles)
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether both tests say so."""
+        return self.p is not None and self.p < SIGNIFICANT_P
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table3:
+    """All that the table is made of."""
+
+    settings: dict[str, Any]
+    """Of the base."""
+    files: dict[str, list[str]]
+    num_sentences: int
+    """Of the dev text."""
+    signatures: tuple[str, ...]
+    """Of BLEU with the paired bootstrap, and of approximate randomisation."""
+    rows: tuple[RowResult, ...]
+    """Of which at least one run is done."""
+    failures: dict[str, str]
+    """Why runs have none, by name."""
+
+
+def collect(
+    experiment: Experiment,
+    runs: Sequence[RowRun],
+    failures: Mapping[str, str],
+    trials: Trials,
+) -> Table3:
+    """The figures of the runs that are done; of at least one seed, or there is no row.
+
+    `DataError` if a text of translations is not that of the dev text.
+    """
+    done = [run for run in runs if run.is_done]
+    references = list(read_text([done[0].references])) if done else []
+    base = [run for run in done if run.row == "base"]
+    of_row = {row: [run for run in done if run.row == row] for row in PAPER_ROWS}
+    rows, signatures = [], ("", "")
+    for row, its_runs in of_row.items():
+        if its_runs:
+            shared = _with_seeds_of(base, its_runs) or its_runs
+            scores = _scores(shared, _with_seeds_of(shared, base), references, trials)
+            signatures = scores.bootstrap_signature, scores.randomisation_signature
+            rows.append(_result(experiment, row, shared, scores.systems[-1]))
+    return Table3(
+        settings=settings(experiment.base),
+        files=experiment.files.absolute_names(),
+        num_sentences=len(references),
+        signatures=signatures,
+        rows=tuple(rows),
+        failures=dict(failures),
+    )
+
+
+def _with_seeds_of(others: Sequence[RowRun], runs: Sequence[RowRun]) -> list[RowRun]:
+    seeds = {run.seed for run in others}
+    return [run for run in runs if run.seed in seeds]
+
+
+def _scores(
+    runs: Sequence[RowRun],
+    base: Sequence[RowRun],
+    references: Sequence[str],
+    trials: Trials,
+) -> PairedScores:
+    """The row beside base, or alone if it is base or there is none."""
+    systems: dict[str, list[str]] = {}
+    units: list[str] = []
+    for each in (base, runs) if base and base != runs else (runs,):
+        texts = [list(read_text([run.translations])) for run in each]
+        systems[each[0].row], units = pooled(texts, references)
+    [scores] = paired_scores(systems, units, [PooledBleu()], trials)
+    return scores
+
+
+def _result(
+    experiment: Experiment, row: str, runs: Sequence[RowRun], bleu: SystemScore
+) -> RowResult:
+    config = row_config(experiment.base, row)
+    perplexities = [run.last_dev_entry()["perplexity"] for run in runs]
+    return RowResult(
+        row=row,
+        changes=changes(config, experiment.base),
+        seeds=tuple(run.seed for run in runs),
+        parameters=count_parameters(settings_of(runs[0].path).model).total,
+        steps=config.training.steps,
+        # JSON has no infinity, and the log nothing in its place.
+        perplexity=geometric_mean(
+            math.inf if each is None else each for each in perplexities
+        ),
+        bleu=bleu,
+    )

@@ -1,0 +1,137 @@
+"""The rows of Table 3 at any scale: each row's change, applied to a smaller base.
+
+The scale is a factor on the widths `d_model`, `d_ff`, `d_k` and `d_v` and on the
+vocabulary. Heads and layers keep their numbers, so that heads times `d_k` stays
+`d_model` and every row is there to be tried. What a row changes in size or in steps, it
+changes by the paper's factor; dropout, smoothing and positions are as the row has them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from difflib import get_close_matches
+from fractions import Fraction
+from typing import Any, TypeVar
+
+from transduce.errors import ConfigError
+from transduce.experiments.presets import BASE, TABLE_3, RunConfig
+from transduce.model.config import ModelConfig
+from transduce.training.config import TrainingConfig
+
+WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
+BY_FACTOR = (*WIDTHS, "num_heads", "num_layers", "steps")
+"""What a row changes by a factor."""
+PARTS = 8
+"""Of the paper's widths, one is the least scale and the step between two: then each
+head of each row has an even width, as sinusoids want it."""
+WARMUP_SHARE = 5
+"""Of fewer steps than the paper's, every fifth at most warms up."""
+
+Part = TypeVar("Part", ModelConfig, TrainingConfig)
+
+
+def scaled_base(scale: float = 1.0, steps: int | None = None) -> RunConfig:
+    """The paper's base model with narrower layers, and with as many steps.
+
+    No checkpoints are averaged in Table 3, so one is enough.
+    """
+    if not 1 <= scale * PARTS <= PARTS or scale * PARTS % 1:
+        raise ConfigError(
+            f"`scale` must be a multiple of 1/{PARTS} from 1/{PARTS} to 1, but is "
+            f"{scale:g}."
+        )
+    if steps is None:
+        steps = BASE.training.steps
+    widths: dict[str, Any] = {
+        name: int(getattr(BASE.model, name) * scale) for name in WIDTHS
+    }
+    warmup_steps = min(BASE.training.warmup_steps, max(steps // WARMUP_SHARE, 1))
+    return replace(
+        BASE,
+        tokenizer=replace(
+            BASE.tokenizer, vocab_size=int(BASE.tokenizer.vocab_size * scale)
+        ),
+        model=replace(BASE.model, **widths),
+        training=replace(
+            BASE.training, steps=steps, warmup_steps=warmup_steps, keep_checkpoints=1
+        ),
+    )
+
+
+def row_config(base: RunConfig, row: str) -> RunConfig:
+    """A row's change of the paper's base, applied to another.
+
+    `ConfigError` if it cannot be, or changes nothing.
+    """
+    paper = TABLE_3[row]
+    config = replace(
+        base,
+        model=_changed(base.model, BASE.model, paper.model, row),
+        training=_changed(
+            base.training,
+            BASE.training,
+            replace(paper.training, keep_checkpoints=BASE.training.keep_checkpoints),
+            row,
+        ),
+    )
+    if row != "base" and config == base:
+        raise ConfigError(
+            f"Row {row} must differ from base, but with these settings does not; leave "
+            "it out of --rows, or change the settings."
+        )
+    return config
+
+
+def require_rows(rows: tuple[str, ...]) -> list[str]:
+    """Rows in the paper's order, base always among them; all if none is named.
+
+    `ConfigError` names the nearest of one that there is not.
+    """
+    for row in rows:
+        if row not in TABLE_3:
+            nearest = get_close_matches(row, TABLE_3, n=1, cutoff=0.0)[0]
+            raise ConfigError(
+                f"A row must be one of {', '.join(TABLE_3)}, but is {row!r}; did you "
+                f"mean {nearest!r}?"
+            )
+    return [row for row in TABLE_3 if not rows or row in (*rows, "base")]
+
+
+def settings(config: RunConfig) -> dict[str, Any]:
+    """Every setting by its full name."""
+    return dict(_flattened(asdict(config), ""))
+
+
+def changes(config: RunConfig, base: RunConfig) -> dict[str, Any]:
+    """The settings that are not those of another run, by full name."""
+    theirs = settings(base)
+    return {k: value for k, value in settings(config).items() if value != theirs[k]}
+
+
+def _changed(base: Part, paper_base: Part, paper_row: Part, row: str) -> Part:
+    new: dict[str, Any] = {}
+    for name in (field.name for field in fields(base)):
+        before, after = getattr(paper_base, name), getattr(paper_row, name)
+        if after != before:
+            is_size = name in BY_FACTOR
+            ours = getattr(base, name)
+            new[name] = _sized(row, name, ours, before, after) if is_size else after
+    return replace(base, **new)
+
+
+def _sized(row: str, name: str, ours: int, before: int, after: int) -> int:
+    factor = Fraction(after, before)
+    size = factor * ours
+    if size.denominator > 1:
+        raise ConfigError(
+            f"`{name}` of row {row} must be a whole number, but is {factor} of the "
+            f"base's {ours}; leave the row out of --rows, or set another base."
+        )
+    return int(size)
+
+
+def _flattened(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

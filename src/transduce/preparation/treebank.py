@@ -1,0 +1,120 @@
+"""Treebanks as parallel text: sentences, and their trees as symbols (section 6.3)."""
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import ClassVar, get_args
+
+from transduce.errors import ConfigError, DataError
+from transduce.parsing.linearization import STYLES, StyleName
+from transduce.parsing.normalization import normalized
+from transduce.parsing.trees import Tree, read_trees
+from transduce.parsing.vocabulary import SymbolVocabulary, learn_symbols
+from transduce.preparation.augmentation import AugmentationConfig, augmented
+from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.prepared_corpus import DEV, PreparedCorpus, prepare
+from transduce.text.corpus import read_text, write_lines
+from transduce.text.tokenizer import TokenizerConfig
+
+TEXT = "text"
+"""Where the treebank is text while it is prepared."""
+WORDS, SYMBOLS = "words.txt", "symbols.txt"
+DEV_TREES = f"{DEV}/trees.txt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreebankConfig:
+    """How the trees of a parser are written as text."""
+
+    style: StyleName = "xx"
+    """How a tree is linearised."""
+    numbered: bool = False
+    """Whether the words of a sentence are numbered, and leaves are these numbers: so
+    which word comes next is seen, which small treebanks do not teach to count."""
+    augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
+
+    def __post_init__(self) -> None:
+        if self.style not in get_args(StyleName):
+            known = ", ".join(f'"{name}"' for name in STYLES)
+            raise ConfigError(
+                f'`treebank.style` must be one of {known}, but is "{self.style}".'
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreebankFiles:
+    """The treebanks of a run."""
+
+    trees: tuple[Path, ...]
+    dev_trees: tuple[Path, ...] = ()
+
+    metric: ClassVar = "f1"
+    """What says how good parses are."""
+
+    @property
+    def has_dev(self) -> bool:
+        return bool(self.dev_trees)
+
+    def absolute_names(self) -> dict[str, list[str]]:
+        """The names of the files by their part, whatever the current folder."""
+        return {
+            part: [str(path.absolute()) for path in paths]
+            for part, paths in asdict(self).items()
+        }
+
+
+def prepare_treebank(
+    files: TreebankFiles,
+    config: TreebankConfig,
+    tokenizer: TokenizerConfig,
+    max_length: int,
+    folder: Path,
+    neighbours: Iterable[Path] = (),
+) -> PreparedCorpus:
+    """What `prepare` does of text, of treebanks; the dev trees are kept, normalised.
+
+    `DataError` if a file cannot be used.
+    """
+    trees = read_treebank(files.trees)
+    dev_trees = read_treebank(files.dev_trees) if files.dev_trees else []
+    symbols = learn_symbols(trees, config.style, is_numbered=config.numbered)
+    text = folder / TEXT
+    training = _write_text(
+        augmented(trees, config.augmentation), symbols, text / "training"
+    )
+    dev = _write_text(dev_trees, symbols, text / "dev") if dev_trees else training
+    corpus_files = CorpusFiles(
+        source=(training / WORDS,),
+        target=(training / SYMBOLS,),
+        dev_source=(dev / WORDS,) if dev_trees else (),
+        dev_target=(dev / SYMBOLS,) if dev_trees else (),
+    )
+    corpus = prepare(corpus_files, tokenizer, max_length, folder, neighbours, symbols)
+    if dev_trees:
+        write_lines(folder / DEV_TREES, map(str, dev_trees))
+    shutil.rmtree(text)
+    return corpus
+
+
+def read_treebank(paths: Sequence[Path]) -> list[Tree]:
+    """The trees of all files, normalised; `DataError` if there is none."""
+    trees = [tree for path in paths for tree in _trees(path)]
+    if not trees:
+        raise DataError(f"{paths[0]}: a treebank must have a tree, but has none.")
+    return trees
+
+
+def _trees(path: Path) -> Iterator[Tree]:
+    for tree in map(normalized, read_trees(read_text([path]), str(path))):
+        if tree.leaves:
+            yield tree
+
+
+def _write_text(trees: Iterable[Tree], symbols: SymbolVocabulary, folder: Path) -> Path:
+    """As two files in the folder, which is returned."""
+    folder.mkdir(parents=True)
+    kept = list(trees)
+    write_lines(folder / WORDS, (symbols.source_line(tree.words) for tree in kept))
+    write_lines(folder / SYMBOLS, map(symbols.target_line, kept))
+    return folder

@@ -1,0 +1,317 @@
+"""`transduce parse`, and all that is trained on trees."""
+
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import transduce
+from transduce.cli import main
+from transduce.corpora.grammar_treebank import training_trees
+from transduce.decoding.parsing import parser as parser_module
+from transduce.parsing.trees import Tree, parse_tree, read_trees
+
+SETTINGS = (
+    "model.num_layers=1",
+    "model.d_model=32",
+    "model.d_ff=32",
+    "model.num_heads=2",
+    "model.d_k=8",
+    "model.d_v=8",
+    "tokenizer.vocab_size=400",
+    "batching.source_tokens=200",
+    "batching.target_tokens=400",
+    "treebank.augmentation.copies=1",
+    "training.steps=6",
+    "training.checkpoint_steps=3",
+    "search.beam_size=2",
+    "search.extra_length=5",
+)
+SEARCH = ("--beam-size", 2, "--extra-length", 5)
+TREES = list(islice(training_trees(seed=5), 30))
+
+
+def write_trees(path: Path, trees: list[Tree]) -> Path:
+    path.write_text("".join(f"{tree}\n" for tree in trees), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_trees(tmp_path_factory.mktemp("trees") / "trees", TREES)
+
+
+@pytest.fixture(scope="module")
+def parser(trees: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has seen some trees; it knows next to nothing."""
+    out = tmp_path_factory.mktemp("parser") / "run"
+    dev = write_trees(out.parent / "dev", TREES[:4])
+    files = ("--trees", str(trees), "--dev-trees", str(dev), "--out", str(out))
+    preset = ("--preset", "parsing-small", "--device", "cpu", "--precision", "fp32")
+    main(["train", *preset, *files, "--set", *SETTINGS])
+    return out
+
+
+def test_a_run_on_trees_is_scored_by_f1(parser: Path) -> None:
+    log = [json.loads(line) for line in (parser / "log.jsonl").read_text().splitlines()]
+    scores = [entry for entry in log if entry["kind"] in ("dev", "final")]
+    assert [entry["kind"] for entry in scores] == ["dev", "dev", "final"]
+    for entry in scores:
+        assert 0 <= entry["f1"] <= 100
+        assert 0 <= entry["mended"] <= 100
+    for model in ("averaged", "best"):
+        if (parser / model).exists():
+            names = {path.name for path in (parser / model).iterdir()}
+            assert "target_tokenizer.json" in names
+
+
+@pytest.mark.parametrize("options", [(), ("--constrained",)], ids=str)
+def test_a_line_has_a_tree_over_its_words(
+    succeeds: Callable[..., str], parser: Path, options: tuple[str, ...]
+) -> None:
+    text = b"The dog barks.\n\nIt isn't (really) so\n"
+    lines = succeeds("parse", parser, *SEARCH, *options, stdin=text).split("\n")
+    assert len(lines) == 4
+    assert lines[1] == lines[3] == ""
+    assert parse_tree(lines[0]).words == ("The", "dog", "barks", ".")
+    assert " ".join(parse_tree(lines[2]).words) == "It is n't -LRB- really -RRB- so"
+
+
+def test_tokenized_lines_are_cut_at_spaces_alone(
+    succeeds: Callable[..., str], parser: Path
+) -> None:
+    text = b"isn't  it.\n"
+    line = succeeds("parse", parser, *SEARCH, "--tokenized", stdin=text)
+    assert parse_tree(line.rstrip("\n")).words == ("isn't", "it.")
+
+
+def test_files_are_read_and_written(
+    succeeds: Callable[..., str], parser: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_text("one\ntwo .\n", encoding="utf-8")
+    files = ("--input", tmp_path / "in", "--output", tmp_path / "out")
+    assert succeeds("parse", parser, *SEARCH, *files) == ""
+    printed = succeeds("parse", parser, *SEARCH, stdin=b"one\ntwo .\n")
+    assert (tmp_path / "out").read_text(encoding="utf-8") == printed
+
+
+def test_pretty_trees_are_the_same_trees(
+    succeeds: Callable[..., str], parser: Path
+) -> None:
+    call = ("parse", parser, *SEARCH, "--constrained")
+    text = b"the old dog barks .\nyes\n"
+    plain, pretty = succeeds(*call, stdin=text), succeeds(*call, "--pretty", stdin=text)
+    assert plain != pretty
+    trees = [list(read_trees(out.splitlines(), "out")) for out in (plain, pretty)]
+    assert trees[0] == trees[1]
+
+
+def test_a_picture_is_drawn(
+    succeeds: Callable[..., str], parser: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "tree.svg"
+    succeeds("parse", parser, *SEARCH, "--svg", picture, stdin=b"the dog\n")
+    assert picture.read_text(encoding="utf-8").startswith("<svg ")
+    assert ">dog</text>" in picture.read_text(encoding="utf-8")
+
+
+def test_a_picture_does_not_take_the_place_of_the_text(
+    refuses: Callable[..., str], parser: Path, tmp_path: Path
+) -> None:
+    files = ("--output", tmp_path / "x", "--svg", tmp_path / "x")
+    assert "must be another file than input and output" in refuses(
+        "parse", parser, *files
+    )
+    assert not (tmp_path / "x").exists()
+
+
+def test_of_an_over_long_line_it_is_said_that_its_tree_is_flat(
+    command: Callable[..., Any], parser: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parser_module, "MAX_SOURCE_TOKENS", 3)
+    outcome = command("parse", parser, *SEARCH, "--tokenized", stdin=b"\n" + b"a " * 9)
+    assert outcome.code == 0
+    assert outcome.err == "Warning: line 2 is over-long, and its tree is flat.\n"
+    assert outcome.out == f"\n(TOP (S {' '.join(['(XX a)'] * 9)}))\n"
+
+
+def test_the_api_parses_raw_text(parser: Path) -> None:
+    translator = transduce.load(parser, device="cpu")
+    [found] = translator.parse(["It's so."], constrained=True)
+    assert found.tree.words == ("It", "'s", "so", ".")
+    assert found.repairs.total == 0
+
+
+def test_gold_trees_are_parsed_and_scored(
+    succeeds: Callable[..., str], parser: Path, trees: Path
+) -> None:
+    call = ("evaluate-parses", trees, "--model", parser, "--beam-size", 1)
+    printed = succeeds(*call)
+    assert "Bracketing FMeasure" in printed
+    assert "\n\nMended to be trees: " in printed
+    plain, constrained = (
+        json.loads(succeeds(*call, "--json", *options))
+        for options in ((), ("--constrained",))
+    )
+    assert plain["all"]["valid"] == constrained["all"]["valid"] == len(TREES)
+    assert plain["mended"] > 0
+    assert sum(plain["repairs"].values()) > 0
+    assert (constrained["mended"], constrained["repairs"]) == (0, {})
+    assert succeeds(*call, "--constrained").endswith(
+        "0.00 % of sentences (no repairs)\n"
+    )
+
+
+def test_trees_or_a_model_are_scored(
+    refuses: Callable[..., str], parser: Path, trees: Path
+) -> None:
+    message = "Either predicted trees or a --model must be given, but not both."
+    assert refuses("evaluate-parses", trees) == message
+    assert refuses("evaluate-parses", trees, trees, "--model", parser) == message
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("translate", "{parser}"),
+        ("sample", "{parser}"),
+        ("score", "{parser}", "--source", "{trees}", "--target", "{trees}"),
+        ("evaluate", "{parser}", "--source", "{trees}", "--reference", "{trees}"),
+    ],
+    ids=lambda call: call[0],
+)
+def test_a_parser_does_not_translate(
+    refuses: Callable[..., str], parser: Path, trees: Path, call: tuple[str, ...]
+) -> None:
+    arguments = [each.format(parser=parser, trees=trees) for each in call]
+    message = refuses(*arguments, stdin=b"a\n")
+    assert message == (
+        "A model that translates must be trained on text, but this one parses; use "
+        "`transduce parse`."
+    )
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "marian", "onnx"])
+def test_a_parser_is_not_exported(
+    refuses: Callable[..., str], parser: Path, tmp_path: Path, to: str
+) -> None:
+    message = refuses("export", parser, "--to", to, "--out", tmp_path / "out")
+    assert "must have one vocabulary for source and target" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_translator_does_not_parse(
+    refuses: Callable[..., str], model: Path, trees: Path
+) -> None:
+    message = (
+        "A model that parses must be trained on trees (train --trees), but this one "
+        "translates; use `transduce translate`."
+    )
+    assert refuses("parse", model, stdin=b"a\n") == message
+    assert refuses("evaluate-parses", trees, "--model", model) == message
+
+
+@pytest.mark.parametrize("side", ["--input", None])
+def test_text_that_is_not_utf_8_is_refused(
+    refuses: Callable[..., str], parser: Path, tmp_path: Path, side: str | None
+) -> None:
+    (tmp_path / "in").write_bytes(b"one\n\xe4\n")
+    files = (side, tmp_path / "in") if side else ()
+    message = refuses(
+        "parse", parser, *SEARCH, *files, "--output", tmp_path / "out",
+        stdin=b"one\n\xe4\n",
+    )  # fmt: skip
+    assert ":2: a line must be valid UTF-8, but byte 1 of this one is 0xe4" in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--beam-size", 0), "`search.beam_size` must be at least 1, but is 0"),
+        (("--length-penalty", -1), "`search.length_penalty` must be from 0"),
+        (("--extra-length", -1), "`search.extra_length` must be at least 0"),
+    ],
+)
+def test_an_impossible_search_is_refused(
+    refuses: Callable[..., str], parser: Path, option: tuple[str, int], message: str
+) -> None:
+    assert message in refuses("parse", parser, *option, stdin=b"a\n")
+
+
+BAD = {
+    "missing": (None, "the file cannot be read"),
+    "empty": (b"", "a treebank must have a tree, but has none"),
+    "text": (b"The dog barks.\n", ":1:1: a tree must begin with `(`"),
+    "too few brackets": (b"(S (A a)\n(S (A a))\n", ":1:1: a tree must close its"),
+    "too many brackets": (b"(S (A a)))\n", ":1:10: "),
+    "text after the root": (b"(S (A a)) b\n", ":1:11: a tree must be alone on its"),
+    "10,000 brackets": (
+        b"(S " * 10_000 + b"(A a)" + b")" * 10_000,
+        ":1:3001: brackets must be at most 1,000 deep",
+    ),
+    "Latin-1": (b"(S (A \xe4))\n", ":1: a line must be valid UTF-8, but byte 7"),
+    "UTF-16": ("(S (A a))\n".encode("utf-16"), ":1: a line must be"),
+}
+
+
+@pytest.mark.parametrize("part", ["--trees", "--dev-trees"])
+@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=list(BAD))
+def test_a_faulty_treebank_is_refused_and_nothing_is_left(
+    refuses: Callable[..., str],
+    trees: Path,
+    tmp_path: Path,
+    part: str,
+    content: bytes | None,
+    message: str,
+) -> None:
+    bad, out = tmp_path / "bad", tmp_path / "out"
+    if content is not None:
+        bad.write_bytes(content)
+    files = {"--trees": trees, "--dev-trees": trees} | {part: bad}
+    given = [each for pair in files.items() for each in pair]
+    said = refuses("train", "--preset", "parsing-small", *given, "--out", out)
+    assert said.startswith(str(bad))
+    assert message in said
+    assert [path for path in tmp_path.iterdir() if path != bad] == []
+
+
+def test_trees_and_text_are_not_mixed(
+    refuses: Callable[..., str], trees: Path, tmp_path: Path
+) -> None:
+    call = ("train", "--out", tmp_path / "out", "--preset", "parsing-small")
+    text = ("--source", trees, "--target", trees)
+    assert "Either text or trees must be given" in refuses(
+        *call, "--trees", trees, *text
+    )
+    assert "only --dev-trees are; add --trees" in refuses(*call, "--dev-trees", trees)
+
+
+def test_the_best_parser_is_not_chosen_by_bleu(
+    refuses: Callable[..., str], trees: Path, tmp_path: Path
+) -> None:
+    files = ("--trees", trees, "--dev-trees", trees, "--out", tmp_path / "out")
+    message = refuses("train", "--preset", "tiny", *files)
+    assert message == (
+        '`training.best_by` must be "f1" or "loss" on this dev corpus, but is "bleu".'
+    )
+
+
+def test_the_targets_vocabulary_is_not_to_be_set(
+    refuses: Callable[..., str], trees: Path, tmp_path: Path
+) -> None:
+    call = ("train", "--preset", "parsing-small", "--trees", trees)
+    setting = ("--set", "model.target_vocab_size=9")
+    message = refuses(*call, "--out", tmp_path / "out", *setting)
+    assert "must be left to the tokenizer and the trees, but one is set" in message
+
+
+def test_a_run_is_not_resumed_with_other_trees(
+    refuses: Callable[..., str], parser: Path, tmp_path: Path
+) -> None:
+    other = write_trees(tmp_path / "other", TREES[:3])
+    message = refuses("train", "--out", parser, "--resume", "--trees", other)
+    assert "the run to resume was begun with other files" in message

@@ -1,0 +1,215 @@
+"""`transduce reproduce table3`, killed in the middle and given again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.corpora.named_corpora import named_corpus
+from transduce.errors import ConfigError
+from transduce.experiments.tables.table3.experiment import claimed
+
+SMALL = (
+    *("--scale", "0.125", "--steps", "60", "--device", "cpu", "--precision", "fp32"),
+    *("--resamples", "50", "--shuffles", "50"),
+    *("--set", "model.num_layers=1", "batching.source_tokens=60"),
+    *("batching.target_tokens=60", "tokenizer.vocab_size=400"),
+    *("training.checkpoint_steps=60", "training.learning_rate_scale=0.1"),
+)
+PATIENCE_S = 300
+Options = tuple[object, ...]
+
+
+@pytest.fixture(scope="module")
+def files(corpus_files: tuple[Path, Path]) -> Options:
+    source, target = corpus_files
+    dev = ("--dev-source", source, "--dev-target", target)
+    return ("--source", source, "--target", target, *dev)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_free(folder: Path) -> bool:
+    try:
+        with claimed(folder):
+            return True
+    except ConfigError:
+        return False
+
+
+def steps(run: Path) -> list[int]:
+    """Those that are in the log."""
+    path = run / "log.jsonl"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    entries = [json.loads(line) for line in lines if line.endswith("}")]
+    return [entry["step"] for entry in entries if entry["kind"] == "step"]
+
+
+def times(folder: Path) -> dict[Path, int]:
+    """When each file was written."""
+    return {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture(scope="module")
+def killed(files: Options, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment killed once a run is done and the next is in its middle."""
+    out = tmp_path_factory.mktemp("table3") / "out"
+    command = ("reproduce", "table3", "--out", out, *files, *SMALL, "--rows", "A-h1")
+    with subprocess.Popen(
+        [sys.executable, "-m", "transduce", *map(str, command)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        wait_until(lambda: bool(steps(out / "runs" / "A-h1-seed1")))
+        process.send_signal(signal.SIGKILL)
+    wait_until(lambda: is_free(out))  # its training has saved and ended
+    return out
+
+
+def test_it_goes_on_where_it_was_killed_and_adds_a_seed(
+    killed: Path, files: Options, succeeds: Callable[..., str]
+) -> None:
+    done, begun = killed / "runs" / "base-seed1", killed / "runs" / "A-h1-seed1"
+    assert (done / "dev_translations.txt").is_file()
+    assert not (begun / "dev_translations.txt").exists()
+    assert 0 < steps(begun)[-1] < 60
+    before = times(done)
+
+    options = (*files, *SMALL, "--rows", "A-h1", "--seeds", 1, 2)
+    printed = succeeds("reproduce", "table3", "--out", killed, *options)
+
+    assert "Table 3: the base model varied" in printed
+    assert times(done) == before
+    log = (killed / "logs" / "A-h1-seed1.log").read_text()
+    assert log.count("Training pairs:") == 1
+    assert "Going on after step" in log
+    assert steps(begun) == [10, 20, 30, 40, 50, 60]
+    shared = (killed / "logs" / "A-h1-seed2.log").read_text()
+    assert "Prepared before, and shared:" in shared
+    figures = json.loads((killed / "report" / "table3.json").read_text())
+    base, row = figures["rows"]
+    assert (base["row"], row["row"]) == ("base", "A-h1")
+    assert base["seeds"] == row["seeds"] == [1, 2]
+    assert base["bleu"]["bootstrap_p"] is None
+    assert 0 < row["bleu"]["bootstrap_p"] <= 1
+    assert row["parameters"] == base["parameters"]
+    assert figures["failures"] == {}
+
+
+def test_a_row_that_fails_is_told_and_does_not_lose_the_others(
+    killed: Path, files: Options, command: Callable[..., Any]
+) -> None:
+    in_the_way = killed / "runs" / "E-learned-seed1"
+    in_the_way.mkdir()
+    (in_the_way / "mine").touch()
+    before = times(killed / "runs" / "base-seed1")
+
+    options = (*files, *SMALL, "--rows", "E-learned")
+    outcome = command("reproduce", "table3", "--out", killed, *options)
+
+    why = "the output folder must be new or empty, but is not"
+    assert outcome.code == 2
+    assert outcome.err.startswith(
+        "transduce: All runs must be done, but 1 of 2 failed; the first is "
+        f"E-learned-seed1: {in_the_way}: {why}"
+    )
+    assert times(killed / "runs" / "base-seed1") == before
+    report = killed / "report"
+    figures = json.loads((report / "table3.json").read_text())
+    assert [row["row"] for row in figures["rows"]] == ["base"]
+    assert why in figures["failures"]["E-learned-seed1"]
+    assert {path.name for path in report.iterdir()} == {
+        "table3.md", "table3.html", "table3.json",
+    }  # fmt: skip
+    assert why in (report / "table3.html").read_text(encoding="utf-8")
+
+
+def test_another_experiment_in_its_folder_is_refused(
+    killed: Path, files: Options, refuses: Callable[..., str]
+) -> None:
+    options = (*files, *SMALL, "--rows", "base")
+    arguments = ("reproduce", "table3", "--out", killed, *options)
+    refusal = refuses(*arguments, "--set", "model.dropout=0.3")
+    assert refusal == (
+        f"{killed}: `model.dropout` of the experiment there is 0.1, but 0.3 is asked "
+        "for; give the same --scale, --steps and --set, or choose another folder."
+    )
+
+
+def test_a_named_corpus_is_fetched_into_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refuses: Callable[..., str]
+) -> None:
+    asked = []
+
+    def assemble(corpus: object, folder: Path, display: object) -> None:
+        asked.append((corpus, folder))
+        raise ConfigError("There is no network, but there must be one.")
+
+    monkeypatch.setattr("transduce.cli.experiment.assemble", assemble)
+    out = tmp_path / "out"
+    refuses("reproduce", "table3", "--out", out, "--corpus", "wmt14-en-de")
+    assert asked == [(named_corpus("wmt14-en-de"), out / "corpus")]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--rows", "A-h2"), "A row must be one of base, "),
+        (("--scale", "0"), "`scale` must be a multiple of 1/8 from 1/8 to 1, but is 0"),
+        (("--steps", "0"), "`training.steps` must be at least 1, but is 0."),
+        (("--seeds", "-1"), "`training.seed` must be from 0 to 2^63 - 1, but is -1."),
+        (("--parallel", "0"), "`parallel` must be at least 1, but is 0."),
+        (("--resamples", "0"), "`resamples` must be at least 1, but is 0."),
+        (("--set", "model.dropuot=0.2"), "there is no setting `model.dropuot`; did"),
+        (("--set", "model.num_layers=1"), "`num_layers` of row C-N2 must be a whole"),
+        (("--corpus", "multi30k"), "but not by both."),
+    ],
+    ids=str,
+)
+def test_a_mistake_ends_with_one_sentence(
+    refuses: Callable[..., str],
+    files: Options,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    sentence: str,
+) -> None:
+    out = tmp_path / "out"
+    assert sentence in refuses("reproduce", "table3", "--out", out, *files, *options)
+    assert not out.exists()
+
+
+def test_a_corpus_must_be_given_whole(
+    refuses: Callable[..., str], files: Options, tmp_path: Path
+) -> None:
+    out = ("reproduce", "table3", "--out", tmp_path / "out")
+    assert "A --corpus must be given by its name, or by files" in refuses(*out)
+    assert "Both sides of a corpus and of its held-out part" in refuses(
+        *out, *files[:-2]
+    )
+    missing = tmp_path / "missing"
+    assert refuses(*out, *files[:-1], missing) == (
+        f"{missing}: a corpus must be a file, but there is none."
+    )
+    assert "did you mean 'multi30k'" in refuses(*out, "--corpus", "multi30")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(
+    refuses: Callable[..., str], files: Options, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").touch()
+    refusal = refuses("reproduce", "table3", "--out", tmp_path, *files)
+    assert refusal.startswith(f"{tmp_path}: the output folder must be new, or one that")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

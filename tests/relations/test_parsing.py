@@ -1,0 +1,141 @@
+"""Parses alone and in batches; constrained search, which never writes but trees."""
+
+from itertools import islice
+
+import pytest
+import torch
+
+from transduce.checkpoint import Checkpoint
+from transduce.corpora.grammar_treebank import training_trees
+from transduce.decoding.parsing import parser as module
+from transduce.decoding.parsing.parser import Parse, Parser
+from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.translator import Translator
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.parsing.delinearization import Repairs
+from transduce.parsing.linearization import STYLES, StyleName
+from transduce.parsing.trees import NOTHING, parse_tree
+from transduce.parsing.vocabulary import learn_symbols
+from transduce.text.tokenizer import Tokenizer
+
+CPU = torch.device("cpu")
+SENTENCES = [
+    line.split()
+    for line in (
+        "one two three",
+        "",
+        "four",
+        "eight seven six five four three two one",
+        "seven eight",
+        "five ( six )",
+        "三 <s> </s>",
+    )
+]
+TREES = list(islice(training_trees(seed=4), 20))
+
+
+def untrained(
+    tokenizer: Tokenizer, style: StyleName, seed: int = 3, *, is_numbered: bool = False
+) -> Parser:
+    torch.manual_seed(seed)
+    symbols = learn_symbols(TREES, style, is_numbered=is_numbered)
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, target_vocab_size=symbols.vocab_size,
+        num_layers=1, d_model=16, d_ff=20, num_heads=2, d_k=8, d_v=8,
+    )  # fmt: skip
+    model = Transformer(config)
+    for parameter in model.parameters():
+        # Large, so that likelihoods differ much.
+        torch.nn.init.normal_(parameter, std=0.4)
+    checkpoint = Checkpoint(
+        config=config,
+        weights=model.state_dict(),
+        tokenizer=tokenizer,
+        step=0,
+        symbols=symbols,
+    )
+    return Translator(checkpoint, CPU).parser()
+
+
+def parse(
+    parser: Parser, sentences: list[list[str]], beam_size: int, constrained: bool
+) -> list[Parse]:
+    search = SearchConfig(beam_size=beam_size, length_penalty=0.3, extra_length=12)
+    return list(parser.parse_stream(sentences, search, constrained=constrained))
+
+
+@pytest.fixture(params=[*STYLES, "numbered"])
+def parser(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Parser:
+    if request.param == "numbered":
+        return untrained(tokenizer, "in-order", is_numbered=True)
+    return untrained(tokenizer, request.param)
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_sentence_is_parsed_in_a_batch_as_alone(
+    parser: Parser, beam_size: int, constrained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH_POSITIONS", 25 * beam_size)
+    together = parse(parser, SENTENCES, beam_size, constrained)
+    alone = [parse(parser, [words], beam_size, constrained)[0] for words in SENTENCES]
+    assert [each.tree for each in together] == [each.tree for each in alone]
+    assert [each.repairs for each in together] == [each.repairs for each in alone]
+    assert [each.score for each in together] == pytest.approx(
+        [each.score for each in alone], abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_every_parse_is_a_tree_over_the_words(parser: Parser, beam_size: int) -> None:
+    for constrained in (False, True):
+        parses = parse(parser, SENTENCES, beam_size, constrained)
+        for words, found in zip(SENTENCES, parses, strict=True):
+            assert list(found.tree.words) == words
+    assert parses[1].tree == NOTHING
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("seed", range(3))
+def test_only_plain_search_needs_repairs(
+    tokenizer: Tokenizer, style: StyleName, seed: int, beam_size: int
+) -> None:
+    parser = untrained(tokenizer, style, seed)
+    plain, constrained = (
+        parse(parser, SENTENCES, beam_size, constrained)
+        for constrained in (False, True)
+    )
+    assert all(each.repairs == Repairs() for each in constrained)
+    assert any(each.repairs != Repairs() for each in plain)
+
+
+def test_a_bracket_is_read_as_treebanks_write_it(parser: Parser) -> None:
+    [written, typed] = parse(
+        parser, [["(", "one", ")"], ["-LRB-", "one", "-RRB-"]], 2, True
+    )
+    assert written.score == typed.score
+    assert str(written.tree) == str(typed.tree)
+    assert parse_tree(str(written.tree)).words == ("-LRB-", "one", "-RRB-")
+
+
+def test_a_sentence_that_is_too_long_to_be_read_has_a_flat_tree(
+    parser: Parser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_SOURCE_TOKENS", 8)
+    words = ["one"] * 9
+    for constrained in (False, True):
+        long, short = parse(parser, [words, words[:1]], 2, constrained)
+        assert str(long.tree) == f"(TOP (S {' '.join(['(XX one)'] * 9)}))"
+        assert (long.is_overlong, short.is_overlong) == (True, False)
+        assert long.repairs.missing == 9
+
+
+def test_windows_change_nothing(
+    parser: Parser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = parse(parser, SENTENCES, 2, True)
+    monkeypatch.setattr(module, "WINDOW_LINES", 2)
+    found = parse(parser, SENTENCES, 2, True)
+    assert [each.tree for each in found] == [each.tree for each in expected]

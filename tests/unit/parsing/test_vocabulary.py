@@ -1,0 +1,75 @@
+"""Symbols as a target's vocabulary: whole, and the special ids first."""
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from transduce.corpora.grammar_treebank import training_trees
+from transduce.parsing.delinearization import delinearize
+from transduce.parsing.linearization import STYLES, StyleName, Symbol, linearize
+from transduce.parsing.trees import parse_tree
+from transduce.parsing.vocabulary import (
+    NEVER_WRITTEN,
+    NUMBERS,
+    UNKNOWN,
+    SymbolVocabulary,
+    learn_symbols,
+)
+from transduce.special_ids import BOS, EOS, PAD
+
+TREES = list(islice(training_trees(seed=1), 50))
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_ids_stand_for_the_symbols_of_a_tree(name: StyleName) -> None:
+    vocabulary = learn_symbols(TREES, name)
+    lines = list(map(vocabulary.target_line, TREES))
+    for tree, ids in zip(TREES, vocabulary.encode_targets(lines), strict=True):
+        symbols = [vocabulary.symbols[i] for i in ids]
+        assert symbols == linearize(tree, STYLES[name])
+
+
+def test_special_ids_stand_before_all_symbols() -> None:
+    vocabulary = SymbolVocabulary("xx", (")S", "(S", "XX"))
+    assert list(vocabulary.symbols) == [4, 5, 6]
+    assert vocabulary.vocab_size == 7
+    assert vocabulary.symbols[4] == Symbol("closing", "S")
+    assert set(NEVER_WRITTEN) == {PAD, BOS, UNKNOWN}
+    assert EOS not in NEVER_WRITTEN
+
+
+def test_a_symbol_that_training_had_not_is_unknown() -> None:
+    vocabulary = learn_symbols([parse_tree("(TOP (S (A a)))")], "xx")
+    assert vocabulary.encode_targets(["(S (NP XX )NP )S", ""]) == [
+        [6, UNKNOWN, 5, UNKNOWN, 4],
+        [],
+    ]
+
+
+def test_numbered_words_have_numbered_leaves() -> None:
+    tree = parse_tree("(TOP (S (NP (DT the) (NN dog)) (VP (VBZ barks)) (. .)))")
+    vocabulary = learn_symbols([tree], "in-order", is_numbered=True)
+    assert vocabulary.source_line(tree.words) == "① the ② dog ③ barks ④ ."
+    line = vocabulary.target_line(tree)
+    assert line == "① (NP ② )NP (S ③ (VP )VP ④ )S"
+    [ids] = vocabulary.encode_targets([line])
+    symbols = [vocabulary.symbols[i] for i in ids]
+    found, repairs = delinearize(symbols, tree.words, vocabulary.style)
+    assert found.constituents == tree.constituents
+    assert {leaf.tag for leaf in found.leaves} == {"XX"}
+    assert repairs.total == 0
+
+
+def test_numbers_begin_again_after_the_last() -> None:
+    vocabulary = SymbolVocabulary("xx", ("(S", ")S", *NUMBERS), is_numbered=True)
+    line = vocabulary.source_line(["a"] * 21)
+    assert line.split()[::2] == [*NUMBERS, NUMBERS[0]]
+
+
+def test_a_vocabulary_comes_back(tmp_path: Path) -> None:
+    for name in STYLES:
+        for is_numbered in (False, True):
+            saved = learn_symbols(TREES, name, is_numbered=is_numbered)
+            saved.save(tmp_path / "symbols")
+            assert SymbolVocabulary.load(tmp_path / "symbols") == saved
