@@ -1,6 +1,5 @@
 """Text in, text out, or trees."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,11 +31,12 @@ from transduce.decoding.search import (
     Decoding,
     Hypothesis,
     JoinableModel,
+    require_numbers,
     search_all,
 )
 from transduce.decoding.search_config import SearchConfig
 from transduce.device import choose_hardware
-from transduce.errors import CheckpointError, RequestError
+from transduce.errors import RequestError
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.splitting import split_long
 from transduce.text.tokenizer import Tokenizer
@@ -356,16 +356,6 @@ def load(
     first, *rest = (load_model(Path(each)) for each in (path, *others))
     on = choose_hardware(device).device
     return Translator(first, on, *rest, precision=precision)
-
-
-def require_numbers(hypotheses: Sequence[Hypothesis]) -> None:
-    """`CheckpointError` if a model has put out NaN, and search found nothing so."""
-    if not hypotheses or math.isnan(hypotheses[0].log_probability):
-        raise CheckpointError(
-            "The model must put out numbers, but puts out NaN; its weights are "
-            "damaged, or too large for the precision: try fp32, or another "
-            "checkpoint."
-        )
 
 
 def _paired(

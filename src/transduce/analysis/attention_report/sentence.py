@@ -13,8 +13,8 @@ from transduce.analysis.attention_maps import (
 from transduce.analysis.figures import LabelledHeads
 from transduce.analysis.search_tree import SearchTree, watch_search
 from transduce.analysis.words import between_words, groups_of, word_starts
+from transduce.decoding.search import require_numbers
 from transduce.decoding.search_config import SearchConfig
-from transduce.decoding.translator import require_numbers
 from transduce.errors import RequestError
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS
