@@ -88,7 +88,12 @@ def attention(
         check_figure_path(figure)
     translator = load(model, device=device)
     seen = look_into(
-        translator.models[0].model, translator.tokenizer, source, target, config
+        translator.models[0].model,
+        translator.tokenizer,
+        translator.symbols,
+        source,
+        target,
+        config,
     )
     if figure is not None:
         labelled = seen.heads_of(kind, granularity)

@@ -54,6 +54,7 @@ def heads(
     require_both(source, target)
     require_new(out)
     translator = load(model, device=device)
+    translator.require_translation()
     network, tokenizer = translator.models[0].model, translator.tokenizer
     annotated = None
     with Console(stderr=True).status("Reading...") as status:

@@ -17,7 +17,10 @@ from transduce.decoding.search import require_numbers
 from transduce.decoding.search_config import SearchConfig
 from transduce.errors import RequestError
 from transduce.model.transformer import Transformer
+from transduce.parsing.trees import without_brackets
+from transduce.parsing.vocabulary import SymbolVocabulary
 from transduce.special_ids import BOS, EOS
+from transduce.text.penn_words import penn_words
 from transduce.text.tokenizer import Tokenizer, normalize
 
 MAX_TOKENS = 128
@@ -102,20 +105,28 @@ class SentenceAttention:
 def look_into(
     model: Transformer,
     tokenizer: Tokenizer,
+    symbols: SymbolVocabulary | None,
     source_text: str,
     target_text: str | None,
     config: SearchConfig,
 ) -> SentenceAttention:
     """Translate, or read a given translation, and keep what the model attends to.
 
+    A model that parses has symbols: it writes them of raw English, which is cut as the
+    Penn Treebank is, and reads them where it is given a tree.
     `RequestError` if a text is empty or too long, `CheckpointError` if the model puts
     out no numbers.
     """
+    written: Tokenizer | SymbolVocabulary = tokenizer
+    if symbols is not None:
+        written = symbols
+        words = map(without_brackets, penn_words(source_text))
+        source_text = symbols.source_line(list(words))
     source_ids = tokenizer.encode(source_text)
     _check_length(source_ids, "source")
     target_ids = None
     if target_text is not None:
-        (target_ids,) = tokenizer.encode_targets([target_text])
+        (target_ids,) = written.encode_targets([target_text])
         _check_length(target_ids, "target")
     device = next(model.parameters()).device
     source = torch.tensor([[*source_ids, EOS]], device=device)
@@ -125,20 +136,20 @@ def look_into(
         target_ids = list(search.hypotheses[0].ids)
     target_in = torch.tensor([[BOS, *target_ids]], device=device)
     (maps,) = attention_maps(model, source, target_in)
-    target_pieces = tokenizer.pieces(target_ids)
+    target_pieces = written.pieces(target_ids)
     ids = {branch.token for branches in search.steps for branch in branches}
     ids |= {i for hypothesis in search.hypotheses for i in hypothesis.ids}
     return SentenceAttention(
         source_text=normalize(source_text),
-        target_text=tokenizer.decode(target_ids),
+        target_text=written.decode(target_ids),
         is_forced=target_text is not None,
         source=_tokens(tokenizer.pieces(source_ids), last=END),
         target_in=_tokens(target_pieces, first=BEGIN),
         target_out=_tokens(target_pieces, last=END),
         maps=maps,
         search=search,
-        found=tuple(tokenizer.decode(h.ids) for h in search.hypotheses),
-        tokens=dict(zip(ids, tokenizer.pieces(ids), strict=True)),
+        found=tuple(written.decode(h.ids) for h in search.hypotheses),
+        tokens=dict(zip(ids, written.pieces(ids), strict=True)),
     )
 
 
