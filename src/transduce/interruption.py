@@ -39,3 +39,23 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         yield requested.is_set
     finally:
         restore()
+
+
+@contextmanager
+def unwound_on_termination() -> Iterator[None]:
+    """Let SIGTERM end the program as an error would, so that what is begun is undone.
+
+    Outside the main thread it ends the program at once, as it would without this.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def unwind(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -408,3 +408,25 @@ def test_coverage_without_a_beam_or_with_several_models_is_refused(
     options = tuple(model if option == "itself" else option for option in options)
     options = ("--coverage-penalty", 0.2, *options)
     assert refuses("translate", model, *options, stdin=LINES).startswith(message)
+
+
+def test_a_request_to_end_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "transduce", "translate", str(model)),
+            *("--output", str(output)),
+        ],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdin is not None
+    process.stdin.write(LINES)  # more are waited for
+    process.stdin.flush()
+    while not list(tmp_path.iterdir()):
+        assert process.poll() is None
+    process.terminate()
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (143, b"")
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from transduce.errors import DataError
+from transduce.interruption import unwound_on_termination
 
 
 @contextmanager
@@ -36,9 +37,10 @@ def _file_writer(output: Path) -> Iterator[TextIO]:
             yield file
         return
     new = output.with_name(f".{output.name}.transduce-new")
-    try:
-        with new.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-        new.replace(output)
-    finally:
-        new.unlink(missing_ok=True)
+    with unwound_on_termination():
+        try:
+            with new.open("w", encoding="utf-8", newline="\n") as file:
+                yield file
+            new.replace(output)
+        finally:
+            new.unlink(missing_ok=True)

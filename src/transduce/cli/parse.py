@@ -13,11 +13,11 @@ from transduce.cli.output import writer
 from transduce.cli.terminal import counted_lines
 from transduce.decoding.next_token_models.quantization import Precision
 from transduce.decoding.parsing.parser import Parse
+from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.parsing.trees import Tree
-from transduce.text.penn_words import penn_words
 
 
 def parse(

@@ -13,6 +13,7 @@ from transduce.analysis.attention_maps import (
 from transduce.analysis.figures import LabelledHeads
 from transduce.analysis.search_tree import SearchTree, watch_search
 from transduce.analysis.words import between_words, groups_of, word_starts
+from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search import require_numbers
 from transduce.decoding.search_config import SearchConfig
 from transduce.errors import RequestError
@@ -20,7 +21,6 @@ from transduce.model.transformer import Transformer
 from transduce.parsing.trees import without_brackets
 from transduce.parsing.vocabulary import SymbolVocabulary
 from transduce.special_ids import BOS, EOS
-from transduce.text.penn_words import penn_words
 from transduce.text.tokenizer import Tokenizer, normalize
 
 MAX_TOKENS = 128

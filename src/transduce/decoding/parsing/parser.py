@@ -14,6 +14,7 @@ from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.quantization import PreparedModel
 from transduce.decoding.next_token_models.tree_watcher import TreeWatcher
+from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search import (
     BATCH_POSITIONS,
     WINDOW_LINES,
@@ -28,7 +29,6 @@ from transduce.parsing.delinearization import Repairs, delinearize
 from transduce.parsing.trees import Tree, without_brackets
 from transduce.parsing.vocabulary import NEVER_WRITTEN, SymbolVocabulary
 from transduce.special_ids import BOS, EOS
-from transduce.text.penn_words import penn_words
 from transduce.text.tokenizer import Tokenizer
 
 MAX_SOURCE_TOKENS = 1_000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.text.penn_words import penn_words
+from transduce.decoding.parsing.penn_words import penn_words
 
 
 @pytest.mark.parametrize(
