@@ -27,7 +27,8 @@ NUM_MEMORISED = 200
 NUM_TIMED = 1_000
 BY_HEART = (
     "--set", "model.dropout=0.0", "treebank.augmentation.copies=0",
-    "training.steps=1000", "training.keep_checkpoints=1",
+    "training.steps=700", "training.checkpoint_steps=50",
+    "training.learning_rate_scale=0.5", "training.warmup_steps=150",
     "training.label_smoothing=0.0",
 )  # fmt: skip
 """Settings of a model that is to know its treebank."""

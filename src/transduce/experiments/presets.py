@@ -176,13 +176,15 @@ PRESETS = {
             source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
         ),
         training=TrainingConfig(
-            steps=400,
-            warmup_steps=100,
-            checkpoint_steps=100,
+            steps=800,
+            warmup_steps=150,
+            optimizer="muon",
+            checkpoint_steps=200,
             keep_checkpoints=2,
             best_by="f1",
         ),
         search=PARSING.search,
+        treebank=TreebankConfig(style="in-order"),
     ),
     # For trying things out: learns nothing of use, in seconds.
     "tiny": RunConfig(
