@@ -38,6 +38,32 @@ def test_the_sample_is_the_users(
     assert "of 2 sentences" in succeeds("import", marian_folder, *options)
 
 
+def test_the_attention_of_what_was_imported_is_shown(
+    succeeds: Callable[..., str], imported: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    succeeds("attention", imported, "--source", "The dog runs.", "--out", page)
+    text = page.read_text(encoding="utf-8")
+    assert "<dd>The dog runs.</dd>" in text
+    assert "encoder-decoder 2.2" in text
+
+
+def test_the_heads_of_what_was_imported_are_surveyed(
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    imported: Path,
+    tmp_path: Path,
+) -> None:
+    for side in ("source", "target"):
+        (tmp_path / side).write_text("The dog runs.\nA cat.\n")
+    files = ("--source", tmp_path / "source", "--target", tmp_path / "target")
+    printed = succeeds("heads", imported, *files, "--out", tmp_path / "heads")
+    assert "Without a head" in printed
+    # Its vocabulary has gaps.
+    refusal = refuses("heads", imported, "--out", tmp_path / "no", "--sentences", 2)
+    assert refusal.startswith("The model's tokenizer must be able to spell")
+
+
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_what_was_imported_translates(
     succeeds: Callable[..., str], imported: Path, beam_size: int

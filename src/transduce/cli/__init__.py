@@ -31,6 +31,8 @@ COMMANDS = {
     "translate": "Translate raw text, one line for one line.",
     "sample": "Draw translations at random.",
     "score": "Say how likely a model holds given translations.",
+    "attention": "Show what a model attends to in a sentence, as a page or a picture.",
+    "heads": "Survey what each head does over a corpus, and what it is worth.",
     "evaluate": "Score translations against references.",
     "parse": "Parse sentences, one tree a line.",
     "evaluate-parses": "Score parses against gold trees, as EVALB does.",

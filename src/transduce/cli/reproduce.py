@@ -1,6 +1,5 @@
 """`transduce reproduce`: the paper's tables, our figures beside those of the paper."""
 
-import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from rich.console import Console
 from transduce.analysis.cost import SUSTAINED_TFLOPS, Cluster
 from transduce.benchmark.machine import describe_machine
 from transduce.benchmark.matrix_rate import matrix_rate
-from transduce.checkpoint import write_folder
 from transduce.cli.experiment import (
     ExperimentDisplay,
     chosen_corpus,
@@ -21,6 +19,7 @@ from transduce.cli.experiment import (
     fetched,
 )
 from transduce.cli.options import Assignments, Files, changed
+from transduce.cli.reports import finish, require_new
 from transduce.device import Precision, choose_hardware, keep_freed_memory
 from transduce.errors import ConfigError
 from transduce.evaluation.significance import Trials
@@ -46,10 +45,6 @@ from transduce.experiments.tables.table3.results import collect
 from transduce.experiments.tables.table3.rows import require_rows, scaled_base
 from transduce.experiments.tables.table4 import Setting, Table4, our_parser, our_parses
 from transduce.experiments.tables.table4 import as_report as table4_report
-from transduce.report.content import Report
-from transduce.report.markdown import write_markdown
-from transduce.report.page import as_page
-from transduce.report.terminal import show
 from transduce.text.corpus import read_pairs
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
@@ -74,7 +69,7 @@ def table1(*, out: Path, max_rounds: int = 40) -> None:
     """
     if max_rounds < 1:
         raise ConfigError(f"`max_rounds` must be at least 1, but is {max_rounds}.")
-    _require_new(out)
+    require_new(out)
     keep_freed_memory()  # for it would be paid for again in every turn
     machine = describe_machine(("torch", "numpy"), torch.device("cpu"))
     with Console(stderr=True).status("Starting...") as status:
@@ -84,7 +79,7 @@ def table1(*, out: Path, max_rounds: int = 40) -> None:
             max_rounds=max_rounds,
             on_progress=status.update,
         )
-    _finish(table1_report(table), asdict(table), out, "table1")
+    finish(table1_report(table), asdict(table), out, "table1")
 
 
 def table2(
@@ -127,7 +122,7 @@ def table2(
     """
     if bool(runs) != bool(source):
         raise ConfigError("Runs and a --source to translate must go together.")
-    _require_new(out)
+    require_new(out)
     costs = tuple(training_cost(name) for name in presets)
     with Console(stderr=True).status(
         "Measuring the speed of this machine..."
@@ -139,7 +134,7 @@ def table2(
             status.update(f"Translating with {run}...")
             ours.append(our_row(run, pairs, language, device))
     table = Table2(ours=tuple(ours), costs=costs, cluster=cluster)
-    _finish(table2_report(table), asdict(table), out, "table2")
+    finish(table2_report(table), asdict(table), out, "table2")
 
 
 def table3(
@@ -229,7 +224,7 @@ def table3(
             crew = Crew(experiment, at, claim)
             failures = carry_out(experiment, runs, crew, display.went_on)
         table = collect(experiment, runs, failures, trials)
-        _finish(table3_report(table), asdict(table), out / "report", "table3")
+        finish(table3_report(table), asdict(table), out / "report", "table3")
     if failures:
         name, why = next(iter(failures.items()))
         raise RunsFailedError(
@@ -279,7 +274,7 @@ def table4(
             "What the trees are of must be told, for F1 says nothing without it: "
             "--treebank and --split."
         )
-    _require_new(out)
+    require_new(out)
     given: dict[Setting, Pairs] = {
         "WSJ only": wsj_only,
         "semi-supervised": semi_supervised,
@@ -292,7 +287,7 @@ def table4(
         for gold, predicted in pairs
     )
     table = Table4(ours=ours, treebank=treebank, split=split)
-    _finish(table4_report(table), asdict(table), out, "table4")
+    finish(table4_report(table), asdict(table), out, "table4")
 
 
 def _cluster(
@@ -314,26 +309,3 @@ def _cluster(
     if tflops <= 0:
         raise ConfigError(f"`tflops` must be above 0, but is {tflops}.")
     return Cluster(name=hardware, tflops=tflops, num_devices=num_devices)
-
-
-def _require_new(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(
-            f"{out}: the output folder must be new or empty, but is not; choose "
-            "another."
-        )
-
-
-def _finish(report: Report, figures: dict[str, object], out: Path, name: str) -> None:
-    """Print the report, and write it in all its forms."""
-
-    def write(folder: Path) -> None:
-        write_markdown(report, folder, name)
-        (folder / f"{name}.html").write_text(as_page(report), encoding="utf-8")
-        text = json.dumps(figures, indent=2) + "\n"
-        (folder / f"{name}.json").write_text(text, encoding="utf-8")
-
-    write_folder(out, write)
-    console = Console(highlight=False)
-    show(report, console)
-    console.print(f"The report is in {out}: {name}.md, {name}.html, {name}.json.")

@@ -4,6 +4,7 @@ Sentences that are done leave the batch, and those that wait take their place. S
 batch stays as full as memory and matrix products like it.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from transduce.errors import CheckpointError
 
 WINDOW_LINES = 2_048
 """Lines read ahead and sorted by length, so that a batch holds similar ones."""
@@ -69,6 +72,16 @@ class Hypothesis:
     search maximizes."""
     is_finished: bool = True
     """Whether it ended by itself, not by the limit of length."""
+
+
+def require_numbers(hypotheses: Sequence[Hypothesis]) -> None:
+    """`CheckpointError` if a model has put out NaN, and search found nothing so."""
+    if not hypotheses or math.isnan(hypotheses[0].log_probability):
+        raise CheckpointError(
+            "The model must put out numbers, but puts out NaN; its weights are "
+            "damaged, or too large for the precision: try fp32, or another "
+            "checkpoint."
+        )
 
 
 @runtime_checkable

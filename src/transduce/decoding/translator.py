@@ -1,6 +1,5 @@
 """Text in, text out, or trees."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,11 +31,12 @@ from transduce.decoding.search import (
     Decoding,
     Hypothesis,
     JoinableModel,
+    require_numbers,
     search_all,
 )
 from transduce.decoding.search_config import SearchConfig
 from transduce.device import choose_hardware
-from transduce.errors import CheckpointError, RequestError
+from transduce.errors import RequestError
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.splitting import split_long
 from transduce.text.tokenizer import Tokenizer
@@ -120,7 +120,7 @@ class Translator:
             prepared(each.build(), precision, device) for each in (checkpoint, *others)
         ]
         self.device = device
-        self._symbols = checkpoint.symbols
+        self.symbols = checkpoint.symbols
 
     def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
         """The trees of raw English sentences, as `Parser.parse` finds them."""
@@ -128,12 +128,12 @@ class Translator:
 
     def parser(self) -> Parser:
         """What parses with the first model; `RequestError` if it translates."""
-        if self._symbols is None:
+        if self.symbols is None:
             raise RequestError(
                 "A model that parses must be trained on trees (train --trees), but "
                 "this one translates; use `transduce translate`."
             )
-        return Parser(self.models[0], self.tokenizer, self._symbols, self.device)
+        return Parser(self.models[0], self.tokenizer, self.symbols, self.device)
 
     def translate(
         self,
@@ -170,7 +170,7 @@ class Translator:
 
         `RequestError` if there are prefixes, but not one for each source.
         """
-        self._require_translation()
+        self.require_translation()
         if config.coverage_penalty > 0 and len(self.models) > 1:
             raise RequestError(
                 "A coverage penalty must be used with one model, whose attention it "
@@ -183,7 +183,7 @@ class Translator:
         self, sources: Iterable[str], config: SamplingConfig
     ) -> Iterator[Translation]:
         """Translations drawn at random: each source's by its place and the seed."""
-        self._require_translation()
+        self.require_translation()
         start = partial(self._sample, config=config)
         return self._in_windows(sources, None, start, config.num_samples)
 
@@ -195,7 +195,7 @@ class Translator:
         `RequestError` if they are not as many as the sources, or several models are
         to decide.
         """
-        self._require_translation()
+        self.require_translation()
         if len(self.models) > 1:
             raise RequestError(
                 f"Translations must be scored by one model, but {len(self.models)} "
@@ -221,8 +221,9 @@ class Translator:
             scores.update(zip(batch, found, strict=True))
         return [scores[i] for i in range(len(sources))]
 
-    def _require_translation(self) -> None:
-        if self._symbols is not None:
+    def require_translation(self) -> None:
+        """`RequestError` if the first model parses."""
+        if self.symbols is not None:
             raise RequestError(
                 "A model that translates must be trained on text, but this one parses; "
                 "use `transduce parse`."
@@ -325,12 +326,7 @@ class Translator:
         return pad_rows([[*ids, EOS] for ids in source_ids]).to(self.device)
 
     def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
-        if not hypotheses or math.isnan(hypotheses[0].log_probability):
-            raise CheckpointError(
-                "The model must put out numbers, but puts out NaN; its weights are "
-                "damaged, or too large for the precision: try fp32, or another "
-                "checkpoint."
-            )
+        require_numbers(hypotheses)
         decoded = tuple(
             TranslationHypothesis(
                 text=self.tokenizer.decode(hypothesis.ids),

@@ -79,6 +79,15 @@ class SymbolVocabulary:
         ids = {spelling: i for i, spelling in enumerate(self.spellings, UNKNOWN + 1)}
         return [[ids.get(each, UNKNOWN) for each in text.split()] for text in texts]
 
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The symbols themselves, as `Tokenizer.pieces` gives words."""
+        spellings = (*SPECIAL_SYMBOLS, *self.spellings)
+        return [f" {spellings[i]}" for i in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The symbols in a line, as `target_line` writes them."""
+        return "".join(self.pieces(ids))[1:]
+
     def save(self, path: Path) -> None:
         """Write it as JSON."""
         content = {

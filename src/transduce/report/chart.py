@@ -66,15 +66,27 @@ class Chart:
 def draw(chart: Chart) -> Picture:
     """The same bytes for the same chart."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = new_figure(6, 4)
         _draw_on(figure.subplots(), chart)
-        vector, pixels = StringIO(), BytesIO()
+        return picture_of(figure, chart.name, chart.title)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty drawing, in inches, that needs no screen."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def picture_of(figure: Figure, name: str, title: str) -> Picture:
+    """A drawing as a picture of a report; the same bytes for the same drawing."""
+    vector, pixels = StringIO(), BytesIO()
+    with matplotlib.rc_context(STYLE):
         figure.savefig(vector, format="svg", transparent=True, metadata=NOTHING)
         figure.savefig(pixels, format="png", dpi=150, facecolor="white")
     return Picture(
-        name=chart.name,
-        title=chart.title,
+        name=name,
+        title=title,
         svg=_part_of_a_page(vector.getvalue()),
         png=pixels.getvalue(),
     )

@@ -1,44 +1,56 @@
 """A report as one web page that needs nothing beside it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from importlib.resources import files
 
-from transduce.report.content import Cell, Column, Part, Picture, Report, Table
+from transduce.report.content import Cell, Column, Part, Picture, Report, Section, Table
+
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'"
+)
+"""Of every page: nothing is loaded from anywhere."""
 
 
 def as_page(report: Report) -> str:
     """HTML for any screen, light or dark, and for paper; no scripts, no network."""
-    style = (files("transduce.report") / "page.css").read_text(encoding="utf-8")
-    title = escape(report.title)
-    body = "\n".join(_body(report))
+    return whole_page(report.title, map(as_html, report.sections))
+
+
+def whole_page(
+    title: str, parts: Iterable[str], style: str = "", script: str = ""
+) -> str:
+    """A page of parts in HTML, with style and script of its own beside the common."""
+    common = (files("transduce.report") / "page.css").read_text(encoding="utf-8")
+    body = "\n".join(parts)
+    ending = f"\n<script>\n{script}</script>" if script else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{title}</title>
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{escape(title)}</title>
 <style>
-{style}</style>
+{common}{style}</style>
 </head>
 <body>
 <main>
-<h1>{title}</h1>
+<h1>{escape(title)}</h1>
 {body}
-</main>
+</main>{ending}
 </body>
 </html>
 """
 
 
-def _body(report: Report) -> Iterator[str]:
-    for section in report.sections:
-        yield "<section>"
-        yield f"<h2>{escape(section.title)}</h2>"
-        for part in section.parts:
-            yield from _part(part)
-        yield "</section>"
+def as_html(section: Section) -> str:
+    """A section of a page."""
+    parts = [line for part in section.parts for line in _part(part)]
+    heading = f"<h2>{escape(section.title)}</h2>"
+    return "\n".join(["<section>", heading, *parts, "</section>"])
 
 
 def _part(part: Part) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""One sentence under the glass: its attention, search and alignment as a page."""

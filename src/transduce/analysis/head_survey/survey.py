@@ -1,0 +1,144 @@
+"""What every head of a model does over a corpus, and what is lost without it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from transduce.analysis.attention_maps import attentions, without_head
+from transduce.analysis.head_statistics import (
+    HeadName,
+    HeadStatistics,
+    Offset,
+    favourite_offsets,
+    head_statistics,
+)
+from transduce.analysis.head_survey.alignment import AlignmentError, alignment_errors
+from transduce.analysis.head_survey.annotation import annotate
+from transduce.analysis.head_survey.linking import LinkSurvey, survey_links
+from transduce.analysis.head_survey.reading import ReadPair, loss, maps_of, read_pairs
+from transduce.analysis.words import are_spelt
+from transduce.errors import DataError
+from transduce.model.transformer import Transformer
+from transduce.text.corpus import SentencePair
+from transduce.text.grammar import Grammar, GrammarSentence
+from transduce.text.tokenizer import Tokenizer
+
+MAX_TOKENS = 128
+"""Of either side: maps grow with its square."""
+SEED = 20170612
+"""Of the sentences of the built-in grammar, which no training has had."""
+
+OnProgress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedHead:
+    """The loss without one head."""
+
+    head: HeadName
+    loss: float
+    """Nats per target token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSurvey:
+    """What is known of all heads by any corpus."""
+
+    num_pairs: int
+    loss: float
+    """Of the whole model, in nats per target token."""
+    statistics: tuple[HeadStatistics, ...]
+    offsets: tuple[Offset, ...]
+    pruned: tuple[PrunedHead, ...]
+    """The one that is missed most first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatedSurvey:
+    """What is known besides by the built-in grammar."""
+
+    alignment: tuple[AlignmentError, ...]
+    links: tuple[LinkSurvey, ...]
+
+
+def survey_heads(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    corpus: Sequence[SentencePair],
+    on_progress: OnProgress,
+) -> HeadSurvey:
+    """Look at every head over sentence pairs, and then without it.
+
+    Pairs that are too long are left out; `DataError` if there is no other.
+    """
+    pairs = read_pairs(
+        tokenizer, [pair.source for pair in corpus], [pair.target for pair in corpus]
+    )
+    pairs = [pair for pair in pairs if pair.num_tokens <= MAX_TOKENS]
+    if not pairs:
+        raise DataError(
+            f"The corpus must have a pair of at most {MAX_TOKENS} tokens a side, but "
+            f"has none among its first {len(corpus):,}."
+        )
+    on_progress("Looking at the attention...")
+    maps = list(maps_of(model, pairs))
+    return HeadSurvey(
+        num_pairs=len(pairs),
+        loss=loss(model, pairs),
+        statistics=tuple(head_statistics(maps)),
+        offsets=tuple(favourite_offsets(maps)),
+        pruned=tuple(_prune(model, pairs, on_progress)),
+    )
+
+
+def survey_annotated(
+    model: Transformer, tokenizer: Tokenizer, sentences: Sequence[GrammarSentence]
+) -> AnnotatedSurvey:
+    """Hold the heads against what the grammar knows of its sentences.
+
+    Those that the tokenizer cannot spell are left out; `DataError` if these are all.
+    """
+    pairs = read_pairs(
+        tokenizer, [s.source for s in sentences], [s.target for s in sentences]
+    )
+    read = [
+        (sentence, tokenizer.pieces(pair.source), tokenizer.pieces(pair.target), maps)
+        for sentence, pair, maps in zip(
+            sentences, pairs, maps_of(model, pairs), strict=True
+        )
+    ]
+    annotated = [
+        annotate(sentence, maps, source, target)
+        for sentence, source, target, maps in read
+        if are_spelt(sentence.source_words, source)
+        and are_spelt(sentence.target_words, target)
+    ]
+    if not annotated:
+        raise DataError(
+            "The model's tokenizer must be able to spell the built-in corpus, but "
+            f"cannot in its first {len(sentences):,} sentences; give text of the "
+            "model's languages with --source and --target."
+        )
+    return AnnotatedSurvey(
+        alignment=tuple(alignment_errors(annotated)),
+        links=tuple(survey_links(annotated)),
+    )
+
+
+def grammar_sentences(count: int) -> list[GrammarSentence]:
+    """Different sentences with combinations of words that no training has had."""
+    return list(islice(Grammar.built_in().held_out_sentences(SEED), count))
+
+
+def _prune(
+    model: Transformer, pairs: Sequence[ReadPair], on_progress: OnProgress
+) -> list[PrunedHead]:
+    pruned = []
+    for kind, layers in attentions(model).items():
+        for layer, attention in enumerate(layers, start=1):
+            for head in range(attention.num_heads):
+                name = HeadName(kind=kind, layer=layer, head=head + 1)
+                on_progress(f"Without head {name}...")
+                with without_head(attention, head):
+                    pruned.append(PrunedHead(head=name, loss=loss(model, pairs)))
+    return sorted(pruned, key=lambda each: each.loss, reverse=True)

@@ -1,0 +1,99 @@
+"""What beam search went through for a sentence: the hypotheses of each step."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.search import Decoding, Hypothesis
+from transduce.decoding.search_config import SearchConfig
+from transduce.model.transformer import Transformer
+from transduce.special_ids import BOS, EOS, PAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A hypothesis that search went on with, by its last token."""
+
+    parent: int | None
+    """Its number among the branches of the step before; none in the first step."""
+    token: int
+    log_probability: float
+    """Of the token, after those before it."""
+    total: float
+    """Of the hypothesis so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchTree:
+    """The branches of each step, best first, and what was found."""
+
+    steps: tuple[tuple[Branch, ...], ...]
+    hypotheses: tuple[Hypothesis, ...]
+    """Best first."""
+
+    def path(self, hypothesis: Hypothesis) -> list[int]:
+        """The numbers of its branches, step by step."""
+        numbers: list[int] = []
+        for branches, token in zip(self.steps, hypothesis.ids, strict=False):
+            last = (numbers[-1] if numbers else None, token)
+            tokens = [(branch.parent, branch.token) for branch in branches]
+            numbers.append(tokens.index(last))
+        return numbers
+
+
+class _WatchedSearch(BeamSearch):
+    """A search for one sentence that is written down while it goes on."""
+
+    def __init__(self, limit: int, config: SearchConfig) -> None:
+        super().__init__([limit], config, EOS, (PAD, BOS))
+        self.steps: list[tuple[Branch, ...]] = []
+
+    def grow(
+        self, logits: Float[Tensor, "sentences group vocab"]
+    ) -> tuple[Int[Tensor, "kept beam"], Int[Tensor, "kept beam"]]:
+        parents, tokens = super().grow(logits)
+        if self.live:
+            self.steps.append(self._branches(logits[0], parents[0], tokens[0]))
+        return parents, tokens
+
+    def _branches(
+        self,
+        logits: Float[Tensor, "group vocab"],
+        parents: Int[Tensor, " grown"],
+        tokens: Int[Tensor, " grown"],
+    ) -> tuple[Branch, ...]:
+        log_probs = logits.float().log_softmax(dim=-1)
+        before = self.steps[-1] if self.steps else None
+        return tuple(
+            _branch(parent, token, float(log_probs[parent, token]), before)
+            for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)
+        )
+
+
+def _branch(
+    parent: int, token: int, gain: float, before: tuple[Branch, ...] | None
+) -> Branch:
+    return Branch(
+        parent=None if before is None else parent,
+        token=token,
+        log_probability=gain,
+        total=gain + (0.0 if before is None else before[parent].total),
+    )
+
+
+@torch.no_grad()
+def watch_search(
+    model: Transformer, source: Int[Tensor, "1 source"], config: SearchConfig
+) -> SearchTree:
+    """Search for the translation of a sentence, and keep what was weighed."""
+    search = _WatchedSearch(source.size(1) + config.extra_length, config)
+    (sentence,) = search.live
+    decoder = IncrementalDecoder(model, model.encode(source))
+    Decoding(decoder, search, BOS).finish()
+    return SearchTree(
+        steps=tuple(search.steps), hypotheses=tuple(sentence.hypotheses())
+    )

@@ -1,0 +1,142 @@
+"""`transduce attention`: what a model attends to in a sentence."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from matplotlib.figure import Figure
+
+from transduce.analysis.attention_maps import AttentionKind
+from transduce.analysis.attention_report.page import as_page
+from transduce.analysis.attention_report.sentence import Granularity, look_into
+from transduce.analysis.figures import (
+    LabelledHeads,
+    check_figure_path,
+    draw_lines,
+    draw_maps,
+    draw_overview,
+    write_figure,
+)
+from transduce.cli.output import writer
+from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.translator import load
+from transduce.errors import ConfigError
+
+View = Literal["lines", "maps", "overview"]
+Heads = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
+
+
+def attention(
+    model: Path,
+    /,
+    *,
+    source: str,
+    target: str | None = None,
+    out: Path | None = None,
+    figure: Path | None = None,
+    view: View = "lines",
+    kind: AttentionKind = "encoder-decoder",
+    layer: int | None = None,
+    heads: Heads = (),
+    token: str | None = None,
+    granularity: Granularity = "words",
+    beam_size: int = 4,
+    length_penalty: float = 0.6,
+    device: str = "auto",
+) -> None:
+    """Show what a model attends to in a sentence, as a page or a picture.
+
+    Parameters
+    ----------
+    model
+        A model or run folder.
+    source
+        The sentence, as text.
+    target
+        Its translation; by default the model's own.
+    out
+        A file for a page with all layers and heads, which needs no network.
+    figure
+        A file for one picture: .png, .svg or .pdf.
+    view
+        What the picture shows: lines, as in the paper's Figures 3 to 5, a heat map of
+        each head, or an overview of all heads of all layers.
+    kind
+        Which attention the picture shows: encoder, decoder or encoder-decoder.
+    layer
+        Which layer the picture shows, from 1; by default the last.
+    heads
+        Which of its heads, from 1; by default all.
+    token
+        The word, or sub-word, whose lines alone are drawn.
+    granularity
+        Whether the picture is of words or of sub-words.
+    beam_size
+        Hypotheses kept at each step of the search.
+    length_penalty
+        Alpha: what length counts for when hypotheses are ranked.
+    device
+        auto, cpu or cuda.
+    """
+    config = SearchConfig(beam_size=beam_size, length_penalty=length_penalty)
+    if out is None and figure is None:
+        raise ConfigError(
+            "There must be a file to write, but none is named; give --out for a page "
+            "or --figure for a picture."
+        )
+    if figure is not None:
+        check_figure_path(figure)
+    translator = load(model, device=device)
+    seen = look_into(
+        translator.models[0].model,
+        translator.tokenizer,
+        translator.symbols,
+        source,
+        target,
+        config,
+    )
+    if figure is not None:
+        labelled = seen.heads_of(kind, granularity)
+        layer = layer if layer is not None else len(labelled.weights)
+        write_figure(_draw(labelled, view, layer, heads, token), figure)
+    if out is not None:
+        with writer(out) as file:
+            file.write(as_page(seen))
+
+
+def _draw(
+    labelled: LabelledHeads,
+    view: View,
+    layer: int,
+    heads: tuple[int, ...],
+    token: str | None,
+) -> Figure:
+    num_layers, num_heads = labelled.weights.shape[:2]
+    _require_between("layer", layer, num_layers)
+    for head in heads:
+        _require_between("heads", head, num_heads)
+    heads = heads or tuple(range(1, num_heads + 1))
+    match view:
+        case "lines":
+            return draw_lines(labelled, layer, heads, _places(labelled, token))
+        case "maps":
+            return draw_maps(labelled, layer, heads)
+        case "overview":
+            return draw_overview(labelled)
+
+
+def _require_between(name: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise ConfigError(f"`{name}` must be from 1 to {most}, but is {value}.")
+
+
+def _places(labelled: LabelledHeads, token: str | None) -> list[int] | None:
+    """Where the token is among the queries; all of them if none is named."""
+    if token is None:
+        return None
+    places = [i for i, label in enumerate(labelled.queries) if label == token]
+    if not places:
+        raise ConfigError(
+            f"`token` must be one of {', '.join(labelled.queries)}, but is {token}."
+        )
+    return places

@@ -1,0 +1,38 @@
+"""Reports of commands: on the terminal, and in a folder of their own."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from transduce.checkpoint import write_folder
+from transduce.errors import ConfigError
+from transduce.report.content import Report
+from transduce.report.markdown import write_markdown
+from transduce.report.page import as_page
+from transduce.report.terminal import show
+
+
+def require_new(out: Path) -> None:
+    """`ConfigError` if the folder would take the place of another's files."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(
+            f"{out}: the output folder must be new or empty, but is not; choose "
+            "another."
+        )
+
+
+def finish(report: Report, figures: Mapping[str, object], out: Path, name: str) -> None:
+    """Print the report, and write it in all its forms."""
+
+    def write(folder: Path) -> None:
+        write_markdown(report, folder, name)
+        (folder / f"{name}.html").write_text(as_page(report), encoding="utf-8")
+        text = json.dumps(figures, indent=2) + "\n"
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
+
+    write_folder(out, write)
+    console = Console(highlight=False)
+    show(report, console)
+    console.print(f"The report is in {out}: {name}.md, {name}.html, {name}.json.")

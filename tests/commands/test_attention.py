@@ -1,0 +1,200 @@
+import json
+import re
+from base64 import b64decode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.analysis.attention_maps import attention_maps
+from transduce.decoding.translator import load
+from transduce.special_ids import BOS, EOS
+
+TEXT = "one two three"
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    text = page.read_text(encoding="utf-8")
+    found = re.search(r'<script type="application/json".*?>(.*?)</script>', text)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def test_the_page_has_the_weights_of_the_model(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    given = ("--source", TEXT, "--target", "eins zwei")
+    assert succeeds("attention", model, *given, "--out", page) == ""
+    data = data_of(page)
+    translator = load(model, device="cpu")
+    encode = translator.tokenizer.encode
+    source = torch.tensor([[*encode(TEXT), EOS]])
+    target_in = torch.tensor([[BOS, *encode("eins zwei")]])
+    (maps,) = attention_maps(translator.models[0].model, source, target_in)
+    for kind, expected in (
+        ("encoder", maps.encoder),
+        ("decoder", maps.decoder),
+        ("encoder-decoder", maps.encoder_decoder),
+    ):
+        written = data["maps"][kind]
+        numbers = np.frombuffer(b64decode(written["weights"]), dtype="<f4")
+        found = torch.from_numpy(numbers.reshape(written["shape"]).copy())
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert data["source"]["pieces"][-1] == "</s>"
+    assert data["read"]["pieces"][0] == "<s>"
+    assert data["read"]["pieces"][1:] == data["written"]["pieces"][:-1]
+
+
+def test_the_page_needs_nothing_from_anywhere(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    succeeds("attention", model, "--source", TEXT, "--out", page)
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?[^"'\s)]+""", text) == []
+    assert "default-src 'none'" in text
+
+
+def test_the_page_shows_the_search_and_a_given_translation(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    succeeds("attention", model, "--source", TEXT, "--out", page)
+    own = page.read_text(encoding="utf-8")
+    translation = load(model, device="cpu").translate([TEXT])[0]
+    assert f"<dd>{translation.text}</dd>" in own
+    assert own.count(f"{translation.score:.3f}") >= 2  # in tree and table
+    succeeds("attention", model, "--source", TEXT, "--target", "acht", "--out", page)
+    given = page.read_text(encoding="utf-8")
+    assert "<dt>Translation, as given</dt><dd>acht</dd>" in given
+
+
+def test_text_cannot_break_the_page(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    text = "</script><b>&amp; one"
+    succeeds("attention", model, "--source", text, "--out", page)
+    assert data_of(page)["source"]["words"][-2:] == ["one", "</s>"]
+    assert page.read_text(encoding="utf-8").count("</script>") == 2  # data, code
+    assert "<dd>&lt;/script&gt;&lt;b&gt;&amp;amp; one</dd>" in page.read_text()
+
+
+BEGINNINGS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--token", "two", "--kind", "encoder"),
+        ("--view", "maps", "--heads", "1", "3", "--layer", "1"),
+        ("--view", "overview", "--kind", "decoder", "--granularity", "sub-words"),
+    ],
+    ids=["lines", "maps", "overview"],
+)
+def test_a_figure_is_of_the_kind_that_its_name_says(
+    succeeds: Callable[..., str],
+    model: Path,
+    tmp_path: Path,
+    kind: str,
+    options: tuple[str, ...],
+) -> None:
+    figure = tmp_path / f"figure.{kind}"
+    succeeds("attention", model, "--source", TEXT, "--figure", figure, *options)
+    assert figure.read_bytes().startswith(BEGINNINGS[kind])
+    assert [path.name for path in tmp_path.iterdir()] == [figure.name]
+
+
+def test_a_figure_is_the_same_again_and_names_its_tokens(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first.svg", tmp_path / "second.svg"
+    for path in (first, second):
+        succeeds("attention", model, "--source", "one $two$", "--figure", path)
+    assert first.read_bytes() == second.read_bytes()
+    assert ">one</text>" in first.read_text(encoding="utf-8")
+
+
+def test_fewer_lines_are_drawn_for_one_token(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    whole, one = tmp_path / "whole.svg", tmp_path / "one.svg"
+    shown = ("--source", TEXT, "--kind", "encoder")
+    succeeds("attention", model, *shown, "--figure", whole)
+    succeeds("attention", model, *shown, "--figure", one, "--token", "two")
+    assert 0 < one.read_text().count("<path") < whole.read_text().count("<path")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--source", " "), "The source must have at least one word, but is empty."),
+        (("--target", ""), "The target must have at least one word, but is empty."),
+        (
+            ("--source", "one " * 129),
+            "The source must have at most 128 tokens, as attention maps grow with its "
+            "square, but has 129; give one sentence of it.",
+        ),
+        (("--target", "eins " * 300), "The target must have at most 128 tokens"),
+        (("--layer", "2"), "`layer` must be from 1 to 1, but is 2."),
+        (("--layer", "0"), "`layer` must be from 1 to 1, but is 0."),
+        (("--heads", "1", "5"), "`heads` must be from 1 to 4, but is 5."),
+        (("--token", "no"), "`token` must be one of one, two, three, </s>, but is no."),
+        (("--figure", "f.jpg"), "f.jpg: a figure must end in .png, .svg, .pdf, but"),
+        (("--figure", "no/f.png"), "no/f.png: cannot be written (No such file or"),
+        (("--out", "no/page.html"), "no/page.html: cannot be written (No such file"),
+        (("--out", "."), ".: cannot be written (Is a directory)"),
+        (("--view", "words"), 'Invalid value "words"'),
+        (("--beam-size", "0"), "`search.beam_size` must be at least 1, but is 0."),
+    ],
+    ids=lambda value: " ".join(value)[:20] if isinstance(value, tuple) else "",
+)
+def test_a_mistake_ends_with_one_sentence_and_writes_nothing(
+    refuses: Callable[..., str],
+    model: Path,
+    options: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"--source": (TEXT,), "--figure": ("f.png",), "--kind": ("encoder",)}
+    given[options[0]] = options[1:]
+    words = [word for name, values in given.items() for word in (name, *values)]
+    assert refuses("attention", model, *words).startswith(message)
+    assert [p for p in tmp_path.iterdir() if p.name != "f.png"] == []
+    assert not (tmp_path / "f.png").exists() or options[0] == "--out"
+
+
+def test_something_must_be_written(refuses: Callable[..., str], model: Path) -> None:
+    message = refuses("attention", model, "--source", TEXT)
+    assert message.startswith("There must be a file to write, but none is named;")
+
+
+def test_what_is_no_model_is_refused(
+    refuses: Callable[..., str], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    refusal = refuses("attention", tmp_path, "--source", TEXT, "--out", page)
+    assert "must be a model or a run, but holds no model.safetensors" in refusal
+    assert not page.exists()
+
+
+def test_a_page_that_was_there_stays_if_no_other_can_be_made(
+    refuses: Callable[..., str],
+    succeeds: Callable[..., str],
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("before")
+    refuses("attention", model, "--source", "", "--out", page)
+    assert page.read_text() == "before"
+    succeeds("attention", model, "--source", TEXT, "--out", page)
+    assert page.read_text().startswith("<!doctype html>")

@@ -1,0 +1,114 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.analysis.attention_maps import (
+    AttentionMaps,
+    attention_maps,
+    attentions,
+    without_head,
+)
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.config import ModelConfig
+from transduce.model.layers import DecoderLayer, EncoderLayer
+from transduce.model.transformer import Transformer
+from transduce.special_ids import BOS, EOS, PAD
+
+SOURCE = torch.tensor([[5, 6, 7, 8, EOS], [9, 4, EOS, PAD, PAD]])
+TARGET_IN = torch.tensor([[BOS, 11, 12, PAD], [BOS, 13, 14, 15]])
+
+
+@pytest.fixture
+def model(tiny: ModelConfig) -> Transformer:
+    return Transformer(tiny).eval()
+
+
+def weights_by_hand(
+    attention: MultiHeadAttention, queries: Tensor, memory: Tensor, is_causal: bool
+) -> Tensor:
+    """softmax(Q K^T / sqrt(d_k)) of each head, from the parameters alone."""
+    query_weight, query_bias = attention.project_query.parameters()
+    key_weight, key_bias = attention.project_key_value.parameters()
+    d_k, heads = attention.d_k, []
+    for head in range(attention.num_heads):
+        rows = slice(head * d_k, (head + 1) * d_k)
+        q = queries @ query_weight[rows].T + query_bias[rows]
+        k = memory @ key_weight[rows].T + key_bias[rows]
+        scores = q @ k.T / math.sqrt(d_k)
+        if is_causal:
+            later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
+        exponentials = torch.exp(scores - scores.amax(dim=-1, keepdim=True))
+        heads.append(exponentials / exponentials.sum(dim=-1, keepdim=True))
+    return torch.stack(heads)
+
+
+def embedded(model: Transformer, ids: Tensor) -> Tensor:
+    positions = model.positions(0, len(ids), ids.device)
+    return model.embedding(ids[None]) + positions
+
+
+@torch.no_grad()
+def maps_by_hand(model: Transformer, source: Tensor, target: Tensor) -> AttentionMaps:
+    """Layer by layer for one pair, with nothing of the hooks."""
+    found: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "both": []}
+    everything = torch.ones(1, 1, 1, len(source), dtype=torch.bool)
+    x = embedded(model, source)
+    for layer in model.encoder_layers:
+        assert isinstance(layer, EncoderLayer)
+        by_hand = weights_by_hand(layer.self_attention, x[0], x[0], False)
+        found["encoder"].append(by_hand)
+        x = layer(x, everything)
+    memory, x = x, embedded(model, target)
+    causal = torch.ones(len(target), len(target), dtype=torch.bool).tril()[None, None]
+    for layer in model.decoder_layers:
+        assert isinstance(layer, DecoderLayer)
+        found["decoder"].append(weights_by_hand(layer.self_attention, x[0], x[0], True))
+        within = layer.after_self_attention(
+            x, lambda x, layer=layer: layer.self_attention(x, x, causal)
+        )
+        by_hand = weights_by_hand(layer.memory_attention, within[0], memory[0], False)
+        found["both"].append(by_hand)
+        x = layer(x, memory, causal, everything)
+    return AttentionMaps(
+        encoder=torch.stack(found["encoder"]),
+        decoder=torch.stack(found["decoder"]),
+        encoder_decoder=torch.stack(found["both"]),
+    )
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "encoder-decoder"])
+@pytest.mark.parametrize("row", [0, 1])
+def test_the_maps_are_those_of_the_parameters(
+    model: Transformer, kind: str, row: int
+) -> None:
+    maps = attention_maps(model, SOURCE, TARGET_IN)[row]
+    source, target = (ids[row][ids[row] != PAD] for ids in (SOURCE, TARGET_IN))
+    expected = maps_by_hand(model, source, target).of(kind)  # type: ignore[arg-type]
+    torch.testing.assert_close(maps.of(kind), expected, atol=1e-5, rtol=0)  # type: ignore[arg-type]
+
+
+def test_looking_changes_nothing_and_leaves_no_hook(model: Transformer) -> None:
+    with torch.no_grad():
+        before = model(SOURCE, TARGET_IN)
+        attention_maps(model, SOURCE, TARGET_IN)
+        after = model(SOURCE, TARGET_IN)
+    assert torch.equal(before, after)
+    for layers in attentions(model).values():
+        assert [len(each.weights_tap._forward_hooks) for each in layers] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "encoder-decoder"])
+@torch.no_grad()
+def test_without_a_head_its_values_count_for_nothing(
+    model: Transformer, kind: str
+) -> None:
+    attention = attentions(model)[kind][1]  # type: ignore[index]
+    whole = model(SOURCE, TARGET_IN)
+    with without_head(attention, 1):
+        silenced = model(SOURCE, TARGET_IN)
+    attention.project_output.weight[:, attention.d_v :] = 0
+    torch.testing.assert_close(silenced, model(SOURCE, TARGET_IN))
+    assert not torch.allclose(silenced, whole)
