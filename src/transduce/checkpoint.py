@@ -318,7 +318,7 @@ def _read_config(path: Path) -> tuple[ModelConfig, int]:
     number = content.get("format")
     if number not in list(FORMATS):
         raise VersionError(
-            f"{path}: the format must be {' or '.join(map(str, FORMATS))}, but is "
+            f"{path}: the format must be from {min(FORMATS)} to {max(FORMATS)}, but is "
             f"{number}; the model was saved by another version of transduce."
         )
     settings = content.get("model")

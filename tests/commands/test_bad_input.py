@@ -329,10 +329,10 @@ def test_a_model_that_lacks_a_file_is_refused(
     ("change", "message"),
     [
         (
-            {"format": 3},
-            "the format must be 1 or 2, but is 3; the model was saved by another",
+            {"format": 4},
+            "the format must be from 1 to 3, but is 4; the model was saved by another",
         ),
-        ({"format": None}, "the format must be 1 or 2, but is None"),
+        ({"format": None}, "the format must be from 1 to 3, but is None"),
         ({"model": None}, "`model` must hold the settings activation, "),
         ({"model": {"colour": "red"}}, "`model` must hold the settings activation, "),
         ({"model": {"num_layers": 2}}, "the weights must fit the settings beside them"),

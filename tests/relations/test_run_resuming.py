@@ -277,8 +277,8 @@ def test_a_checkpoint_of_another_version_is_left_as_it_is(
 ) -> None:
     start_and_stop(files, tmp_path / "run", 7)
     config = newest(tmp_path / "run") / "config.json"
-    config.write_text(config.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(VersionError, match="the format must be 1, but is 2"):
+    config.write_text(config.read_text().replace('"format": 3', '"format": 4'))
+    with pytest.raises(VersionError, match="the format must be from 1 to 3, but is 4"):
         resume(tmp_path / "run", CPU, SendsSignal())
     assert config.is_file()
 
