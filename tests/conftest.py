@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from shutil import which
+from typing import TYPE_CHECKING
 
 import jaxtyping
 import numpy as np
@@ -23,6 +25,9 @@ from transduce.text.tokenizer import (
 )
 from transduce.training.config import TrainingConfig
 from transduce.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 PAUSES_S = (0.001, 0.002)
 """Between attempts to reach the server."""
@@ -178,11 +183,26 @@ def trained_checkpoint(
 @pytest.fixture(scope="session")
 def marian_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random model in the files of OPUS-MT. Copy it before changing it."""
-    for package in ("transformers", "sentencepiece", "google.protobuf"):
-        pytest.importorskip(package)
-    from marian_folder import write_marian_folder
+    from marian_folder import write_marian_folder  # loads much
 
     return write_marian_folder(tmp_path_factory.mktemp("marian") / "marian")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """Chromium, driven by Playwright, whose loop none but one module is to meet."""
+    path = which("chromium") or which("chromium-browser") or which("google-chrome")
+    if path is None:
+        pytest.skip("needs a browser; install one, as by: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Its sandbox cannot be had in a container, and all it loads is ours.
+        launched = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox"]
+        )
+        yield launched
+        launched.close()
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from transduce.claims import claim
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -209,7 +210,11 @@ def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
     new = folder.with_name(f".{folder.name}.transduce-new")
     try:
         new.mkdir(parents=True, exist_ok=True)
-        with _claimed(new, folder):
+        refusal = CheckpointError(
+            f"{folder}: must be written by one process at a time, but another one is "
+            "at it; wait for it, or name another folder."
+        )
+        with claim(new, refusal):
             try:
                 _clear(new)  # a crash may have left something
                 made = write(new)
@@ -229,29 +234,6 @@ def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
         for parent in missing_parents:
             with suppress(OSError):  # it is in use
                 parent.rmdir()
-
-
-@contextmanager
-def _claimed(new: Path, folder: Path) -> Iterator[None]:
-    """Keep other processes from writing there; a claim ends with its process."""
-    if os.name == "nt":  # Windows cannot open a folder
-        yield
-        return
-    import fcntl  # which Windows has not
-
-    descriptor = os.open(new, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # not every network disk knows of claims
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise CheckpointError(
-                    f"{folder}: must be written by one process at a time, but another "
-                    "one is at it; wait for it, or name another folder."
-                ) from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _put_in_place(new: Path, folder: Path) -> None:

@@ -2,34 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from shutil import which
 
 import pytest
+from axe_playwright_python import sync_playwright as axe
+from playwright import sync_api
 
-sync_api = pytest.importorskip(
-    "playwright.sync_api", reason="needs playwright: pip install 'transduce[dev]'"
-)
-axe = pytest.importorskip(
-    "axe_playwright_python.sync_playwright",
-    reason="needs axe-playwright-python: pip install 'transduce[dev]'",
-)
-CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs a browser: apt-get install chromium"
-)
 PHONE = {"width": 375, "height": 740}
 DESK = {"width": 1100, "height": 900}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[sync_api.Browser]:
-    with sync_api.sync_playwright() as playwright:
-        # As root, which containers are, Chromium runs without a sandbox or not at all.
-        launched = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"]
-        )
-        yield launched
-        launched.close()
 
 
 @pytest.fixture

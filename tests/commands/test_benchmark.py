@@ -119,7 +119,6 @@ def test_its_parts_are_listed(succeeds: Callable[..., str]) -> None:
 def test_decoding_is_measured_beside_the_peers(
     succeeds: Callable[..., str], model: Path
 ) -> None:
-    pytest.importorskip("ctranslate2")
     options = ["--batch-sizes", "2", "--beam-sizes", "1", "2", "--rounds", "1"]
     lines = succeeds("benchmark", "decoding", model, *options).splitlines()
     assert lines[0].startswith("Machine: ")

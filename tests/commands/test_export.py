@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ctranslate2")
-
 
 def test_a_model_is_exported_with_its_proof(
     succeeds: Callable[..., str], model: Path, tmp_path: Path

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from transduce.importing.marian import import_model
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
 
 
 @pytest.fixture(scope="session")
 def imported(marian_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    importing = pytest.importorskip("transduce.importing.marian")
     out = tmp_path_factory.mktemp("imported") / "model"
-    importing.import_model(marian_folder, out, ["The dog runs."])
+    import_model(marian_folder, out, ["The dog runs."])
     return out
 
 

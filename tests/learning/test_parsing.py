@@ -8,6 +8,7 @@ import pytest
 
 from transduce.cli import main
 from transduce.corpora.grammar_treebank import training_trees
+from transduce.parsing.linearization import STYLES
 
 SETTINGS = (
     "model.num_layers=2",
@@ -28,7 +29,7 @@ SETTINGS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("style", ["xx", "in-order-pos"])  # the paper's, the best
+@pytest.mark.parametrize("style", STYLES)
 def test_a_tiny_parser_learns_its_treebank_by_heart(
     style: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """Coverage by step is what the attention of a whole pass says."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -88,14 +89,18 @@ def test_what_is_cut_short_has_the_coverage_of_its_tokens(trained_checkpoint):
         assert each.score == pytest.approx(ranked + coverage, abs=1e-4)
 
 
-def test_attention_that_is_none_costs_much_but_not_all():
-    class Nothing:
-        memory_mask = torch.ones(1, 1, 1, 2, dtype=torch.bool)
-
-    decoder = object.__new__(CoverageDecoder)
-    decoder._decoder = Nothing()
-    decoder._attention = torch.tensor([[[0.0, 3.0]]])
-    assert -100 < float(decoder.coverage()) < -80
+def test_attention_too_little_for_a_number_still_leaves_a_ranking(trained_checkpoint):
+    """So sharp that most source tokens have a weight of zero."""
+    last = trained_checkpoint.config.num_layers - 1
+    name = f"decoder_layers.{last}.memory_attention.project_query.weight"
+    weights = dict(trained_checkpoint.weights)
+    weights[name] = 1_000 * weights[name]
+    sharp = Translator(replace(trained_checkpoint, weights=weights), CPU)
+    config = SearchConfig(num_best=4, coverage_penalty=0.2)
+    for found in sharp.translate_stream(SOURCES, config):
+        scores = [h.score for h in found.hypotheses]
+        assert min(scores) > -math.inf
+        assert len(set(scores)) == len(scores)
 
 
 def test_nothing_is_watched_between_the_steps(trained_checkpoint):

@@ -19,9 +19,6 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
 
-for package in ("ctranslate2", "transformers", "onnxruntime", "onnxscript"):
-    pytest.importorskip(package)
-
 SENTENCES = ["one two three", "eight  seven\tfour — 中文 é </s> <pad> 🙂", "x"]
 LIKE_MARIAN = {"activation": "silu", "output_bias": True, "decoder_layers": 1}
 TARGETS = ("ctranslate2", "marian", "onnx")

@@ -2,25 +2,25 @@
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
 import jaxtyping
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
+import marian_folder as folders
 from transduce.checkpoint import load_model
 from transduce.decoding.next_token_models.quantization import available, prepared
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
+from transduce.export import marian as exporting
+from transduce.importing import marian as importing
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.grammar import Grammar
-
-transformers = pytest.importorskip("transformers")
-folders = pytest.importorskip("marian_folder")
-importing = pytest.importorskip("transduce.importing.marian")
-exporting = pytest.importorskip("transduce.export.marian")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
 CPU = torch.device("cpu")
@@ -294,7 +294,7 @@ def test_what_was_imported_can_be_exported_and_imported_again(checkpoint, tmp_pa
 
 @pytest.mark.parametrize("target", ["ctranslate2", "onnx"])
 def test_what_was_imported_can_be_exported_elsewhere(target, checkpoint, tmp_path):
-    module = pytest.importorskip(f"transduce.export.{target}")
+    module = import_module(f"transduce.export.{target}")
     # A traced model has sizes that are no whole numbers.
     jaxtyping.config.update("jaxtyping_disable", target == "onnx")
     try:

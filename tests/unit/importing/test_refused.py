@@ -8,15 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import marian_folder as folders
 from transduce.checkpoint import load_model, save_model
 from transduce.errors import CheckpointError, RequestError
+from transduce.export import marian as exporting
 from transduce.export import proof
 from transduce.export.proof import ProofError
+from transduce.importing import marian as importing
 from transduce.text.grammar import Grammar
-
-folders = pytest.importorskip("marian_folder")
-importing = pytest.importorskip("transduce.importing.marian")
-exporting = pytest.importorskip("transduce.export.marian")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
 SENTENCES = [

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import sentencepiece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +17,6 @@ from transduce.special_ids import EOS
 from transduce.text.grammar import Grammar
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.tokenizer import SPECIAL_PIECES, load_tokenizer
-
-sentencepiece = pytest.importorskip("sentencepiece")
-pytest.importorskip("google.protobuf")
 
 FORMS = "naïve café Straße ﬁne ½ … „ “ — ™ 中文 각 ё"
 SETTINGS: dict[str, dict[str, Any]] = {

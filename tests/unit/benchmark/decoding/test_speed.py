@@ -14,7 +14,6 @@ from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import PRESETS
 from transduce.model.transformer import Transformer
 
-pytest.importorskip("ctranslate2")
 CPU = torch.device("cpu")
 GREEDY = Setting(batch_size=2, beam_size=1)
 FORCED = Setting(batch_size=1, beam_size=3, forced_length=5)

@@ -142,7 +142,6 @@ def marian_like(ours: Transformer) -> MarianPeer:
 def peer_like(request):
     """Makes a peer with our weights."""
     if request.param == MARIAN:
-        pytest.importorskip("transformers")
         return marian_like
     return torch_like
 
@@ -212,8 +211,6 @@ def test_a_peer_learns_as_many_numbers(task, peer_like):
 
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_computes_in_bf16_where_ours_does(task, name):
-    if name == MARIAN:
-        pytest.importorskip("transformers")
     hardware = replace(task.hardware, dtype=torch.bfloat16)
     half = replace(task, hardware=hardware, steps=1)
     torch.manual_seed(4)
@@ -232,7 +229,6 @@ def test_a_peer_computes_in_bf16_where_ours_does(task, name):
 
 
 def test_marian_uses_fused_attention(task):
-    pytest.importorskip("transformers")
     config = MarianPeer(task.model, 10).marian.config
     assert config._attn_implementation == "sdpa"
 
@@ -251,7 +247,6 @@ def test_torch_drops_only_what_the_paper_drops(task, norm):
 
 
 def test_marian_drops_only_what_the_paper_drops(task):
-    pytest.importorskip("transformers")
     config = MarianPeer(replace(task.model, dropout=0.25), 10).marian.config
     assert config.dropout == 0.25
     rest = ("attention_dropout", "activation_dropout", "encoder_layerdrop")
@@ -260,8 +255,6 @@ def test_marian_drops_only_what_the_paper_drops(task):
 
 @pytest.mark.parametrize("name", [OURS, *PEERS])
 def test_a_contestant_makes_one_update_at_each_turn(task, name, take_all_turns):
-    if name == MARIAN:
-        pytest.importorskip("transformers")
     turns = take_all_turns(contestant(name, task), 3)
     tokens = [update.num_target_tokens for update in task.updates(task.dataset())]
     assert [turn.outcome.num_target_tokens for turn in turns] == tokens

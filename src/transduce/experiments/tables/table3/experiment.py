@@ -5,16 +5,16 @@ far a run is: so an experiment that was killed at any moment goes on from there.
 """
 
 import json
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from transduce.checkpoint import read_json
+from transduce.claims import claim
 from transduce.decoding.search_config import SearchConfig
 from transduce.errors import ConfigError
 from transduce.experiments.presets import TABLE_3, RunConfig
@@ -178,32 +178,20 @@ def refuse_other_contents(folder: Path) -> None:
         )
 
 
-@contextmanager
-def claimed(folder: Path) -> Iterator[tuple[int, ...]]:
+def claimed(folder: Path) -> AbstractContextManager[tuple[int, ...]]:
     """Keep others from working in a folder; `ConfigError` if another one does.
 
     The claim is an open file, to be left open in child processes: it holds until the
     last of them has ended.
     """
-    if os.name == "nt":  # Windows cannot open a folder
-        yield ()
-        return
-    import fcntl  # which Windows has not
-
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # not every network disk knows of claims
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"{folder}: must be worked in by one command at a time, but "
-                    "another, or what it began, is at it; wait for it to end."
-                ) from None
-        yield (descriptor,)
-    finally:
-        os.close(descriptor)
+    return claim(
+        folder,
+        ConfigError(
+            f"{folder}: must be worked in by one command at a time, but another, or "
+            "what it began, is at it; wait for it to end."
+        ),
+    )
 
 
 def _with_seed(config: RunConfig, seed: int) -> RunConfig:

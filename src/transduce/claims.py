@@ -1,0 +1,32 @@
+"""Folders that one process at a time may work in."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from transduce.errors import TransduceError
+
+
+@contextmanager
+def claim(folder: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
+    """Keep other processes from working in a folder; the refusal if one does.
+
+    What it gives are open files, none on Windows. The claim ends with its process or,
+    if they are left open in child processes, with the last of these.
+    """
+    if os.name == "nt":  # Windows cannot open a folder
+        yield ()
+        return
+    import fcntl  # which Windows has not
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not every network disk knows of claims
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise refusal from None
+        yield (descriptor,)
+    finally:
+        os.close(descriptor)
