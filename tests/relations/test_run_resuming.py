@@ -371,16 +371,54 @@ PARSING = replace(
     CONFIG,
     training=replace(CONFIG.training, best_by="f1"),
     search=SearchConfig(beam_size=2, extra_length=5),
-    treebank=TreebankConfig(augmentation=AugmentationConfig(copies=1)),
+    treebank=TreebankConfig(guidance=0.5, augmentation=AugmentationConfig(copies=1)),
 )
 
 
-def test_a_parser_resumed_is_the_one_that_was_not_stopped(tmp_path: Path) -> None:
-    trees = tmp_path / "trees"
+@pytest.fixture(scope="module")
+def treebank_files(tmp_path_factory: pytest.TempPathFactory) -> TreebankFiles:
+    trees = tmp_path_factory.mktemp("treebank") / "trees"
     trees.write_text("\n".join(map(str, islice(training_trees(seed=6), 12))))
-    files = TreebankFiles(trees=(trees,), dev_trees=(trees,))
-    train(files, PARSING, tmp_path / "whole", CPU, SendsSignal())
-    start_and_stop(files, tmp_path / "run", 7, config=PARSING)
+    return TreebankFiles(trees=(trees,), dev_trees=(trees,))
+
+
+@pytest.fixture(scope="module")
+def parser(
+    treebank_files: TreebankFiles, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("parser") / "run"
+    train(treebank_files, PARSING, out, CPU, SendsSignal())
+    return out
+
+
+def test_a_parser_resumed_is_the_one_that_was_not_stopped(
+    treebank_files: TreebankFiles, parser: Path, tmp_path: Path
+) -> None:
+    start_and_stop(treebank_files, tmp_path / "run", 7, config=PARSING)
     resume(tmp_path / "run", CPU, SendsSignal())
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
-    assert_logs_agree(tmp_path / "run", tmp_path / "whole")
+    assert_same_weights(tmp_path / "run", parser)
+    assert_logs_agree(tmp_path / "run", parser)
+
+
+class KeepsReport(SendsSignal):
+    """And what the step did."""
+
+    def stepped(self, report: StepReport) -> None:
+        super().stepped(report)
+        self.report = report
+
+
+def test_a_parser_is_guided_by_so_much_as_was_asked_for(
+    treebank_files: TreebankFiles, tmp_path: Path
+) -> None:
+    def first_step(weight: float) -> StepReport:
+        config = replace(PARSING, treebank=replace(PARSING.treebank, guidance=weight))
+        observer = KeepsReport(at_step=1)
+        with pytest.raises(TrainingStoppedError):
+            train(treebank_files, config, tmp_path / str(weight), CPU, observer)
+        return observer.report
+
+    free, half, whole = map(first_step, (0.0, 0.5, 1.0))
+    assert half.loss > free.loss + 0.1
+    assert whole.loss - free.loss == pytest.approx(2 * (half.loss - free.loss), 1e-4)
+    assert whole.perplexity == pytest.approx(free.perplexity, 1e-5)

@@ -46,7 +46,7 @@ class Guidance:
         self, weights: Float[Tensor, "batch heads target source"], batch: Batch
     ) -> Float[Tensor, ""]:
         """The first head's surprise at the next word, summed over tokens: in nats."""
-        # Unlike the paper: attention is free there.
+        # Unlike the paper: it teaches no head of a parser where to look.
         is_next = self.next_word(batch.source, batch.target_in)
         attention = (weights[:, 0].float() * is_next).sum(dim=-1)
         # Attention that is too little for a number is still not quite none.
