@@ -196,5 +196,9 @@ def _taken(
     stored: Float[Tensor, "sentences heads slots width"],
     slots: Int[Tensor, "sentences kept"],
 ) -> Float[Tensor, "sentences heads kept width"]:
-    shape = (-1, stored.size(1), -1, stored.size(3))
-    return stored.gather(2, slots[:, None, :, None].expand(shape))
+    sentences, heads, num_slots, width = stored.shape
+    # Whole rows, which is several times as fast as `gather`, number by number.
+    stores = torch.arange(sentences * heads, device=slots.device)
+    first = stores.view(sentences, heads, 1) * num_slots
+    rows = stored.reshape(-1, width).index_select(0, (first + slots[:, None]).flatten())
+    return rows.view(sentences, heads, -1, width)
