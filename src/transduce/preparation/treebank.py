@@ -10,7 +10,7 @@ from typing import ClassVar, get_args
 from transduce.errors import ConfigError, DataError
 from transduce.parsing.linearization import STYLES, StyleName
 from transduce.parsing.normalization import normalized
-from transduce.parsing.trees import Tree, read_trees
+from transduce.parsing.trees import Tree, read_parses, read_trees
 from transduce.parsing.vocabulary import SymbolVocabulary, learn_symbols
 from transduce.preparation.augmentation import AugmentationConfig, augmented
 from transduce.preparation.corpus_files import CorpusFiles
@@ -108,6 +108,22 @@ def read_treebank(paths: Sequence[Path]) -> list[Tree]:
     if not trees:
         raise DataError(f"{paths[0]}: a treebank must have a tree, but has none.")
     return trees
+
+
+def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
+    """Gold trees and predicted ones, as they are, line by line.
+
+    `DataError` unless there is a prediction for each, and any at all.
+    """
+    gold_trees, trees = (
+        list(read_parses(read_text([path]), str(path))) for path in (gold, predicted)
+    )
+    if len(trees) != len(gold_trees) or not trees:
+        raise DataError(
+            f"{predicted}: there must be as many trees as in {gold}, and at least one, "
+            f"but there are {len(trees):,} for {len(gold_trees):,}."
+        )
+    return gold_trees, trees
 
 
 def _trees(path: Path) -> Iterator[Tree]:
