@@ -32,6 +32,7 @@ from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.fitting import require_memory
+from transduce.training.loss.guidance import Guidance
 from transduce.training.optimizer import require_moments
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import (
@@ -184,10 +185,27 @@ class _Run:
             self._config.training.seed,
         )
         trainer = Trainer(
-            model, batcher, self._config.training, self._hardware, self._processes
+            model,
+            batcher,
+            self._config.training,
+            self._hardware,
+            self._processes,
+            self._guidance(),
         )
         trainer.restore(state)
         return trainer
+
+    def _guidance(self) -> Guidance | None:
+        """What attention is taught, if a parser's is to be."""
+        weight = self._config.treebank.guidance
+        if self._symbols is None or weight == 0:
+            return None
+        pieces = self._tokenizer.pieces(range(self._tokenizer.vocab_size))
+        return Guidance(
+            weight=weight,
+            begins_word=torch.tensor(self._symbols.begins_word(pieces)),
+            takes_word=torch.tensor(self._symbols.takes_word),
+        )
 
     def _start(self) -> tuple[Transformer, TrainingState | None]:
         """The newest checkpoint that is sound, or the beginning.

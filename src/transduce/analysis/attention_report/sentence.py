@@ -168,8 +168,7 @@ class _Source:
     @classmethod
     def read(cls, translator: Translator, text: str) -> "_Source":
         if translator.symbols is not None:
-            words = map(without_brackets, penn_words(text))
-            text = translator.symbols.source_line(list(words))
+            text = " ".join(map(without_brackets, penn_words(text)))
         (ids,) = translator.tokenizer.encode_sources([text])
         _require_length(ids, "source")
         return cls(text=normalize(text), ids=ids)

@@ -136,7 +136,7 @@ def tree_pairs(symbols: SymbolVocabulary, trees: Iterable[Tree]) -> list[Sentenc
     """Sentences and their trees as a model that parses reads and writes them."""
     return [
         SentencePair(
-            source=symbols.source_line(list(map(without_brackets, tree.words))),
+            source=" ".join(map(without_brackets, tree.words)),
             target=symbols.target_line(tree),
         )
         for tree in trees

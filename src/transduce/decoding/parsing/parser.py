@@ -77,7 +77,6 @@ class Parser:
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._vocabulary = symbols
         self._style = symbols.style
         self._symbols = symbols.symbols
         self._device = device
@@ -106,10 +105,7 @@ class Parser:
     def _parse(
         self, window: list[Sequence[str]], config: SearchConfig, *, constrained: bool
     ) -> Iterator[Parse]:
-        lines = [
-            self._vocabulary.source_line(list(map(without_brackets, words)))
-            for words in window
-        ]
+        lines = [" ".join(map(without_brackets, words)) for words in window]
         encoded = self._tokenizer.encode_sources(lines)
         sentences = [
             _Sentence(words=words, source=source)
