@@ -1,6 +1,7 @@
 """From two text files to a trained, averaged, scored model (sections 5 and 6.1)."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -317,11 +318,7 @@ class _Run:
         kept = self._folder.checkpoints()[-self._num_kept :]
         model, folder = average(list(map(load_model, kept))), AVERAGED
         dev = self._dev_score(trainer, model, len(kept))
-        best = (
-            self._dev_score(trainer, load_model(self._folder.path / BEST), 1)
-            if dev
-            else None
-        )
+        best = self._best_alone(trainer, kept) if dev else None
         if dev and best and self._history().beats(best.entry(), dev.entry()):
             self._observer.warned(
                 f"The average of the last {len(kept)} checkpoints does worse on the "
@@ -344,6 +341,15 @@ class _Run:
             dev=dev,
             picture=self._folder.path / PICTURE,
         )
+
+    def _best_alone(
+        self, trainer: Trainer, averaged: Sequence[Path]
+    ) -> DevScore | None:
+        """The best checkpoint's score; none if it is all that the average is of."""
+        best = load_model(self._folder.path / BEST)
+        if [self._folder.checkpoint(best.step)] == averaged:
+            return None
+        return self._dev_score(trainer, best, 1)
 
     def _dev_score(
         self, trainer: Trainer, model: Checkpoint, num_averaged: int
