@@ -186,7 +186,7 @@ PRESETS = {
             best_by="f1",
         ),
         search=PARSING.search,
-        treebank=TreebankConfig(style="in-order"),
+        treebank=TreebankConfig(style="in-order", guidance=0.5),
     ),
     # For trying things out: learns nothing of use, in seconds.
     "tiny": RunConfig(
