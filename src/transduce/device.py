@@ -44,9 +44,13 @@ class Hardware:
             return torch.cuda.mem_get_info(self.device)[1]
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
+    @property
+    def precision(self) -> Precision:
+        """The name of `dtype`."""
+        return "fp32" if self.dtype == torch.float32 else "bf16"
+
     def __str__(self) -> str:
-        precision = "fp32" if self.dtype == torch.float32 else "bf16"
-        return f"{self.device.type} ({precision})"
+        return f"{self.device.type} ({self.precision})"
 
 
 def choose_hardware(

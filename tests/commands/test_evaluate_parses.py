@@ -88,7 +88,8 @@ def test_a_dropped_sentence_is_printed_and_fails_unless_it_is_allowed(
     assert (refused.code, allowed.code) == (2, 0)
     assert refused.err == (
         f"transduce: {place}; 1 of 2 sentences are in no figure for want of the gold "
-        "tree's words (--allow-dropped accepts it).\n"
+        "tree's words (--gold-tags takes from the gold tree what is punctuation, "
+        "--allow-dropped accepts it).\n"
     )
     assert allowed.err == f"Warning: {place}; the sentence is in no figure.\n"
     assert refused.out == allowed.out
@@ -97,9 +98,9 @@ def test_a_dropped_sentence_is_printed_and_fails_unless_it_is_allowed(
 
 BAD = {
     "missing": (None, r"bad: the file cannot be read \(No such file or directory\)"),
-    "empty": (b"", "There must be as many predicted trees as gold trees, .* 0 and 2"),
-    "a tree too few": (b"(S (A a))\n", "There must be as many .* are 1 and 2"),
-    "a tree too many": (b"(S (A a))\n" * 3, "There must be as many .* are 3 and 2"),
+    "empty": (b"", "bad: there must be as many trees as in gold, .* 0 for 2"),
+    "a tree too few": (b"(S (A a))\n", "bad: there must be as many .* are 1 for 2"),
+    "a tree too many": (b"(S (A a))\n" * 3, "bad: .* as in gold, .* are 3 for 2"),
     "no bracket": (b"(S (A a))\nthe\n", "bad:2:1: a tree must begin"),
     "too few brackets": (b"(S (A a)\n(S (A a))\n", "bad:1:1: .* its line ends"),
     "too many brackets": (b"(S (A a)))\n", r"bad:1:10: .* here follows `\)`"),
@@ -131,8 +132,8 @@ def test_a_faulty_file_is_refused(
         bad.write_bytes(content)
     files = (bad, good) if side == "gold" else (good, bad)
     said = refuses("evaluate-parses", *files).replace(f"{folder}/", "")
-    if side == "gold" and "as many" in message:
-        assert said.startswith("There must be as many predicted trees as gold trees")
+    if side == "gold" and " for 2" in message:
+        assert said.startswith("gold: there must be as many trees as in bad, and at")
     else:
         assert re.match(message, said)
 

@@ -1,7 +1,9 @@
 """`transduce parse`, and all that is trained on trees."""
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 import transduce
+from transduce.checkpoint import load_model, save_model
 from transduce.cli import main
 from transduce.corpora.grammar_treebank import training_trees
 from transduce.decoding.parsing import parser as parser_module
@@ -83,9 +86,10 @@ def test_a_line_has_a_tree_over_its_words(
 def test_tokenized_lines_are_cut_at_spaces_alone(
     succeeds: Callable[..., str], parser: Path
 ) -> None:
-    text = b"isn't  it.\n"
+    # A space that is none to treebanks is a part of its word.
+    text = "isn't  it. 1\u00a0000\n".encode()
     line = succeeds("parse", parser, *SEARCH, "--tokenized", stdin=text)
-    assert parse_tree(line.rstrip("\n")).words == ("isn't", "it.")
+    assert parse_tree(line.rstrip("\n")).words == ("isn't", "it.", "1\u00a0000")
 
 
 def test_files_are_read_and_written(
@@ -136,6 +140,36 @@ def test_of_an_over_long_line_it_is_said_that_its_tree_is_flat(
     assert outcome.code == 0
     assert outcome.err == "Warning: line 2 is over-long, and its tree is flat.\n"
     assert outcome.out == f"\n(TOP (S {' '.join(['(XX a)'] * 9)}))\n"
+
+
+def test_patience_is_with_the_f1_of_dev_trees(trees: Path, tmp_path: Path) -> None:
+    files = ("--trees", str(trees), "--dev-trees", str(trees))
+    run = ("--preset", "parsing-small", "--out", str(tmp_path / "run"))
+    # So slow that nothing changes, and the first checkpoint stays the best.
+    slow = ("training.patience=2", "training.learning_rate_scale=1e-9")
+    steps = ("training.steps=30", "training.checkpoint_steps=1")
+    main(["train", *run, *files, "--set", *SETTINGS, *slow, *steps])
+    log = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    scores = [entry for entry in map(json.loads, log) if entry["kind"] == "dev"]
+    assert [entry["step"] for entry in scores] == [1, 2, 3]
+    assert len({entry["f1"] for entry in scores}) == 1
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+@pytest.mark.parametrize("options", [(), ("--constrained",)], ids=str)
+def test_a_parser_of_no_numbers_is_refused(
+    refuses: Callable[..., str],
+    parser: Path,
+    tmp_path: Path,
+    beam_size: int,
+    options: tuple[str, ...],
+) -> None:
+    sound = load_model(parser)
+    weights = {name: w * math.nan for name, w in sound.weights.items()}
+    save_model(replace(sound, weights=weights), tmp_path / "model")
+    call = ("parse", tmp_path / "model", "--beam-size", beam_size, *options)
+    message = refuses(*call, stdin=b"the dog\n")
+    assert message.startswith("The model must put out numbers, but puts out NaN; its")
 
 
 def test_the_api_parses_raw_text(parser: Path) -> None:

@@ -74,9 +74,11 @@ def test_the_speed_of_this_machine_is_measured(
     succeeds: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transduce.cli.reproduce.matrix_rate", lambda hardware: 3e11)
+    monkeypatch.setattr(os, "getloadavg", lambda: (4.0, 0.0, 0.0))
     options = ("--device", "cpu", "--presets", "tiny")
     printed = succeeds("reproduce", "table2", "--out", tmp_path / "t", *options)
     assert "of 0.3 TFLOPS" in " ".join(printed.split())
+    assert "Other programs were running (load 4.0)" in " ".join(printed.split())
 
 
 def test_hardware_of_ones_own_is_taken_at_its_word(
@@ -134,6 +136,8 @@ def test_a_folder_that_holds_something_is_left_alone(
             "`hardware` must be this, K80, K40, M40, P100, or come with --tflops, but",
         ),
         (("table2", "--out", "o", "--tflops", "0"), "`tflops` must be above 0, but is"),
+        (("table2", "--out", "o", "--tflops", "nan"), "must be above 0, but is nan."),
+        (("table2", "--out", "o", "--tflops", "inf"), "must be above 0, but is inf."),
         (("table2", "--out", "o", "--presets", "bsae"), "did you mean 'base'?"),
         (("table5",), 'Unknown command "table5"'),
     ],

@@ -35,11 +35,9 @@ SENTENCES = [
 TREES = list(islice(training_trees(seed=4), 20))
 
 
-def untrained(
-    tokenizer: Tokenizer, style: StyleName, seed: int = 3, *, is_numbered: bool = False
-) -> Parser:
+def untrained(tokenizer: Tokenizer, style: StyleName, seed: int = 3) -> Parser:
     torch.manual_seed(seed)
-    symbols = learn_symbols(TREES, style, is_numbered=is_numbered)
+    symbols = learn_symbols(TREES, style)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, target_vocab_size=symbols.vocab_size,
         num_layers=1, d_model=16, d_ff=20, num_heads=2, d_k=8, d_v=8,
@@ -65,10 +63,8 @@ def parse(
     return list(parser.parse_stream(sentences, search, constrained=constrained))
 
 
-@pytest.fixture(params=[*STYLES, "numbered"])
+@pytest.fixture(params=STYLES)
 def parser(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Parser:
-    if request.param == "numbered":
-        return untrained(tokenizer, "in-order", is_numbered=True)
     return untrained(tokenizer, request.param)
 
 

@@ -1,6 +1,7 @@
 """A run that was stopped and resumed is the run that was not, bit for bit."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -301,76 +302,123 @@ LONG = replace(
 )
 
 
-@pytest.fixture(scope="module")
-def long_uninterrupted(
-    files: CorpusFiles, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    out = tmp_path_factory.mktemp("long") / "run"
-    train(files, LONG, out, CPU, SendsSignal())
-    return out
+SETTINGS = (
+    f"batching.source_tokens={LONG.batching.source_tokens}",
+    f"batching.target_tokens={LONG.batching.target_tokens}",
+    f"batching.batch_tokens={LONG.batching.batch_tokens}",
+    f"training.steps={LONG.training.steps}",
+    f"training.checkpoint_steps={LONG.training.checkpoint_steps}",
+)
 
 
-def train_until_killed(files: CorpusFiles, out: Path, after_s: float) -> None:
-    """A process of its own, killed so long after its checkpoint of step 100."""
-    training = LONG.training
-    settings = (
-        f"batching.source_tokens={LONG.batching.source_tokens}",
-        f"batching.target_tokens={LONG.batching.target_tokens}",
-        f"batching.batch_tokens={LONG.batching.batch_tokens}",
-        f"training.steps={training.steps}",
-        f"training.checkpoint_steps={training.checkpoint_steps}",
-    )
-    process = subprocess.Popen(
+def train_in_a_process(out: Path, *options: str) -> subprocess.Popen[bytes]:
+    """The command, in a process of its own: what tests leave in theirs is not there."""
+    return subprocess.Popen(
         [
-            *(sys.executable, "-m", "transduce", "train", "--preset", "tiny"),
-            *("--source", str(files.source[0]), "--target", str(files.target[0])),
-            *("--out", str(out), "--precision", "fp32", "--device", "cpu"),
-            *("--set", *settings),
+            *(sys.executable, "-m", "transduce", "train", "--out", str(out)),
+            *("--precision", "fp32", "--device", "cpu", *options),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
-    while not RunFolder(out).checkpoint(100).exists() and process.poll() is None:
+
+
+def new_run(files: CorpusFiles) -> list[str]:
+    [source], [target] = files.source, files.target
+    return [
+        *("--preset", "tiny", "--set", *SETTINGS),
+        *("--source", str(source), "--target", str(target)),
+    ]
+
+
+def said_at_the_end(process: subprocess.Popen[bytes]) -> str:
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    return said.decode()
+
+
+def kill_after_checkpoint(process: subprocess.Popen[bytes], checkpoint: Path) -> None:
+    """At a random moment after that, within two checkpoints' time."""
+    while not checkpoint.exists() and process.poll() is None:
         time.sleep(0.01)
-    time.sleep(after_s)
+    time.sleep(np.random.default_rng().uniform(0, 0.2))
     process.kill()
-    assert process.wait() == -signal.SIGKILL
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow
 def test_a_run_killed_at_any_moment_ends_at_the_same_weights(
-    files: CorpusFiles, long_uninterrupted: Path, tmp_path: Path
+    files: CorpusFiles, tmp_path: Path
 ) -> None:
-    after_s = np.random.default_rng().uniform(0, 0.2)
-    train_until_killed(files, tmp_path / "run", after_s)
-    observer = SendsSignal()
-    resume(tmp_path / "run", CPU, observer)
-    assert observer.first_step in (100, 150)
-    assert observer.warnings == []
+    whole, run = tmp_path / "one" / "whole", tmp_path / "other" / "run"
+    said_at_the_end(train_in_a_process(whole, *new_run(files)))
+    process = train_in_a_process(run, *new_run(files))
+    kill_after_checkpoint(process, RunFolder(run).checkpoint(100))
+    said = said_at_the_end(train_in_a_process(run, "--resume"))
+    assert re.search(r"^Going on after step 1[05]0\.$", said, re.MULTILINE)
+    assert "damaged" not in said
     # The log first: it tells from which step on they differ, if they do.
-    assert_logs_agree(tmp_path / "run", long_uninterrupted)
-    assert_same_weights(tmp_path / "run", long_uninterrupted)
-    counts = Counter(
-        (e["kind"], e["step"]) for e in RunFolder(tmp_path / "run").read_log()
-    )
+    assert_logs_agree(run, whole)
+    assert_same_weights(run, whole)
+    counts = Counter((e["kind"], e["step"]) for e in RunFolder(run).read_log())
     assert set(counts.values()) == {1}
-    assert not list((tmp_path / "run").rglob("*-new"))
+    assert not list(run.rglob("*-new"))
 
 
 PARSING = replace(
     CONFIG,
     training=replace(CONFIG.training, best_by="f1"),
     search=SearchConfig(beam_size=2, extra_length=5),
-    treebank=TreebankConfig(augmentation=AugmentationConfig(copies=1)),
+    treebank=TreebankConfig(guidance=0.5, augmentation=AugmentationConfig(copies=1)),
 )
 
 
-def test_a_parser_resumed_is_the_one_that_was_not_stopped(tmp_path: Path) -> None:
-    trees = tmp_path / "trees"
+@pytest.fixture(scope="module")
+def treebank_files(tmp_path_factory: pytest.TempPathFactory) -> TreebankFiles:
+    trees = tmp_path_factory.mktemp("treebank") / "trees"
     trees.write_text("\n".join(map(str, islice(training_trees(seed=6), 12))))
-    files = TreebankFiles(trees=(trees,), dev_trees=(trees,))
-    train(files, PARSING, tmp_path / "whole", CPU, SendsSignal())
-    start_and_stop(files, tmp_path / "run", 7, config=PARSING)
+    return TreebankFiles(trees=(trees,), dev_trees=(trees,))
+
+
+@pytest.fixture(scope="module")
+def parser(
+    treebank_files: TreebankFiles, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("parser") / "run"
+    train(treebank_files, PARSING, out, CPU, SendsSignal())
+    return out
+
+
+def test_a_parser_resumed_is_the_one_that_was_not_stopped(
+    treebank_files: TreebankFiles, parser: Path, tmp_path: Path
+) -> None:
+    start_and_stop(treebank_files, tmp_path / "run", 7, config=PARSING)
     resume(tmp_path / "run", CPU, SendsSignal())
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
-    assert_logs_agree(tmp_path / "run", tmp_path / "whole")
+    assert_same_weights(tmp_path / "run", parser)
+    assert_logs_agree(tmp_path / "run", parser)
+
+
+class KeepsReport(SendsSignal):
+    """And what the step did."""
+
+    def stepped(self, report: StepReport) -> None:
+        super().stepped(report)
+        self.report = report
+
+
+def test_a_parser_is_guided_by_so_much_as_was_asked_for(
+    treebank_files: TreebankFiles, tmp_path: Path
+) -> None:
+    def first_step(weight: float) -> StepReport:
+        config = replace(PARSING, treebank=replace(PARSING.treebank, guidance=weight))
+        observer = KeepsReport(at_step=1)
+        with pytest.raises(TrainingStoppedError):
+            train(treebank_files, config, tmp_path / str(weight), CPU, observer)
+        return observer.report
+
+    free, half, whole = map(first_step, (0.0, 0.5, 1.0))
+    assert half.loss > free.loss + 0.1
+    assert whole.loss - free.loss == pytest.approx(2 * (half.loss - free.loss), 1e-4)
+    assert whole.perplexity == pytest.approx(free.perplexity, 1e-5)

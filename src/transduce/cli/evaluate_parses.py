@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,23 +11,13 @@ from cyclopts import Parameter
 
 from transduce.decoding.next_token_models.quantization import Precision
 from transduce.decoding.parsing.parse_scores import score_parses
-from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.parsing.parser import PAPER_SEARCH
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, DataError
-from transduce.parsing.bracket_f1 import (
-    BracketScore,
-    bracket_f1,
-    require_pairs,
-    with_tags_of,
-)
+from transduce.parsing.bracket_f1 import BracketScore, bracket_f1, with_tags_of
 from transduce.parsing.evalb_report import evalb_report
 from transduce.parsing.normalization import normalized
-from transduce.parsing.trees import Tree, read_parses
-from transduce.preparation.treebank import read_treebank
-from transduce.text.corpus import read_text
-
-EXTRA_LENGTH = 300
-"""Symbols of a tree at most, beyond the tokens of its sentence (section 6.3)."""
+from transduce.preparation.treebank import read_both, read_treebank
 
 
 def evaluate_parses(
@@ -36,8 +26,8 @@ def evaluate_parses(
     /,
     *,
     model: Path | None = None,
-    beam_size: int = 21,
-    length_penalty: float = 0.3,
+    beam_size: int = PAPER_SEARCH.beam_size,
+    length_penalty: float = PAPER_SEARCH.length_penalty,
     constrained: Annotated[bool, Parameter(negative="")] = False,
     normalize: Annotated[bool, Parameter(negative="")] = False,
     gold_tags: Annotated[bool, Parameter(negative="")] = False,
@@ -89,10 +79,8 @@ def evaluate_parses(
         _print(score, {}, json_output)
         _refuse_dropped(score, predicted, allow_dropped)
     elif model is not None and predicted is None:
-        search = SearchConfig(
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            extra_length=EXTRA_LENGTH,
+        search = replace(
+            PAPER_SEARCH, beam_size=beam_size, length_penalty=length_penalty
         )
         trees = read_treebank([gold])
         parser = load(model, device=device, precision=precision).parser()
@@ -111,12 +99,14 @@ def evaluate_parses(
 def _score_of_files(
     gold: Path, predicted: Path, normalize: bool, gold_tags: bool
 ) -> BracketScore:
-    gold_trees = list(_trees(gold, normalize))
-    predicted_trees = list(_trees(predicted, normalize))
-    require_pairs(gold_trees, predicted_trees)
+    gold_trees, trees = read_both(gold, predicted)
+    if normalize:
+        gold_trees, trees = (
+            list(map(normalized, each)) for each in (gold_trees, trees)
+        )
     if gold_tags:
-        predicted_trees = list(map(with_tags_of, gold_trees, predicted_trees))
-    return bracket_f1(gold_trees, predicted_trees)
+        trees = list(map(with_tags_of, gold_trees, trees))
+    return bracket_f1(gold_trees, trees)
 
 
 def _print(score: BracketScore, of_model: Mapping[str, Any], json_output: bool) -> None:
@@ -138,16 +128,11 @@ def _refuse_dropped(score: BracketScore, predicted: Path, allow_dropped: bool) -
     if dropped and not allow_dropped:
         raise DataError(
             f"{dropped[0]}; {len(dropped):,} of {len(score.sentences):,} sentences are "
-            "in no figure for want of the gold tree's words (--allow-dropped accepts "
-            "it)."
+            "in no figure for want of the gold tree's words (--gold-tags takes from "
+            "the gold tree what is punctuation, --allow-dropped accepts it)."
         )
     for fault in dropped:
         print(f"Warning: {fault}; the sentence is in no figure.", file=sys.stderr)
-
-
-def _trees(path: Path, normalize: bool) -> Iterator[Tree]:
-    trees = read_parses(read_text([path]), str(path))
-    return map(normalized, trees) if normalize else trees
 
 
 def _faults(score: BracketScore) -> Iterator[str]:

@@ -12,12 +12,12 @@ from transduce.cli.lines import source_lines
 from transduce.cli.output import writer
 from transduce.cli.terminal import counted_lines
 from transduce.decoding.next_token_models.quantization import Precision
-from transduce.decoding.parsing.parser import Parse
+from transduce.decoding.parsing.parser import PAPER_SEARCH, Parse
 from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
-from transduce.parsing.trees import Tree
+from transduce.parsing.trees import WORD, Tree
 
 
 def parse(
@@ -27,9 +27,9 @@ def parse(
     input: Path | None = None,
     output: Path | None = None,
     tokenized: Annotated[bool, Parameter(negative="")] = False,
-    beam_size: int = 21,
-    length_penalty: float = 0.3,
-    extra_length: int = 300,
+    beam_size: int = PAPER_SEARCH.beam_size,
+    length_penalty: float = PAPER_SEARCH.length_penalty,
+    extra_length: int = PAPER_SEARCH.extra_length,
     constrained: Annotated[bool, Parameter(negative="")] = False,
     pretty: Annotated[bool, Parameter(negative="")] = False,
     svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,
@@ -72,8 +72,8 @@ def parse(
         beam_size=beam_size, length_penalty=length_penalty, extra_length=extra_length
     )
     _require_other(svg_file, input, output)
-    lines = source_lines(input, output)
-    sentences = (line.split() if tokenized else penn_words(line) for line in lines)
+    words_of = WORD.findall if tokenized else penn_words
+    sentences = map(words_of, source_lines(input, output))
     parser = load(model, device=device, precision=precision).parser()
     drawn: list[Tree] = []
     is_on_screen = output is None and sys.stdout.isatty()

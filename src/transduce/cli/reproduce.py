@@ -1,5 +1,6 @@
 """`transduce reproduce`: the paper's tables, our figures beside those of the paper."""
 
+import math
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,7 +43,7 @@ from transduce.experiments.tables.table3.processes import (
 )
 from transduce.experiments.tables.table3.reporting import as_report as table3_report
 from transduce.experiments.tables.table3.results import collect
-from transduce.experiments.tables.table3.rows import require_rows, scaled_base
+from transduce.experiments.tables.table3.rows import base_for, require_rows
 from transduce.experiments.tables.table4 import Setting, Table4, our_parser, our_parses
 from transduce.experiments.tables.table4 import as_report as table4_report
 from transduce.text.corpus import read_pairs
@@ -124,6 +125,7 @@ def table2(
         raise ConfigError("Runs and a --source to translate must go together.")
     require_new(out)
     costs = tuple(training_cost(name) for name in presets)
+    load = os.getloadavg()[0]
     with Console(stderr=True).status(
         "Measuring the speed of this machine..."
     ) as status:
@@ -133,7 +135,13 @@ def table2(
         for run in runs:
             status.update(f"Translating with {run}...")
             ours.append(our_row(run, pairs, language, device))
-    table = Table2(ours=tuple(ours), costs=costs, cluster=cluster)
+    is_measured = hardware == "this" and tflops is None
+    table = Table2(
+        ours=tuple(ours),
+        costs=costs,
+        cluster=cluster,
+        load=load if is_measured else None,
+    )
     finish(table2_report(table), asdict(table), out, "table2")
 
 
@@ -145,7 +153,7 @@ def table3(
     target: Files = (),
     dev_source: Files = (),
     dev_target: Files = (),
-    scale: float = 1.0,
+    scale: float | None = None,
     steps: int | None = None,
     rows: Names = (),
     seeds: Numbers = (1,),
@@ -180,10 +188,12 @@ def table3(
     scale
         Factor on the widths d_model, d_ff, d_k, d_v and on the vocabulary: a multiple
         of 1/8. Heads and layers keep their numbers; what a row changes in size, it
-        changes by the paper's factor.
+        changes by the paper's factor. By default 1, the paper's; for --corpus multi30k
+        1/4, with half the layers, small updates and a small vocabulary besides.
     steps
-        Updates of base, 100,000 in the paper; big has three times as many. Of fewer
-        than 20,000, a fifth warms up.
+        Updates of base, 100,000 in the paper (for --corpus multi30k, unless --scale is
+        given, 2,000); big has three times as many. Of fewer than 20,000, a fifth warms
+        up.
     rows
         Rows by the names of their presets (A-h1, C-N2, ...); all by default. Base is
         always among them.
@@ -196,18 +206,20 @@ def table3(
     device
         auto, cpu or cuda.
     precision
-        Of matrix products while training, as `transduce train` has it.
+        Of matrix products while training, the same in all rows: auto is what
+        `transduce train` would choose for base.
     resamples
         Test sets drawn by the paired bootstrap.
     shuffles
         Trials of approximate randomisation.
     """
     trials = Trials(resamples=resamples, shuffles=shuffles)
-    base = changed(scaled_base(scale, steps), None, settings)
+    base = changed(base_for(corpus, scale, steps), None, settings)
     runs = row_runs(
         out.absolute(), base, require_rows(rows), list(dict.fromkeys(seeds))
     )
     at = places(device, parallel)
+    hardware = choose_hardware(device, precision, width=base.model.d_model)
     files = corpus_files(source, target, dev_source, dev_target)
     chosen = chosen_corpus(corpus, files)
     refuse_other_contents(out)
@@ -217,7 +229,7 @@ def table3(
             files=fetched(chosen, out / CORPUS),
             base=base,
             device=device,
-            precision=precision,
+            precision=hardware.precision,
         )
         experiment.begin()
         with ExperimentDisplay(runs) as display:
@@ -306,6 +318,6 @@ def _cluster(
             f"`hardware` must be this, {', '.join(SUSTAINED_TFLOPS)}, or come with "
             f"--tflops, but is {hardware}."
         )
-    if tflops <= 0:
+    if not 0 < tflops < math.inf:
         raise ConfigError(f"`tflops` must be above 0, but is {tflops}.")
     return Cluster(name=hardware, tflops=tflops, num_devices=num_devices)

@@ -1,6 +1,7 @@
 """From two text files to a trained, averaged, scored model (sections 5 and 6.1)."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.fitting import require_memory
+from transduce.training.loss.guidance import Guidance
 from transduce.training.optimizer import require_moments
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import (
@@ -184,10 +186,27 @@ class _Run:
             self._config.training.seed,
         )
         trainer = Trainer(
-            model, batcher, self._config.training, self._hardware, self._processes
+            model,
+            batcher,
+            self._config.training,
+            self._hardware,
+            self._processes,
+            self._guidance(),
         )
         trainer.restore(state)
         return trainer
+
+    def _guidance(self) -> Guidance | None:
+        """What attention is taught, if a parser's is to be."""
+        weight = self._config.treebank.guidance
+        if self._symbols is None or weight == 0:
+            return None
+        pieces = self._tokenizer.pieces(range(self._tokenizer.vocab_size))
+        return Guidance(
+            weight=weight,
+            begins_word=torch.tensor(self._symbols.begins_word(pieces)),
+            takes_word=torch.tensor(self._symbols.takes_word),
+        )
 
     def _start(self) -> tuple[Transformer, TrainingState | None]:
         """The newest checkpoint that is sound, or the beginning.
@@ -299,11 +318,7 @@ class _Run:
         kept = self._folder.checkpoints()[-self._num_kept :]
         model, folder = average(list(map(load_model, kept))), AVERAGED
         dev = self._dev_score(trainer, model, len(kept))
-        best = (
-            self._dev_score(trainer, load_model(self._folder.path / BEST), 1)
-            if dev
-            else None
-        )
+        best = self._best_alone(trainer, kept) if dev else None
         if dev and best and self._history().beats(best.entry(), dev.entry()):
             self._observer.warned(
                 f"The average of the last {len(kept)} checkpoints does worse on the "
@@ -326,6 +341,15 @@ class _Run:
             dev=dev,
             picture=self._folder.path / PICTURE,
         )
+
+    def _best_alone(
+        self, trainer: Trainer, averaged: Sequence[Path]
+    ) -> DevScore | None:
+        """The best checkpoint's score; none if it is all that the average is of."""
+        best = load_model(self._folder.path / BEST)
+        if [self._folder.checkpoint(best.step)] == averaged:
+            return None
+        return self._dev_score(trainer, best, 1)
 
     def _dev_score(
         self, trainer: Trainer, model: Checkpoint, num_averaged: int

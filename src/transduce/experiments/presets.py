@@ -165,7 +165,9 @@ PRESETS = {
         ),
         search=PARSING.search,
         treebank=TreebankConfig(
-            style="in-order-pos", augmentation=AugmentationConfig(copies=8, cut=0.4)
+            style="in-order-pos",
+            guidance=0.5,
+            augmentation=AugmentationConfig(copies=8, cut=0.4),
         ),
     ),
     # The built-in grammar's trees, in minutes on two cores.

@@ -196,9 +196,9 @@ def _taken(
     stored: Float[Tensor, "sentences heads slots width"],
     slots: Int[Tensor, "sentences kept"],
 ) -> Float[Tensor, "sentences heads kept width"]:
-    num_sentences, heads, num_slots, width = stored.shape
-    first = torch.arange(num_sentences * heads, device=slots.device) * num_slots
-    rows = first.view(num_sentences, heads, 1) + slots[:, None]
-    # By whole rows: several times as fast as to gather single numbers.
-    taken = stored.reshape(-1, width).index_select(0, rows.flatten())
-    return taken.view(num_sentences, heads, slots.size(1), width)
+    sentences, heads, num_slots, width = stored.shape
+    # Whole rows, which is several times as fast as `gather`, number by number.
+    stores = torch.arange(sentences * heads, device=slots.device)
+    first = stores.view(sentences, heads, 1) * num_slots
+    rows = stored.reshape(-1, width).index_select(0, (first + slots[:, None]).flatten())
+    return rows.view(sentences, heads, -1, width)

@@ -112,22 +112,17 @@ def bracket_f1(gold: Sequence[Tree], predicted: Sequence[Tree]) -> BracketScore:
 
     Trees must be as they are: what EVALB leaves out is left out here.
     """
-    require_pairs(gold, predicted)
+    if len(gold) != len(predicted) or not gold:
+        raise DataError(
+            "There must be as many predicted trees as gold trees, and at least one, "
+            f"but there are {len(predicted):,} and {len(gold):,}."
+        )
     sentences = tuple(map(compare, gold, predicted))
     return BracketScore(
         sentences=sentences,
         all=_figures(sentences),
         short=_figures([one for one in sentences if one.length <= SHORT]),
     )
-
-
-def require_pairs(gold: Sequence[Tree], predicted: Sequence[Tree]) -> None:
-    """Raise `DataError` unless each gold tree has its prediction and there is one."""
-    if len(gold) != len(predicted) or not gold:
-        raise DataError(
-            "There must be as many predicted trees as gold trees, and at least one, "
-            f"but there are {len(predicted):,} and {len(gold):,}."
-        )
 
 
 def with_tags_of(gold: Tree, predicted: Tree) -> Tree:

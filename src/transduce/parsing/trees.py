@@ -16,6 +16,7 @@ TOKEN = re.compile(r"[()]|[^()\s]+", re.ASCII)
 NO_PARSE = re.compile(r"\s*(?:\(\s*(?:\(\s*\)|TOP)?\s*\)\s*)?", re.ASCII)
 """How parsers write that they found nothing: a blank line, `()`, `(())` or `(TOP)`."""
 WORD = re.compile(r"\S+", re.ASCII)
+"""Of a treebank: other spaces than those of ASCII are a part of it."""
 MAX_DEPTH = 1_000
 """More brackets in one another are no sentence: the file is something else."""
 ALONE = "a word must stand in a bracket with its tag and nothing else, but here is"

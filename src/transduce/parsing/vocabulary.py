@@ -3,12 +3,10 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, cycle
 from pathlib import Path
 
 from transduce.errors import CheckpointError
 from transduce.parsing.linearization import (
-    ANY_TAG,
     STYLES,
     Style,
     StyleName,
@@ -18,15 +16,13 @@ from transduce.parsing.linearization import (
     symbols_in,
 )
 from transduce.parsing.trees import Tree
-from transduce.special_ids import BOS, PAD
+from transduce.special_ids import BOS, EOS, PAD
 
 SYMBOLS_FILE = "target_tokenizer.json"
 """Of a parser and of its run."""
 SPECIAL_SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
 UNKNOWN = len(SPECIAL_SYMBOLS) - 1
 """What training had not: so that its probability can be asked for."""
-NUMBERS = tuple(map(chr, range(0x2460, 0x2474)))
-"""Circled, from 1 to 20: of words, again and again."""
 NEVER_WRITTEN = (PAD, BOS, UNKNOWN)
 
 
@@ -37,8 +33,6 @@ class SymbolVocabulary:
     style_name: StyleName
     spellings: tuple[str, ...]
     """Of the symbols, by id from the first after the special ones."""
-    is_numbered: bool = False
-    """Whether words are numbered, and leaves are the numbers of their words."""
 
     @property
     def style(self) -> Style:
@@ -52,27 +46,24 @@ class SymbolVocabulary:
     def symbols(self) -> dict[int, Symbol]:
         """All that have an id and are not special."""
         table = read_symbols(self.spellings, self.style)
-        table |= {number: Symbol("leaf", ANY_TAG) for number in NUMBERS}
         return dict(enumerate(map(table.__getitem__, self.spellings), UNKNOWN + 1))
 
-    def source_line(self, words: Sequence[str]) -> str:
-        """A sentence as a line of text."""
-        if not self.is_numbered:
-            return " ".join(words)
-        # Unlike the paper: which word a leaf stands for need not be counted, as small
-        # treebanks do not teach it.
-        pairs = zip(cycle(NUMBERS), words, strict=False)
-        return " ".join(chain.from_iterable(pairs))
+    @staticmethod
+    def begins_word(pieces: Iterable[str]) -> list[bool]:
+        """By source token: whether a word begins there; the end token is one too."""
+        return [i == EOS or piece.startswith(" ") for i, piece in enumerate(pieces)]
+
+    @property
+    def takes_word(self) -> list[bool]:
+        """By id: whether the symbol stands for a word, the next one."""
+        symbols = self.symbols
+        return [
+            i in symbols and symbols[i].kind == "leaf" for i in range(self.vocab_size)
+        ]
 
     def target_line(self, tree: Tree) -> str:
         """The symbols of a tree as a line of text."""
-        numbers = cycle(NUMBERS)
-        return " ".join(
-            next(numbers)
-            if self.is_numbered and symbol.kind == "leaf"
-            else self.style.spelling(symbol)
-            for symbol in linearize(tree, self.style)
-        )
+        return " ".join(map(self.style.spelling, linearize(tree, self.style)))
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of the symbols that the spaces of each text part."""
@@ -90,11 +81,7 @@ class SymbolVocabulary:
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
-        content = {
-            "style": self.style_name,
-            "numbered": self.is_numbered,
-            "symbols": self.spellings,
-        }
+        content = {"style": self.style_name, "symbols": self.spellings}
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -104,7 +91,7 @@ class SymbolVocabulary:
             content = json.loads(path.read_text(encoding="utf-8"))
             style_name, spellings = content["style"], tuple(content["symbols"])
             if style_name in STYLES and all(type(each) is str for each in spellings):
-                return cls(style_name, spellings, bool(content["numbered"]))
+                return cls(style_name, spellings)
         except (OSError, ValueError, LookupError, TypeError):
             pass  # said below
         raise CheckpointError(
@@ -113,12 +100,6 @@ class SymbolVocabulary:
         )
 
 
-def learn_symbols(
-    trees: Iterable[Tree], style_name: StyleName, *, is_numbered: bool = False
-) -> SymbolVocabulary:
-    """All symbols of the trees, or those of constituents and numbers for leaves."""
-    table = symbols_in(trees, STYLES[style_name])
-    if not is_numbered:
-        return SymbolVocabulary(style_name, tuple(table))
-    phrases = [spelling for spelling, symbol in table.items() if symbol.kind != "leaf"]
-    return SymbolVocabulary(style_name, (*phrases, *NUMBERS), is_numbered=True)
+def learn_symbols(trees: Iterable[Tree], style_name: StyleName) -> SymbolVocabulary:
+    """All symbols of the trees."""
+    return SymbolVocabulary(style_name, tuple(symbols_in(trees, STYLES[style_name])))

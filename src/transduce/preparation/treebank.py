@@ -1,5 +1,6 @@
 """Treebanks as parallel text: sentences, and their trees as symbols (section 6.3)."""
 
+import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,7 +10,7 @@ from typing import ClassVar, get_args
 from transduce.errors import ConfigError, DataError
 from transduce.parsing.linearization import STYLES, StyleName
 from transduce.parsing.normalization import normalized
-from transduce.parsing.trees import Tree, read_trees
+from transduce.parsing.trees import Tree, read_parses, read_trees
 from transduce.parsing.vocabulary import SymbolVocabulary, learn_symbols
 from transduce.preparation.augmentation import AugmentationConfig, augmented
 from transduce.preparation.corpus_files import CorpusFiles
@@ -29,12 +30,16 @@ class TreebankConfig:
 
     style: StyleName = "xx"
     """How a tree is linearised."""
-    numbered: bool = False
-    """Whether the words of a sentence are numbered, and leaves are these numbers: so
-    which word comes next is seen, which small treebanks do not teach to count."""
+    guidance: float = 0.0
+    """Weight of the loss by which attention is taught to look at the next word; none:
+    it is free."""
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.guidance < math.inf:
+            raise ConfigError(
+                f"`treebank.guidance` must be at least 0, but is {self.guidance}."
+            )
         if self.style not in get_args(StyleName):
             known = ", ".join(f'"{name}"' for name in STYLES)
             raise ConfigError(
@@ -78,7 +83,7 @@ def prepare_treebank(
     """
     trees = read_treebank(files.trees)
     dev_trees = read_treebank(files.dev_trees) if files.dev_trees else []
-    symbols = learn_symbols(trees, config.style, is_numbered=config.numbered)
+    symbols = learn_symbols(trees, config.style)
     text = folder / TEXT
     training = _write_text(
         augmented(trees, config.augmentation), symbols, text / "training"
@@ -105,6 +110,22 @@ def read_treebank(paths: Sequence[Path]) -> list[Tree]:
     return trees
 
 
+def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
+    """Gold trees and predicted ones, as they are, line by line.
+
+    `DataError` unless there is a prediction for each, and any at all.
+    """
+    gold_trees, trees = (
+        list(read_parses(read_text([path]), str(path))) for path in (gold, predicted)
+    )
+    if len(trees) != len(gold_trees) or not trees:
+        raise DataError(
+            f"{predicted}: there must be as many trees as in {gold}, and at least one, "
+            f"but there are {len(trees):,} for {len(gold_trees):,}."
+        )
+    return gold_trees, trees
+
+
 def _trees(path: Path) -> Iterator[Tree]:
     for tree in map(normalized, read_trees(read_text([path]), str(path))):
         if tree.leaves:
@@ -115,6 +136,6 @@ def _write_text(trees: Iterable[Tree], symbols: SymbolVocabulary, folder: Path) 
     """As two files in the folder, which is returned."""
     folder.mkdir(parents=True)
     kept = list(trees)
-    write_lines(folder / WORDS, (symbols.source_line(tree.words) for tree in kept))
+    write_lines(folder / WORDS, (" ".join(tree.words) for tree in kept))
     write_lines(folder / SYMBOLS, map(symbols.target_line, kept))
     return folder

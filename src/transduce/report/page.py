@@ -59,7 +59,8 @@ def _part(part: Part) -> Iterator[str]:
             yield from _table(part)
         case Picture():
             title = escape(part.title)
-            yield f"<figure>\n{part.svg}\n<figcaption>{title}</figcaption>\n</figure>"
+            drawing = f'<div class="drawing" tabindex="0">\n{part.svg}\n</div>'
+            yield f"<figure>\n{drawing}\n<figcaption>{title}</figcaption>\n</figure>"
         case str():
             yield f"<p>{escape(part)}</p>"
 

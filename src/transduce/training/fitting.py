@@ -18,7 +18,7 @@ from transduce.device import Hardware, peak_memory
 from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.training.loss import BatchLoss
+from transduce.training.loss.batch_loss import BatchLoss
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, four bytes each."""

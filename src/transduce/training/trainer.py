@@ -19,7 +19,8 @@ from transduce.special_ids import PAD
 from transduce.training.config import TrainingConfig
 from transduce.training.distributed import ALONE, Piece, Processes, apart
 from transduce.training.fitting import Fit, fit
-from transduce.training.loss import BatchLoss, as_tensor
+from transduce.training.loss.batch_loss import BatchLoss, as_tensor
+from transduce.training.loss.guidance import Guidance
 from transduce.training.optimizer import (
     ADAM_MOMENTS,
     WeightOptimizer,
@@ -59,7 +60,8 @@ class StepReport:
     step: int
     epoch: int
     loss: float
-    """Smoothed cross-entropy, nats a target token."""
+    """Smoothed cross-entropy, and that of guided attention if there is such; nats a
+    target token."""
     perplexity: float
     """Of the training tokens, with dropout on."""
     learning_rate: float
@@ -108,6 +110,7 @@ class Trainer:
         config: TrainingConfig,
         hardware: Hardware,
         processes: Processes = ALONE,
+        guidance: Guidance | None = None,
     ) -> None:
         self.model = model.to(hardware.device)
         self.progress = Progress()
@@ -117,7 +120,9 @@ class Trainer:
         self._config = config
         self._hardware = hardware
         self._processes = processes
-        self._batch_loss = BatchLoss(self.model, config.label_smoothing, hardware)
+        self._batch_loss = BatchLoss(
+            self.model, config.label_smoothing, hardware, guidance
+        )
         self._joined = processes.join(self._batch_loss)
         self._optimizer = WeightOptimizer(self.model, config)
         self._checkpointed_at = time.monotonic()

@@ -2,6 +2,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from transduce.checkpoint import Checkpoint, average, load_model
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
-from transduce.experiments.dev_corpus import DevScore
+from transduce.experiments.dev_corpus import DevCorpus, DevScore
 from transduce.experiments.observation import RunResult, RunStart
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
@@ -155,6 +156,24 @@ def test_a_mean_that_does_worse_than_a_member_is_refused(
     assert "than that of step 12 alone (" in warning
     assert result.dev is not None
     assert result.dev.loss == pytest.approx(notes.scores[-1].loss)
+
+
+def test_the_best_is_not_scored_again_if_it_is_all_that_is_kept(
+    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored, score = [], DevCorpus.score
+
+    def counted(dev: DevCorpus, checkpoint: Checkpoint, *others: Any) -> DevScore:
+        scored.append(checkpoint.step)
+        return score(dev, checkpoint, *others)
+
+    monkeypatch.setattr(DevCorpus, "score", counted)
+    notes = Notes()
+    config = with_training(best_by="loss", keep_checkpoints=1)
+    train(files, config, tmp_path / "run", CPU, notes)
+    assert scored == [4, 8, 12, 12]
+    [result] = notes.results
+    assert result.model == tmp_path / "run" / "averaged"
 
 
 def test_a_run_ends_when_its_patience_is_spent(

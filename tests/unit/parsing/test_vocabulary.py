@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 
 from transduce.corpora.grammar_treebank import training_trees
-from transduce.parsing.delinearization import delinearize
 from transduce.parsing.linearization import STYLES, StyleName, Symbol, linearize
 from transduce.parsing.trees import parse_tree
 from transduce.parsing.vocabulary import (
     NEVER_WRITTEN,
-    NUMBERS,
     UNKNOWN,
     SymbolVocabulary,
     learn_symbols,
@@ -47,29 +45,23 @@ def test_a_symbol_that_training_had_not_is_unknown() -> None:
     ]
 
 
-def test_numbered_words_have_numbered_leaves() -> None:
+def test_words_begin_in_the_source_and_are_taken_in_the_target() -> None:
     tree = parse_tree("(TOP (S (NP (DT the) (NN dog)) (VP (VBZ barks)) (. .)))")
-    vocabulary = learn_symbols([tree], "in-order", is_numbered=True)
-    assert vocabulary.source_line(tree.words) == "① the ② dog ③ barks ④ ."
-    line = vocabulary.target_line(tree)
-    assert line == "① (NP ② )NP (S ③ (VP )VP ④ )S"
-    [ids] = vocabulary.encode_targets([line])
-    symbols = [vocabulary.symbols[i] for i in ids]
-    found, repairs = delinearize(symbols, tree.words, vocabulary.style)
-    assert found.constituents == tree.constituents
-    assert {leaf.tag for leaf in found.leaves} == {"XX"}
-    assert repairs.total == 0
-
-
-def test_numbers_begin_again_after_the_last() -> None:
-    vocabulary = SymbolVocabulary("xx", ("(S", ")S", *NUMBERS), is_numbered=True)
-    line = vocabulary.source_line(["a"] * 21)
-    assert line.split()[::2] == [*NUMBERS, NUMBERS[0]]
+    vocabulary = learn_symbols([tree], "pos")
+    words = {
+        vocabulary.spellings[i - UNKNOWN - 1]
+        for i in vocabulary.symbols
+        if vocabulary.takes_word[i]
+    }
+    assert words == {"DT", "NN", "VBZ", "."}
+    assert vocabulary.takes_word[: UNKNOWN + 1] == [False] * 4
+    pieces = ["<pad>", "<s>", "</s>", " the", " do", "gs", " ", "<0xE4>"]
+    begun = [False, False, True, True, True, False, True, False]
+    assert vocabulary.begins_word(pieces) == begun
 
 
 def test_a_vocabulary_comes_back(tmp_path: Path) -> None:
     for name in STYLES:
-        for is_numbered in (False, True):
-            saved = learn_symbols(TREES, name, is_numbered=is_numbered)
-            saved.save(tmp_path / "symbols")
-            assert SymbolVocabulary.load(tmp_path / "symbols") == saved
+        saved = learn_symbols(TREES, name)
+        saved.save(tmp_path / "symbols")
+        assert SymbolVocabulary.load(tmp_path / "symbols") == saved

@@ -1,5 +1,7 @@
 """A treebank becomes a corpus of sentences and symbols, normalised."""
 
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,3 +130,10 @@ def test_an_unknown_style_is_refused() -> None:
     message = '`treebank.style` must be one of "xx", "pos", .*, but is "yy"'
     with pytest.raises(ConfigError, match=message):
         TreebankConfig(style="yy")  # type: ignore[arg-type] # that is the test
+
+
+@pytest.mark.parametrize("weight", [-0.1, math.inf, math.nan])
+def test_a_weight_of_guidance_that_is_none_is_refused(weight: float) -> None:
+    message = f"`treebank.guidance` must be at least 0, but is {weight}"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        TreebankConfig(guidance=weight)

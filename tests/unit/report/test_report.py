@@ -113,6 +113,8 @@ class TestPage:
         text = as_page(report)
         assert "<svg" in text
         assert "<figcaption>How it grows</figcaption>" in text
+        # On a phone it scrolls, by keys as well, as its letters would be too small.
+        assert '<div class="drawing" tabindex="0">\n<svg' in text
 
 
 class TestMarkdown:

@@ -15,7 +15,7 @@ from transduce.errors import ConfigError, TransduceError
 from transduce.model.cost import update_flops
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig
-from transduce.training.loss import BatchLoss
+from transduce.training.loss.batch_loss import BatchLoss
 from transduce.training.trainer import (
     DivergedError,
     StepReport,

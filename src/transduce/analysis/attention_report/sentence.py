@@ -120,8 +120,7 @@ def look_into(
     written: Tokenizer | SymbolVocabulary = tokenizer
     if symbols is not None:
         written = symbols
-        words = map(without_brackets, penn_words(source_text))
-        source_text = symbols.source_line(list(words))
+        source_text = " ".join(map(without_brackets, penn_words(source_text)))
     source_ids = tokenizer.encode(source_text)
     _check_length(source_ids, "source")
     target_ids = None

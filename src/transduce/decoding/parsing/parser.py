@@ -21,6 +21,7 @@ from transduce.decoding.search import (
     Decoding,
     Hypothesis,
     JoinableModel,
+    require_numbers,
     search_all,
 )
 from transduce.decoding.search_config import SearchConfig
@@ -51,7 +52,7 @@ class Parse:
     """Whether the sentence was too long to be read, so that its tree is flat."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Sentence:
     words: Sequence[str]
     source: list[int]
@@ -77,7 +78,6 @@ class Parser:
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._vocabulary = symbols
         self._style = symbols.style
         self._symbols = symbols.symbols
         self._device = device
@@ -106,10 +106,7 @@ class Parser:
     def _parse(
         self, window: list[Sequence[str]], config: SearchConfig, *, constrained: bool
     ) -> Iterator[Parse]:
-        lines = [
-            self._vocabulary.source_line(list(map(without_brackets, words)))
-            for words in window
-        ]
+        lines = [" ".join(map(without_brackets, words)) for words in window]
         encoded = self._tokenizer.encode_sources(lines)
         sentences = [
             _Sentence(words=words, source=source)
@@ -122,11 +119,8 @@ class Parser:
             BATCH_POSITIONS // config.beam_size,
             lambda numbers: begin([legible[i] for i in numbers]),
         )
-        best = {
-            id(sentence): hypotheses[0]
-            for sentence, hypotheses in zip(legible, found, strict=True)
-        }
-        return iter([self._tree(s, best.get(id(s))) for s in sentences])
+        best = dict(zip(legible, map(_best, found), strict=True))
+        return iter([self._tree(each, best.get(each)) for each in sentences])
 
     def _begin(
         self, sentences: list[_Sentence], config: SearchConfig, *, constrained: bool
@@ -166,3 +160,8 @@ class Parser:
             score=0.0 if found is None else found.score,
             is_overlong=len(sentence.source) > MAX_SOURCE_TOKENS,
         )
+
+
+def _best(hypotheses: list[Hypothesis]) -> Hypothesis:
+    require_numbers(hypotheses)
+    return hypotheses[0]

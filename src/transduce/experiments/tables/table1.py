@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from transduce.analysis.cost import LayerSizes, LayerType, layer_cost
+from transduce.analysis.cost import BUSY_LOAD, LayerSizes, LayerType, layer_cost
 from transduce.analysis.layer_types.dependencies import (
     PathLength,
     SequentialOperations,
@@ -116,8 +116,6 @@ SMALL = LayerSizes(n=1, d=8, k=3, r=4)
 """Of the layers whose dependencies are followed."""
 LENGTHS = (8, 16, 32, 64)
 """Of the sequences in which they are."""
-BUSY_LOAD = 0.5
-"""Programs that want to run, from which on times are to be taken with care."""
 LETTERS = (
     "n: length of the sequence; d: width of a position; k: width of a convolution's "
     "kernel; r: how far to either side restricted self-attention sees."

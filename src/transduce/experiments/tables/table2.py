@@ -1,6 +1,6 @@
 """Table 2: BLEU and the cost of training, the paper's and ours (section 6.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -8,6 +8,7 @@ from statistics import fmean
 import numpy as np
 
 from transduce.analysis.cost import (
+    BUSY_LOAD,
     SUSTAINED_TFLOPS,
     UTILISATION,
     Cluster,
@@ -119,6 +120,9 @@ class Table2:
     costs: tuple[TrainingCost, ...]
     cluster: Cluster
     """On which our runs were trained, and of which the forecast is."""
+    load: float | None = None
+    """Programs that wanted to run in the minute before its speed was measured, on
+    average; none if it was not."""
 
 
 def training_cost(name: str) -> TrainingCost:
@@ -166,7 +170,10 @@ def as_report(table: Table2) -> Report:
             *([_our_section(table)] if table.ours else []),
             Section(title="The paper's trainings", parts=(COUNTED, _paper_costs())),
             Section(title="FLOPs by part", parts=(PARTS, _part_table(table.costs))),
-            Section(title="Forecast", parts=(FORECAST, _forecast_table(table))),
+            Section(
+                title="Forecast",
+                parts=(FORECAST, _forecast_table(table), *_warnings(table)),
+            ),
         ),
     )
 
@@ -288,6 +295,14 @@ def _forecast_table(table: Table2) -> Table:
     )
     heads = columns("preset", "FLOPs", *(str(cluster) for cluster in clusters))
     return Table(columns=heads, rows=rows)
+
+
+def _warnings(table: Table2) -> Iterator[str]:
+    if table.load is not None and table.load > BUSY_LOAD:
+        yield (
+            f"Other programs were running (load {table.load:.1f}) when the speed of "
+            "this machine was measured: it may be far too low."
+        )
 
 
 def _range(flops: float, cluster: Cluster) -> str:

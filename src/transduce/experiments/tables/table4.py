@@ -1,6 +1,5 @@
 """Table 4: parsers of English, with ours among them (section 6.3)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,14 +10,11 @@ from transduce.errors import DataError
 from transduce.parsing.bracket_f1 import (
     BracketFigures,
     bracket_f1,
-    require_pairs,
     with_tags_of,
 )
 from transduce.parsing.normalization import normalized
-from transduce.parsing.trees import Tree, read_parses
-from transduce.preparation.treebank import read_treebank
+from transduce.preparation.treebank import read_both, read_treebank
 from transduce.report.content import Column, Report, Section, Table, columns
-from transduce.text.corpus import read_text
 
 Setting = Literal["WSJ only", "semi-supervised"]
 """Of the paper's own parser."""
@@ -101,8 +97,9 @@ def our_parser(setting: Setting, gold: Path, model: Path, device: str) -> OurRow
 
 def our_parses(setting: Setting, gold: Path, predicted: Path) -> OurRow:
     """Score a file of trees; `DataError` unless all have the gold trees' words."""
-    gold_trees, trees = list(_trees(gold)), list(_trees(predicted))
-    require_pairs(gold_trees, trees)
+    gold_trees, trees = (
+        list(map(normalized, each)) for each in read_both(gold, predicted)
+    )
     score = bracket_f1(gold_trees, list(map(with_tags_of, gold_trees, trees)))
     for number, sentence in enumerate(score.sentences, start=1):
         if sentence.status != "valid":
@@ -184,7 +181,3 @@ def _paper_f1(setting: Setting) -> float:
         for row in PAPER_ROWS
         if row.training.startswith(setting) and row.parser.startswith("Transformer")
     )
-
-
-def _trees(path: Path) -> Iterator[Tree]:
-    return map(normalized, read_parses(read_text([path]), str(path)))

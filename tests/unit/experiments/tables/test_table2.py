@@ -133,6 +133,16 @@ def test_without_runs_there_is_no_table_of_them() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("load", "is_told"), [(None, False), (0.2, False), (3.0, True)]
+)
+def test_a_speed_measured_beside_others_is_doubted(
+    load: float | None, is_told: bool
+) -> None:
+    text = str(as_report(replace(TABLE, load=load)))
+    assert ("it may be far too low" in text) == is_told
+
+
 def test_the_papers_own_machine_is_told_once() -> None:
     *_, forecasts = tables(as_report(replace(TABLE, cluster=P100S)))
     assert {len(row) for row in forecasts} == {3}

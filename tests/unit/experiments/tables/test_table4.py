@@ -63,7 +63,7 @@ def test_trees_over_other_words_are_refused(gold: Path, parses: Path) -> None:
 
 def test_fewer_trees_are_refused(gold: Path, parses: Path) -> None:
     parses.write_text(PARSES.splitlines()[0] + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match="as many predicted trees as gold trees"):
+    with pytest.raises(DataError, match="parses: there must be as many trees as in"):
         our_parses("semi-supervised", gold, parses)
 
 

@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transduce.checkpoint import read_json
 from transduce.claims import claim
 from transduce.decoding.search_config import SearchConfig
+from transduce.device import Precision
 from transduce.errors import ConfigError
 from transduce.experiments.presets import TABLE_3, RunConfig
 from transduce.experiments.run_folder import RECORD as RUN_RECORD
@@ -24,7 +25,7 @@ from transduce.experiments.tables.table3.rows import changes, row_config, settin
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
 
-FORMAT = 1
+FORMAT = 2
 RECORD, CORPUS, RUNS, LOGS = "experiment.json", "corpus", "runs", "logs"
 TRANSLATIONS = "dev_translations.txt"
 
@@ -72,9 +73,9 @@ class RowRun:
     def is_done(self) -> bool:
         return self.translations.is_file()
 
-    def last_dev_entry(self) -> dict[str, Any]:
-        """What the log says of the newest checkpoint, alone."""
-        return [e for e in RunFolder(self.path).read_log() if e["kind"] == "dev"][-1]
+    def last_entry(self, kind: Literal["step", "dev"]) -> dict[str, Any]:
+        """What the log says of the newest update, or checkpoint, alone."""
+        return [e for e in RunFolder(self.path).read_log() if e["kind"] == kind][-1]
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
@@ -91,13 +92,15 @@ class Experiment:
     files: CorpusFiles
     base: RunConfig
     device: str = "auto"
-    precision: str = "auto"
+    precision: Precision = "fp32"
+    """Of all rows: left to each, the wide ones could have another."""
 
     def begin(self) -> None:
         """Note the settings; `ConfigError` if the folder holds something else."""
         record = {
             "format": FORMAT,
             "files": self.files.absolute_names(),
+            "precision": self.precision,
             "settings": settings(self.base),
         }
         path = self.folder / RECORD
@@ -137,7 +140,7 @@ class Experiment:
 
     def _translation(self, run: RowRun) -> list[str]:
         """Of the dev text by the last checkpoint, not averaged, as in Table 3."""
-        checkpoint = RunFolder(run.path).checkpoint(run.last_dev_entry()["step"])
+        checkpoint = RunFolder(run.path).checkpoint(run.last_entry("dev")["step"])
         options = ["translate", str(checkpoint)]
         options += ["--input", str(run.path / DEV / DEV_SOURCE)]
         options += ["--output", str(run.translations)]
@@ -220,6 +223,12 @@ def _require_same(
         raise ConfigError(
             f"{folder}: the experiment there was begun with other files "
             f"({', '.join(names)}, ...); give those, or choose another folder."
+        )
+    if begun["precision"] != asked["precision"]:
+        raise ConfigError(
+            f"{folder}: the precision of the experiment there is {begun['precision']}, "
+            f"but {asked['precision']} is asked for; give --precision "
+            f"{begun['precision']}, or choose another folder."
         )
     # What an older version did not know was as it is by default.
     known = settings(RunConfig()) | begun["settings"]

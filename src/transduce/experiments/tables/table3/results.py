@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any, Literal
 
+from transduce.data.dataset import open_dataset
+from transduce.device import Precision
+from transduce.evaluation.bleu import corpus_bleu
 from transduce.evaluation.pooling import PooledBleu, pooled
 from transduce.evaluation.significance import (
     PairedScores,
@@ -13,7 +16,7 @@ from transduce.evaluation.significance import (
     Trials,
     paired_scores,
 )
-from transduce.experiments.run_folder import settings_of
+from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.experiments.tables.table3.experiment import Experiment, RowRun
 from transduce.experiments.tables.table3.paper import PAPER_ROWS
 from transduce.experiments.tables.table3.rows import (
@@ -23,6 +26,7 @@ from transduce.experiments.tables.table3.rows import (
 )
 from transduce.model.cost import count_parameters
 from transduce.text.corpus import read_text
+from transduce.training.schedule import learning_rate
 
 SIGNIFICANT_P = 0.05
 
@@ -38,10 +42,15 @@ class RowResult:
     """Whose figures are pooled: those that are done, of base as well."""
     parameters: int
     steps: int
+    passes: int
+    """Whole ones over the training text."""
+    slowed_seeds: tuple[int, ...]
+    """Whose loss diverged, so that they went on at a lower learning rate."""
     perplexity: float
     """Of a target token of the dev text, over all seeds."""
     bleu: SystemScore
     """Of the dev text; its difference is from base."""
+    bleu_by_seed: tuple[float, ...]
 
     @property
     def direction(self) -> Literal["agrees", "opposes"] | None:
@@ -72,6 +81,9 @@ class Table3:
     settings: dict[str, Any]
     """Of the base."""
     files: dict[str, list[str]]
+    precision: Precision
+    num_pairs: int
+    """Of the training text."""
     num_sentences: int
     """Of the dev text."""
     signatures: tuple[str, ...]
@@ -95,17 +107,19 @@ def collect(
     done = [run for run in runs if run.is_done]
     references = list(read_text([done[0].references])) if done else []
     base = [run for run in done if run.row == "base"]
-    of_row = {row: [run for run in done if run.row == row] for row in PAPER_ROWS}
+    of_rows = [[run for run in done if run.row == row] for row in PAPER_ROWS]
     rows, signatures = [], ("", "")
-    for row, its_runs in of_row.items():
+    for its_runs in of_rows:
         if its_runs:
             shared = _with_seeds_of(base, its_runs) or its_runs
             scores = _scores(shared, _with_seeds_of(shared, base), references, trials)
             signatures = scores.bootstrap_signature, scores.randomisation_signature
-            rows.append(_result(experiment, row, shared, scores.systems[-1]))
+            rows.append(_result(experiment, shared, references, scores.systems[-1]))
     return Table3(
         settings=settings(experiment.base),
         files=experiment.files.absolute_names(),
+        precision=experiment.precision,
+        num_pairs=len(open_dataset(RunFolder(done[0].path).corpus)) if done else 0,
         num_sentences=len(references),
         signatures=signatures,
         rows=tuple(rows),
@@ -135,19 +149,41 @@ def _scores(
 
 
 def _result(
-    experiment: Experiment, row: str, runs: Sequence[RowRun], bleu: SystemScore
+    experiment: Experiment,
+    runs: Sequence[RowRun],
+    references: Sequence[str],
+    bleu: SystemScore,
 ) -> RowResult:
+    row = runs[0].row
     config = row_config(experiment.base, row)
-    perplexities = [run.last_dev_entry()["perplexity"] for run in runs]
+    perplexities = [run.last_entry("dev")["perplexity"] for run in runs]
+    texts = [list(read_text([run.translations])) for run in runs]
     return RowResult(
         row=row,
         changes=changes(config, experiment.base),
         seeds=tuple(run.seed for run in runs),
         parameters=count_parameters(settings_of(runs[0].path).model).total,
         steps=config.training.steps,
+        passes=runs[0].last_entry("step")["epoch"],
+        slowed_seeds=tuple(run.seed for run in runs if _was_slowed(run)),
         # JSON has no infinity, and the log nothing in its place.
         perplexity=geometric_mean(
             math.inf if each is None else each for each in perplexities
         ),
         bleu=bleu,
+        bleu_by_seed=tuple(corpus_bleu(text, references).score for text in texts),
+    )
+
+
+def _was_slowed(run: RowRun) -> bool:
+    """Whether it ended at a lower learning rate than it was to have."""
+    last, training = run.last_entry("step"), run.config.training
+    asked = learning_rate(
+        last["step"],
+        run.config.model.d_model,
+        training.warmup_steps,
+        training.learning_rate_scale,
+    )
+    return last["learning_rate"] < asked and not math.isclose(
+        last["learning_rate"], asked
     )

@@ -73,7 +73,7 @@ def test_a_new_run_is_its_preset_with_what_is_otherwise(experiment: Experiment) 
     [run] = row_runs(experiment.folder, experiment.base, ["A-h1"], [7])
     assert experiment.next_command(run) == [
         *(sys.executable, "-m", "transduce", "train", "--out", str(run.path)),
-        *("--precision", "auto", "--preset", "A-h1"),
+        *("--precision", "fp32", "--preset", "A-h1"),
         *("--set", "tokenizer.vocab_size=9250", "model.d_model=128"),
         *("model.d_ff=512", "model.d_k=128", "model.d_v=128"),
         *("training.steps=200", "training.warmup_steps=40"),
@@ -171,10 +171,17 @@ def test_other_files_are_refused(experiment: Experiment) -> None:
         replace(experiment, files=files).begin()
 
 
+def test_another_precision_is_refused(experiment: Experiment) -> None:
+    experiment.begin()
+    pattern = r"precision of the experiment there is fp32, but bf16 is asked for; give"
+    with pytest.raises(ConfigError, match=pattern):
+        replace(experiment, precision="bf16").begin()
+
+
 def test_another_version_is_refused(experiment: Experiment) -> None:
     experiment.begin()
     (experiment.folder / "experiment.json").write_text('{"format": 0}')
-    with pytest.raises(ConfigError, match="format must be 1, but is 0; the experiment"):
+    with pytest.raises(ConfigError, match="format must be 2, but is 0; the experiment"):
         experiment.begin()
 
 

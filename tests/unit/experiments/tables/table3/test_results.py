@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.errors import DataError
 from transduce.evaluation.bleu import corpus_bleu
 from transduce.evaluation.significance import SystemScore, Trials
@@ -42,15 +43,22 @@ def write_run(experiment: Experiment) -> WriteRun:
     """Leave behind what a run that is done leaves."""
 
     def write(
-        row: str, seed: int, texts: list[str], perplexity: float | None = 8.0
+        row: str,
+        seed: int,
+        texts: list[str],
+        perplexity: float | None = 8.0,
+        rate_factor: float = 1.0,
     ) -> None:
         [run] = row_runs(experiment.folder, experiment.base, [row], [seed])
         model = replace(run.config.model, vocab_size=321)
         record = {"format": 1, "settings": asdict(replace(run.config, model=model))}
-        (run.path / "corpus" / "training").mkdir(parents=True)
+        pair = EncodedPair(source=[5, 2], target=[7, 2])
+        write_dataset([pair] * 3, run.path / "corpus" / "training")
         (run.path / "corpus" / "dev").mkdir()
         (run.path / "config.json").write_text(json.dumps(record))
+        rate = 64**-0.5 * 40**-0.5 * rate_factor
         entries = (
+            {"kind": "step", "step": 40, "learning_rate": rate, "epoch": 13},
             {"kind": "dev", "step": 20, "perplexity": 99.0},
             {"kind": "dev", "step": 40, "perplexity": perplexity},
             {"kind": "final", "step": 40, "perplexity": 7.0},
@@ -88,7 +96,8 @@ def test_rows_are_held_against_base(
     assert row.changes == {
         "model.num_heads": 1, "model.d_k": 64, "model.d_v": 64,
     }  # fmt: skip
-    assert row.steps == 40
+    assert (row.steps, row.passes, row.slowed_seeds) == (40, 13, ())
+    assert (table.num_pairs, table.precision) == (3, "fp32")
     assert base.parameters == row.parameters
     assert table.num_sentences == 12
     assert table.settings == settings(experiment.base)
@@ -119,6 +128,9 @@ def test_seeds_are_pooled(experiment: Experiment, write_run: WriteRun) -> None:
     assert base.bleu.score == both.score
     assert base.perplexity == pytest.approx(6)
     assert base.seeds == (1, 2)
+    assert base.bleu_by_seed == (
+        corpus_bleu(GOOD, REFERENCES).score, corpus_bleu(BAD, REFERENCES).score,
+    )  # fmt: skip
 
 
 def test_only_seeds_that_base_has_as_well_are_held_against_it(
@@ -143,6 +155,15 @@ def test_a_row_without_base_stands_alone(
     assert row.p is None
     assert row.direction is None
     assert row.bleu.interval > 0
+
+
+def test_runs_that_were_slowed_are_found(
+    experiment: Experiment, write_run: WriteRun
+) -> None:
+    write_run("base", 1, GOOD)
+    write_run("base", 2, GOOD, rate_factor=0.5)
+    [base] = collected(experiment, [1, 2]).rows
+    assert base.slowed_seeds == (2,)
 
 
 def test_a_perplexity_beyond_all_numbers_stays_so(
@@ -175,6 +196,8 @@ def result(row: str, difference: float, *ps: float | None) -> RowResult:
         seeds=(1,),
         parameters=1,
         steps=1,
+        passes=1,
+        slowed_seeds=(),
         perplexity=1.0,
         bleu=SystemScore(
             score=30.0,
@@ -183,6 +206,7 @@ def result(row: str, difference: float, *ps: float | None) -> RowResult:
             bootstrap_p=bootstrap_p,
             randomisation_p=randomisation_p,
         ),
+        bleu_by_seed=(30.0,),
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from transduce.errors import ConfigError
 from transduce.experiments.presets import BASE, TABLE_3, RunConfig
 from transduce.experiments.tables.table3.rows import (
+    base_for,
     changes,
     require_rows,
     row_config,
@@ -69,6 +70,22 @@ def test_a_row_changes_the_same_at_every_scale(row: str, scale: float) -> None:
 def test_heads_cost_nothing(row: str, scale: float) -> None:
     base = scaled_base(scale)
     assert count_parameters(row_config(base, row).model) == count_parameters(base.model)
+
+
+@pytest.mark.parametrize("corpus", ["wmt14-en-de", None])
+def test_without_a_scale_the_base_is_the_papers(corpus: str | None) -> None:
+    assert base_for(corpus, None, None) == scaled_base()
+    assert base_for(corpus, None, 50) == scaled_base(1.0, 50)
+
+
+def test_multi30k_has_a_base_of_its_own_unless_a_scale_is_named() -> None:
+    base = base_for("multi30k", None, None)
+    assert (base.model.d_model, base.model.num_layers) == (128, 3)
+    assert (base.training.steps, base.batching.target_tokens) == (2_000, 1_024)
+    assert base_for("multi30k", None, 50).training.steps == 50
+    for row in TABLE_3:
+        row_config(base, row)  # each can be tried
+    assert base_for("multi30k", 1.0, None) == scaled_base()
 
 
 def test_big_trains_three_times_as_long() -> None:

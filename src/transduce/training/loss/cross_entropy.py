@@ -6,13 +6,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.nn import functional
-
-from transduce.data.batches import Batch
-from transduce.device import Hardware
-from transduce.model.transformer import Transformer
-from transduce.special_ids import PAD
+from torch import Tensor
 
 LOGIT_ROWS = 256
 """Rows of logits in memory at a time: few enough for a processor's cache."""
@@ -53,42 +47,6 @@ def smoothed_cross_entropy(
             sums += _losses(logits, log_total, targets, label_smoothing)
         smoothed, negative_log_likelihood = sums.unbind()
     return Loss(smoothed=smoothed, negative_log_likelihood=negative_log_likelihood)
-
-
-class BatchLoss(nn.Module):
-    """Model and loss as one module: what runs between the ids and the gradients."""
-
-    def __init__(
-        self, model: Transformer, label_smoothing: float, hardware: Hardware
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self._label_smoothing = label_smoothing
-        self._hardware = hardware
-
-    def forward(self, batch: Batch) -> Loss:
-        batch = batch.to(self._hardware.device)
-        with self._hardware.autocast():
-            memory = self.model.encode(batch.source)
-            states = self.model.decode(batch.target_in, memory)
-        is_token = batch.target_out != PAD
-        states, output_weight = states[is_token], self.model.output_weight
-        if (bias := self.model.output_bias) is not None:
-            # One more column of the matrix, for a state that is always one.
-            states = functional.pad(states, (0, 1), value=1.0)
-            output_weight = torch.cat([output_weight, bias[:, None]], dim=1)
-        return smoothed_cross_entropy(
-            states,
-            output_weight,
-            batch.target_out[is_token],
-            self._label_smoothing,
-            self._hardware.dtype,
-        )
-
-
-def as_tensor(loss: Loss) -> Float[Tensor, "2"]:
-    """The two sums, to be added up."""
-    return torch.stack([loss.smoothed.detach(), loss.negative_log_likelihood])
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):

@@ -1,16 +1,13 @@
 """The smoothed cross-entropy against PyTorch's, and against what it must come to."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional
 
-from transduce.data.batches import Batch
-from transduce.model.transformer import Transformer
-from transduce.training import loss as module
-from transduce.training.loss import BatchLoss, Loss, smoothed_cross_entropy
+from transduce.training.loss import cross_entropy as module
+from transduce.training.loss.cross_entropy import Loss, smoothed_cross_entropy
 
 EPSILONS = [0.0, 0.1, 0.4]
 
@@ -223,31 +220,3 @@ def test_no_rows_cost_nothing(output_weight):
     loss.smoothed.backward()
     assert loss.smoothed.item() == 0
     assert not output_weight.grad.any()
-
-
-@pytest.mark.parametrize("output_bias", [False, True])
-def test_the_loss_of_a_batch_is_pytorchs_on_the_models_logits(tiny, cpu, output_bias):
-    model = Transformer(replace(tiny, output_bias=output_bias))
-    if output_bias:
-        torch.nn.init.normal_(model.embedding.bias)
-    batch = Batch(
-        source=torch.tensor([[5, 6, 2], [7, 2, 0]]),
-        target_in=torch.tensor([[1, 8, 9], [1, 10, 0]]),
-        target_out=torch.tensor([[8, 9, 2], [10, 2, 0]]),
-    )
-    loss = BatchLoss(model, 0.1, cpu)(batch)
-    oracle = functional.cross_entropy(
-        model(batch.source, batch.target_in).flatten(0, 1),
-        batch.target_out.flatten(),
-        ignore_index=0,
-        label_smoothing=0.1,
-        reduction="sum",
-    )
-    torch.testing.assert_close(loss.smoothed, oracle)
-    weights = list(model.parameters())
-    torch.testing.assert_close(
-        torch.autograd.grad(loss.smoothed, weights),
-        torch.autograd.grad(oracle, weights),
-        atol=1e-5,
-        rtol=1e-4,
-    )
