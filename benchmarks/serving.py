@@ -7,16 +7,19 @@ Starts `transduce serve` on loopback and lets clients ask, one request after the
 for texts of one to four lines of the file, each answer compared with the offline
 translation of its sentences. Then come clients that do harm: slow ones, some that
 leave, malformed and huge bodies, more than the queue holds; and SIGTERM while all ask.
-The throughput is beside that of `Translator.translate` on the same sentences, in lists
-as long as the server's batches. Results are printed as Markdown.
+The throughput, of what is answered while clients go on asking, is beside that of
+`Translator.translate` on the same sentences, in lists as long as the server's batches,
+before and after: machines drift. Results are printed as Markdown.
 """
 
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -36,6 +39,8 @@ MOST_LINES = 4
 MOST_READ = 4_000
 """Lines of the file."""
 MEMORY_PERIOD_S = 1.0
+NUM_PARTS = 8
+"""Of the time, between which the memory is told."""
 NUM_LEAVING = 50
 HUGE_BYTES = 10_000_000
 AFTER_S = 60
@@ -49,8 +54,6 @@ class Task:
     texts: Sequence[str]
     expected: Sequence[str]
     num_sentences: Sequence[int]
-    sentences_per_second: float
-    """Offline."""
 
 
 @dataclass(slots=True)
@@ -62,7 +65,11 @@ class Outcome:
     num_wrong: int = 0
     num_lost: int = 0
     num_sentences: int = 0
-    seconds: float = 0.0
+    """Of what was answered in time."""
+
+    def describe(self) -> str:
+        """What became of all requests."""
+        return f"{dict(self.statuses)}, {self.num_lost} lost, {self.num_wrong} wrong"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,37 +85,44 @@ class Server:
         return int(line.split()[1]) / 1024
 
 
-def read_task(model: Path, file: Path, num_texts: int, batch_size: int) -> Task:
-    """Texts of one to four lines, translated once to compare with, once for time."""
+class Offline:
+    """The texts translated without a server, in lists as long as its batches."""
+
+    def __init__(self, model: Path, texts: Sequence[str], batch_size: int) -> None:
+        self._translator = load(model)
+        self._pieces = [split_text(text) for text in texts]
+        self._batch_size = batch_size
+        self.speeds: list[float] = []
+        """Sentences a second, each time."""
+
+    def translate(self) -> list[str]:
+        """The translations of all texts, and how fast they were."""
+        size = self._batch_size
+        asked = [text for each in self._pieces for text in sentences(each)]
+        self._translator.translate(asked[:size])
+        begun = time.perf_counter()
+        found = [
+            each.text
+            for start in range(0, len(asked), size)
+            for each in self._translator.translate(asked[start : start + size])
+        ]
+        self.speeds.append(len(asked) / (time.perf_counter() - begun))
+        rest = iter(found)
+        return [
+            join_text(each, list(islice(rest, len(sentences(each)))))
+            for each in self._pieces
+        ]
+
+
+def read_texts(file: Path, count: int) -> list[str]:
+    """Texts of one to four lines."""
     chance = random.Random(1)
     with file.open(encoding="utf-8") as lines:
         kept = list(islice((each.strip() for each in lines if each.strip()), MOST_READ))
-    texts = [
+    return [
         "\n".join(chance.choices(kept, k=chance.randint(1, MOST_LINES)))
-        for _ in range(num_texts)
+        for _ in range(count)
     ]
-    pieces = [split_text(text) for text in texts]
-    asked = [sentence for each in pieces for sentence in sentences(each)]
-    translator = load(model)
-    translator.translate(asked[:batch_size])
-    begun = time.perf_counter()
-    found = [
-        each.text
-        for start in range(0, len(asked), batch_size)
-        for each in translator.translate(asked[start : start + batch_size])
-    ]
-    seconds = time.perf_counter() - begun
-    rest = iter(found)
-    counts = [len(sentences(each)) for each in pieces]
-    return Task(
-        texts=texts,
-        expected=[
-            join_text(each, list(islice(rest, count)))
-            for each, count in zip(pieces, counts, strict=True)
-        ],
-        num_sentences=counts,
-        sentences_per_second=len(asked) / seconds,
-    )
 
 
 @contextmanager
@@ -148,8 +162,10 @@ def asked(text: str) -> bytes:
     return json.dumps({"q": text, "source": "en", "target": "de"}).encode()
 
 
-async def ask(server: Server, task: Task, number: int, outcome: Outcome) -> None:
-    """One request, and whether its answer is the right one."""
+async def ask(
+    server: Server, task: Task, number: int, outcome: Outcome, end: float = math.inf
+) -> None:
+    """One request, and whether its answer is the right one and came before the end."""
     begun = time.perf_counter()
     try:
         status, body = await post(server.port, asked(task.texts[number]))
@@ -159,7 +175,8 @@ async def ask(server: Server, task: Task, number: int, outcome: Outcome) -> None
     outcome.latencies_s.append(time.perf_counter() - begun)
     outcome.statuses[status] += 1
     if status == 200:
-        outcome.num_sentences += task.num_sentences[number]
+        if time.perf_counter() <= end:
+            outcome.num_sentences += task.num_sentences[number]
         is_right = json.loads(body)["translatedText"] == task.expected[number]
         outcome.num_wrong += not is_right
 
@@ -174,7 +191,7 @@ async def load_server(
     async def be_client(seed: int) -> None:
         chance = random.Random(seed)
         while time.perf_counter() < end:
-            await ask(server, task, chance.randrange(len(task.texts)), outcome)
+            await ask(server, task, chance.randrange(len(task.texts)), outcome, end)
 
     async def watch() -> None:
         while True:
@@ -182,9 +199,7 @@ async def load_server(
             await asyncio.sleep(MEMORY_PERIOD_S)
 
     watching = asyncio.create_task(watch())
-    begun = time.perf_counter()
     await asyncio.gather(*map(be_client, range(num_clients)))
-    outcome.seconds = time.perf_counter() - begun
     watching.cancel()
     return outcome, memory
 
@@ -246,10 +261,7 @@ async def stop_under_load(server: Server, task: Task, num_clients: int) -> str:
     server.process.send_signal(signal.SIGTERM)
     await asyncio.gather(*asking)
     code = await asyncio.to_thread(server.process.wait, AFTER_S)
-    return (
-        f"{dict(outcome.statuses)}, {outcome.num_lost} lost, {outcome.num_wrong} "
-        f"wrong, exit code {code}"
-    )
+    return f"{outcome.describe()}, exit code {code}"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -257,42 +269,49 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
-def describe(task: Task, outcome: Outcome, memory: Sequence[float]) -> Iterator[str]:
+def describe(
+    outcome: Outcome, memory: Sequence[float], seconds: float, offline: Sequence[float]
+) -> Iterator[str]:
     """Lines of a table."""
-    speed = outcome.num_sentences / outcome.seconds
-    settled = memory[len(memory) // 4 :]
+    speed, alone = outcome.num_sentences / seconds, statistics.mean(offline)
     yield "| figure | value |\n|---|---|"
-    yield f"| requests by status | {dict(outcome.statuses)} |"
-    yield f"| answers lost, wrong | {outcome.num_lost}, {outcome.num_wrong} |"
+    yield f"| requests by status | {outcome.describe()} |"
     yield f"| sentences a second | {speed:,.1f} |"
-    yield f"| offline, same batch | {task.sentences_per_second:,.1f} |"
-    yield f"| share of offline | {speed / task.sentences_per_second:.0%} |"
+    speeds = ", ".join(f"{each:,.1f}" for each in offline)
+    yield f"| offline in the same batches, before and after | {speeds} |"
+    yield f"| share of their mean | {speed / alone:.0%} |"
     for share in (0.5, 0.99):
         latency = percentile(outcome.latencies_s, share)
         yield f"| latency, p{share * 100:.0f} | {latency * 1000:,.0f} ms |"
-    first, last = settled[0], settled[-1]
-    yield f"| memory after a quarter, at the end | {first:,.0f}, {last:,.0f} MB |"
+    parts = [memory[i * (len(memory) - 1) // NUM_PARTS] for i in range(NUM_PARTS + 1)]
+    grown = ", ".join(f"{each:,.0f}" for each in parts)
+    yield f"| memory from begin to end, at equal distances | {grown} MB |"
 
 
 async def measure(arguments: argparse.Namespace) -> None:
     """Load, harm, the end, and a queue that is too short."""
-    batch_size = arguments.batch_size
-    task = read_task(arguments.model, arguments.text, arguments.texts, batch_size)
+    batch_size, num_clients = arguments.batch_size, arguments.clients
+    texts = read_texts(arguments.text, arguments.texts)
+    offline = Offline(arguments.model, texts, batch_size)
+    task = Task(
+        texts=texts,
+        expected=offline.translate(),
+        num_sentences=[len(sentences(split_text(text))) for text in texts],
+    )
     with serving(arguments.model, "--batch-size", str(batch_size)) as server:
         outcome, memory = await load_server(
-            server, task, arguments.clients, arguments.seconds
+            server, task, num_clients, arguments.seconds
         )
-        print("\n".join(describe(task, outcome, memory)))
+        offline.translate()
+        lines = describe(outcome, memory, arguments.seconds, offline.speeds)
+        print("\n".join(lines), flush=True)
         for what, became in (await do_harm(server, task)).items():
-            print(f"| {what} | {became} |")
-        stopped = await stop_under_load(server, task, arguments.clients)
+            print(f"| {what} | {became} |", flush=True)
+        stopped = await stop_under_load(server, task, num_clients)
         print(f"| SIGTERM under load | {stopped} |")
     with serving(arguments.model, "--max-waiting", "8") as server:
-        full, _ = await load_server(server, task, arguments.clients, 2)
-        print(
-            f"| queue of 8 sentences | {dict(full.statuses)}, {full.num_lost} lost, "
-            f"{full.num_wrong} wrong |"
-        )
+        full, _ = await load_server(server, task, num_clients, 2)
+        print(f"| queue of 8 sentences | {full.describe()} |")
     print(f"\n{describe_machine()}- Cores: {os.cpu_count()}, clients among them")
 
 

@@ -1,6 +1,7 @@
 """What many tests share: a seed, a tiny model, a 40-line corpus, a checkpoint."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING
@@ -13,11 +14,13 @@ import torch
 from file_server import FileServer, serving
 from transduce.checkpoint import Checkpoint
 from transduce.corpora import download
+from transduce.corpora.grammar_treebank import training_trees
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.dataset import Dataset, EncodedPair, EncodedSide, write_dataset
 from transduce.device import Hardware
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.parsing.vocabulary import learn_symbols
 from transduce.text.tokenizer import (
     Tokenizer,
     TokenizerConfig,
@@ -177,6 +180,26 @@ def trained_checkpoint(
         weights=model.state_dict(),
         tokenizer=tokenizer,
         step=config.steps,
+    )
+
+
+@pytest.fixture(scope="session")
+def parsing_checkpoint(tokenizer: Tokenizer) -> Checkpoint:
+    """A tiny model of trees that has learnt nothing."""
+    torch.manual_seed(1)
+    symbols = learn_symbols(islice(training_trees(seed=5), 10), "xx")
+    model = Transformer(
+        ModelConfig(
+            vocab_size=tokenizer.vocab_size, target_vocab_size=symbols.vocab_size,
+            num_layers=1, d_model=16, d_ff=16, num_heads=2, d_k=8, d_v=8,
+        )
+    )  # fmt: skip
+    return Checkpoint(
+        config=model.config,
+        weights=model.state_dict(),
+        tokenizer=tokenizer,
+        step=1,
+        symbols=symbols,
     )
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -15,10 +16,10 @@ import uvicorn
 
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
-from transduce.serving.admission import AdmissionConfig
+from transduce.serving.http.admission import AdmissionConfig
+from transduce.serving.http.server import create_app, listen
 from transduce.serving.request_queue import QueueConfig, RequestQueue
-from transduce.serving.served_models import ServedModel
-from transduce.serving.server import create_app, listen
+from transduce.serving.served_models import ModelName, ServedModel
 
 WITHOUT_PROXY = build_opener(ProxyHandler({}))
 
@@ -77,10 +78,9 @@ def fetch(request: Request) -> Answer:
 def served(
     checkpoint: Checkpoint, name: str, queueing: QueueConfig | None = None
 ) -> ServedModel:
-    source, _, target = name.partition("-")
     translator = Translator(checkpoint, torch.device("cpu"))
     queue = RequestQueue(translator, queueing)
-    return ServedModel(name=name, source=source, target=target, queue=queue)
+    return ServedModel.of(ModelName(name=name, path=Path()), queue)
 
 
 @contextmanager

@@ -109,3 +109,13 @@ def model(
     folder = tmp_path_factory.mktemp("model") / "model"
     save_model(trained_checkpoint, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def parsing_model(
+    parsing_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder of a model of trees that knows nothing."""
+    folder = tmp_path_factory.mktemp("parsing_model") / "model"
+    save_model(parsing_checkpoint, folder)
+    return folder

@@ -45,8 +45,8 @@ def test_the_page_has_the_weights_of_the_model(
         numbers = np.frombuffer(b64decode(written["weights"]), dtype="<f4")
         found = torch.from_numpy(numbers.reshape(written["shape"]).copy())
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    assert data["source"]["pieces"][-1] == "</s>"
-    assert data["read"]["pieces"][0] == "<s>"
+    assert data["source"]["pieces"][-1] == " </s>"
+    assert data["read"]["pieces"][0] == " <s>"
     assert data["read"]["pieces"][1:] == data["written"]["pieces"][:-1]
 
 
@@ -72,6 +72,35 @@ def test_the_page_shows_the_search_and_a_given_translation(
     succeeds("attention", model, "--source", TEXT, "--target", "acht", "--out", page)
     given = page.read_text(encoding="utf-8")
     assert "<dt>Translation, as given</dt><dd>acht</dd>" in given
+
+
+def test_a_model_that_parses_reads_sentences_and_trees(
+    succeeds: Callable[..., str], parsing_model: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    given = ("--source", "one two", "--target", "(S (NP-SBJ (PRP It)) (VP (VBZ is)))")
+    succeeds("attention", parsing_model, *given, "--out", page)
+    data = data_of(page)
+    assert data["source"]["words"] == ["one", "two", "</s>"]
+    assert " ".join(data["written"]["words"]) == "(S (NP XX )NP (VP XX )VP )S </s>"
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("It is", "tree:1:1: a tree must begin with `(`, but here is `It`."),
+        ("", "tree:1: a tree must be here, but the line is blank."),
+    ],
+)
+def test_a_model_that_parses_must_be_given_a_tree(
+    refuses: Callable[..., str],
+    parsing_model: Path,
+    tmp_path: Path,
+    target: str,
+    message: str,
+) -> None:
+    given = ("--source", "It is.", "--target", target, "--out", tmp_path / "page.html")
+    assert refuses("attention", parsing_model, *given) == message
 
 
 def test_text_cannot_break_the_page(

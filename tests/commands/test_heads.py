@@ -39,6 +39,38 @@ def test_a_corpus_of_ones_own_tells_what_it_can(
     assert "Alignment" not in printed
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["built in", "a treebank"])
+def test_a_model_that_parses_is_seen_over_trees(
+    succeeds: Callable[..., str], parsing_model: Path, tmp_path: Path, given: bool
+) -> None:
+    treebank = tmp_path / "trees"
+    treebank.write_text("(S (NP-SBJ (PRP it)) (VP (VBZ is)))\n" * 3)
+    options = ("--trees", treebank) if given else ()
+    out = tmp_path / "heads"
+    printed = succeeds("heads", parsing_model, *options, "--out", out, "--sentences", 2)
+    where = treebank if given else "the built-in corpus"
+    title = " ".join(printed.partition("\n\n")[0].split())
+    assert title == f"The heads of {parsing_model} on 2 pairs of {where}"
+    found = json.loads((out / "heads.json").read_text(encoding="utf-8"))
+    assert len(found["pruned"]) == 6
+    assert "alignment" not in found
+
+
+def test_a_corpus_must_be_of_what_the_model_does(
+    refuses: Callable[..., str], model: Path, parsing_model: Path, tmp_path: Path
+) -> None:
+    out = ("--out", tmp_path / "heads")
+    assert refuses("heads", model, "--trees", "bank", *out) == (
+        "The corpus of a model that translates must be given by --source and --target, "
+        "but is given otherwise: bank."
+    )
+    pairs = ("--source", "text", "--target", "text")
+    assert refuses("heads", parsing_model, *pairs, *out) == (
+        "The corpus of a model that parses must be given by --trees, but is given "
+        "otherwise: text."
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

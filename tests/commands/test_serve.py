@@ -18,7 +18,7 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from transduce.decoding.translator import load
-from transduce.serving.admission import AdmissionConfig
+from transduce.serving.http.admission import AdmissionConfig
 from transduce.serving.request_queue import QueueConfig
 
 

@@ -55,7 +55,8 @@ def draw_lines(
     """Lines from queries, above, to keys, below, as in Figures 3 to 5.
 
     Each head has its colour, as strong as its weight. Layer and heads count from 1. If
-    queries are named by their places, only theirs are drawn.
+    queries are named by their places, only theirs are drawn. The shorter side is
+    spread as wide as the longer.
     """
     num_columns = max(len(labelled.queries), len(labelled.keys))
     with matplotlib.rc_context(STYLE):
@@ -66,8 +67,12 @@ def draw_lines(
         for place, head in enumerate(heads):
             shift = (place - (len(heads) - 1) / 2) / len(heads)
             _draw_head(axes, labelled, layer, head, queries, shift)
-        _write_tokens(axes, labelled.queries, 1.02, "bottom", queries)
-        _write_tokens(axes, labelled.keys, -0.02, "top", None)
+        above, below = (
+            list(zip(_places(len(labels), num_columns), labels, strict=True))
+            for labels in (labelled.queries, labelled.keys)
+        )
+        _write_tokens(axes, above, 1.02, "bottom", queries)
+        _write_tokens(axes, below, -0.02, "top", None)
     return figure
 
 
@@ -80,10 +85,11 @@ def _draw_head(
     shift: float,
 ) -> None:
     weights = labelled.weights[layer - 1, head - 1].numpy()
+    above, below = (_places(count, max(weights.shape)) for count in weights.shape)
     for i, j in np.argwhere(weights >= LEAST_SHOWN).tolist():
         if queries is None or i in queries:
             axes.plot(
-                [i + 0.2 * shift, j + 0.2 * shift],
+                [above[i] + 0.2 * shift, below[j] + 0.2 * shift],
                 [1, 0],
                 color=HEAD_COLOURS[(head - 1) % len(HEAD_COLOURS)],
                 alpha=float(min(weights[i, j], 1)),
@@ -94,13 +100,13 @@ def _draw_head(
 
 def _write_tokens(
     axes: Axes,
-    labels: Sequence[str],
+    labels: Sequence[tuple[float, str]],
     y: float,
     side: Literal["bottom", "top"],
     chosen: Collection[int] | None,
 ) -> None:
-    for place, label in enumerate(labels):
-        is_bold = chosen is not None and place in chosen
+    for number, (place, label) in enumerate(labels):
+        is_bold = chosen is not None and number in chosen
         axes.text(
             place,
             y,
@@ -110,6 +116,12 @@ def _write_tokens(
             va=side,
             fontweight="bold" if is_bold else "normal",
         )
+
+
+def _places(count: int, num_columns: int) -> list[float]:
+    """Of so many tokens, evenly among the columns."""
+    places: list[float] = np.linspace(0, num_columns - 1, count).tolist()
+    return places
 
 
 def draw_maps(labelled: LabelledHeads, layer: int, heads: Sequence[int]) -> Figure:

@@ -1,5 +1,6 @@
 """What beam search went through for a sentence: the hypotheses of each step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.search import Decoding, Hypothesis
 from transduce.decoding.search_config import SearchConfig
 from transduce.model.transformer import Transformer
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.special_ids import BOS, EOS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,10 @@ class SearchTree:
 class _WatchedSearch(BeamSearch):
     """A search for one sentence that is written down while it goes on."""
 
-    def __init__(self, limit: int, config: SearchConfig) -> None:
-        super().__init__([limit], config, EOS, (PAD, BOS))
+    def __init__(
+        self, limit: int, config: SearchConfig, excluded: Sequence[int]
+    ) -> None:
+        super().__init__([limit], config, EOS, excluded)
         self.steps: list[tuple[Branch, ...]] = []
 
     def grow(
@@ -87,10 +90,16 @@ def _branch(
 
 @torch.no_grad()
 def watch_search(
-    model: Transformer, source: Int[Tensor, "1 source"], config: SearchConfig
+    model: Transformer,
+    source: Int[Tensor, "1 source"],
+    config: SearchConfig,
+    excluded: Sequence[int],
 ) -> SearchTree:
-    """Search for the translation of a sentence, and keep what was weighed."""
-    search = _WatchedSearch(source.size(1) + config.extra_length, config)
+    """Search for the translation of a sentence, and keep what was weighed.
+
+    What is excluded is never put out.
+    """
+    search = _WatchedSearch(source.size(1) + config.extra_length, config, excluded)
     (sentence,) = search.live
     decoder = IncrementalDecoder(model, model.encode(source))
     Decoding(decoder, search, BOS).finish()

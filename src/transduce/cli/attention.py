@@ -53,7 +53,8 @@ def attention(
     source
         The sentence, as text.
     target
-        Its translation; by default the model's own.
+        Its translation, or its tree in brackets if the model parses; by default the
+        model's own.
     out
         A file for a page with all layers and heads, which needs no network.
     figure
@@ -87,16 +88,9 @@ def attention(
     if figure is not None:
         check_figure_path(figure)
     translator = load(model, device=device)
-    seen = look_into(
-        translator.models[0].model,
-        translator.tokenizer,
-        translator.symbols,
-        source,
-        target,
-        config,
-    )
+    seen = look_into(translator, source, target, config)
     if figure is not None:
-        labelled = seen.heads_of(kind, granularity)
+        labelled = seen.pair.heads_of(kind, granularity)
         layer = layer if layer is not None else len(labelled.weights)
         write_figure(_draw(labelled, view, layer, heads, token), figure)
     if out is not None:

@@ -8,14 +8,20 @@ from rich.console import Console
 
 from transduce.analysis.head_survey.report import as_report
 from transduce.analysis.head_survey.survey import (
+    SEED,
     grammar_sentences,
     survey_annotated,
     survey_heads,
+    tree_pairs,
 )
 from transduce.cli.options import Files, require_both
 from transduce.cli.reports import finish, require_new
+from transduce.corpora.grammar_treebank import held_out_trees
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
+from transduce.parsing.normalization import normalized
+from transduce.parsing.trees import Tree
+from transduce.preparation.treebank import read_treebank
 from transduce.text.corpus import SentencePair, read_pairs
 
 
@@ -26,6 +32,7 @@ def heads(
     out: Path,
     source: Files = (),
     target: Files = (),
+    trees: Files = (),
     sentences: int = 500,
     device: str = "auto",
 ) -> None:
@@ -44,8 +51,10 @@ def heads(
         Text files, one sentence a line.
     target
         Their translations, line by line.
+    trees
+        Treebanks instead, for a model that parses.
     sentences
-        How many pairs are looked at, the first ones.
+        How many pairs, or trees, are looked at, the first ones.
     device
         auto, cpu or cuda.
     """
@@ -54,17 +63,36 @@ def heads(
     require_both(source, target)
     require_new(out)
     translator = load(model, device=device)
-    translator.require_translation()
-    network, tokenizer = translator.models[0].model, translator.tokenizer
     annotated = None
     with Console(stderr=True).status("Reading...") as status:
-        if source:
-            corpus = list(islice(read_pairs(source, target), sentences))
+        if translator.symbols is not None:
+            _refuse(source, "parses", "--trees")
+            corpus = tree_pairs(translator.symbols, _trees(trees, sentences))
         else:
-            spoken = grammar_sentences(sentences)
-            corpus = [SentencePair(source=s.source, target=s.target) for s in spoken]
-            annotated = survey_annotated(network, tokenizer, spoken)
-        survey = survey_heads(network, tokenizer, corpus, status.update)
-    where = str(source[0]) if source else "the built-in corpus"
+            _refuse(trees, "translates", "--source and --target")
+            corpus = list(islice(read_pairs(source, target), sentences))
+            if not source:
+                spoken = grammar_sentences(sentences)
+                corpus = [
+                    SentencePair(source=s.source, target=s.target) for s in spoken
+                ]
+                annotated = survey_annotated(translator, spoken)
+        survey = survey_heads(translator, corpus, status.update)
+    where = str([*source, *trees, "the built-in corpus"][0])
     figures = asdict(survey) | (asdict(annotated) if annotated else {})
     finish(as_report(survey, annotated, str(model), where), figures, out, "heads")
+
+
+def _refuse(files: Files, does: str, options: str) -> None:
+    if files:
+        raise ConfigError(
+            f"The corpus of a model that {does} must be given by {options}, but is "
+            f"given otherwise: {files[0]}."
+        )
+
+
+def _trees(files: Files, count: int) -> list[Tree]:
+    """The first trees of treebanks, or of the built-in corpus."""
+    if not files:
+        return list(map(normalized, islice(held_out_trees(SEED), count)))
+    return read_treebank(files)[:count]

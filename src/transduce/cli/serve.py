@@ -20,7 +20,9 @@ def serve(
     device: str = "auto",
     precision: Precision = "fp32",
 ) -> None:
-    """Translate for others over HTTP, as LibreTranslate does, with a page at /.
+    """Translate, or parse, for others over HTTP, with a page at /.
+
+    What speaks to LibreTranslate speaks to this. The interface is told at /docs.
 
     Ctrl-C or SIGTERM ends it, once what was taken is done.
 
@@ -28,7 +30,8 @@ def serve(
     ----------
     models
         Model or run folders, each as FOLDER or NAME=FOLDER. A name such as en-de says
-        the languages; the folder's own name is taken if none is given.
+        the languages; the folder's own name is taken if none is given. Of one that
+        parses it is but a name.
     host
         The address to listen at; by default nobody but this machine is answered.
     port
@@ -44,7 +47,7 @@ def serve(
     timeout
         Seconds that a sentence may wait.
     batch_size
-        Sentences that are translated together at most.
+        Sentences that are translated, or parsed, together at most.
     device
         auto, cpu or cuda.
     precision
@@ -54,7 +57,8 @@ def serve(
     if not models:
         raise ConfigError("A model at least must be given, but none is.")
     try:
-        from transduce.serving import admission, served_models, server
+        from transduce.serving import served_models
+        from transduce.serving.http import admission, server
         from transduce.serving.request_queue import QueueConfig, RequestQueue
     except ModuleNotFoundError as error:
         raise RequestError(
@@ -73,16 +77,15 @@ def serve(
     )
     with server.listen(host, port) as listener:
         served = [
-            served_models.ServedModel(
-                name=each.name,
-                source=each.languages[0],
-                target=each.languages[1],
-                queue=RequestQueue(
+            served_models.ServedModel.of(
+                each,
+                RequestQueue(
                     load(each.path, device=device, precision=precision), queueing
                 ),
             )
             for each in names
         ]
-        address = f"http://{host}:{listener.getsockname()[1]}"
+        written_host = f"[{host}]" if ":" in host else host
+        address = f"http://{written_host}:{listener.getsockname()[1]}"
         print(f"Serving {', '.join(m.name for m in served)} at {address}", flush=True)
         server.serve(server.create_app(served, admitting), listener, timeout)

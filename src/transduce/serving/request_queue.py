@@ -4,17 +4,20 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from typing import TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from transduce.decoding.parsing.parser import PAPER_SEARCH, Parse
+from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translation, Translator
 from transduce.errors import BusyError, ConfigError, TooLongError
 
 Result = TypeVar("Result")
+Found = TypeVar("Found", covariant=True)
 
 MAX_WORK = 64
 """Requests that wait for something other than a translation."""
@@ -27,9 +30,9 @@ class QueueConfig:
     max_waiting: int = 1024
     """Sentences, of all callers."""
     timeout_s: float = 30.0
-    """How long a sentence may wait for its turn."""
+    """How long a sentence, or other work, may wait for its turn."""
     batch_size: int = 64
-    """Sentences that are translated together at most."""
+    """Sentences that are translated, or parsed, together at most."""
 
     def __post_init__(self) -> None:
         for name in ("max_waiting", "batch_size"):
@@ -41,21 +44,49 @@ class QueueConfig:
             )
 
 
+class _Task(Protocol[Found]):
+    """What is done with sentences; those of equal tasks are done together."""
+
+    def __call__(
+        self, translator: Translator, sentences: list[str]
+    ) -> Iterable[Found]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Translate:
+    search: SearchConfig
+
+    def __call__(
+        self, translator: Translator, sentences: list[str]
+    ) -> Iterable[Translation]:
+        return translator.translate_stream(sentences, self.search)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parse:
+    is_constrained: bool
+
+    def __call__(self, translator: Translator, sentences: list[str]) -> Iterable[Parse]:
+        return translator.parser().parse_stream(
+            map(penn_words, sentences), PAPER_SEARCH, constrained=self.is_constrained
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
+class _Waiting(Generic[Found]):
     """A sentence and what became of it."""
 
     sentence: str
-    search: SearchConfig
+    task: _Task[Found]
     deadline: float
-    future: Future[Translation] = field(default_factory=Future)
+    future: Future[Found] = field(default_factory=Future)
 
 
 class RequestQueue:
-    """Lets callers in any thread or event loop share a translator.
+    """Lets callers in any thread or event loop share a model.
 
     All that the model does, it does in one thread, so a caller may come from anywhere.
-    A sentence whose caller has gone before its turn is not translated.
+    A sentence whose caller has gone before its turn is left out.
     """
 
     def __init__(
@@ -65,10 +96,10 @@ class RequestQueue:
         self.config = config or QueueConfig()
         self.on_batch: Callable[[int], None] = lambda _: None
         """Told of the size of each batch."""
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_Waiting[Any]] = deque()
         self._lock = threading.Lock()
         self._num_working = 0
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="translator")
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="model")
 
     def __enter__(self) -> "RequestQueue":
         return self
@@ -86,20 +117,20 @@ class RequestQueue:
         """The translations to come, one for each sentence.
 
         `BusyError` if too many wait, and in place of a translation if its time is up;
-        `TooLongError` if these alone are too many.
+        `TooLongError` if these alone are too many; `RequestError` if the model parses.
         """
-        deadline = time.monotonic() + self.config.timeout_s
-        search = search or SearchConfig()
-        waiting = [
-            _Waiting(sentence=sentence, search=search, deadline=deadline)
-            for sentence in sentences
-        ]
-        with self._lock:
-            self._require_room(len(waiting))
-            self._waiting.extend(waiting)
-        if waiting:
-            self._worker.submit(self._work_off)
-        return [each.future for each in waiting]
+        self.translator.require_translation()
+        return self._submit(sentences, _Translate(search or SearchConfig()))
+
+    def submit_to_parser(
+        self, sentences: Sequence[str], *, constrained: bool = False
+    ) -> list[Future[Parse]]:
+        """The trees to come of raw English sentences, by the paper's search.
+
+        Errors as of `submit`; `RequestError` if the model translates.
+        """
+        self.translator.parser()
+        return self._submit(sentences, _Parse(constrained))
 
     async def translate(
         self, sentences: Sequence[str], search: SearchConfig | None = None
@@ -117,22 +148,55 @@ class RequestQueue:
     async def run(self, work: Callable[[], Result]) -> Result:
         """Do something else with the model, in its thread and in turn.
 
-        `BusyError` if too much of this waits.
+        `BusyError` if too much of this waits, or if its time is up.
         """
-        if self._num_working >= MAX_WORK:
-            raise BusyError(
-                f"At most {MAX_WORK} other requests may wait, and so many do; try "
-                "again later."
-            )
+        deadline = self._deadline()
+
+        def work_in_time() -> Result:
+            if time.monotonic() > deadline:
+                raise self._too_late()
+            return work()
+
         with self._lock:
+            if self._num_working >= MAX_WORK:
+                raise BusyError(
+                    f"At most {MAX_WORK} other requests may wait, and so many do; try "
+                    "again later."
+                )
             self._num_working += 1
-        future = self._worker.submit(work)
+        future = self._worker.submit(work_in_time)
         future.add_done_callback(self._worked)
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Finish what was taken; nothing more is."""
         self._worker.shutdown()
+
+    def _submit(
+        self, sentences: Sequence[str], task: _Task[Found]
+    ) -> list[Future[Found]]:
+        deadline = self._deadline()
+        waiting = [
+            _Waiting(sentence=sentence, task=task, deadline=deadline)
+            for sentence in sentences
+        ]
+        with self._lock:
+            self._require_room(len(waiting))
+            self._waiting.extend(waiting)
+        # A batch at a time, so that other work has its turn between them: there are
+        # never fewer turns than batches, as these may hold more than was submitted.
+        for _ in range(0, len(waiting), self.config.batch_size):
+            self._worker.submit(self._do_batch)
+        return [each.future for each in waiting]
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.config.timeout_s
+
+    def _too_late(self) -> BusyError:
+        return BusyError(
+            f"A request must have its turn within {self.config.timeout_s:g} seconds, "
+            "but others were before it; try again later."
+        )
 
     def _require_room(self, count: int) -> None:
         most = self.config.max_waiting
@@ -151,42 +215,35 @@ class RequestQueue:
         with self._lock:
             self._num_working -= 1
 
-    def _work_off(self) -> None:
-        """Translate what has gathered, which may be more than was submitted last."""
-        while self._waiting:
-            if batch := [each for each in self._gather() if self._is_due(each)]:
-                self.on_batch(len(batch))
-                self._translate(batch)
+    def _do_batch(self) -> None:
+        """Do what has gathered, as far as it is one batch."""
+        if batch := [each for each in self._gather() if self._is_due(each)]:
+            self.on_batch(len(batch))
+            self._find(batch)
 
-    def _gather(self) -> list[_Waiting]:
-        """The next sentences that are searched for in the same way."""
+    def _gather(self) -> list[_Waiting[Any]]:
+        """The next sentences with which the same is done."""
         with self._lock:
-            search = self._waiting[0].search
-            first = islice(self._waiting, self.config.batch_size)
-            alike = list(takewhile(lambda each: each.search == search, first))
+            first = list(islice(self._waiting, self.config.batch_size))
+            alike = list(takewhile(lambda each: each.task == first[0].task, first))
             for _ in alike:
                 self._waiting.popleft()
         return alike
 
-    def _is_due(self, waiting: _Waiting) -> bool:
+    def _is_due(self, waiting: _Waiting[Any]) -> bool:
         if not waiting.future.set_running_or_notify_cancel():
             return False
         if time.monotonic() <= waiting.deadline:
             return True
-        waiting.future.set_exception(
-            BusyError(
-                f"A sentence must have its turn within {self.config.timeout_s:g} "
-                "seconds, but others were before it; try again later."
-            )
-        )
+        waiting.future.set_exception(self._too_late())
         return False
 
-    def _translate(self, batch: list[_Waiting]) -> None:
-        texts = [each.sentence for each in batch]
+    def _find(self, batch: list[_Waiting[Any]]) -> None:
+        sentences = [each.sentence for each in batch]
         try:
-            found = self.translator.translate_stream(texts, batch[0].search)
-            for each, translation in zip(batch, found, strict=True):
-                each.future.set_result(translation)
+            found = batch[0].task(self.translator, sentences)
+            for each, result in zip(batch, found, strict=True):
+                each.future.set_result(result)
         except Exception as error:
             # A caller that waits must hear of it, whatever it is.
             for each in batch:

@@ -66,6 +66,18 @@ class ServedModel:
     target: str
     queue: RequestQueue
 
+    @classmethod
+    def of(cls, name: ModelName, queue: RequestQueue) -> "ServedModel":
+        """A model's languages are in its name, unless it parses."""
+        is_parser = queue.translator.symbols is not None
+        source, target = ("en", "trees") if is_parser else name.languages
+        return cls(name=name.name, source=source, target=target, queue=queue)
+
+    @property
+    def is_parser(self) -> bool:
+        """Whether it writes trees of English, and not translations."""
+        return self.queue.translator.symbols is not None
+
 
 def require_distinct(names: Sequence[ModelName]) -> None:
     """`ConfigError` if two models have one name."""
@@ -79,6 +91,7 @@ def require_distinct(names: Sequence[ModelName]) -> None:
 
 def by_name(models: Sequence[ServedModel], name: str | None) -> ServedModel:
     """The model of a name, or the only one; `RequestError` if there is none such."""
+    _require_any(models)
     found = [model for model in models if name in (None, model.name)]
     if len(found) != 1:
         raise RequestError(
@@ -95,6 +108,7 @@ def by_languages(
 
     `RequestError` if there is none, or if several are meant by "auto".
     """
+    _require_any(models)
     found = [
         model
         for model in models
@@ -107,6 +121,14 @@ def by_languages(
             f"{source!r} and {'not given' if target is None else repr(target)}."
         )
     return found[0]
+
+
+def _require_any(models: Sequence[ServedModel]) -> None:
+    if not models:
+        raise RequestError(
+            "A model must be served that can do this, but none is; /v1/models tells "
+            "what those that are do."
+        )
 
 
 def language_name(code: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translation, TranslationHypothesis
@@ -16,6 +16,8 @@ from transduce.text.documents.running_text import (
     sentences,
     split_text,
 )
+
+Found = TypeVar("Found")
 
 Format = Literal["text", "html"]
 
@@ -56,19 +58,19 @@ async def translate_documents(
     ]
 
 
-async def translate_pieces(
-    pieces: Sequence[Piece], futures: Sequence[Future[Translation]]
-) -> AsyncIterator[tuple[Piece, Translation | None]]:
-    """Each piece as soon as those before it are done; none of what stands between.
+async def found_pieces(
+    pieces: Sequence[Piece], futures: Sequence[Future[Found]]
+) -> AsyncIterator[tuple[Piece, Found | None]]:
+    """Each piece with what was found for it, as soon as those before it are done.
 
-    What was not come to is not translated any more.
+    For what stands between sentences that is nothing. What was not come to is given up.
     """
     waiting = iter(futures)
     try:
         for piece in pieces:
             if piece.is_sentence:
-                translation = await asyncio.wrap_future(next(waiting))
-                yield piece, translation
+                found = await asyncio.wrap_future(next(waiting))
+                yield piece, found
             else:
                 yield piece, None
     finally:

@@ -5,7 +5,7 @@ from transduce.analysis.attention_report.tree_picture import draw_tree
 from transduce.analysis.search_tree import SearchTree, watch_search
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.search_config import SearchConfig
-from transduce.decoding.translator import Translator
+from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.special_ids import EOS
 
 TEXT = "one two three"
@@ -14,7 +14,7 @@ TEXT = "one two three"
 @pytest.fixture(scope="module")
 def tree(trained_checkpoint: Checkpoint) -> SearchTree:
     source = torch.tensor([[*trained_checkpoint.tokenizer.encode(TEXT), EOS]])
-    return watch_search(trained_checkpoint.build(), source, SearchConfig())
+    return watch_search(trained_checkpoint.build(), source, SearchConfig(), EXCLUDED)
 
 
 def test_watching_finds_what_translating_finds(
@@ -59,7 +59,7 @@ def test_a_search_that_is_cut_short_has_a_path(
 ) -> None:
     source = torch.tensor([[*trained_checkpoint.tokenizer.encode("one"), EOS]])
     config = SearchConfig(beam_size=2, extra_length=0, min_length=4)
-    tree = watch_search(trained_checkpoint.build(), source, config)
+    tree = watch_search(trained_checkpoint.build(), source, config, EXCLUDED)
     assert not tree.hypotheses[0].is_finished
     assert len(tree.path(tree.hypotheses[0])) == len(tree.steps)
     assert "cut short" in draw_tree(

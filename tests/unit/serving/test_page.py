@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page, Request, expect
 
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
-from transduce.serving.admission import AdmissionConfig
+from transduce.serving.http.admission import AdmissionConfig
 
 SERIOUS = ("serious", "critical")
 
@@ -80,6 +80,48 @@ def test_a_word_shows_its_own_lines(page: Page) -> None:
     assert 0 < lines.evaluate_all(count) < all_lines
     page.select_option("#head", "2")
     assert lines.count() > 0
+
+
+def test_a_tree_is_drawn_over_its_words(page: Page) -> None:
+    page.select_option("#model", "trees")
+    page.fill("#source", "one two three. four")
+    words = page.locator("#tree .leaf")
+    expect(words).to_have_text(["one", "two", "three", "."])
+    assert page.locator("#tree .phrase").first.text_content() == "TOP"
+    x = words.evaluate_all("words => words.map(word => word.getBBox().x)")
+    assert x == sorted(x)
+    expect(page.locator("#alternatives")).to_be_hidden()
+    expect(page.locator("#swap")).to_be_hidden()
+    second = page.locator("#target button").nth(1)
+    second.focus()
+    page.keyboard.press("Enter")
+    expect(words).to_have_text(["four"])
+    expect(page.locator("#attention .word").first).to_be_visible()
+    found = Axe().run(page).response["violations"]
+    assert [each["id"] for each in found if each["impact"] in SERIOUS] == []
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+
+
+def test_the_interface_is_told_without_network(page: Page, http: RunningServer) -> None:
+    page.click("footer a")
+    expect(page.locator("h1")).to_contain_text("The interface of transduce")
+    found = Axe().run(page).response["violations"]
+    assert [each["id"] for each in found if each["impact"] in SERIOUS] == []
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+
+
+def test_a_server_that_was_not_there_can_be_come_back_to(
+    browser: Browser, trained_checkpoint: Checkpoint
+) -> None:
+    page = browser.new_page()
+    with running([served(trained_checkpoint, "en-de")]) as server:
+        page.route("**/v1/models", lambda route: route.abort(), times=1)
+        page.goto(server.address)
+        expect(page.locator("#error")).to_contain_text("cannot be reached")
+        page.fill("#source", "one")
+        expect(page.locator("#target button")).to_have_count(1)
+        expect(page.locator("#error")).to_be_hidden()
+        page.close()
 
 
 def test_the_direction_is_swapped(page: Page) -> None:

@@ -11,7 +11,7 @@ import torch
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
-from transduce.errors import BusyError, ConfigError, TooLongError
+from transduce.errors import BusyError, ConfigError, RequestError, TooLongError
 from transduce.serving import request_queue
 from transduce.serving.request_queue import QueueConfig, RequestQueue
 
@@ -185,6 +185,61 @@ def test_other_work_is_done_in_turn_and_not_without_end(
         return sum(await asyncio.gather(*tasks)) + await queue.run(lambda: 1)
 
     assert asyncio.run(ask()) == 3
+
+
+def test_other_work_has_its_turn_between_batches(
+    queue: RequestQueue, gate: Gate
+) -> None:
+    async def ask() -> int:
+        before = queue.submit(["one"])
+        work = asyncio.create_task(queue.run(lambda: len(gate.batches)))
+        await asyncio.sleep(0)
+        # More than a batch, which would have kept the model from all else.
+        later = queue.submit(["two", "three", "four", "five"])
+        gate.open()
+        found = await work
+        await asyncio.gather(*map(asyncio.wrap_future, [*before, *later]))
+        return found
+
+    assert asyncio.run(ask()) == 2
+    assert gate.batches == [1, 3, 2]
+
+
+def test_other_work_has_its_turn_in_time_or_never(translator: Translator) -> None:
+    with RequestQueue(translator, QueueConfig(timeout_s=0.05)) as queue:
+        gate = Gate(queue)
+        queue.submit(["one"])
+        gate.wait_until_held()
+
+        async def ask() -> None:
+            task = asyncio.create_task(queue.run(lambda: 1))
+            await asyncio.sleep(0.1)
+            gate.open()
+            with pytest.raises(BusyError, match="within 0.05 seconds"):
+                await task
+
+        asyncio.run(ask())
+
+
+def test_trees_are_those_of_the_parser(
+    parsing_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = SearchConfig(beam_size=2, extra_length=5)
+    monkeypatch.setattr(request_queue, "PAPER_SEARCH", search)
+    translator = Translator(parsing_checkpoint, torch.device("cpu"))
+    with RequestQueue(translator) as queue:
+        futures = queue.submit_to_parser(["one two", "don't"], constrained=True)
+        found = [future.result() for future in futures]
+        with pytest.raises(RequestError, match="but this one parses"):
+            queue.submit(["one"])
+    words = [["one", "two"], ["do", "n't"]]
+    parses = translator.parser().parse_stream(words, search, constrained=True)
+    assert found == list(parses)
+
+
+def test_what_the_model_does_not_do_is_refused_at_once(queue: RequestQueue) -> None:
+    with pytest.raises(RequestError, match="but this one translates"):
+        queue.submit_to_parser(["one"])
 
 
 def test_waiting_can_be_given_up_by_future(queue: RequestQueue, gate: Gate) -> None:

@@ -44,20 +44,21 @@ def _asset(name: str) -> str:
 def _texts(sentence: SentenceAttention) -> str:
     translation = "Translation, as given" if sentence.is_forced else "Translation"
     return (
-        f'<dl class="texts"><dt>Source</dt><dd>{escape(sentence.source_text)}</dd>'
-        f"<dt>{translation}</dt><dd>{escape(sentence.target_text)}</dd></dl>"
+        f'<dl class="texts"><dt>Source</dt><dd>{escape(sentence.pair.source_text)}</dd>'
+        f"<dt>{translation}</dt><dd>{escape(sentence.pair.target_text)}</dd></dl>"
     )
 
 
 def _data(sentence: SentenceAttention) -> str:
     """What the script draws; weights are little-endian floats of 32 bits in base64."""
+    pair = sentence.pair
     data = {
-        "source": _axis(sentence.source),
-        "read": _axis(sentence.target_in),
-        "written": _axis(sentence.target_out),
-        "layer": _clearest_layer(sentence.maps.encoder_decoder),
+        "source": _axis(pair.source),
+        "read": _axis(pair.target_in),
+        "written": _axis(pair.target_out),
+        "layer": _clearest_layer(pair.maps.encoder_decoder),
         "colours": HEAD_COLOURS,
-        "maps": {kind: _weights(sentence.maps.of(kind)) for kind in KINDS},
+        "maps": {kind: _weights(pair.maps.of(kind)) for kind in KINDS},
     }
     # Nothing in a text may end the element.
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
@@ -91,7 +92,7 @@ def _statistics(sentence: SentenceAttention) -> Section:
         title="What each head does",
         parts=(
             f"Means over the tokens of this sentence. {LEGEND}",
-            statistics_table(head_statistics([sentence.maps])),
+            statistics_table(head_statistics([sentence.pair.maps])),
         ),
     )
 

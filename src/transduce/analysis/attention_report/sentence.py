@@ -1,9 +1,11 @@
 """All that is known of how a model reads and translates one sentence."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from transduce.analysis.attention_maps import (
     AttentionKind,
@@ -13,19 +15,21 @@ from transduce.analysis.attention_maps import (
 from transduce.analysis.figures import LabelledHeads
 from transduce.analysis.search_tree import SearchTree, watch_search
 from transduce.analysis.words import between_words, groups_of, word_starts
+from transduce.decoding.parsing.parser import PAPER_SEARCH
 from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search import require_numbers
 from transduce.decoding.search_config import SearchConfig
-from transduce.errors import RequestError
-from transduce.model.transformer import Transformer
-from transduce.parsing.trees import without_brackets
-from transduce.parsing.vocabulary import SymbolVocabulary
+from transduce.decoding.translator import EXCLUDED, Translator
+from transduce.errors import RequestError, TooLongError
+from transduce.parsing.normalization import normalized
+from transduce.parsing.trees import parse_tree, without_brackets
+from transduce.parsing.vocabulary import NEVER_WRITTEN
 from transduce.special_ids import BOS, EOS
-from transduce.text.tokenizer import Tokenizer, normalize
+from transduce.text.tokenizer import normalize
 
 MAX_TOKENS = 128
 """Of either side: maps grow with its square, and nobody reads larger ones."""
-BEGIN, END = "<s>", "</s>"
+BEGIN, END = " <s>", " </s>"
 CONTINUED = "·"
 
 Granularity = Literal["words", "sub-words"]
@@ -58,28 +62,31 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SentenceAttention:
-    """A source, a translation, what attends to what, and the search."""
+class PairAttention:
+    """A source and a target, and what attends to what."""
 
     source_text: str
     target_text: str
-    is_forced: bool
-    """Whether the translation was given, and not the model's own."""
     source: Tokens
     target_in: Tokens
     """What the decoder reads."""
     target_out: Tokens
     """What it writes at the same positions."""
     maps: AttentionMaps
-    search: SearchTree
-    found: tuple[str, ...]
-    """The texts of the hypotheses of the search."""
-    tokens: dict[int, str]
-    """The pieces of the ids in the search."""
+
+    def axes(self, kind: AttentionKind) -> tuple[Tokens, Tokens]:
+        """What attends, and what is attended to."""
+        match kind:
+            case "encoder":
+                return self.source, self.source
+            case "decoder":
+                return self.target_in, self.target_in
+            case "encoder-decoder":
+                return self.target_out, self.source
 
     def heads_of(self, kind: AttentionKind, granularity: Granularity) -> LabelledHeads:
         """All heads of one of the three attentions."""
-        queries, keys = self._axes(kind)
+        queries, keys = self.axes(kind)
         weights = self.maps.of(kind)
         if granularity == "sub-words":
             return LabelledHeads(
@@ -92,74 +99,124 @@ class SentenceAttention:
             keys=tuple(keys.words),
         )
 
-    def _axes(self, kind: AttentionKind) -> tuple[Tokens, Tokens]:
-        match kind:
-            case "encoder":
-                return self.source, self.source
-            case "decoder":
-                return self.target_in, self.target_in
-            case "encoder-decoder":
-                return self.target_out, self.source
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentenceAttention:
+    """A source with its translation, and the search for it."""
+
+    pair: PairAttention
+    is_forced: bool
+    """Whether the translation was given, and not the model's own."""
+    search: SearchTree
+    found: tuple[str, ...]
+    """The texts of the hypotheses of the search."""
+    tokens: dict[int, str]
+    """The pieces of the ids in the search."""
+
+
+def attend(translator: Translator, source_text: str, target_text: str) -> PairAttention:
+    """Let the first model read a source and a target.
+
+    The source of a model that parses is raw English, which is cut as the Penn Treebank
+    is, and the target a tree in brackets. `RequestError` if a text is empty or too
+    long, `DataError` if a tree must be one and is none.
+    """
+    source = _Source.read(translator, source_text)
+    return _attend(translator, source, _target_ids(translator, target_text))
 
 
 def look_into(
-    model: Transformer,
-    tokenizer: Tokenizer,
-    symbols: SymbolVocabulary | None,
+    translator: Translator,
     source_text: str,
     target_text: str | None,
     config: SearchConfig,
 ) -> SentenceAttention:
-    """Translate, or read a given translation, and keep what the model attends to.
+    """Translate, or read a given translation as `attend` does, and watch the search.
 
-    A model that parses has symbols: it writes them of raw English, which is cut as the
-    Penn Treebank is, and reads them where it is given a tree.
-    `RequestError` if a text is empty or too long, `CheckpointError` if the model puts
-    out no numbers.
+    `CheckpointError` if the model puts out no numbers.
     """
-    written: Tokenizer | SymbolVocabulary = tokenizer
-    if symbols is not None:
-        written = symbols
-        source_text = " ".join(map(without_brackets, penn_words(source_text)))
-    source_ids = tokenizer.encode(source_text)
-    _check_length(source_ids, "source")
-    target_ids = None
-    if target_text is not None:
-        (target_ids,) = written.encode_targets([target_text])
-        _check_length(target_ids, "target")
-    device = next(model.parameters()).device
-    source = torch.tensor([[*source_ids, EOS]], device=device)
-    search = watch_search(model, source, config)
+    source = _Source.read(translator, source_text)
+    given = None if target_text is None else _target_ids(translator, target_text)
+    if translator.symbols is not None:
+        # Trees are longer than their sentences by more than translations are.
+        config = replace(config, extra_length=PAPER_SEARCH.extra_length)
+    search = watch_search(
+        translator.models[0].model,
+        _row([*source.ids, EOS], translator),
+        config,
+        EXCLUDED if translator.symbols is None else NEVER_WRITTEN,
+    )
     require_numbers(search.hypotheses)
-    if target_ids is None:
-        target_ids = list(search.hypotheses[0].ids)
-    target_in = torch.tensor([[BOS, *target_ids]], device=device)
-    (maps,) = attention_maps(model, source, target_in)
-    target_pieces = written.pieces(target_ids)
+    target_ids = given or list(search.hypotheses[0].ids)
+    written = translator.symbols or translator.tokenizer
     ids = {branch.token for branches in search.steps for branch in branches}
     ids |= {i for hypothesis in search.hypotheses for i in hypothesis.ids}
     return SentenceAttention(
-        source_text=normalize(source_text),
-        target_text=written.decode(target_ids),
-        is_forced=target_text is not None,
-        source=_tokens(tokenizer.pieces(source_ids), last=END),
-        target_in=_tokens(target_pieces, first=BEGIN),
-        target_out=_tokens(target_pieces, last=END),
-        maps=maps,
+        pair=_attend(translator, source, target_ids),
+        is_forced=given is not None,
         search=search,
         found=tuple(written.decode(h.ids) for h in search.hypotheses),
         tokens=dict(zip(ids, written.pieces(ids), strict=True)),
     )
 
 
-def _check_length(ids: list[int], side: str) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    text: str
+    ids: list[int]
+
+    @classmethod
+    def read(cls, translator: Translator, text: str) -> "_Source":
+        if translator.symbols is not None:
+            text = " ".join(map(without_brackets, penn_words(text)))
+        (ids,) = translator.tokenizer.encode_sources([text])
+        _require_length(ids, "source")
+        return cls(text=normalize(text), ids=ids)
+
+
+def _target_ids(translator: Translator, text: str) -> list[int]:
+    symbols = translator.symbols
+    if symbols is None:
+        (ids,) = translator.tokenizer.encode_targets([text])
+    else:
+        line = symbols.target_line(normalized(parse_tree(text)))
+        (ids,) = symbols.encode_targets([line])
+    _require_length(ids, "target")
+    return ids
+
+
+def _require_length(ids: list[int], side: str) -> None:
     if not ids:
         raise RequestError(f"The {side} must have at least one word, but is empty.")
     if len(ids) > MAX_TOKENS:
-        raise RequestError(
+        raise TooLongError(
             f"The {side} must have at most {MAX_TOKENS} tokens, as attention maps grow "
             f"with its square, but has {len(ids):,}; give one sentence of it."
         )
+
+
+def _attend(
+    translator: Translator, source: _Source, target_ids: list[int]
+) -> PairAttention:
+    (maps,) = attention_maps(
+        translator.models[0].model,
+        _row([*source.ids, EOS], translator),
+        _row([BOS, *target_ids], translator),
+    )
+    written = translator.symbols or translator.tokenizer
+    target_pieces = written.pieces(target_ids)
+    return PairAttention(
+        source_text=source.text,
+        target_text=written.decode(target_ids),
+        source=_tokens(translator.tokenizer.pieces(source.ids), last=END),
+        target_in=_tokens(target_pieces, first=BEGIN),
+        target_out=_tokens(target_pieces, last=END),
+        maps=maps,
+    )
+
+
+def _row(ids: list[int], translator: Translator) -> Int[Tensor, "1 length"]:
+    return torch.tensor([ids], device=translator.device)
 
 
 def _tokens(pieces: list[str], first: str = "", last: str = "") -> Tokens:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from transduce.analysis.attention_maps import AttentionMaps, attention_maps
 from transduce.data.batches import pad_rows
 from transduce.decoding.scoring import score_targets
+from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS
-from transduce.text.tokenizer import Tokenizer
 
 BATCH_PAIRS = 32
 
@@ -27,12 +27,13 @@ class ReadPair:
 
 
 def read_pairs(
-    tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence[str]
+    translator: Translator, sources: Sequence[str], targets: Sequence[str]
 ) -> list[ReadPair]:
-    """The ids of pairs."""
+    """The ids of pairs; the targets of a model that parses are lines of symbols."""
+    written = translator.symbols or translator.tokenizer
     ids = zip(
-        tokenizer.encode_sources(sources),
-        tokenizer.encode_targets(targets),
+        translator.tokenizer.encode_sources(sources),
+        written.encode_targets(targets),
         strict=True,
     )
     return [ReadPair(source=source, target=target) for source, target in ids]

@@ -1,6 +1,6 @@
 """What every head of a model does over a corpus, and what is lost without it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -17,11 +17,13 @@ from transduce.analysis.head_survey.annotation import annotate
 from transduce.analysis.head_survey.linking import LinkSurvey, survey_links
 from transduce.analysis.head_survey.reading import ReadPair, loss, maps_of, read_pairs
 from transduce.analysis.words import are_spelt
+from transduce.decoding.translator import Translator
 from transduce.errors import DataError
 from transduce.model.transformer import Transformer
+from transduce.parsing.trees import Tree, without_brackets
+from transduce.parsing.vocabulary import SymbolVocabulary
 from transduce.text.corpus import SentencePair
 from transduce.text.grammar import Grammar, GrammarSentence
-from transduce.text.tokenizer import Tokenizer
 
 MAX_TOKENS = 128
 """Of either side: maps grow with its square."""
@@ -62,17 +64,16 @@ class AnnotatedSurvey:
 
 
 def survey_heads(
-    model: Transformer,
-    tokenizer: Tokenizer,
-    corpus: Sequence[SentencePair],
-    on_progress: OnProgress,
+    translator: Translator, corpus: Sequence[SentencePair], on_progress: OnProgress
 ) -> HeadSurvey:
     """Look at every head over sentence pairs, and then without it.
 
-    Pairs that are too long are left out; `DataError` if there is no other.
+    Those of a model that parses are as `tree_pairs` gives them. Pairs that are too long
+    are left out; `DataError` if there is no other.
     """
+    model = translator.models[0].model
     pairs = read_pairs(
-        tokenizer, [pair.source for pair in corpus], [pair.target for pair in corpus]
+        translator, [pair.source for pair in corpus], [pair.target for pair in corpus]
     )
     pairs = [pair for pair in pairs if pair.num_tokens <= MAX_TOKENS]
     if not pairs:
@@ -92,14 +93,15 @@ def survey_heads(
 
 
 def survey_annotated(
-    model: Transformer, tokenizer: Tokenizer, sentences: Sequence[GrammarSentence]
+    translator: Translator, sentences: Sequence[GrammarSentence]
 ) -> AnnotatedSurvey:
     """Hold the heads against what the grammar knows of its sentences.
 
     Those that the tokenizer cannot spell are left out; `DataError` if these are all.
     """
+    model, tokenizer = translator.models[0].model, translator.tokenizer
     pairs = read_pairs(
-        tokenizer, [s.source for s in sentences], [s.target for s in sentences]
+        translator, [s.source for s in sentences], [s.target for s in sentences]
     )
     read = [
         (sentence, tokenizer.pieces(pair.source), tokenizer.pieces(pair.target), maps)
@@ -128,6 +130,17 @@ def survey_annotated(
 def grammar_sentences(count: int) -> list[GrammarSentence]:
     """Different sentences with combinations of words that no training has had."""
     return list(islice(Grammar.built_in().held_out_sentences(SEED), count))
+
+
+def tree_pairs(symbols: SymbolVocabulary, trees: Iterable[Tree]) -> list[SentencePair]:
+    """Sentences and their trees as a model that parses reads and writes them."""
+    return [
+        SentencePair(
+            source=" ".join(map(without_brackets, tree.words)),
+            target=symbols.target_line(tree),
+        )
+        for tree in trees
+    ]
 
 
 def _prune(

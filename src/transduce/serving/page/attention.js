@@ -1,4 +1,4 @@
-// Lines between the words of a sentence and of its translation, as in Figures 3 to 5.
+// Lines between the words of a sentence and of its result, as in Figures 3 to 5.
 
 const SVG = "http://www.w3.org/2000/svg";
 const ROW = 28;
@@ -34,7 +34,7 @@ function betweenWords(weights, queries, keys) {
     query.pieces.reduce((sum, q) => sum + to(weights[q], key), 0) / query.pieces.length));
 }
 
-function element(name, attributes, ...children) {
+export function element(name, attributes, ...children) {
   const made = document.createElementNS(SVG, name);
   Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
   made.append(...children);
@@ -46,23 +46,27 @@ function shortened(text, width) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-function column(words, isLeft, width, choose) {
+// The middle of a word among as many, evenly from top to bottom.
+const middle = (i, count, height) => ((i + 0.5) * height) / count;
+
+function column(words, isLeft, { width, height }, choose) {
   const columnWidth = width * COLUMN;
   const start = isLeft ? 0 : width - columnWidth;
   return words.map((word, i) => {
+    const y = middle(i, words.length, height);
     const text = element("text", {
       x: isLeft ? columnWidth - GAP : start + GAP,
-      y: i * ROW + ROW / 2,
+      y,
       "text-anchor": isLeft ? "end" : "start",
       "dominant-baseline": "central",
     }, shortened(word.text, columnWidth));
     const box = element("rect", {
-      x: start + 1, y: i * ROW + 1, width: columnWidth - 2, height: ROW - 2, rx: 4,
+      x: start + 1, y: y - ROW / 2 + 1, width: columnWidth - 2, height: ROW - 2, rx: 4,
     });
     const title = element("title", {}, word.text);
     const group = element("g", {
       class: "word", tabindex: 0, role: "button", "aria-pressed": "false",
-      "aria-label": `${isLeft ? "source" : "translation"}: ${word.text}`,
+      "aria-label": `${isLeft ? "source" : "result"}: ${word.text}`,
     }, title, box, text);
     group.addEventListener("mouseenter", () => choose(i));
     group.addEventListener("mouseleave", () => choose(null));
@@ -79,6 +83,7 @@ export function drawing(attention, layer, head, width) {
   const queries = wordsOf(attention.queries);
   const weights = betweenWords(
     meanWeights(attention.weights, layer, head), queries, keys);
+  const height = ROW * Math.max(keys.length, queries.length);
   const lines = [];
   const show = (side, chosen) => {
     lines.forEach(({ line, ends, weight }) => {
@@ -95,17 +100,16 @@ export function drawing(attention, layer, head, width) {
     const weight = weights[q][k];
     if (weight < FAINTEST) return;
     const line = element("line", {
-      x1: width * COLUMN, y1: k * ROW + ROW / 2,
-      x2: width * (1 - COLUMN), y2: q * ROW + ROW / 2,
+      x1: width * COLUMN, y1: middle(k, keys.length, height),
+      x2: width * (1 - COLUMN), y2: middle(q, queries.length, height),
       "stroke-width": 1 + 3 * weight, "stroke-opacity": Math.sqrt(weight),
     });
     lines.push({ line, ends: [k, q], weight });
   }));
-  const left = column(keys, true, width, (i) => show(0, i));
-  const right = column(queries, false, width, (i) => show(1, i));
-  const height = ROW * Math.max(keys.length, queries.length);
+  const left = column(keys, true, { width, height }, (i) => show(0, i));
+  const right = column(queries, false, { width, height }, (i) => show(1, i));
   return element("svg", {
     width, height, role: "group",
-    "aria-label": "Attention between the words of the source and of the translation",
+    "aria-label": "Attention between the words of the source and of the result",
   }, ...lines.map(({ line }) => line), ...left, ...right);
 }

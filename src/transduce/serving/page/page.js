@@ -1,6 +1,7 @@
-// Translate as one types: each sentence appears when it is done.
+// Translate, or parse, as one types: each sentence appears when it is done.
 
 import { drawing } from "./attention.js";
+import { treeDrawing } from "./tree.js";
 
 const PAUSE_MS = 250;
 const WIDEST = 600;
@@ -39,6 +40,10 @@ async function ask(path, body, signal) {
     await fetch(path, { method: "POST", headers, signal, body: JSON.stringify(asked) }));
 }
 
+const askForAll = (signal) => isParser()
+  ? ask("v1/parse", { q: source.value }, signal)
+  : ask("v1/translate", { q: source.value, alternatives: NUM_ALTERNATIVES }, signal);
+
 function explain(problem) {
   if (problem.name === "AbortError") return;
   showError(problem instanceof Refused
@@ -59,34 +64,40 @@ async function* jsonLines(response) {
   }
 }
 
+// What a sentence became; what stands between sentences stays as it is.
+const resultOf = (piece) => piece.translation ?? piece.tree ?? piece.source;
+
 function sentenceButton(piece) {
   const button = document.createElement("button");
   button.type = "button";
-  button.textContent = piece.translation;
+  button.textContent = resultOf(piece);
   button.title = piece.source;
   button.setAttribute("aria-pressed", "false");
   button.addEventListener("click", () => look(button, piece));
   return button;
 }
 
-async function translate() {
+async function work() {
   clearTimeout(timer);
   running?.abort();
+  if (!chosenModel()) {
+    await start();
+    return;
+  }
   const mine = running = new AbortController();
   if (!source.value.trim()) {
     finish([], null);
     return;
   }
   target.setAttribute("aria-busy", "true");
-  status.textContent = "Translating…";
+  status.textContent = "Working…";
   try {
-    const body = { q: source.value, alternatives: NUM_ALTERNATIVES };
     const nodes = [];
     let first = null;
-    for await (const piece of jsonLines(await ask("v1/translate", body, mine.signal))) {
+    for await (const piece of jsonLines(await askForAll(mine.signal))) {
       if (piece.error) throw new Refused(piece.error);
       if (piece.score === null) {
-        nodes.push(document.createTextNode(piece.translation));
+        nodes.push(document.createTextNode(resultOf(piece)));
       } else {
         nodes.push(sentenceButton(piece));
         first ??= [nodes[nodes.length - 1], piece];
@@ -112,27 +123,42 @@ function finish(nodes, first) {
   if (first) look(...first);
 }
 
-// What is known of one sentence: other translations, and attention.
+// What is known of one sentence: its tree or other translations, and attention.
 async function look(button, piece) {
   target.querySelectorAll("button").forEach((each) =>
     each.setAttribute("aria-pressed", String(each === button)));
   document.getElementById("sentence-source").textContent = piece.source;
-  const best = { text: piece.translation, score: piece.score };
-  document.getElementById("alternatives").replaceChildren(
-    ...[best, ...piece.alternatives].map(alternativeItem));
+  document.getElementById("translated").hidden = isParser();
+  document.getElementById("parsed").hidden = !isParser();
+  if (isParser()) {
+    showTree(piece);
+  } else {
+    const best = { text: piece.translation, score: piece.score };
+    document.getElementById("alternatives").replaceChildren(
+      ...[best, ...piece.alternatives].map(alternativeItem));
+  }
   looking?.abort();
   const mine = looking = new AbortController();
-  const place = document.getElementById("attention");
   try {
-    const body = { source: piece.source, target: piece.translation };
-    const answer = await (await ask("v1/attention", body, mine.signal)).json();
-    attention = answer;
+    const body = { source: piece.source, target: resultOf(piece) };
+    attention = await (await ask("v1/attention", body, mine.signal)).json();
     offerChoices();
     draw();
   } catch (problem) {
+    if (problem.name === "AbortError") return;
     attention = null;
-    if (problem.name !== "AbortError") place.textContent = problem.message;
+    const isReason = problem instanceof Refused;
+    document.getElementById("attention").textContent = isReason ? problem.message : "";
+    if (!isReason) explain(problem);
   }
+}
+
+function showTree(piece) {
+  document.getElementById("tree").replaceChildren(treeDrawing(piece));
+  const mended = piece.is_overlong ? "too long to be read, and flat"
+    : piece.num_repairs ? `mended in ${piece.num_repairs} places` : "as the model wrote it";
+  document.getElementById("parse-note").textContent =
+    `Score ${piece.score.toFixed(2)}; the tree is ${mended}.`;
 }
 
 function alternativeItem({ text, score }) {
@@ -161,6 +187,8 @@ function draw() {
   place.replaceChildren(drawing(attention, layer.value, head.value, width));
 }
 
+const isParser = () => chosenModel()?.task === "parse";
+
 const chosenModel = () => models.find((each) => each.name === model.value);
 
 const opposite = () => {
@@ -170,7 +198,8 @@ const opposite = () => {
 
 function modelChosen() {
   swap.hidden = opposite() === undefined;
-  translate();
+  document.getElementById("target-title").textContent = isParser() ? "Trees" : "Translation";
+  work();
 }
 
 function swapDirection() {
@@ -201,19 +230,19 @@ async function start() {
     return;
   }
   model.replaceChildren(...models.map((each) => {
-    const isTold = each.source_name !== each.source;
-    const label = isTold ? `${each.source_name} → ${each.target_name}` : each.name;
-    return new Option(label, each.name);
+    const languages = `${each.source_name} → ${each.target_name}`;
+    if (each.task === "parse") return new Option(`${languages} (${each.name})`, each.name);
+    return new Option(each.source_name === each.source ? each.name : languages, each.name);
   }));
   modelChosen();
 }
 
 source.addEventListener("input", () => {
   clearTimeout(timer);
-  timer = setTimeout(translate, PAUSE_MS);
+  timer = setTimeout(work, PAUSE_MS);
 });
 source.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) translate();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) work();
 });
 document.addEventListener("keydown", (event) => {
   if (!event.altKey || event.ctrlKey || event.metaKey) return;
@@ -226,7 +255,7 @@ document.addEventListener("keydown", (event) => {
 model.addEventListener("change", modelChosen);
 document.getElementById("key-row").addEventListener("submit", (event) => {
   event.preventDefault();
-  translate();
+  work();
 });
 swap.addEventListener("click", swapDirection);
 copy.addEventListener("click", copyTranslation);

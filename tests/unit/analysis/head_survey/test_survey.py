@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from transduce.analysis.head_survey.survey import (
     grammar_sentences,
@@ -16,6 +17,11 @@ def silent(_: str) -> None:
 
 
 @pytest.fixture
+def translator(trained_checkpoint: Checkpoint) -> Translator:
+    return Translator(trained_checkpoint, torch.device("cpu"))
+
+
+@pytest.fixture
 def pairs(corpus: tuple[list[str], list[str]]) -> list[SentencePair]:
     return [
         SentencePair(source=source, target=target)
@@ -24,10 +30,9 @@ def pairs(corpus: tuple[list[str], list[str]]) -> list[SentencePair]:
 
 
 def test_every_head_is_seen_and_missed(
-    trained_checkpoint: Checkpoint, pairs: list[SentencePair]
+    translator: Translator, pairs: list[SentencePair]
 ) -> None:
-    model, tokenizer = trained_checkpoint.build(), trained_checkpoint.tokenizer
-    survey = survey_heads(model, tokenizer, pairs, silent)
+    survey = survey_heads(translator, pairs, silent)
     names = {str(each.head) for each in survey.statistics}
     assert len(names) == 3 * 4
     assert {str(each.head) for each in survey.pruned} == names
@@ -37,11 +42,9 @@ def test_every_head_is_seen_and_missed(
 
 
 def test_the_loss_is_that_of_scoring(
-    trained_checkpoint: Checkpoint, pairs: list[SentencePair]
+    translator: Translator, pairs: list[SentencePair]
 ) -> None:
-    model, tokenizer = trained_checkpoint.build(), trained_checkpoint.tokenizer
-    survey = survey_heads(model, tokenizer, pairs, silent)
-    translator = Translator(trained_checkpoint, next(model.parameters()).device)
+    survey = survey_heads(translator, pairs, silent)
     scores = translator.score([p.source for p in pairs], [p.target for p in pairs])
     total = -sum(score.log_probability for score in scores)
     assert survey.loss == pytest.approx(
@@ -50,21 +53,19 @@ def test_the_loss_is_that_of_scoring(
 
 
 def test_pairs_that_are_too_long_are_left_out(
-    trained_checkpoint: Checkpoint, pairs: list[SentencePair]
+    translator: Translator, pairs: list[SentencePair]
 ) -> None:
-    model, tokenizer = trained_checkpoint.build(), trained_checkpoint.tokenizer
     long = SentencePair(source="one " * 200, target="eins")
-    assert survey_heads(model, tokenizer, [long, *pairs], silent).num_pairs == 40
+    assert survey_heads(translator, [long, *pairs], silent).num_pairs == 40
     with pytest.raises(DataError, match="must have a pair of at most 128 tokens"):
-        survey_heads(model, tokenizer, [long], silent)
+        survey_heads(translator, [long], silent)
 
 
 def test_any_tokenizer_can_be_held_against_the_grammar(
-    trained_checkpoint: Checkpoint,
+    translator: Translator,
 ) -> None:
     """One that spells nearly every letter in bytes, too."""
-    model, tokenizer = trained_checkpoint.build(), trained_checkpoint.tokenizer
-    survey = survey_annotated(model, tokenizer, grammar_sentences(12))
+    survey = survey_annotated(translator, grammar_sentences(12))
     assert len(survey.alignment) == 2 * 3 * (4 + 1)
     assert all(0 <= each.error_rate <= 1 for each in survey.alignment)
     assert {"determiner → noun", "verb → subject"} <= {e.kind for e in survey.links}

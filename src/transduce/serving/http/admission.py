@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from transduce.errors import BusyError, ConfigError, TooLongError, TransduceError
-from transduce.serving.messages import Asked
+from transduce.serving.http.messages import Asked
 from transduce.text.corpus import read_text
 
 AskedFor = TypeVar("AskedFor", bound=Asked)

@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from transduce.analysis.attention_maps import AttentionKind
 from transduce.serving.served_models import AUTO
+from transduce.serving.translation import Format
 
 MAX_ALTERNATIVES = 10
 
@@ -36,7 +38,7 @@ class TranslateRequest(Asked):
     q: Annotated[str | list[str], Field(description="Text, or several.")]
     source: Annotated[str, Field(description="A code of /languages, or auto.")] = AUTO
     target: Annotated[str | None, Field(description="A code of /languages.")] = None
-    format: Literal["text", "html"] = "text"
+    format: Format = "text"
     alternatives: Alternatives = 0
 
     @property
@@ -83,6 +85,7 @@ class Model(BaseModel):
     """A model that is served."""
 
     name: str
+    task: Literal["translate", "parse"]
     source: str
     target: str
     source_name: str
@@ -94,7 +97,7 @@ class StreamRequest(Asked):
 
     q: str
     model: ModelNamed = None
-    format: Literal["text", "html"] = "text"
+    format: Format = "text"
     alternatives: Alternatives = 0
 
     @property
@@ -120,6 +123,55 @@ class StreamedPiece(BaseModel):
     alternatives: list[ScoredText] = []
 
 
+class ParseRequest(Asked):
+    """An English text to be parsed sentence by sentence."""
+
+    q: str
+    model: ModelNamed = None
+    constrained: Annotated[
+        bool,
+        Field(description="Look for trees only, so that nothing need be mended."),
+    ] = False
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.q]
+
+
+class Leaf(BaseModel):
+    """A word and its part of speech."""
+
+    tag: str
+    word: str
+
+
+class Constituent(BaseModel):
+    """A phrase: the leaves from `start` up to, but not including, `end`."""
+
+    label: str
+    start: int
+    end: int
+
+
+class StreamedParse(BaseModel):
+    """A line of the answer; what stands between sentences has no tree."""
+
+    source: str
+    tree: Annotated[str | None, Field(description="In brackets.")] = None
+    score: float | None = None
+    num_repairs: Annotated[
+        int, Field(description="What had to be mended of what the model wrote.")
+    ] = 0
+    is_overlong: Annotated[
+        bool, Field(description="Whether it was too long to be read: its tree is flat.")
+    ] = False
+    leaves: list[Leaf] = []
+    constituents: Annotated[
+        list[Constituent],
+        Field(description="An outer one before those inside it; first the root."),
+    ] = []
+
+
 class ScoreRequest(Asked):
     """Translations to be scored."""
 
@@ -141,11 +193,11 @@ class Score(BaseModel):
 
 
 class AttentionRequest(Asked):
-    """A sentence and its translation to look into."""
+    """A sentence and its translation, or its tree in brackets, to look into."""
 
     source: str
     target: str
-    kind: Literal["encoder", "decoder", "cross"] = "cross"
+    kind: AttentionKind = "encoder-decoder"
     model: ModelNamed = None
 
     @property

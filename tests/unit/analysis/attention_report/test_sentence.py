@@ -5,10 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from transduce.analysis.attention_maps import AttentionKind
+from transduce.analysis.attention_report.sentence import attend, look_into
 from transduce.checkpoint import Checkpoint
+from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
-from transduce.errors import TooLongError
-from transduce.serving.attention_weights import Kind, attention_weights
+from transduce.errors import DataError, RequestError, TooLongError
 from transduce.special_ids import BOS, EOS
 
 SOURCE, TARGET = "one two three", "eins zwei"
@@ -40,14 +42,14 @@ def by_hand(attention: Any, query: Tensor, memory: Tensor, is_causal: bool) -> T
     [
         ("encoder", "encoder_layers", "self_attention"),
         ("decoder", "decoder_layers", "self_attention"),
-        ("cross", "decoder_layers", "memory_attention"),
+        ("encoder-decoder", "decoder_layers", "memory_attention"),
     ],
 )
 @torch.no_grad()
 def test_weights_are_those_of_the_parameters(
-    translator: Translator, kind: Kind, side: str, name: str
+    translator: Translator, kind: AttentionKind, side: str, name: str
 ) -> None:
-    found = attention_weights(translator, SOURCE, TARGET, kind)
+    found = attend(translator, SOURCE, TARGET)
     model: Any = translator.models[0].model
     attention = getattr(getattr(model, side)[0], name)
     seen: list[tuple[Tensor, ...]] = []
@@ -60,32 +62,50 @@ def test_weights_are_those_of_the_parameters(
     )
     handle.remove()
     expected = by_hand(attention, *seen[0], is_causal=kind == "decoder")
-    [weights] = found.weights
-    assert torch.tensor(weights) == pytest.approx(expected, abs=1e-5)
-    assert expected.shape[1:] == (len(found.queries), len(found.keys))
+    [weights] = found.maps.of(kind)
+    assert weights == pytest.approx(expected, abs=1e-5)
+    assert expected.shape[1:] == tuple(len(axis.pieces) for axis in found.axes(kind))
 
 
 def test_tokens_are_named_by_what_is_read_and_what_is_put_out(
     translator: Translator,
 ) -> None:
-    found = {
-        kind: attention_weights(translator, "one", "eins", kind)
-        for kind in ("encoder", "decoder", "cross")
-    }
-    assert found["encoder"].queries == found["encoder"].keys == [" one", " </s>"]
-    assert found["decoder"].queries == found["decoder"].keys == [" <s>", " eins"]
-    assert found["cross"].queries == [" eins", " </s>"]
-    assert found["cross"].keys == [" one", " </s>"]
+    found = attend(translator, "one", "eins")
+    assert found.source.pieces == (" one", " </s>")
+    assert found.target_in.pieces == (" <s>", " eins")
+    assert found.target_out.pieces == (" eins", " </s>")
 
 
 def test_nothing_listens_afterwards(translator: Translator) -> None:
-    attention_weights(translator, SOURCE, TARGET, "cross")
+    attend(translator, SOURCE, TARGET)
     hooks = [module._forward_hooks for module in translator.models[0].model.modules()]
     assert not any(hooks)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_what_is_too_long_is_refused(translator: Translator, side: str) -> None:
-    texts = {"source": "one", "target": "one", side: "x " * 101}
-    with pytest.raises(TooLongError, match=f"`{side}` must have at most 100 tokens"):
-        attention_weights(translator, texts["source"], texts["target"], "cross")
+def test_what_is_too_long_or_empty_is_refused(
+    translator: Translator, side: str
+) -> None:
+    texts = {"source": "one", "target": "one", side: "x " * 129}
+    with pytest.raises(TooLongError, match=f"The {side} must have at most 128 tokens"):
+        attend(translator, texts["source"], texts["target"])
+    texts[side] = ""
+    with pytest.raises(RequestError, match=f"The {side} must have at least one word"):
+        attend(translator, texts["source"], texts["target"])
+
+
+def test_a_tree_is_read_by_a_model_that_parses(parsing_checkpoint: Checkpoint) -> None:
+    parser = Translator(parsing_checkpoint, torch.device("cpu"))
+    found = attend(parser, "It (is)", "(TOP (S (NP-SBJ (PRP It)) (VP (VBZ is))))")
+    assert found.source_text == "It -LRB- is -RRB-"
+    assert found.target_text == "(S (NP XX )NP (VP XX )VP )S"
+    with pytest.raises(DataError, match="a tree must begin with `\\(`, but here is"):
+        attend(parser, "It is", "It is")
+
+
+def test_a_tree_may_be_far_longer_than_its_sentence(
+    parsing_checkpoint: Checkpoint,
+) -> None:
+    parser = Translator(parsing_checkpoint, torch.device("cpu"))
+    config = SearchConfig(beam_size=2, extra_length=50, min_length=100)
+    assert len(look_into(parser, "It is", None, config).pair.target_out.pieces) > 100

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from serving_client import RunningServer
+from serving_client import RunningServer, running, served
+from transduce.checkpoint import Checkpoint
 from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
+from transduce.serving import request_queue
 
 EN_DE = {"source": "en", "target": "de"}
 
@@ -100,8 +102,13 @@ def test_detection_says_that_it_knows_nothing(http: RunningServer) -> None:
 
 
 def test_models_are_named(http: RunningServer) -> None:
-    assert [each["name"] for each in http.get("/v1/models").json] == ["en-de", "de-en"]
-    assert http.get("/health").json == {"status": "ok", "models": ["en-de", "de-en"]}
+    models = http.get("/v1/models").json
+    assert [each["name"] for each in models] == ["en-de", "de-en", "trees"]
+    assert [each["task"] for each in models] == ["translate", "translate", "parse"]
+    assert models[2]["source_name"] == "English"
+    assert http.get("/health").json == {
+        "status": "ok", "models": ["en-de", "de-en", "trees"],
+    }  # fmt: skip
 
 
 def test_a_stream_has_a_line_for_each_piece(
@@ -116,6 +123,52 @@ def test_a_stream_has_a_line_for_each_piece(
     ]  # fmt: skip
     assert [each["score"] is None for each in pieces] == [False, True] * 2 + [False]
     assert all(len(each["alternatives"]) <= 1 for each in pieces)
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+def test_a_text_is_parsed_sentence_by_sentence(
+    http: RunningServer, constrained: bool
+) -> None:
+    text = "It isn't (so).\nOne two"
+    answer = http.post("/v1/parse", {"q": text, "constrained": constrained})
+    first, between, second = [json.loads(line) for line in answer.body.splitlines()]
+    assert first["source"] + between["source"] + second["source"] == text
+    parser = http.models[2].queue.translator.parser()
+    offline = parser.parse_stream(
+        [["One", "two"]], request_queue.PAPER_SEARCH, constrained=constrained
+    )
+    [parse] = offline
+    assert second["tree"] == str(parse.tree)
+    assert second["score"] == pytest.approx(parse.score, abs=1e-5)
+    assert second["num_repairs"] == parse.repairs.total
+    assert [leaf["word"] for leaf in first["leaves"]] == [
+        "It", "is", "n't", "-LRB-", "so", "-RRB-", ".",
+    ]  # fmt: skip
+    assert first["constituents"][0] == {"label": "TOP", "start": 0, "end": 7}
+    assert between["tree"] is None
+    assert constrained <= (first["num_repairs"] == 0)
+
+
+def test_attention_of_a_tree_is_between_words_and_symbols(http: RunningServer) -> None:
+    body = {"source": "one two", "target": "(S (NP (X one)) (VP (X two)))"}
+    answer = http.post("/v1/attention", body | {"model": "trees"}).json
+    assert "".join(answer["queries"]) == " (S (NP XX )NP (VP XX )VP )S </s>"
+    assert "".join(answer["keys"]) == " one two </s>"
+
+
+def test_what_no_model_does_is_refused(
+    trained_checkpoint: Checkpoint, parsing_checkpoint: Checkpoint
+) -> None:
+    with running([served(parsing_checkpoint, "en-de")]) as server:
+        assert server.get("/languages").json == server.post("/detect", {"q": ""}).json
+        refused = server.post("/translate", {"q": "one", **EN_DE})
+    assert refused.status == 400
+    assert refused.json["error"] == (
+        "A model must be served that can do this, but none is; /v1/models tells what "
+        "those that are do."
+    )
+    with running([served(trained_checkpoint, "en-de")]) as server:
+        assert server.post("/v1/parse", {"q": "one"}).json == refused.json
 
 
 def test_a_translation_is_scored_as_offline(http: RunningServer) -> None:
@@ -185,10 +238,16 @@ def test_figures_are_in_the_text_format_of_prometheus(http: RunningServer) -> No
         ("/v1/translate", {"q": "a", "model": "x"}, 400, "but is 'x'"),
         ("/v1/score", {"source": ["a"], "target": [], "model": "en-de"}, 400,
          "must be equally many, but are 1 and 0"),
-        ("/v1/attention", {"source": "a " * 101, "target": "", "model": "en-de"}, 413,
-         "`source` must have at most 100 tokens"),
-        ("/v1/attention", {"source": "a", "target": "x " * 101, "model": "en-de"}, 413,
-         "`target` must have at most 100 tokens"),
+        ("/v1/attention", {"source": "a " * 129, "target": "", "model": "en-de"}, 413,
+         "The source must have at most 128 tokens"),
+        ("/v1/attention", {"source": "a", "target": "x " * 129, "model": "en-de"}, 413,
+         "The target must have at most 128 tokens"),
+        ("/v1/attention", {"source": "a", "target": "", "model": "en-de"}, 400,
+         "The target must have at least one word"),
+        ("/v1/attention", {"source": "a", "target": "x", "model": "trees"}, 400,
+         "a tree must begin with `\\(`"),
+        ("/v1/translate", {"q": "a", "model": "trees"}, 400, "but is 'trees'"),
+        ("/v1/parse", {"q": "a", "model": "de-en"}, 400, "of trees, but is 'de-en'"),
     ],
 )  # fmt: skip
 def test_a_bad_request_is_refused_in_a_sentence(
@@ -219,7 +278,7 @@ def test_a_form_that_cannot_be_read_is_refused(
     assert "The form cannot be read" in answer.json["error"]
 
 
-@pytest.mark.parametrize("path", ["/nix", "/page.css/../../server.py", "/docs"])
+@pytest.mark.parametrize("path", ["/nix", "/page.css/../../server.py", "/redoc"])
 def test_there_is_nothing_else(http: RunningServer, path: str) -> None:
     answer = http.get(path)
     assert answer.status == 404
@@ -230,13 +289,34 @@ def test_another_method_is_refused(http: RunningServer) -> None:
     assert http.get("/translate").status == 405
 
 
-@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/icon.svg"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/page.js",
+        "/attention.js",
+        "/tree.js",
+        "/page.css",
+        "/icon.svg",
+    ],
+)
 def test_the_page_loads_nothing_from_elsewhere(http: RunningServer, path: str) -> None:
     answer = http.get(path)
     assert answer.status == 200
     assert answer.headers["content-security-policy"].startswith("default-src 'none'")
     links = re.findall(rb"https?://[^\"']+", answer.body)
     assert set(links) <= {b"http://www.w3.org/2000/svg"}
+
+
+def test_all_is_told_on_a_page_that_loads_nothing(http: RunningServer) -> None:
+    answer = http.get("/docs")
+    assert answer.status == 200
+    text = answer.body.decode()
+    for path in http.get("/openapi.json").json["paths"]:
+        assert f" {path}</h2>" in text
+    assert '<td class="text">StreamedParse as application/x-ndjson</td>' in text
+    assert re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?[^"'\s)]+""", text) == []
+    assert "default-src 'none'" in text
 
 
 def test_other_sites_may_not_read(http: RunningServer) -> None:

@@ -9,8 +9,8 @@ import pytest
 from serving_client import running, served
 from transduce.checkpoint import Checkpoint
 from transduce.errors import ConfigError
-from transduce.serving import admission
-from transduce.serving.admission import (
+from transduce.serving.http import admission
+from transduce.serving.http.admission import (
     AdmissionConfig,
     RateLimit,
     is_known,
@@ -87,9 +87,13 @@ def test_a_body_that_does_not_come_is_not_waited_for(
         slow.close()
 
 
+@pytest.mark.parametrize(
+    ("path", "status"), [("/translate", "499"), ("/v1/translate", "200")]
+)
 def test_a_sentence_of_a_client_that_has_gone_is_not_translated(
-    trained_checkpoint: Checkpoint,
+    trained_checkpoint: Checkpoint, path: str, status: str
 ) -> None:
+    """A stream has begun to be answered by then."""
     model = served(trained_checkpoint, "en-de")
     opened, held = threading.Event(), threading.Event()
     batches = []
@@ -106,12 +110,13 @@ def test_a_sentence_of_a_client_that_has_gone_is_not_translated(
         held.wait()
         body = json.dumps(BODY).encode()
         with socket.create_connection(("127.0.0.1", server.port)) as gone:
-            head = f"POST /translate HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}"
+            head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}"
             kind = "content-type: application/json"
             gone.sendall(f"{head}\r\n{kind}\r\n\r\n".encode() + body)
             while model.queue.num_waiting == 0:
                 pass
-        while 'status="499"' not in server.get("/metrics").body.decode():
+        counted = f'path="{path}",status="{status}"'
+        while counted not in server.get("/metrics").body.decode():
             pass
         opened.set()
         first.result()

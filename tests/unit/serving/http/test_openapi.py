@@ -20,7 +20,10 @@ CHECKS = [
     status_code_conformance,
 ]
 NUM_EXAMPLES = 40
-POSTS = ["/translate", "/detect", "/v1/translate", "/v1/score", "/v1/attention"]
+POSTS = [
+    *("/translate", "/detect", "/v1/translate", "/v1/parse"),
+    *("/v1/score", "/v1/attention"),
+]
 GETS = ["/languages", "/v1/models", "/health", "/metrics"]
 
 

@@ -1,0 +1,1 @@
+"""Over HTTP: requests admitted, done, counted and documented."""

@@ -1,0 +1,241 @@
+"""What is done for each path."""
+
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from html import escape
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from transduce.analysis.attention_report.sentence import attend
+from transduce.decoding.parsing.parser import Parse
+from transduce.decoding.translator import Translation
+from transduce.errors import TransduceError
+from transduce.serving.http import messages
+from transduce.serving.http.admission import Admission, while_connected
+from transduce.serving.http.monitoring import CONTENT_TYPE, Monitor
+from transduce.serving.served_models import (
+    AUTO,
+    ServedModel,
+    by_languages,
+    by_name,
+    language_name,
+)
+from transduce.serving.translation import (
+    found_pieces,
+    other_hypotheses,
+    search_for,
+    split,
+    translate_documents,
+)
+from transduce.text.documents.running_text import Piece, sentences, split_text
+
+Found = TypeVar("Found")
+
+DIGITS = 5
+"""Of an attention weight."""
+
+
+class JsonLines(StreamingResponse):
+    """JSON, a line for each part of an answer as soon as it is there."""
+
+    media_type = "application/x-ndjson"
+
+
+class Endpoints:
+    """What is done for each path."""
+
+    def __init__(
+        self, models: Sequence[ServedModel], admission: Admission, monitor: Monitor
+    ) -> None:
+        self._models = models
+        self._translating = [model for model in models if not model.is_parser]
+        self._parsing = [model for model in models if model.is_parser]
+        self._admission = admission
+        self._monitor = monitor
+
+    async def translate(self, request: Request) -> messages.TranslateAnswer:
+        """Translate texts, as LibreTranslate does."""
+        asked = await self._admission.admit(request, messages.TranslateRequest)
+        model = by_languages(self._translating, asked.source, asked.target)
+        work = translate_documents(
+            model.queue, asked.texts, asked.format, asked.alternatives
+        )
+        found = await while_connected(request, work)
+        detected = messages.DetectedLanguage(confidence=0.0, language=model.source)
+        several = messages.TranslateAnswer(
+            translatedText=[each.text for each in found],
+            alternatives=[each.alternatives for each in found],
+            detectedLanguage=[detected for _ in found],
+        )
+        return _shaped(asked, several)
+
+    async def languages(self) -> list[messages.Language]:
+        """The languages of the models; those only translated into have no targets."""
+        models = self._translating
+        codes = {m.source: None for m in models} | {m.target: None for m in models}
+        return [
+            messages.Language(
+                code=code,
+                name=language_name(code),
+                targets=[m.target for m in models if m.source == code],
+            )
+            for code in codes
+        ]
+
+    async def detect(self, request: Request) -> list[messages.DetectedLanguage]:
+        """The source languages, all with confidence 0: nothing here detects any."""
+        await self._admission.admit(request, messages.DetectRequest)
+        codes = {model.source: None for model in self._translating}
+        return [
+            messages.DetectedLanguage(confidence=0.0, language=code) for code in codes
+        ]
+
+    async def models(self) -> list[messages.Model]:
+        """The models by name, which is what /v1 calls them by."""
+        return [
+            messages.Model(
+                name=model.name,
+                task="parse" if model.is_parser else "translate",
+                source=model.source,
+                target=model.target,
+                source_name=language_name(model.source),
+                target_name=language_name(model.target),
+            )
+            for model in self._models
+        ]
+
+    async def stream(self, request: Request) -> JsonLines:
+        """Translate a text, each sentence a line of JSON as soon as it is done.
+
+        The last line has an `error` if one occurs.
+        """
+        asked = await self._admission.admit(request, messages.StreamRequest)
+        queue = by_name(self._translating, asked.model).queue
+        pieces = split(asked.q, asked.format)
+        search = search_for(asked.alternatives)
+        futures = queue.submit(sentences(pieces), search)
+        return _streamed(pieces, futures, partial(_translated, asked))
+
+    async def parse(self, request: Request) -> JsonLines:
+        """Parse an English text, each sentence a line of JSON as soon as it is done.
+
+        The last line has an `error` if one occurs.
+        """
+        asked = await self._admission.admit(request, messages.ParseRequest)
+        queue = by_name(self._parsing, asked.model).queue
+        pieces = split_text(asked.q)
+        futures = queue.submit_to_parser(
+            sentences(pieces), constrained=asked.constrained
+        )
+        return _streamed(pieces, futures, _parsed)
+
+    async def score(self, request: Request) -> list[messages.Score]:
+        """How likely the model holds given translations."""
+        asked = await self._admission.admit(request, messages.ScoreRequest)
+        queue = by_name(self._translating, asked.model).queue
+        work = partial(queue.translator.score, asked.source, asked.target)
+        found = await while_connected(request, queue.run(work))
+        return [
+            messages.Score(
+                log_probability=each.log_probability,
+                num_tokens=each.num_tokens,
+                perplexity=each.perplexity if math.isfinite(each.perplexity) else None,
+            )
+            for each in found
+        ]
+
+    async def attention(self, request: Request) -> messages.Attention:
+        """Who attends to whom in a sentence and its translation, or its tree."""
+        asked = await self._admission.admit(request, messages.AttentionRequest)
+        queue = by_name(self._models, asked.model).queue
+        work = partial(attend, queue.translator, asked.source, asked.target)
+        found = await while_connected(request, queue.run(work))
+        queries, keys = found.axes(asked.kind)
+        weights = found.maps.of(asked.kind).double().round(decimals=DIGITS)
+        return messages.Attention(
+            queries=list(queries.pieces),
+            keys=list(keys.pieces),
+            weights=weights.tolist(),
+        )
+
+    async def health(self) -> messages.Health:
+        """That models are loaded and requests are taken."""
+        return messages.Health(models=[model.name for model in self._models])
+
+    async def metrics(self) -> Response:
+        """Figures in Prometheus' text format."""
+        return Response(self._monitor.text(), media_type=CONTENT_TYPE)
+
+
+def _shaped(
+    asked: messages.TranslateRequest, several: messages.TranslateAnswer
+) -> messages.TranslateAnswer:
+    """A list if a list was given, and what was asked for alone."""
+    left_out = set() if asked.alternatives else {"alternatives"}
+    left_out |= set() if asked.source == AUTO else {"detectedLanguage"}
+    fields = several.model_dump(exclude=left_out)
+    if isinstance(asked.q, str):
+        fields = {name: each[0] for name, each in fields.items()}
+    return messages.TranslateAnswer.model_validate(fields)
+
+
+def _streamed(
+    pieces: Sequence[Piece],
+    futures: Sequence[Future[Found]],
+    told: Callable[[Piece, Found | None], BaseModel],
+) -> JsonLines:
+    """A line for each piece as soon as those before it are done."""
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async for piece, found in found_pieces(pieces, futures):
+                yield told(piece, found).model_dump_json() + "\n"
+        except TransduceError as error:
+            yield messages.Refusal(error=str(error)).model_dump_json() + "\n"
+
+    return JsonLines(lines())
+
+
+def _translated(
+    asked: messages.StreamRequest, piece: Piece, translation: Translation | None
+) -> messages.StreamedPiece:
+    if translation is None:
+        return messages.StreamedPiece(source=piece.text, translation=piece.text)
+    others = other_hypotheses(translation, asked.alternatives)
+
+    def shown(text: str) -> str:
+        return escape(text, quote=False) if asked.format == "html" else text
+
+    return messages.StreamedPiece(
+        source=piece.text,
+        translation=shown(translation.text),
+        score=translation.score,
+        alternatives=[
+            messages.ScoredText(text=shown(each.text), score=each.score)
+            for each in others
+        ],
+    )
+
+
+def _parsed(piece: Piece, parse: Parse | None) -> messages.StreamedParse:
+    if parse is None:
+        return messages.StreamedParse(source=piece.text)
+    return messages.StreamedParse(
+        source=piece.text,
+        tree=str(parse.tree),
+        score=parse.score,
+        num_repairs=parse.repairs.total,
+        is_overlong=parse.is_overlong,
+        leaves=[
+            messages.Leaf(tag=leaf.tag, word=leaf.word) for leaf in parse.tree.leaves
+        ],
+        constituents=[
+            messages.Constituent(label=each.label, start=each.start, end=each.end)
+            for each in parse.tree.constituents
+        ],
+    )

@@ -1,0 +1,54 @@
+// A constituency tree over its words, as linguists draw it.
+
+import { element } from "./attention.js";
+
+const LEVEL = 46;
+const GAP = 16;
+const MARGIN = 4;
+const CHARACTER = 9;
+const LINE = 20;
+
+// What is written where: phrases, tags and words, each with what hangs below it.
+function laidOut({ leaves, constituents }) {
+  const phrases = [], others = [], open = [];
+  let begun = 0;
+  let left = MARGIN;
+  const hang = (node) => {
+    open.at(-1)?.below.push(node);
+    return node;
+  };
+  leaves.forEach(({ tag, word }, i) => {
+    while (open.length && open.at(-1).end <= i) open.pop();
+    for (; constituents[begun]?.start === i; begun += 1) {
+      const { label, end } = constituents[begun];
+      phrases.push(hang({ text: label, kind: "phrase", level: open.length, end, below: [] }));
+      open.push(phrases.at(-1));
+    }
+    const width = GAP + CHARACTER * Math.max(word.length, tag.length);
+    const x = left + width / 2;
+    left += width;
+    const below = { text: word, kind: "leaf", level: open.length + 1, x, below: [] };
+    others.push(below, hang({ text: tag, kind: "tag", level: open.length, x, below: [below] }));
+  });
+  // Each phrase is over the middle of what is below it, the lower ones first.
+  [...phrases].reverse().forEach((node) => {
+    node.x = (node.below[0].x + node.below.at(-1).x) / 2;
+  });
+  return { nodes: [...phrases, ...others], width: left + MARGIN };
+}
+
+export function treeDrawing(parse) {
+  const { nodes, width } = laidOut(parse);
+  const top = ({ level }) => MARGIN + level * LEVEL;
+  const lines = nodes.flatMap((node) => node.below.map((child) => element("line", {
+    x1: node.x, y1: top(node) + LINE, x2: child.x, y2: top(child),
+  })));
+  const texts = nodes.map((node) => element("text", {
+    class: node.kind, x: node.x, y: top(node) + LINE / 2,
+    "text-anchor": "middle", "dominant-baseline": "central",
+  }, node.text));
+  const height = Math.max(0, ...nodes.map(top)) + LINE + MARGIN;
+  return element("svg", {
+    width, height, role: "img", "aria-label": `Tree: ${parse.tree}`,
+  }, ...lines, ...texts);
+}
