@@ -16,11 +16,7 @@ from transduce.decoding.next_token_models.flat_step import (
     plain_linear,
 )
 from transduce.decoding.next_token_models.incremental import Step
-from transduce.device import (
-    has_int8_products,
-    is_good_at_bf16,
-    keep_freed_memory,
-)
+from transduce.device import has_int8_products, is_good_at_bf16, keep_freed_memory
 from transduce.errors import ConfigError, RequestError
 from transduce.model.embedding import SharedEmbedding
 from transduce.model.transformer import Transformer
