@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64
+from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
-from torch.nn import functional
 
 BLOCK = 64
 """Tokens of which only the best is looked at first."""
@@ -54,25 +53,40 @@ def best_candidates(
     if isinstance(excluded, Tensor):
         log_probs = log_probs.masked_fill(excluded.to(logits.device), -math.inf)
     else:
-        log_probs[..., list(excluded)] = -math.inf
+        for token in excluded:
+            log_probs[..., token] = -math.inf
     for sentence, token in (forced or {}).items():
         only = log_probs[sentence, :, token].clone()
         log_probs[sentence] = -math.inf
         log_probs[sentence, :, token] = only
-    values, tokens = _largest(log_probs, count)
-    so_far = torch.from_numpy(log_probabilities).to(logits.device)
-    totals = (values.double() + so_far[..., None]).flatten(1)
-    places = torch.arange(values.size(-1), device=logits.device).repeat(values.size(1))
-    indices = (totals - diversity * places).topk(min(count, totals.size(1))).indices
-    chosen = totals.gather(1, indices)
-    parents = indices // tokens.size(-1)
-    chosen_tokens = tokens.flatten(1).gather(1, indices)
-    missing = (0, count - indices.size(1))
+    # What is left is little: numpy is done with it sooner.
+    values, tokens = map(_numpy, _largest(log_probs, count))
+    places = np.arange(values.shape[-1])
+    totals = values.astype(np.float64) + log_probabilities[..., None]
+    ranked = _flat(totals - diversity * places)
+    chosen = np.argsort(-ranked, axis=1, kind="stable")[:, :count]
+    found = np.take_along_axis(_flat(totals), chosen, axis=1)
     return Candidates(
-        log_probabilities=_numpy(functional.pad(chosen, missing, value=-math.inf)),
-        parents=_numpy(functional.pad(parents, missing)),
-        tokens=_numpy(functional.pad(chosen_tokens, missing)),
+        log_probabilities=_filled(found, count, -math.inf),
+        parents=_filled(chosen // len(places), count, 0),
+        tokens=_filled(np.take_along_axis(_flat(tokens), chosen, axis=1), count, 0),
     )
+
+
+def _flat(
+    each: Shaped[np.ndarray, "sentences group found"],
+) -> Shaped[np.ndarray, "sentences candidates"]:
+    return each.reshape(len(each), -1)
+
+
+def _filled(
+    each: Shaped[np.ndarray, "sentences found"], count: int, filling: float | int
+) -> Shaped[np.ndarray, "sentences {count}"]:
+    """With so many columns."""
+    missing = count - each.shape[1]
+    if not missing:
+        return each
+    return np.pad(each, ((0, 0), (0, missing)), constant_values=filling)
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

@@ -112,6 +112,8 @@ class DecoderLayer(nn.Module):
     def start(self, memory: Float[Tensor, "sentences source d_model"]) -> LayerCache:
         """The cache before the first step."""
         memory_key, memory_value = self.memory_attention.keys_and_values(memory)
+        # Head by head, as each step's products read them; else each copied them so.
+        memory_key, memory_value = memory_key.contiguous(), memory_value.contiguous()
         # Without a slot as yet.
         key, value = self.self_attention.keys_and_values(memory[:, :0])
         return LayerCache(

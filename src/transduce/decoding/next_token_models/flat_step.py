@@ -157,7 +157,5 @@ def _penalty(
     seen: Bool[Tensor, "sentences 1 queries keys"], dtype: torch.dtype
 ) -> Float[Tensor, "sentences 1 queries keys"]:
     """What takes a score out of the running where nothing is to be seen."""
-    least = torch.finfo(dtype).min
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
-        ~seen, least
-    )
+    zero = torch.zeros((), dtype=dtype, device=seen.device)
+    return torch.where(seen, zero, torch.finfo(dtype).min)

@@ -16,7 +16,7 @@ from transduce.decoding.next_token_models.flat_step import (
     plain_linear,
 )
 from transduce.decoding.next_token_models.incremental import Step
-from transduce.device import has_int8_products, is_good_at_bf16
+from transduce.device import has_int8_products, is_good_at_bf16, keep_freed_memory
 from transduce.errors import ConfigError, RequestError
 from transduce.model.embedding import SharedEmbedding
 from transduce.model.transformer import Transformer
@@ -55,6 +55,8 @@ def prepared(
         raise ConfigError(
             f'`precision` must be "fp32", "bf16" or "int8", but is "{precision}".'
         )
+    if device.type == "cpu":
+        keep_freed_memory()  # each step allots the logits of all hypotheses
     if precision == "int8":
         _require_int8(device)
         # A matrix that both have is packed once.

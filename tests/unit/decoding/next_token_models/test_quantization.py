@@ -48,6 +48,15 @@ def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus)
         assert ours.score == pytest.approx(theirs.score, abs=1.0)
 
 
+def test_freed_memory_is_kept_on_a_cpu(trained_checkpoint, monkeypatch):
+    calls = []
+    monkeypatch.setattr(quantization, "keep_freed_memory", lambda: calls.append(1))
+    prepared(trained_checkpoint.build(), "fp32", torch.device("meta"))
+    assert not calls
+    prepared(trained_checkpoint.build(), "fp32", CPU)
+    assert calls
+
+
 def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):
     translator = Translator(trained_checkpoint, CPU, precision="bf16")
     [found] = translator.models
