@@ -207,26 +207,6 @@ def test_trees_or_a_model_are_scored(
     assert refuses("evaluate-parses", trees, trees, "--model", parser) == message
 
 
-def test_the_attention_of_a_parser_is_between_words_and_symbols(
-    succeeds: Callable[..., str], parser: Path, tmp_path: Path
-) -> None:
-    page = tmp_path / "page.html"
-    given = ("--source", "The dog (it) runs.", "--target", "(S (NP NP) . S)")
-    succeeds("attention", parser, *given, "--out", page)
-    text = page.read_text(encoding="utf-8")
-    assert "<dt>Source</dt><dd>The dog" in text
-    assert '"words": ["\\u003cs>", ' in text
-    succeeds("attention", parser, *given[:2], "--out", page, "--beam-size", 2)
-    assert "What the search found" in page.read_text(encoding="utf-8")
-
-
-def test_the_heads_of_a_parser_are_not_surveyed(
-    refuses: Callable[..., str], parser: Path, tmp_path: Path
-) -> None:
-    refusal = refuses("heads", parser, "--out", tmp_path / "heads")
-    assert "this one parses" in refusal
-
-
 @pytest.mark.parametrize(
     "call",
     [
