@@ -18,6 +18,7 @@ SETTINGS = (
     "model.d_v=16",
     "model.dropout=0.0",
     "tokenizer.vocab_size=500",
+    "treebank.guidance=0.0",
     "treebank.augmentation.copies=0",
     "training.label_smoothing=0.0",
     "training.warmup_steps=50",

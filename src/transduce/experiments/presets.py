@@ -155,7 +155,7 @@ PRESETS = {
             source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024, max_length=300
         ),
         training=TrainingConfig(
-            steps=9_000,
+            steps=10_500,
             warmup_steps=600,
             learning_rate_scale=1.77,
             optimizer="muon",
