@@ -32,6 +32,8 @@ BY_HEART = (
     "training.label_smoothing=0.0",
 )  # fmt: skip
 """Settings of a model that is to know its treebank."""
+SAMPLE_ALONE = ("--set", "model.dropout=0.2", "training.steps=8500")
+"""Settings where there is so little to learn from."""
 SEARCHES = tuple(
     (beam_size, constrained) for beam_size in (1, 21) for constrained in (False, True)
 )
@@ -52,7 +54,9 @@ def tasks(data: Path, out: Path) -> dict[str, Task]:
     memorised = out / "memorised.trees"
     return {
         "memorised": Task(train=(memorised,), dev=memorised, options=BY_HEART),
-        "wsj": Task(train=(wsj / "train.trees",), dev=wsj / "dev.trees"),
+        "wsj": Task(
+            train=(wsj / "train.trees",), dev=wsj / "dev.trees", options=SAMPLE_ALONE
+        ),
         "wsj-gum": Task(
             train=(wsj / "train.trees", wsj / "train.trees", gum / "train.trees"),
             dev=wsj / "dev.trees",
