@@ -112,6 +112,16 @@ def peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
+def leave_a_core() -> None:
+    """Compute on all cores but one, unless the environment says on how many.
+
+    Where another program wants that core, threads on all of them would wait, actively,
+    for the one that has lost its own.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(torch.get_num_threads() - 1, 1))
+
+
 def keep_freed_memory() -> None:
     """Let glibc keep what is freed, where it is the C library.
 

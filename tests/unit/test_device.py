@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from transduce.device import Hardware, choose_hardware, keep_freed_memory, peak_memory
+from transduce.device import (
+    Hardware,
+    choose_hardware,
+    keep_freed_memory,
+    leave_a_core,
+    peak_memory,
+)
 from transduce.errors import ConfigError, RequestError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -156,3 +162,24 @@ def test_elsewhere_than_on_linux_the_system_is_asked(monkeypatch, platform, unit
 def test_on_a_gpu_its_own_memory_counts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 123)
     assert peak_memory(CUDA) == 123
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 1), (3, 2)])
+def test_a_core_is_left_if_there_is_another(monkeypatch, before, after):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(before)
+    try:
+        leave_a_core()
+        assert torch.get_num_threads() == after
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_number_of_threads_that_was_asked_for_stays(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    torch.set_num_threads(2)
+    try:
+        leave_a_core()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

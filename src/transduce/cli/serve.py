@@ -4,6 +4,7 @@ from pathlib import Path
 
 from transduce.decoding.next_token_models.quantization import Precision
 from transduce.decoding.translator import load
+from transduce.device import leave_a_core
 from transduce.errors import ConfigError, RequestError
 
 
@@ -75,6 +76,8 @@ def serve(
         requests_per_minute=requests_per_minute,
         max_characters=max_characters,
     )
+    # The page, the clients and the queue need one too.
+    leave_a_core()
     with server.listen(host, port) as listener:
         served = [
             served_models.ServedModel.of(
