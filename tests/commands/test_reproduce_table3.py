@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from transduce.corpora.named_corpora import named_corpus
 from transduce.errors import ConfigError
 from transduce.experiments.tables.table3.experiment import claimed
+from waiting import wait_until
 
 SMALL = (
     *("--scale", "0.125", "--steps", "60", "--device", "cpu", "--precision", "fp32"),
@@ -23,7 +23,6 @@ SMALL = (
     *("batching.target_tokens=60", "tokenizer.vocab_size=400"),
     *("training.checkpoint_steps=60", "training.learning_rate_scale=0.1"),
 )
-PATIENCE_S = 300
 Options = tuple[object, ...]
 
 
@@ -32,13 +31,6 @@ def files(corpus_files: tuple[Path, Path]) -> Options:
     source, target = corpus_files
     dev = ("--dev-source", source, "--dev-target", target)
     return ("--source", source, "--target", target, *dev)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_free(folder: Path) -> bool:

@@ -20,6 +20,7 @@ from libretranslatepy import LibreTranslateAPI
 from transduce.decoding.translator import load
 from transduce.serving.http.admission import AdmissionConfig
 from transduce.serving.request_queue import QueueConfig
+from waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +83,7 @@ def test_a_signal_ends_it_when_all_that_was_taken_is_answered(
     answers: list[str] = []
     asking = threading.Thread(target=lambda: answers.append(serving.translate(text)))
     asking.start()
-    while not waiting_sentences(serving):
-        pass
+    wait_until(lambda: waiting_sentences(serving) > 0)
     code, errors = serving.stop(how)
     asking.join()
     assert answers[0].count("\n") == 149

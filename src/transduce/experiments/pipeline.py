@@ -202,10 +202,12 @@ class _Run:
         if self._symbols is None or weight == 0:
             return None
         pieces = self._tokenizer.pieces(range(self._tokenizer.vocab_size))
+        begins_word = self._symbols.begins_word(pieces)
+        device = self._hardware.device
         return Guidance(
             weight=weight,
-            begins_word=torch.tensor(self._symbols.begins_word(pieces)),
-            takes_word=torch.tensor(self._symbols.takes_word),
+            begins_word=torch.tensor(begins_word, device=device),
+            takes_word=torch.tensor(self._symbols.takes_word, device=device),
         )
 
     def _start(self) -> tuple[Transformer, TrainingState | None]:

@@ -21,7 +21,10 @@ from transduce.special_ids import PAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guidance:
-    """Which token of the source each symbol of the target has to do with."""
+    """Which token of the source each symbol of the target has to do with.
+
+    The tensors are on the device of the batches.
+    """
 
     weight: float
     """Of this loss beside the cross-entropy."""
@@ -36,9 +39,8 @@ class Guidance:
         target_in: Int[Tensor, "batch target"],
     ) -> Bool[Tensor, "batch target source"]:
         """The tokens of the first word that is not taken yet, or the end token."""
-        device = source.device
-        words = self.begins_word.to(device)[source].cumsum(1) - 1
-        taken = self.takes_word.to(device)[target_in].cumsum(1)
+        words = self.begins_word[source].cumsum(1) - 1
+        taken = self.takes_word[target_in].cumsum(1)
         is_next = words[:, None, :] == taken[:, :, None]
         return is_next & (source != PAD)[:, None, :]
 

@@ -17,6 +17,7 @@ from transduce.serving.http.admission import (
     read_keys,
 )
 from transduce.serving.request_queue import QueueConfig
+from waiting import wait_until
 
 BODY = {"q": "one", "source": "en", "target": "de"}
 
@@ -113,11 +114,9 @@ def test_a_sentence_of_a_client_that_has_gone_is_not_translated(
             head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}"
             kind = "content-type: application/json"
             gone.sendall(f"{head}\r\n{kind}\r\n\r\n".encode() + body)
-            while model.queue.num_waiting == 0:
-                pass
+            wait_until(lambda: model.queue.num_waiting > 0)
         counted = f'path="{path}",status="{status}"'
-        while counted not in server.get("/metrics").body.decode():
-            pass
+        wait_until(lambda: counted in server.get("/metrics").body.decode())
         opened.set()
         first.result()
         assert server.post("/translate", BODY).status == 200
