@@ -17,9 +17,9 @@ from transduce.errors import ConfigError, RequestError
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Of glibc's malloc.h."""
 
-WIDE = 512
+WIDE = 128
 """d_model from which on bf16 pays on a processor that has it without matrix units:
-below, its products gain less than casting and smaller operations lose."""
+below, its products gain less than casting loses."""
 
 Precision = Literal["auto", "fp32", "bf16"]
 

@@ -85,7 +85,7 @@ def test_a_cpu_computes_in_bf16_if_it_has_the_instructions(
 def test_a_narrow_model_computes_in_bf16_only_in_matrix_units(monkeypatch, amx, dtype):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    assert choose_hardware("cpu", width=256).dtype == dtype
+    assert choose_hardware("cpu", width=64).dtype == dtype
 
 
 @pytest.mark.usefixtures("with_cuda")

@@ -11,6 +11,7 @@ from transduce.model.attention import (
     MultiHeadAttention,
     attention_weights,
     causal_mask,
+    fused_attention,
     neighbourhood_mask,
     padding_mask,
 )
@@ -138,6 +139,25 @@ def test_scaled_attention_is_pytorchs():
     actual = module(query, memory, is_token[:, None, None, :])
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(seen[0], weights, atol=1e-5, rtol=1e-5)
+
+
+def test_halves_are_attended_to_as_exactly_as_fp32_can_on_a_cpu():
+    torch.manual_seed(5)
+    halves = [torch.randn(2, 3, 6, 4).bfloat16() for _ in range(3)]
+    for each in halves:
+        each.requires_grad_()
+    wholes = [each.detach().float().requires_grad_() for each in halves]
+    mask = causal_mask(6, 6, CPU)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        heads = fused_attention(*halves, mask, 0.5)
+    expected = fused_attention(*wholes, mask, 0.5)
+    assert heads.dtype == torch.bfloat16
+    assert torch.equal(heads, expected.bfloat16())
+    upstream = torch.randn_like(expected).bfloat16()
+    heads.backward(upstream)
+    expected.backward(upstream.float())
+    for half, whole in zip(halves, wholes, strict=True):
+        assert torch.equal(half.grad, whole.grad.bfloat16())
 
 
 @pytest.mark.parametrize("scores", SCORES)
