@@ -82,7 +82,10 @@ def test_a_model_that_parses_reads_sentences_and_trees(
     succeeds("attention", parsing_model, *given, "--out", page)
     data = data_of(page)
     assert data["source"]["words"] == ["one", "two", "</s>"]
-    assert " ".join(data["written"]["words"]) == "(S (NP XX )NP (VP XX )VP )S </s>"
+    symbols = "(S (NP XX )NP (VP XX )VP )S"
+    assert " ".join(data["written"]["words"]) == f"{symbols} </s>"
+    text = page.read_text(encoding="utf-8")
+    assert f"<dt>Symbols of the tree, as given</dt><dd>{symbols}</dd>" in text
 
 
 @pytest.mark.parametrize(

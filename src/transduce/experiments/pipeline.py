@@ -33,7 +33,7 @@ from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.fitting import require_memory
-from transduce.training.loss.guidance import Guidance
+from transduce.training.loss.guidance import Guidance, word_beginnings
 from transduce.training.optimizer import require_moments
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import (
@@ -202,11 +202,10 @@ class _Run:
         if self._symbols is None or weight == 0:
             return None
         pieces = self._tokenizer.pieces(range(self._tokenizer.vocab_size))
-        begins_word = self._symbols.begins_word(pieces)
         device = self._hardware.device
         return Guidance(
             weight=weight,
-            begins_word=torch.tensor(begins_word, device=device),
+            begins_word=word_beginnings(pieces).to(device),
             takes_word=torch.tensor(self._symbols.takes_word, device=device),
         )
 

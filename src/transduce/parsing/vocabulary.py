@@ -16,7 +16,7 @@ from transduce.parsing.linearization import (
     symbols_in,
 )
 from transduce.parsing.trees import Tree
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.special_ids import BOS, PAD
 
 SYMBOLS_FILE = "target_tokenizer.json"
 """Of a parser and of its run."""
@@ -47,11 +47,6 @@ class SymbolVocabulary:
         """All that have an id and are not special."""
         table = read_symbols(self.spellings, self.style)
         return dict(enumerate(map(table.__getitem__, self.spellings), UNKNOWN + 1))
-
-    @staticmethod
-    def begins_word(pieces: Iterable[str]) -> list[bool]:
-        """By source token: whether a word begins there; the end token is one too."""
-        return [i == EOS or piece.startswith(" ") for i, piece in enumerate(pieces)]
 
     @property
     def takes_word(self) -> list[bool]:

@@ -55,9 +55,6 @@ def test_words_begin_in_the_source_and_are_taken_in_the_target() -> None:
     }
     assert words == {"DT", "NN", "VBZ", "."}
     assert vocabulary.takes_word[: UNKNOWN + 1] == [False] * 4
-    pieces = ["<pad>", "<s>", "</s>", " the", " do", "gs", " ", "<0xE4>"]
-    begun = [False, False, True, True, True, False, True, False]
-    assert vocabulary.begins_word(pieces) == begun
 
 
 def test_a_vocabulary_comes_back(tmp_path: Path) -> None:

@@ -42,10 +42,12 @@ def _asset(name: str) -> str:
 
 
 def _texts(sentence: SentenceAttention) -> str:
-    translation = "Translation, as given" if sentence.is_forced else "Translation"
+    written = "Symbols of the tree" if sentence.is_parse else "Translation"
+    if sentence.is_forced:
+        written += ", as given"
     return (
         f'<dl class="texts"><dt>Source</dt><dd>{escape(sentence.pair.source_text)}</dd>'
-        f"<dt>{translation}</dt><dd>{escape(sentence.pair.target_text)}</dd></dl>"
+        f"<dt>{written}</dt><dd>{escape(sentence.pair.target_text)}</dd></dl>"
     )
 
 
@@ -102,7 +104,7 @@ def _search_tree(sentence: SentenceAttention) -> str:
     return (
         "<section><h2>The search</h2><p>A column for each step, in it the hypotheses "
         "that search went on with, best first; below each the log-probability so far. "
-        "The path of the best translation stands out.</p>"
+        "The path of the best one stands out.</p>"
         f'<div class="tree" tabindex="0" role="region" aria-label="Search">{picture}'
         "</div></section>"
     )

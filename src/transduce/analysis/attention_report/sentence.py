@@ -107,6 +107,8 @@ class SentenceAttention:
     pair: PairAttention
     is_forced: bool
     """Whether the translation was given, and not the model's own."""
+    is_parse: bool
+    """Whether what was written are the symbols of a tree."""
     search: SearchTree
     found: tuple[str, ...]
     """The texts of the hypotheses of the search."""
@@ -154,6 +156,7 @@ def look_into(
     return SentenceAttention(
         pair=_attend(translator, source, target_ids),
         is_forced=given is not None,
+        is_parse=translator.symbols is not None,
         search=search,
         found=tuple(written.decode(h.ids) for h in search.hypotheses),
         tokens=dict(zip(ids, written.pieces(ids), strict=True)),

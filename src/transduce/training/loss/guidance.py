@@ -5,7 +5,7 @@ to take is known while it learns. One head of the attention to the memory is tau
 look there: small treebanks do not teach it to count.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,7 +16,12 @@ from torch import Tensor
 from transduce.data.batches import Batch
 from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import Transformer
-from transduce.special_ids import PAD
+from transduce.special_ids import EOS, PAD
+
+
+def word_beginnings(pieces: Iterable[str]) -> Bool[Tensor, " source_vocab"]:
+    """By id, whether a word begins there; the end token is a word too, the last."""
+    return torch.tensor([i == EOS or p.startswith(" ") for i, p in enumerate(pieces)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,7 @@ class Guidance:
     weight: float
     """Of this loss beside the cross-entropy."""
     begins_word: Bool[Tensor, " source_vocab"]
-    """By source token; the end token is a word too, the last."""
+    """By source token, as `word_beginnings` has them."""
     takes_word: Bool[Tensor, " target_vocab"]
     """By target token: whether it stands for the next word."""
 

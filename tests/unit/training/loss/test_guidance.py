@@ -11,7 +11,11 @@ from transduce.device import Hardware
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.loss.batch_loss import BatchLoss
-from transduce.training.loss.guidance import Guidance, watched_attention
+from transduce.training.loss.guidance import (
+    Guidance,
+    watched_attention,
+    word_beginnings,
+)
 
 # Source: 2 ends, 3 and 4 begin words, 5 goes on. Target: 6 and 7 stand for words.
 GUIDANCE = Guidance(
@@ -24,6 +28,12 @@ BATCH = Batch(
     target_in=torch.tensor([[1, 6, 5, 7, 5], [1, 5, 7, 0, 0]]),
     target_out=torch.tensor([[6, 5, 7, 5, 2], [5, 7, 2, 0, 0]]),
 )
+
+
+def test_words_begin_with_a_space_and_the_end_token_is_one():
+    pieces = ["<pad>", "<s>", "</s>", " the", " do", "gs", " ", "<0xE4>"]
+    begun = [False, False, True, True, True, False, True, False]
+    assert word_beginnings(pieces).tolist() == begun
 
 
 @pytest.fixture
