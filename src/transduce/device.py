@@ -14,6 +14,9 @@ import torch
 
 from transduce.errors import ConfigError, RequestError
 
+BUSY_LOAD = 0.5
+"""Programs that want to run, from which on what is timed is to be taken with care."""
+
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Of glibc's malloc.h."""
 
@@ -110,6 +113,13 @@ def peak_memory(device: torch.device) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def num_cores() -> int | None:
+    """The processor's cores that this process may use, as far as the system says."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def leave_a_core() -> None:

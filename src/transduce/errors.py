@@ -8,6 +8,10 @@ TransduceError
   RequestError         the caller asked for what the model or machine cannot do
     BusyError            ... now, because of what others have asked for
     TooLongError         ... at once
+
+Some belong to what they end, and stand there: training that is stopped or diverges,
+one process of several that is killed, an export's proof that fails, a reproduction that
+is stopped or has failed runs.
 """
 
 

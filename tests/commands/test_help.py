@@ -96,4 +96,5 @@ def test_a_mistyped_command_line_is_refused(
 ) -> None:
     refusal = refuses(*arguments)
     assert any(each in refusal for each in message.split("|"))
-    assert refusal.endswith("See `transduce --help`.")
+    command = f" {arguments[0]}" if arguments[0] in COMMANDS else ""
+    assert refusal.endswith(f"See `transduce{command} --help`.")

@@ -78,3 +78,20 @@ def test_the_readme_names_only_commands_that_there_are() -> None:
 @pytest.mark.parametrize("script", ["scripts/check", "scripts/test", ".ci/run"])
 def test_a_script_can_be_run(script: str) -> None:
     assert (ROOT / script).stat().st_mode & 0o111
+
+
+def test_the_map_in_the_readme_has_every_module_and_folder() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [block] = re.findall(
+        r"^src/transduce/\n(.*?)^```", readme, re.DOTALL | re.MULTILINE
+    )
+    mapped = set(re.findall(r"[\w.]+(?:/|\b)", block))
+    modules = {
+        path.stem
+        for folder in FOLDERS
+        if folder.parent == PACKAGE
+        for path in folder.glob("*.py")
+    } - {"__init__"}
+    of_package = {path.name for path in PACKAGE.glob("[!_]*.py")}
+    folders = {f"{folder.name}/" for folder in FOLDERS}
+    assert modules | of_package | folders <= mapped

@@ -19,9 +19,6 @@ dilated; contiguous ones stand beside them in the text."""
 SUSTAINED_TFLOPS = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
 """What the paper takes a device to do in single precision (section 6.1, footnote 5)."""
 
-BUSY_LOAD = 0.5
-"""Programs that want to run, from which on what is timed is to be taken with care."""
-
 UTILISATION = 0.28, 0.43
 """What trainings of this model make of such a speed, at least and at most: the paper's
 base and big models 0.29 and 0.42, and the same between 0.28 and 0.41 in the published

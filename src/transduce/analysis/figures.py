@@ -22,6 +22,8 @@ HEAD_COLOURS = (
     *("#b07d00", "#008b9a", "#c05a1c", "#6a6fb5"),
 )
 """Head by head; a ninth has that of the first."""
+DARK = "#1f2329"
+"""On light squares in any theme: so not quite the ink, which pages make their own."""
 LEAST_SHOWN = 0.01
 """Weights below are not drawn."""
 FIGURE_TYPES = ("png", "svg", "pdf")
@@ -193,7 +195,7 @@ def _draw_grid(
             ha="center",
             va="center",
             fontsize="small",
-            color="white" if is_dark else "#1f2329",
+            color="white" if is_dark else DARK,
         )
     num_layers, num_heads = size
     axes.imshow(

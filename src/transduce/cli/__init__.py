@@ -74,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        _fail(f"{' '.join(str(error).split())} See `transduce --help`.")
+        command = " ".join(("transduce", *(error.command_chain or ())))
+        _fail(f"{' '.join(str(error).split())} See `{command} --help`.")
     except TransduceError as error:
         _fail(str(error))
     except KeyboardInterrupt:

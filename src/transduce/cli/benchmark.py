@@ -24,7 +24,7 @@ from transduce.benchmark.training.speed import (
 )
 from transduce.checkpoint import load_model
 from transduce.cli.options import Assignments, run_config
-from transduce.device import Precision, choose_hardware
+from transduce.device import BUSY_LOAD, Precision, choose_hardware
 from transduce.errors import ConfigError
 from transduce.text.corpus import read_text
 from transduce.text.grammar import Grammar
@@ -32,8 +32,6 @@ from transduce.text.grammar import Grammar
 NUM_SENTENCES = 2_000
 """Of the built-in corpus."""
 Sizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
-BUSY_LOAD = 0.5
-"""Programs that want to run, from which on figures are not to be trusted."""
 
 
 def training(

@@ -20,7 +20,12 @@ from transduce.evaluation.comparison import (
     Tokenize,
 )
 from transduce.evaluation.comparison import compare as compare_systems
-from transduce.evaluation.significance import PairedScores, SystemScore, Trials
+from transduce.evaluation.significance import (
+    SIGNIFICANT_P,
+    PairedScores,
+    SystemScore,
+    Trials,
+)
 from transduce.report.content import (
     Column,
     MarkedText,
@@ -34,7 +39,6 @@ from transduce.report.page import as_page
 from transduce.report.terminal import show
 from transduce.text.corpus import read_text
 
-SIGNIFICANT_P = 0.05
 EXAMPLE_COLUMNS = (
     Column(name="", is_text=True),
     Column(name="chrF"),

@@ -1,13 +1,12 @@
 """`transduce data`: download and prepare a corpus of the field."""
 
 import shlex
-import sys
 from pathlib import Path
 from types import TracebackType
 
 from rich.filesize import decimal
 
-from transduce.cli.terminal import ProgressDisplay
+from transduce.cli.terminal import ProgressDisplay, program
 from transduce.corpora.assembly import DOWNLOADS, AssembledCorpus, assemble
 from transduce.corpora.download import RemoteFile
 from transduce.corpora.named_corpora import NamedCorpus, named_corpus
@@ -98,10 +97,8 @@ def _training_command(corpus: NamedCorpus, assembled: AssembledCorpus) -> str:
     def quoted(path: Path) -> str:
         return shlex.quote(str(path))
 
-    # As this very command was called: it need not be on the path.
-    transduce = sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"
     lines = (
-        f"{transduce} train --preset {corpus.preset}",
+        f"{program()} train --preset {corpus.preset}",
         f"--source {quoted(assembled.path(corpus.train, source))}",
         f"--target {quoted(assembled.path(corpus.train, target))}",
         f"--dev-source {quoted(assembled.path(corpus.dev, source))}",

@@ -46,7 +46,7 @@ def evaluate_parses(
     gold
         The true trees, one a line.
     predicted
-        Theirs, line by line; a blank line where there is none.
+        The predicted trees, one a line for each gold tree; a blank line for none.
     model
         A model or run folder that is to parse the words of the gold trees, instead of
         trees that are there. Both are normalised then, words have the gold tags, and

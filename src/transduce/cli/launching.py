@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import IO
 
+from transduce.device import num_cores
 from transduce.errors import ConfigError, TransduceError
 from transduce.training.distributed import GONE
 
@@ -61,8 +62,7 @@ def run_processes(command: Sequence[str], count: int) -> int:
 def _start(
     command: Sequence[str], rank: int, count: int, port: int, errors: IO[bytes]
 ) -> _Worker:
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or count
+    cores = num_cores() or count
     variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

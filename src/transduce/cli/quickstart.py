@@ -1,12 +1,11 @@
 """`transduce quickstart`: the whole main job on the built-in corpus."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Literal
 
 from transduce.cli.display import TrainingDisplay
-from transduce.cli.terminal import plain_console
+from transduce.cli.terminal import plain_console, program
 from transduce.device import choose_hardware
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.quickstart.parsing import (
@@ -56,7 +55,7 @@ def _show(result: QuickstartResult, out: Path, minutes: float) -> None:
         console.print(f"    -> {example.translation}")
         if example.translation != example.reference:
             console.print(f"    expected: {example.reference}")
-    transduce = _program()
+    transduce = program()
     console.print(
         f"\nBLEU on unseen sentences: {result.bleu.score:.2f}\n  {result.bleu}\n"
         f"Learning curve: {result.picture}\n"
@@ -85,15 +84,10 @@ def _show_parses(result: ParsingResult, out: Path, minutes: float) -> None:
         f"Time: {minutes:.1f} minutes\n\n"
         "Parse a sentence of your own:\n"
         "  echo 'The old lamp fell because it was heavy.' | "
-        f"{_program()} parse {out}/run --pretty\n\n"
+        f"{program()} parse {out}/run --pretty\n\n"
         "Train on your own treebank, a tree in brackets a line:\n"
-        f"  {_program()} train --trees my.trees --dev-trees dev.trees \\\n"
+        f"  {program()} train --trees my.trees --dev-trees dev.trees \\\n"
         "    --preset parsing-small --out runs/parser\n"
         "(parsing-small suits thousands of trees; parsing-wsj and parsing-semi, the "
         "paper's, tens of thousands and millions.)",
     )
-
-
-def _program() -> str:
-    """As this very command was called: it need not be on the path."""
-    return sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"

@@ -1,9 +1,11 @@
 """What commands print on, and how they show how far they are."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +25,11 @@ LINE_SECONDS = 30.0
 def plain_console() -> Console:
     """Standard output, on which a text is printed as it is."""
     return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def program() -> str:
+    """This very command as it was called: it need not be on the path."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"
 
 
 @contextmanager

@@ -120,9 +120,8 @@ class Batcher:
         starts, widest = [0], 0
         for i, length in enumerate(longest):
             widest = max(widest, length)
-            if (i + 1 - starts[-1]) * widest > self._config.batch_tokens and i > starts[
-                -1
-            ]:
+            size = i - starts[-1]
+            if size > 0 and (size + 1) * widest > self._config.batch_tokens:
                 starts.append(i)
                 widest = length
         return np.split(indices[order], starts[1:])

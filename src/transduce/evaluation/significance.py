@@ -18,6 +18,9 @@ from transduce.errors import ConfigError
 SEED_VARIABLE = "SACREBLEU_SEED"
 """Of the environment: the only place from which sacreBLEU takes it."""
 
+SIGNIFICANT_P = 0.05
+"""Below it, a difference is taken for more than luck."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trials:

@@ -41,7 +41,7 @@ class ModelConfig:
     max_positions: int = 1024
     """Rows of the table of learned positions; sinusoids know no limit."""
     norm: Norm = "post"
-    """Where a sub-layer is normalized: after its residual sum, as in the paper."""
+    """Where a sub-layer is normalised: after its residual sum, as in the paper."""
     scores: Scores = "scaled"
     """How a query is held against a key (section 3.2.1)."""
     activation: Activation = "relu"

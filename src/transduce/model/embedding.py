@@ -90,6 +90,7 @@ class LearnedPositions(nn.Module):
         self, positions: Int[Tensor, " count"], _: int
     ) -> Float[Tensor, "count d_model"]:
         """Those of some positions."""
-        # Unlike the paper: beyond the table, which leaves such sentences open.
+        # Unlike the paper: positions beyond the table share its last row; the paper
+        # does not say what becomes of such sentences.
         rows = positions.clamp(max=len(self.weight) - 1)
         return functional.embedding(rows, self.weight) * self.scale

@@ -59,7 +59,7 @@ class ResidualConnection(nn.Module):
         sublayer: Callable[[Tensor], Tensor],
     ) -> Float[Tensor, "batch length d_model"]:
         if self.is_pre_norm:
-            # Unlike the paper: normalized before the sub-layer, which lets deep
+            # Unlike the paper: normalised before the sub-layer, which lets deep
             # stacks train without warm-up (Nguyen and Salazar, 2019).
             return x + self.dropout(sublayer(self.norm(x)))
         return self.norm(x + self.dropout(sublayer(x)))

@@ -13,11 +13,12 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from transduce.errors import DataError
-from transduce.parsing.normalization import TRACE, without_traces
+from transduce.parsing.linearization import PUNCTUATION
+from transduce.parsing.normalization import ROOT, TRACE, without_traces
 from transduce.parsing.trees import Constituent, Leaf, Tree
 
 Status = Literal["valid", "error", "skip"]
-DELETED = frozenset({"TOP", TRACE, ",", ":", "``", "''", "."})
+DELETED = PUNCTUATION | {ROOT, TRACE}
 """Words with these tags and brackets with these labels are not compared."""
 EQUIVALENT = {"PRT": "ADVP"}
 SHORT = 40

@@ -47,7 +47,7 @@ def augmented(trees: Sequence[Tree], config: AugmentationConfig) -> Iterator[Tre
     """All trees and then their variants, the same for the same seed."""
     yield from trees
     if config.copies:
-        # Unlike the paper: variants of few trees, where that has many trees.
+        # Unlike the paper: a small treebank is made larger by variants of its trees.
         maker = _Variants(trees, config)
         for _ in range(config.copies):
             yield from map(maker.variant, trees)
@@ -57,10 +57,9 @@ class _Variants:
     def __init__(self, trees: Sequence[Tree], config: AugmentationConfig) -> None:
         self._config = config
         self._random = Random(config.seed)
-        self._words: dict[str, list[str]] = defaultdict(list)
+        self._words = defaultdict[str, list[str]](list)
         """By tag, each as often as it occurs."""
-        self._constituents: dict[str, list[tuple[Tree, Constituent]]]
-        self._constituents = defaultdict(list)
+        self._constituents = defaultdict[str, list[tuple[Tree, Constituent]]](list)
         """By label, each with its tree."""
         for tree in trees:
             for leaf in tree.leaves:

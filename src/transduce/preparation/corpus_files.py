@@ -20,7 +20,7 @@ class CorpusFiles:
     dev_source: tuple[Path, ...] = ()
     dev_target: tuple[Path, ...] = ()
 
-    metric: ClassVar = "bleu"
+    metric: ClassVar[str] = "bleu"
     """What says how good translations are."""
 
     @property

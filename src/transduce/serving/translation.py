@@ -11,7 +11,7 @@ from transduce.decoding.translator import Translation, TranslationHypothesis
 from transduce.serving.request_queue import RequestQueue
 from transduce.text.documents.markup import join_html, split_html
 from transduce.text.documents.running_text import (
-    Piece,
+    Stretch,
     join_text,
     sentences,
     split_text,
@@ -38,7 +38,7 @@ def search_for(num_alternatives: int) -> SearchConfig:
     return SearchConfig(beam_size=beam_size, num_best=num_best)
 
 
-def split(document: str, format: Format) -> list[Piece]:
+def split(document: str, format: Format) -> list[Stretch]:
     """Sentences, and what stands between them."""
     return split_html(document) if format == "html" else split_text(document)
 
@@ -48,31 +48,34 @@ async def translate_documents(
 ) -> list[TranslatedDocument]:
     """Each with at most so many alternatives."""
     split_documents = [split(document, format) for document in documents]
-    texts = [text for pieces in split_documents for text in sentences(pieces)]
+    texts = [text for stretches in split_documents for text in sentences(stretches)]
     found = iter(await queue.translate(texts, search_for(num_alternatives)))
     return [
         _joined(
-            pieces, [next(found) for _ in sentences(pieces)], format, num_alternatives
+            stretches,
+            [next(found) for _ in sentences(stretches)],
+            format,
+            num_alternatives,
         )
-        for pieces in split_documents
+        for stretches in split_documents
     ]
 
 
-async def found_pieces(
-    pieces: Sequence[Piece], futures: Sequence[Future[Found]]
-) -> AsyncIterator[tuple[Piece, Found | None]]:
-    """Each piece with what was found for it, as soon as those before it are done.
+async def found_stretches(
+    stretches: Sequence[Stretch], futures: Sequence[Future[Found]]
+) -> AsyncIterator[tuple[Stretch, Found | None]]:
+    """Each stretch with what was found for it, as soon as those before it are done.
 
     For what stands between sentences that is nothing. What was not come to is given up.
     """
     waiting = iter(futures)
     try:
-        for piece in pieces:
-            if piece.is_sentence:
+        for stretch in stretches:
+            if stretch.is_sentence:
                 found = await asyncio.wrap_future(next(waiting))
-                yield piece, found
+                yield stretch, found
             else:
-                yield piece, None
+                yield stretch, None
     finally:
         for future in futures:
             future.cancel()
@@ -89,7 +92,7 @@ def other_hypotheses(
 
 
 def _joined(
-    pieces: Sequence[Piece],
+    stretches: Sequence[Stretch],
     translations: Sequence[Translation],
     format: Format,
     num_alternatives: int,
@@ -109,6 +112,6 @@ def _joined(
         for k in range(max(map(len, others), default=0))
     ]
     return TranslatedDocument(
-        text=join(pieces, best),
-        alternatives=[join(pieces, each) for each in alternatives],
+        text=join(stretches, best),
+        alternatives=[join(stretches, each) for each in alternatives],
     )

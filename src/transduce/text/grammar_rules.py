@@ -223,7 +223,7 @@ def _read_rule(entry: Mapping[str, Any]) -> Rule:
     symbol, parameters = _head(entry["head"])
     english = tuple(_english(entry["english"]))
     calls = tuple(item for item in english if isinstance(item, Call))
-    terms = {key_of(term): term for call in calls for term in call.terms}
+    terms = {_key_of(term): term for call in calls for term in call.terms}
     german = entry.get("german", {})
     fields = {"all": german} if isinstance(german, str) else dict(german)
     others = fields.pop("others", "")
@@ -329,7 +329,7 @@ def _call(text: str) -> Call | None:
     if match is None:
         return None
     terms = tuple(map(_term, match[3].split()))
-    keys = tuple(map(key_of, terms))
+    keys = tuple(map(_key_of, terms))
     return Call(
         name=match[1] or match[2],
         symbol=match[2],
@@ -339,7 +339,7 @@ def _call(text: str) -> Call | None:
     )
 
 
-def key_of(term: Term) -> str:
+def _key_of(term: Term) -> str:
     """Under which a rule's variables hold a term that it passes on."""
     if not isinstance(term, Path):
         return f"={term}"

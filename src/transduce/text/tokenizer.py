@@ -74,7 +74,7 @@ def normalize(text: str) -> str:
 
 
 class SubwordTokenizer:
-    """What was learned here; `decode(encode(text))` is the text, normalized."""
+    """What was learned here; `decode(encode(text))` is the text, normalised."""
 
     def __init__(self, pieces: tokenizers.Tokenizer) -> None:
         vocabulary = pieces.get_vocab(with_added_tokens=False)

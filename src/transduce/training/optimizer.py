@@ -97,8 +97,9 @@ class Muon(torch.optim.Optimizer):
     beside the large ones (Jordan et al., 2024). Matrices of one shape go together.
     """
 
-    # Unlike the paper: it has Adam for all. After as many updates on Multi30k, the
-    # model is better with this (benchmarks/results/multi30k.md).
+    # Unlike the paper: the layers' matrices are moved by Muon, if that is asked for,
+    # not by Adam. After as many updates on Multi30k, the model is better so
+    # (benchmarks/results/multi30k.md).
 
     def __init__(self, matrices: Iterable[nn.Parameter]) -> None:
         super().__init__(matrices, {"lr": 0.0})

@@ -1,6 +1,7 @@
 """A survey of heads as tables, words and pictures."""
 
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from transduce.analysis.attention_maps import KINDS
 from transduce.analysis.figures import HeadValues, draw_heads
@@ -9,7 +10,7 @@ from transduce.analysis.head_statistics import (
     HeadName,
     statistics_table,
 )
-from transduce.analysis.head_survey.alignment import AlignmentError
+from transduce.analysis.head_survey.alignment import AlignmentError, Linking
 from transduce.analysis.head_survey.linking import LinkSurvey
 from transduce.analysis.head_survey.survey import AnnotatedSurvey, HeadSurvey
 from transduce.report.content import (
@@ -117,17 +118,16 @@ def _alignment(annotated: AnnotatedSurvey) -> Iterator[Part]:
         "most (by target), a source word to the target word that attends most to it "
         "(by source), or either."
     )
-    heads = [f"{p}, by {b}" for p in ("written", "read") for b in _LINKINGS]
-    by_head: dict[tuple[int, int], list[AlignmentError]] = {}
+    heads = [f"{p}, by {b}" for p in ("written", "read") for b in get_args(Linking)]
+    by_head: dict[tuple[int, bool, int], list[AlignmentError]] = {}
     for each in annotated.alignment:
-        by_head.setdefault((each.layer, each.head or 10**6), []).append(each)
+        # The mean of a layer's heads comes after them.
+        place = (each.layer, each.head is None, each.head or 0)
+        by_head.setdefault(place, []).append(each)
     yield Table(
         columns=columns("encoder-decoder", *heads),
         rows=tuple(_error_row(by_head[key]) for key in sorted(by_head)),
     )
-
-
-_LINKINGS = ("target", "source", "either")
 
 
 def _error_row(errors: Sequence[AlignmentError]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from transduce.analysis.cost import BUSY_LOAD, LayerSizes, LayerType, layer_cost
+from transduce.analysis.cost import LayerSizes, LayerType, layer_cost
 from transduce.analysis.layer_types.dependencies import (
     PathLength,
     SequentialOperations,
@@ -18,6 +18,7 @@ from transduce.analysis.layer_types.scaling import (
     Sweep,
     measure_scaling,
 )
+from transduce.device import BUSY_LOAD
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.content import (
     Column,

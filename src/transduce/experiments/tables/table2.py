@@ -8,7 +8,6 @@ from statistics import fmean
 import numpy as np
 
 from transduce.analysis.cost import (
-    BUSY_LOAD,
     SUSTAINED_TFLOPS,
     UTILISATION,
     Cluster,
@@ -17,6 +16,7 @@ from transduce.analysis.cost import (
     utilisation,
 )
 from transduce.decoding.translator import load
+from transduce.device import BUSY_LOAD
 from transduce.errors import DataError
 from transduce.evaluation.bleu import BleuScore, corpus_bleu, paper_bleu
 from transduce.experiments.presets import preset

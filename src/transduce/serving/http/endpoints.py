@@ -26,13 +26,13 @@ from transduce.serving.served_models import (
     language_name,
 )
 from transduce.serving.translation import (
-    found_pieces,
+    found_stretches,
     other_hypotheses,
     search_for,
     split,
     translate_documents,
 )
-from transduce.text.documents.running_text import Piece, sentences, split_text
+from transduce.text.documents.running_text import Stretch, sentences, split_text
 
 Found = TypeVar("Found")
 
@@ -116,10 +116,10 @@ class Endpoints:
         """
         asked = await self._admission.admit(request, messages.StreamRequest)
         queue = by_name(self._translating, asked.model).queue
-        pieces = split(asked.q, asked.format)
+        stretches = split(asked.q, asked.format)
         search = search_for(asked.alternatives)
-        futures = queue.submit(sentences(pieces), search)
-        return _streamed(pieces, futures, partial(_translated, asked))
+        futures = queue.submit(sentences(stretches), search)
+        return _streamed(stretches, futures, partial(_translated, asked))
 
     async def parse(self, request: Request) -> JsonLines:
         """Parse an English text, each sentence a line of JSON as soon as it is done.
@@ -128,11 +128,11 @@ class Endpoints:
         """
         asked = await self._admission.admit(request, messages.ParseRequest)
         queue = by_name(self._parsing, asked.model).queue
-        pieces = split_text(asked.q)
+        stretches = split_text(asked.q)
         futures = queue.submit_to_parser(
-            sentences(pieces), constrained=asked.constrained
+            sentences(stretches), constrained=asked.constrained
         )
-        return _streamed(pieces, futures, _parsed)
+        return _streamed(stretches, futures, _parsed)
 
     async def score(self, request: Request) -> list[messages.Score]:
         """How likely the model holds given translations."""
@@ -185,16 +185,16 @@ def _shaped(
 
 
 def _streamed(
-    pieces: Sequence[Piece],
+    stretches: Sequence[Stretch],
     futures: Sequence[Future[Found]],
-    told: Callable[[Piece, Found | None], BaseModel],
+    told: Callable[[Stretch, Found | None], BaseModel],
 ) -> JsonLines:
-    """A line for each piece as soon as those before it are done."""
+    """A line for each stretch as soon as those before it are done."""
 
     async def lines() -> AsyncIterator[str]:
         try:
-            async for piece, found in found_pieces(pieces, futures):
-                yield told(piece, found).model_dump_json() + "\n"
+            async for stretch, found in found_stretches(stretches, futures):
+                yield told(stretch, found).model_dump_json() + "\n"
         except TransduceError as error:
             yield messages.Refusal(error=str(error)).model_dump_json() + "\n"
 
@@ -202,17 +202,17 @@ def _streamed(
 
 
 def _translated(
-    asked: messages.StreamRequest, piece: Piece, translation: Translation | None
-) -> messages.StreamedPiece:
+    asked: messages.StreamRequest, stretch: Stretch, translation: Translation | None
+) -> messages.StreamedStretch:
     if translation is None:
-        return messages.StreamedPiece(source=piece.text, translation=piece.text)
+        return messages.StreamedStretch(source=stretch.text, translation=stretch.text)
     others = other_hypotheses(translation, asked.alternatives)
 
     def shown(text: str) -> str:
         return escape(text, quote=False) if asked.format == "html" else text
 
-    return messages.StreamedPiece(
-        source=piece.text,
+    return messages.StreamedStretch(
+        source=stretch.text,
         translation=shown(translation.text),
         score=translation.score,
         alternatives=[
@@ -222,11 +222,11 @@ def _translated(
     )
 
 
-def _parsed(piece: Piece, parse: Parse | None) -> messages.StreamedParse:
+def _parsed(stretch: Stretch, parse: Parse | None) -> messages.StreamedParse:
     if parse is None:
-        return messages.StreamedParse(source=piece.text)
+        return messages.StreamedParse(source=stretch.text)
     return messages.StreamedParse(
-        source=piece.text,
+        source=stretch.text,
         tree=str(parse.tree),
         score=parse.score,
         num_repairs=parse.repairs.total,

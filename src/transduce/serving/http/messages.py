@@ -93,7 +93,7 @@ class Model(BaseModel):
 
 
 class StreamRequest(Asked):
-    """A text to be translated piece by piece."""
+    """A text to be translated sentence by sentence."""
 
     q: str
     model: ModelNamed = None
@@ -114,7 +114,7 @@ class ScoredText(BaseModel):
     ]
 
 
-class StreamedPiece(BaseModel):
+class StreamedStretch(BaseModel):
     """A line of the answer; all translations in a row are that of the text."""
 
     source: str

@@ -59,7 +59,7 @@ REFUSALS = {
     429: "Too much to do, or too many requests: try again later.",
 }
 LINES: dict[str, type[BaseModel]] = {
-    "/v1/translate": messages.StreamedPiece,
+    "/v1/translate": messages.StreamedStretch,
     "/v1/parse": messages.StreamedParse,
 }
 """By path, what each line of an answer is that comes bit by bit."""

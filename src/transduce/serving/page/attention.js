@@ -7,11 +7,15 @@ const GAP = 10;
 const CHARACTER = 9;
 const FAINTEST = 0.03;
 
-// The pieces of each word; a word's first piece begins with a space.
+const isPunctuation = (piece) => piece !== " " && !/[\p{L}\p{N}]/u.test(piece);
+
+// The pieces of each word, as `transduce attention` has them: a word's first piece begins
+// with a space, and what has neither letter nor digit is a word of its own.
 export function wordsOf(pieces) {
   const words = [];
   pieces.forEach((piece, i) => {
-    if (i === 0 || piece.startsWith(" ")) words.push({ text: "", pieces: [] });
+    const isAlone = isPunctuation(piece) || (i > 0 && isPunctuation(pieces[i - 1]));
+    if (i === 0 || piece.startsWith(" ") || isAlone) words.push({ text: "", pieces: [] });
     const word = words[words.length - 1];
     word.text += piece.trimStart();
     word.pieces.push(i);

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from html import escape, unescape
 
-from transduce.text.documents.running_text import Piece, join_text, split_text
+from transduce.text.documents.running_text import Stretch, join_text, split_text
 
 MARKUP = re.compile(r"<(?:(?P<comment>!--)|(?P<name>[A-Za-z]+)|[/!?])")
 TAG_END = re.compile(r"""(?:[^"'>]|"[^"]*"|'[^']*')*>""")
@@ -12,25 +12,25 @@ UNTRANSLATED = {"script", "style", "textarea", "pre", "code"}
 """Elements whose content stays as it is."""
 
 
-def split_html(html: str) -> list[Piece]:
-    """Pieces of HTML, each stretch between tags by itself and without its escapes.
+def split_html(html: str) -> list[Stretch]:
+    """Stretches of HTML: what stands between tags by itself, without its escapes.
 
     A tag, comment or element that is not closed goes to the end, as in a browser.
     """
-    pieces, start = [], 0
+    stretches, start = [], 0
     while start < len(html):
         markup = MARKUP.search(html, start)
         begin = len(html) if markup is None else markup.start()
-        pieces += split_text(unescape(html[start:begin]))
+        stretches += split_text(unescape(html[start:begin]))
         start = begin if markup is None else _end_of(markup)
         if begin < start:
-            pieces.append(Piece(html[begin:start], is_sentence=False))
-    return pieces
+            stretches.append(Stretch(html[begin:start], is_sentence=False))
+    return stretches
 
 
-def join_html(pieces: Sequence[Piece], translations: Sequence[str]) -> str:
+def join_html(stretches: Sequence[Stretch], translations: Sequence[str]) -> str:
     """HTML again: no character of a translation is markup."""
-    return join_text(pieces, [escape(text, quote=False) for text in translations])
+    return join_text(stretches, [escape(text, quote=False) for text in translations])
 
 
 def _end_of(markup: re.Match[str]) -> int:

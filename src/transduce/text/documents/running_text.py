@@ -11,34 +11,34 @@ GAP = re.compile(r"\s+|(?<=[。！？」』”’）])")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Stretch:
     """A sentence, or what stands between two."""
 
     text: str
     is_sentence: bool
 
 
-def split_text(text: str) -> list[Piece]:
-    """Pieces that in a row are the text; a sentence is within a line."""
-    pieces, start = [], 0
+def split_text(text: str) -> list[Stretch]:
+    """Stretches that in a row are the text; a sentence is within a line."""
+    stretches, start = [], 0
     for gap in GAP.finditer(text):
         if _ends_sentence(text, start, gap):
-            pieces.append(Piece(text[start : gap.start()], is_sentence=True))
-            pieces.append(Piece(gap[0], is_sentence=False))
+            stretches.append(Stretch(text[start : gap.start()], is_sentence=True))
+            stretches.append(Stretch(gap[0], is_sentence=False))
             start = gap.end()
-    pieces.append(Piece(text[start:], is_sentence=True))
-    return [piece for piece in pieces if piece.text]
+    stretches.append(Stretch(text[start:], is_sentence=True))
+    return [stretch for stretch in stretches if stretch.text]
 
 
-def sentences(pieces: Sequence[Piece]) -> list[str]:
+def sentences(stretches: Sequence[Stretch]) -> list[str]:
     """What is to be translated."""
-    return [piece.text for piece in pieces if piece.is_sentence]
+    return [stretch.text for stretch in stretches if stretch.is_sentence]
 
 
-def join_text(pieces: Sequence[Piece], translations: Sequence[str]) -> str:
-    """The pieces in a row, each sentence replaced by its translation."""
+def join_text(stretches: Sequence[Stretch], translations: Sequence[str]) -> str:
+    """The stretches in a row, each sentence replaced by its translation."""
     found = iter(translations)
-    return "".join(next(found) if p.is_sentence else p.text for p in pieces)
+    return "".join(next(found) if p.is_sentence else p.text for p in stretches)
 
 
 def _ends_sentence(text: str, begin: int, gap: re.Match[str]) -> bool:

@@ -53,7 +53,8 @@ class Guidance:
         self, weights: Float[Tensor, "batch heads target source"], batch: Batch
     ) -> Float[Tensor, ""]:
         """The first head's surprise at the next word, summed over tokens: in nats."""
-        # Unlike the paper: it teaches no head of a parser where to look.
+        # Unlike the paper: one head of a parser is taught where to look, if that is
+        # asked for.
         is_next = self.next_word(batch.source, batch.target_in)
         attention = (weights[:, 0].float() * is_next).sum(dim=-1)
         # Attention that is too little for a number is still not quite none.

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.text.documents.markup import join_html, split_html
-from transduce.text.documents.running_text import Piece, sentences
+from transduce.text.documents.running_text import Stretch, sentences
 
 TEXTS = st.text(alphabet="aB .!?\n\r\t\u00a0。」<>&;'\"/-p", max_size=60)
 
@@ -29,12 +29,12 @@ def test_markup_is_not_translated(html: str, expected: list[str]) -> None:
 
 @given(TEXTS)
 def test_markup_survives(html: str) -> None:
-    pieces = split_html(html)
-    again = split_html(join_html(pieces, sentences(pieces)))
-    tags = [each for each in pieces if each.text.startswith("<")]
+    stretches = split_html(html)
+    again = split_html(join_html(stretches, sentences(stretches)))
+    tags = [each for each in stretches if each.text.startswith("<")]
     assert [each for each in again if each.text.startswith("<")] == tags
 
 
 def test_a_translation_is_no_markup() -> None:
-    pieces = [Piece("<p>", is_sentence=False), Piece("a", is_sentence=True)]
-    assert join_html(pieces, ["<b> & c"]) == "<p>&lt;b&gt; &amp; c"
+    stretches = [Stretch("<p>", is_sentence=False), Stretch("a", is_sentence=True)]
+    assert join_html(stretches, ["<b> & c"]) == "<p>&lt;b&gt; &amp; c"

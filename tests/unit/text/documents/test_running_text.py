@@ -30,9 +30,9 @@ def test_text_is_split_where_sentences_end(text: str, expected: list[str]) -> No
 
 @given(TEXTS)
 def test_pieces_in_a_row_are_the_text(text: str) -> None:
-    pieces = split_text(text)
-    assert join_text(pieces, sentences(pieces)) == text
-    assert all("\n" not in each for each in sentences(pieces))
+    stretches = split_text(text)
+    assert join_text(stretches, sentences(stretches)) == text
+    assert all("\n" not in each for each in sentences(stretches))
 
 
 @given(TEXTS)

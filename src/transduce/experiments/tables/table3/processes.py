@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from transduce.device import num_cores
 from transduce.errors import ConfigError, TransduceError
 from transduce.experiments.run_folder import LOG
 from transduce.experiments.tables.table3.experiment import Experiment, RowRun
@@ -66,8 +67,7 @@ def places(device: str, parallel: int | None) -> list[Place]:
         return [{VISIBLE: gpus[number % len(gpus)]} for number in range(count)]
     if count == 1:
         return [{}]
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or count
+    cores = num_cores() or count
     return [{"OMP_NUM_THREADS": str(max(cores // count, 1))}] * count
 
 

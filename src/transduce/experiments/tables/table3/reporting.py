@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from transduce.evaluation.significance import SIGNIFICANT_P
 from transduce.experiments.tables.table3.paper import PAPER_ROWS
-from transduce.experiments.tables.table3.results import (
-    SIGNIFICANT_P,
-    RowResult,
-    Table3,
-)
+from transduce.experiments.tables.table3.results import RowResult, Table3
 from transduce.experiments.tables.table3.rows import scaled_base, settings
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.content import (

@@ -11,6 +11,7 @@ from transduce.device import Precision
 from transduce.evaluation.bleu import corpus_bleu
 from transduce.evaluation.pooling import PooledBleu, pooled
 from transduce.evaluation.significance import (
+    SIGNIFICANT_P,
     PairedScores,
     SystemScore,
     Trials,
@@ -27,8 +28,6 @@ from transduce.experiments.tables.table3.rows import (
 from transduce.model.cost import count_parameters
 from transduce.text.corpus import read_text
 from transduce.training.schedule import learning_rate
-
-SIGNIFICANT_P = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
