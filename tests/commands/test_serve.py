@@ -122,7 +122,7 @@ def test_a_port_that_is_taken_is_refused(
         ),
         (("missing", "--host", "no.such.invalid"), "no.such.invalid:0 must be free"),
         (("missing", "--max-waiting", "0"), "`max_waiting` must be at least 1"),
-        (("missing", "--timeout-s", "nan"), "`timeout_s` must be above 0 seconds"),
+        (("missing", "--timeout", "nan"), "The timeout must be above 0 seconds"),
         (("missing", "--max-characters", "0"), "`max_characters` must be at least 1"),
         (("missing", "--requests-per-minute", "0"), "must be at least 1, but is 0"),
         (("missing", "--api-keys", "nowhere"), "nowhere: the file cannot be read"),

@@ -16,7 +16,7 @@ def serve(
     requests_per_minute: int | None = None,
     max_characters: int = 10_000,
     max_waiting: int = 1024,
-    timeout_s: float = 30.0,
+    timeout: float = 30.0,
     batch_size: int = 64,
     device: str = "auto",
     precision: Precision = "fp32",
@@ -45,7 +45,7 @@ def serve(
         Of a request at most.
     max_waiting
         Sentences that may wait, of all requests; a request too many is refused.
-    timeout_s
+    timeout
         Seconds that a sentence may wait.
     batch_size
         Sentences that are translated, or parsed, together at most.
@@ -69,7 +69,7 @@ def serve(
     names = [served_models.ModelName.parse(model) for model in models]
     served_models.require_distinct(names)
     queueing = QueueConfig(
-        max_waiting=max_waiting, timeout_s=timeout_s, batch_size=batch_size
+        max_waiting=max_waiting, timeout_s=timeout, batch_size=batch_size
     )
     admitting = admission.AdmissionConfig(
         api_keys=() if api_keys is None else admission.read_keys(api_keys),
@@ -91,4 +91,4 @@ def serve(
         written_host = f"[{host}]" if ":" in host else host
         address = f"http://{written_host}:{listener.getsockname()[1]}"
         print(f"Serving {', '.join(m.name for m in served)} at {address}", flush=True)
-        server.serve(server.create_app(served, admitting), listener, timeout_s)
+        server.serve(server.create_app(served, admitting), listener, timeout)

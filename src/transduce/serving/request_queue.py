@@ -40,7 +40,7 @@ class QueueConfig:
                 raise ConfigError(f"`{name}` must be at least 1, but is {value}.")
         if not self.timeout_s > 0:
             raise ConfigError(
-                f"`timeout_s` must be above 0 seconds, but is {self.timeout_s}."
+                f"The timeout must be above 0 seconds, but is {self.timeout_s}."
             )
 
 

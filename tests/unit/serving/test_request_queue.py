@@ -250,8 +250,15 @@ def test_waiting_can_be_given_up_by_future(queue: RequestQueue, gate: Gate) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("max_waiting", 0), ("timeout_s", 0.0), ("batch_size", 0)]
+    ("setting", "message"),
+    [
+        ({"max_waiting": 0}, "`max_waiting` must be at least 1, but is 0"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1, but is 0"),
+        ({"timeout_s": 0.0}, "The timeout must be above 0 seconds, but is 0.0"),
+    ],
 )
-def test_an_impossible_setting_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"`{name}` must be .*, but is 0"):
-        QueueConfig(**{name: value})
+def test_an_impossible_setting_is_refused(
+    setting: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        QueueConfig(**setting)
