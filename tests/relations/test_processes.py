@@ -127,7 +127,7 @@ def test_all_end_when_one_is_killed_and_any_number_goes_on(
     assert process.returncode == 2
     last = errors.strip().splitlines()[-1]
     assert "process 2 of 2 was killed (SIGKILL)" in last
-    assert f"transduce train --out {run} --resume --devices 2" in last
+    assert f"transduce train --out {run} --resume --device cpu --devices 2" in last
     assert "Traceback" not in errors
     again = started("train", "--out", str(run), "--resume", "--device", "cpu")
     succeed(again)

@@ -26,7 +26,12 @@ from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.observation import RunObserver, RunResult, RunStart, Silent
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import PICTURE, RunFiles, RunFolder
+from transduce.experiments.run_folder import (
+    PICTURE,
+    RunFiles,
+    RunFolder,
+    refuse_changed_precision,
+)
 from transduce.interruption import stop_on_signal
 from transduce.model.transformer import Transformer
 from transduce.preparation.prepared_corpus import PreparedCorpus
@@ -41,7 +46,6 @@ from transduce.training.trainer import (
     StepReport,
     Trainer,
     TrainingState,
-    TrainingStoppedError,
 )
 
 LOG_STEPS = 10
@@ -77,7 +81,7 @@ def train(
         )
     corpus = None
     if processes.is_first:
-        _, corpus = RunFolder.create(out, files, config)
+        _, corpus = RunFolder.create(out, files, config, hardware.precision)
     processes.wait()
     folder, _ = RunFolder.open(out)
     _Run(folder, config, hardware, observer, processes).train(corpus)
@@ -89,8 +93,12 @@ def resume(
     observer: RunObserver,
     processes: Processes = ALONE,
 ) -> None:
-    """Go on with the run in the folder `out`, from its newest sound checkpoint."""
+    """Go on with the run in the folder `out`, from its newest sound checkpoint.
+
+    `ConfigError` if it was begun in another precision.
+    """
     folder, config = RunFolder.open(out)
+    refuse_changed_precision(folder, hardware.precision)
     _Run(folder, config, hardware, observer, processes).train(None)
 
 
@@ -135,11 +143,7 @@ class _Run:
         )
         if self._processes.is_first:
             self._score_if_missed(trainer)
-        try:
-            self._train_to_the_end(trainer)
-        except TrainingStoppedError as stopped:
-            command = f"transduce train --out {self._folder.path} --resume"
-            raise TrainingStoppedError(f"{stopped} Go on with: {command}") from None
+        self._train_to_the_end(trainer)
         if self._processes.is_first:
             self._observer.finished(self._finish(trainer))
 

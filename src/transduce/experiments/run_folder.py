@@ -16,6 +16,7 @@ from transduce.checkpoint import (
     read_json,
     write_folder,
 )
+from transduce.device import Precision
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.presets import RunConfig
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
@@ -54,7 +55,7 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path, files: RunFiles, config: RunConfig
+        cls, path: Path, files: RunFiles, config: RunConfig, precision: Precision
     ) -> tuple["RunFolder", PreparedCorpus]:
         """Prepare a new run; nothing is left behind if that fails.
 
@@ -77,6 +78,7 @@ class RunFolder:
             record = {
                 "format": FORMAT,
                 "files": files.absolute_names(),
+                "precision": precision,
                 "settings": asdict(replace(config, model=model)),
             }
             text = json.dumps(record, indent=2) + "\n"
@@ -112,6 +114,12 @@ class RunFolder:
         """The files the run was begun with, by their part."""
         files: dict[str, list[str]] = read_json(self.path / RECORD)["files"]
         return files
+
+    @property
+    def precision(self) -> Precision:
+        """That the run was begun in; "auto" if an older version did not note it."""
+        precision: Precision = read_json(self.path / RECORD).get("precision", "auto")
+        return precision
 
     @property
     def corpus(self) -> Path:
@@ -196,6 +204,21 @@ def _prepare(
 def settings_of(out: Path) -> RunConfig:
     """The settings that the run in the folder `out` was begun with."""
     return RunFolder.open(out)[1]
+
+
+def precision_of(out: Path) -> Precision:
+    """The precision that the run in the folder `out` was begun in, if it is known."""
+    return RunFolder.open(out)[0].precision
+
+
+def refuse_changed_precision(folder: RunFolder, precision: Precision) -> None:
+    """`ConfigError` if a run to be resumed was begun in another precision."""
+    if folder.precision not in ("auto", precision):
+        raise ConfigError(
+            f"{folder.path}: the precision of the run to resume is {folder.precision}, "
+            f"but {precision} is asked for; leave --precision out, or begin another "
+            "run."
+        )
 
 
 def refuse_changed_settings(out: Path, config: RunConfig) -> None:
