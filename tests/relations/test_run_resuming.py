@@ -20,7 +20,7 @@ from transduce.checkpoint import load_model
 from transduce.corpora.grammar_treebank import training_trees
 from transduce.decoding.search_config import SearchConfig
 from transduce.device import Hardware
-from transduce.errors import CheckpointError, VersionError
+from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.observation import RunResult, RunStart
 from transduce.experiments.pipeline import resume, train
@@ -225,6 +225,30 @@ def test_a_signal_at_the_last_step_is_too_late_to_stop(
 ) -> None:
     train(files, CONFIG, tmp_path / "run", CPU, SendsSignal(STEPS))
     assert_same_weights(tmp_path / "run" / "averaged", uninterrupted)
+
+
+class ResumesToo(SendsSignal):
+    """And tries to train the same run meanwhile."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self._run = run
+
+    def stepped(self, report: StepReport) -> None:
+        with pytest.raises(ConfigError, match="by one command at a time, but another"):
+            resume(self._run, CPU, SendsSignal())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot claim a folder")
+def test_a_run_is_trained_by_one_command_at_a_time(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(files, CONFIG, run, CPU, ResumesToo(run))
+    last_checkpoint(run).rename(tmp_path / "last")
+    resume(run, CPU, ResumesToo(run))
+    assert_same_weights(run, uninterrupted)
+    assert_logs_agree(run, uninterrupted)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from transduce.checkpoint import (
     remove_folder,
     save_model,
 )
+from transduce.claims import claim
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
 from transduce.decoding.search_config import SearchConfig
@@ -84,7 +86,8 @@ def train(
         _, corpus = RunFolder.create(out, files, config, hardware.precision)
     processes.wait()
     folder, _ = RunFolder.open(out)
-    _Run(folder, config, hardware, observer, processes).train(corpus)
+    with _claimed(out, processes):
+        _Run(folder, config, hardware, observer, processes).train(corpus)
 
 
 def resume(
@@ -99,7 +102,19 @@ def resume(
     """
     folder, config = RunFolder.open(out)
     refuse_changed_precision(folder, hardware.precision)
-    _Run(folder, config, hardware, observer, processes).train(None)
+    with _claimed(out, processes):
+        _Run(folder, config, hardware, observer, processes).train(None)
+
+
+def _claimed(out: Path, processes: Processes) -> AbstractContextManager[object]:
+    """Keep other commands from training the same run."""
+    if not processes.is_first:
+        return nullcontext()
+    refusal = ConfigError(
+        f"{out}: a run must be trained by one command at a time, but another one is at "
+        "it; wait for it to end, or stop it."
+    )
+    return claim(out, refusal)
 
 
 class _Run:
