@@ -49,8 +49,10 @@ def test_the_log_is_json_lines(run: Path) -> None:
     found = [(entry["kind"], entry["step"]) for entry in log(run)]
     assert found == [
         ("step", 10),
+        ("saved", 10),
         ("dev", 10),
         ("step", 20),
+        ("saved", 20),
         ("dev", 20),
         ("final", 20),
     ]

@@ -321,6 +321,36 @@ def test_a_checkpoint_half_removed_does_not_stop_the_average(
     assert_same_weights(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_member_of_the_average_that_is_lost_is_told_of(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path, is_there: bool
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    lost = RunFolder(run).checkpoints()[-CONFIG.training.keep_checkpoints]
+    weights = lost / "model.safetensors"
+    if is_there:
+        weights.write_bytes(weights.read_bytes()[:-20])
+    else:
+        shutil.rmtree(lost)
+    message = f"^{lost}: must be averaged with the other checkpoints, but is missing or"
+    with pytest.raises(CheckpointError, match=message):
+        resume(run, CPU, SendsSignal())
+    assert_same_weights(run, uninterrupted)
+    assert_same_weights(last_checkpoint(run), last_checkpoint(uninterrupted))
+
+
+def test_a_run_that_logged_no_checkpoints_is_averaged_of_those_there(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    start_and_stop(files, tmp_path / "run", 17)
+    log = tmp_path / "run" / "log.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"saved"' not in line))
+    resume(tmp_path / "run", CPU, SendsSignal())
+    assert_same_weights(tmp_path / "run", uninterrupted)
+
+
 LONG = replace(
     CONFIG, training=replace(CONFIG.training, steps=200, checkpoint_steps=50)
 )

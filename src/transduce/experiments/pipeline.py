@@ -16,7 +16,6 @@ from transduce.checkpoint import (
     Checkpoint,
     average,
     load_model,
-    remove_folder,
     save_model,
 )
 from transduce.claims import claim
@@ -28,6 +27,7 @@ from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.observation import RunObserver, RunResult, RunStart, Silent
 from transduce.experiments.presets import RunConfig
+from transduce.experiments.run_checkpoints import RunCheckpoints
 from transduce.experiments.run_folder import (
     PICTURE,
     RunFiles,
@@ -42,7 +42,7 @@ from transduce.training.distributed import ALONE, Processes
 from transduce.training.fitting import require_memory
 from transduce.training.loss.guidance import Guidance, word_beginnings
 from transduce.training.optimizer import require_moments
-from transduce.training.saving import load_training_state, save_training
+from transduce.training.saving import load_training_state
 from transduce.training.trainer import (
     DivergedError,
     StepReport,
@@ -139,7 +139,7 @@ class _Run:
         self._processes = processes
         self._observer = observer if processes.is_first else Silent()
         self._dev = DevCorpus.open(folder, self._config, hardware.device)
-        self._num_kept = config.training.keep_checkpoints
+        self._checkpoints = RunCheckpoints(folder, config.training.keep_checkpoints)
 
     def train(self, corpus: PreparedCorpus | None) -> None:
         keep_freed_memory()
@@ -280,18 +280,13 @@ class _Run:
         self._observer.stepped(report)
 
     def _save(self, trainer: Trainer) -> None:
-        """Save a checkpoint, and drop those that are no longer needed."""
         if not self._processes.is_first:
             return
-        step = trainer.progress.step
-        checkpoint = self._at_rest(trainer.model, step)
-        if not trainer.is_checkpoint_due:
-            save_training(checkpoint, trainer.state(), self._folder.stopped)
-            return
-        save_training(checkpoint, trainer.state(), self._folder.checkpoint(step))
-        shutil.rmtree(self._folder.stopped, ignore_errors=True)
-        for old in self._folder.checkpoints()[: -self._num_kept]:
-            remove_folder(old)
+        checkpoint = self._at_rest(trainer.model, trainer.progress.step)
+        if trainer.is_checkpoint_due:
+            self._checkpoints.save(checkpoint, trainer.state())
+        else:
+            self._checkpoints.save_stopped(checkpoint, trainer.state())
 
     def _score_if_missed(self, trainer: Trainer) -> None:
         """Score the checkpoint gone on from, if the run was stopped before it could."""
@@ -335,13 +330,13 @@ class _Run:
 
         If the best checkpoint alone does better, that is the run's model.
         """
-        kept = self._folder.checkpoints()[-self._num_kept :]
-        model, folder = average(list(map(load_model, kept))), AVERAGED
-        dev = self._dev_score(trainer, model, len(kept))
-        best = self._best_alone(trainer, kept) if dev else None
+        members = self._checkpoints.members()
+        model, folder = average(members), AVERAGED
+        dev = self._dev_score(trainer, model, len(members))
+        best = self._best_alone(trainer, members) if dev else None
         if dev and best and self._history().beats(best.entry(), dev.entry()):
             self._observer.warned(
-                f"The average of the last {len(kept)} checkpoints does worse on the "
+                f"The average of the last {len(members)} checkpoints does worse on the "
                 f"dev corpus ({dev.quality}, loss {dev.loss:.3f}) than that of step "
                 f"{best.step:,} alone ({best.quality}, {best.loss:.3f}), and is not "
                 "kept."
@@ -357,17 +352,17 @@ class _Run:
         self._draw()
         return RunResult(
             model=self._folder.path / folder,
-            num_averaged=len(kept) if folder == AVERAGED else 1,
+            num_averaged=len(members) if folder == AVERAGED else 1,
             dev=dev,
             picture=self._folder.path / PICTURE,
         )
 
     def _best_alone(
-        self, trainer: Trainer, averaged: Sequence[Path]
+        self, trainer: Trainer, averaged: Sequence[Checkpoint]
     ) -> DevScore | None:
         """The best checkpoint's score; none if it is all that the average is of."""
         best = load_model(self._folder.path / BEST)
-        if [self._folder.checkpoint(best.step)] == averaged:
+        if [best.step] == [member.step for member in averaged]:
             return None
         return self._dev_score(trainer, best, 1)
 

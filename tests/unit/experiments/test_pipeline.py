@@ -257,10 +257,13 @@ def test_the_best_checkpoint_is_the_one_of_highest_bleu(
 def test_the_log_holds_steps_and_scores(run: tuple[Path, RunResult, Notes]) -> None:
     log = list(RunFolder(run[0]).read_log())
     assert [(e["kind"], e["step"]) for e in log] == [
+        ("saved", 4),
         ("dev", 4),
+        ("saved", 8),
         ("dev", 8),
         ("step", 10),
         ("step", 12),
+        ("saved", 12),
         ("dev", 12),
         ("final", 12),
     ]

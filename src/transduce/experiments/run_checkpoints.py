@@ -1,0 +1,63 @@
+"""The checkpoints of a run: which are kept, gone on from and averaged."""
+
+from pathlib import Path
+
+from transduce.checkpoint import (
+    AVERAGED,
+    Checkpoint,
+    load_model,
+    remove_folder,
+)
+from transduce.errors import CheckpointError, VersionError
+from transduce.experiments.run_folder import RunFolder
+from transduce.training.saving import save_training
+from transduce.training.trainer import TrainingState
+
+
+class RunCheckpoints:
+    """The last few of the schedule, and where the run was stopped after them."""
+
+    def __init__(self, folder: RunFolder, num_kept: int) -> None:
+        self._folder = folder
+        self._num_kept = num_kept
+
+    def save(self, checkpoint: Checkpoint, state: TrainingState) -> None:
+        """Save one of the schedule, and drop those that are no longer needed."""
+        # Logged first, as a run forgets what it logged after the checkpoint it goes on
+        # from: so what the log names was saved, whenever a crash comes.
+        self._folder.log("saved", step=checkpoint.step)
+        save_training(checkpoint, state, self._folder.checkpoint(checkpoint.step))
+        if self._folder.stopped.exists():
+            remove_folder(self._folder.stopped)
+        for old in self._folder.checkpoints()[: -self._num_kept]:
+            remove_folder(old)
+
+    def save_stopped(self, checkpoint: Checkpoint, state: TrainingState) -> None:
+        """Save where the run is stopped, in place of where it was before."""
+        save_training(checkpoint, state, self._folder.stopped)
+
+    def members(self) -> list[Checkpoint]:
+        """Those to be averaged; `CheckpointError` if one of them cannot be."""
+        return [self._member(path) for path in self._last()]
+
+    def _last(self) -> list[Path]:
+        """By the log and, as older versions did not log them, by what is there."""
+        logged = {
+            self._folder.checkpoint(entry["step"])
+            for entry in self._folder.read_log()
+            if entry["kind"] == "saved"
+        }
+        return sorted(logged.union(self._folder.checkpoints()))[-self._num_kept :]
+
+    def _member(self, path: Path) -> Checkpoint:
+        try:
+            return load_model(path)
+        except VersionError:
+            raise
+        except CheckpointError:
+            raise CheckpointError(
+                f"{path}: must be averaged with the other checkpoints, but is missing "
+                "or damaged; the run is trained and stays saved: average the others by "
+                "`transduce average CHECKPOINT... --out "
+                f"{self._folder.path / AVERAGED}`."
+            ) from None
