@@ -153,16 +153,26 @@ def _load_symbols(folder: Path, config: ModelConfig) -> SymbolVocabulary | None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder at once; a crash on the way leaves none of that name."""
-    going = folder.with_name(f".{folder.name}.transduce-old")
+    going = folder.with_name(f".{folder.name}.transduce-gone")
     _remove(going)
     folder.rename(going)
     _remove(going)
 
 
+def clear_leftovers(parent: Path) -> None:
+    """Undo or complete what a crash has cut short; nobody else may write there."""
+    for left in list(parent.glob(".*.transduce-*")):
+        name, _, kind = left.name[1:].rpartition(".transduce-")
+        folder = left.with_name(name)
+        if kind == "old" and not folder.exists():
+            left.rename(folder)
+        else:
+            _remove(left)
+
+
 def find_model(path: Path) -> Path:
     """The model folder itself, or a run's averaged, else best, else newest model."""
-    newest = [path / STOPPED, *reversed(checkpoints_of(path))]
-    for folder in [path, path / AVERAGED, path / BEST, *newest]:
+    for folder in [path, path / AVERAGED, path / BEST, *newest_first(path)]:
         if (folder / WEIGHTS).is_file():
             return folder
     raise CheckpointError(
@@ -174,6 +184,21 @@ def find_model(path: Path) -> Path:
 def checkpoints_of(run: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
     return sorted((run / CHECKPOINTS).glob("step-*[0-9]"))
+
+
+def newest_first(run: Path) -> list[Path]:
+    """Where a run was saved: its checkpoints, and where it was stopped."""
+    stopped = [run / STOPPED] if (run / STOPPED).exists() else []
+    return sorted([*stopped, *checkpoints_of(run)], key=_name_by_step, reverse=True)
+
+
+def _name_by_step(folder: Path) -> str:
+    """That of a checkpoint; what does not tell its step is taken for the newest."""
+    if folder.name != STOPPED:
+        return folder.name
+    with suppress(CheckpointError, KeyError, TypeError, ValueError):
+        return f"step-{read_json(folder / CONFIG)['step']:08}"
+    return STOPPED  # in the order of letters after all steps
 
 
 def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:

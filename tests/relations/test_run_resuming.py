@@ -321,6 +321,44 @@ def test_a_checkpoint_half_removed_does_not_stop_the_average(
     assert_same_weights(tmp_path / "run", uninterrupted)
 
 
+def test_where_a_run_was_stopped_is_not_gone_on_from_once_it_is_older(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    start_and_stop(files, run, 12)
+    shutil.copytree(RunFolder(run).stopped, tmp_path / "stopped")
+    with pytest.raises(TrainingStoppedError):
+        resume(run, CPU, SendsSignal(16))
+    shutil.rmtree(RunFolder(run).stopped)
+    # A kill came between a checkpoint and the removal of what it takes the place of.
+    (tmp_path / "stopped").rename(RunFolder(run).stopped)
+    observer = SendsSignal()
+    resume(run, CPU, observer)
+    assert observer.first_step == 15
+    assert_same_weights(run, uninterrupted)
+    assert not RunFolder(run).stopped.exists()
+
+
+def test_what_a_kill_leaves_of_a_save_is_cleared(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    start_and_stop(files, run, 17)
+    last, checkpoints = last_checkpoint(run), run / "checkpoints"
+    shutil.copytree(last, checkpoints / ".step-00000018.transduce-new")
+    shutil.copytree(last, checkpoints / ".step-00000005.transduce-gone")
+    shutil.copytree(last, run / ".averaged.transduce-new")
+    shutil.copytree(last, checkpoints / "step-00000001")
+    last.rename(checkpoints / f".{last.name}.transduce-old")
+    resume(run, CPU, SendsSignal())
+    assert_same_weights(run, uninterrupted)
+    found, expected = (
+        {str(path.relative_to(out)) for path in out.rglob("*")}
+        for out in (run, uninterrupted)
+    )
+    assert found == expected
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_member_of_the_average_that_is_lost_is_told_of(
     files: CorpusFiles, uninterrupted: Path, tmp_path: Path, is_there: bool

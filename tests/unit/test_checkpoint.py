@@ -20,10 +20,13 @@ from transduce.checkpoint import (
     Checkpoint,
     average,
     checkpoints_of,
+    clear_leftovers,
     find_model,
     load_model,
     load_tensors,
+    newest_first,
     read_json,
+    remove_folder,
     save_model,
     save_tensors,
     write_folder,
@@ -454,6 +457,26 @@ def test_a_run_without_checkpoints_has_none(tmp_path):
     assert checkpoints_of(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ('{"step": 12}', ["step-00000020", "stopped", "step-00000010"]),
+        ('{"step": 20}', ["stopped", "step-00000020", "step-00000010"]),
+        ('{"step": "no', ["stopped", "step-00000020", "step-00000010"]),
+        ('{"step": []}', ["stopped", "step-00000020", "step-00000010"]),
+        ("{}", ["stopped", "step-00000020", "step-00000010"]),
+    ],
+    ids=["older", "as old", "damaged", "no step", "none"],
+)
+def test_where_a_run_was_stopped_stands_among_its_checkpoints(
+    tmp_path, config, expected
+):
+    for name in ("checkpoints/step-00000010", "checkpoints/step-00000020", "stopped"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "stopped" / CONFIG).write_text(config)
+    assert [path.name for path in newest_first(tmp_path)] == expected
+
+
 def test_an_average_is_the_plain_mean(make_checkpoint):
     members = [make_checkpoint(seed=n) for n in (1, 2, 3)]
     mean = average(members)
@@ -586,6 +609,28 @@ def test_what_an_earlier_crash_left_is_cleared(folder, tmp_path):
     assert set(contents(folder)) == {CONFIG}
     assert {path.name for path in tmp_path.iterdir()} == {"model", "outside"}
     assert (outside / "kept").exists()
+
+
+def test_what_a_crash_cut_short_is_undone_or_completed(tmp_path):
+    for name in ("there", ".mine", ".there.transduce-old", ".away.transduce-old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / CONFIG).write_text(name)
+    for name in (".there.transduce-new", ".another.transduce-gone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / CONFIG).touch()
+    clear_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"there", "away", ".mine"}
+    assert (tmp_path / "there" / CONFIG).read_text() == "there"
+    assert (tmp_path / "away" / CONFIG).read_text() == ".away.transduce-old"
+
+
+def test_a_removal_cut_short_leaves_nothing_to_put_back(folder, monkeypatch):
+    remove = module._remove
+    monkeypatch.setattr(module, "_remove", lambda _: None)
+    remove_folder(folder)
+    monkeypatch.setattr(module, "_remove", remove)
+    clear_leftovers(folder.parent)
+    assert list(folder.parent.iterdir()) == []
 
 
 def test_a_parent_that_is_a_file_is_told(tmp_path):

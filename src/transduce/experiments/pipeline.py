@@ -1,6 +1,5 @@
 """From two text files to a trained, averaged, scored model (sections 5 and 6.1)."""
 
-import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -16,6 +15,8 @@ from transduce.checkpoint import (
     Checkpoint,
     average,
     load_model,
+    newest_first,
+    remove_folder,
     save_model,
 )
 from transduce.claims import claim
@@ -233,7 +234,9 @@ class _Run:
 
         Damaged ones are set aside. `CheckpointError` if there is none but such.
         """
-        if not self._processes.is_first:
+        if self._processes.is_first:
+            self._folder.clear_leftovers()
+        else:
             self._processes.wait()  # until what is damaged is set aside
         model, state = self._newest_sound()
         step = 0 if state is None else state.progress.step
@@ -248,10 +251,8 @@ class _Run:
         return model, state
 
     def _newest_sound(self) -> tuple[Transformer, TrainingState | None]:
-        # The next checkpoint removes what was saved when stopping, so that is newest.
-        stopped = [self._folder.stopped] if self._folder.stopped.exists() else []
-        checkpoints = [*stopped, *reversed(self._folder.checkpoints())]
-        for checkpoint in checkpoints:
+        saved = newest_first(self._folder.path)
+        for checkpoint in saved:
             try:
                 model = load_model(checkpoint).build()
                 state = load_training_state(checkpoint)
@@ -265,7 +266,7 @@ class _Run:
                 self._folder.set_aside(checkpoint)
                 continue
             return model, state
-        if checkpoints:
+        if saved:
             raise CheckpointError(
                 f"{self._folder.path}: no checkpoint can be used; all are set aside in "
                 f"{self._folder.path / CHECKPOINTS}. Begin another run."
@@ -330,6 +331,7 @@ class _Run:
 
         If the best checkpoint alone does better, that is the run's model.
         """
+        self._checkpoints.drop_old()  # a crash may have come before that
         members = self._checkpoints.members()
         model, folder = average(members), AVERAGED
         dev = self._dev_score(trainer, model, len(members))
@@ -342,7 +344,8 @@ class _Run:
                 "kept."
             )
             folder, dev = BEST, best
-            shutil.rmtree(self._folder.path / AVERAGED, ignore_errors=True)
+            if (self._folder.path / AVERAGED).exists():
+                remove_folder(self._folder.path / AVERAGED)
         else:
             save_model(model, self._folder.path / AVERAGED)
         # A run that was done already says so again, but does not log it.

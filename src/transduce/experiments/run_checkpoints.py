@@ -22,11 +22,15 @@ class RunCheckpoints:
         self._num_kept = num_kept
 
     def save(self, checkpoint: Checkpoint, state: TrainingState) -> None:
-        """Save one of the schedule, and drop those that are no longer needed."""
+        """Save one of the schedule, and drop what is no longer needed."""
         # Logged first, as a run forgets what it logged after the checkpoint it goes on
         # from: so what the log names was saved, whenever a crash comes.
         self._folder.log("saved", step=checkpoint.step)
         save_training(checkpoint, state, self._folder.checkpoint(checkpoint.step))
+        self.drop_old()
+
+    def drop_old(self) -> None:
+        """Drop what the newest one has taken the place of."""
         if self._folder.stopped.exists():
             remove_folder(self._folder.stopped)
         for old in self._folder.checkpoints()[: -self._num_kept]:

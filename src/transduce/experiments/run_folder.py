@@ -13,6 +13,7 @@ from transduce.checkpoint import (
     CHECKPOINTS,
     STOPPED,
     checkpoints_of,
+    clear_leftovers,
     read_json,
     write_folder,
 )
@@ -156,6 +157,11 @@ class RunFolder:
         Apart from the others, so that stopping does not change what is averaged.
         """
         return self.path / STOPPED
+
+    def clear_leftovers(self) -> None:
+        """Undo or complete what a crash has cut short."""
+        for parent in (self.path, self.path / CHECKPOINTS):
+            clear_leftovers(parent)
 
     def set_aside(self, checkpoint: Path) -> None:
         """Take a damaged checkpoint out of the way, but keep it."""
