@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from transduce import checkpoint as module
 from transduce.checkpoint import (
     Checkpoint,
-    average,
     checkpoints_of,
     clear_leftovers,
     find_model,
@@ -105,6 +104,17 @@ def test_a_model_read_is_the_model_saved(make_checkpoint, tmp_path, changes):
     assert different(loaded, saved) == []
     text = "one two 三"
     assert loaded.tokenizer.encode(text) == saved.tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("run", [None, "3f"])
+def test_the_run_that_trained_a_model_is_noted(make_checkpoint, tmp_path, run):
+    save_model(replace(make_checkpoint(), run=run), tmp_path / "model")
+    assert load_model(tmp_path / "model").run == run
+
+
+def test_a_model_of_a_version_that_noted_no_run_has_none(folder):
+    edit(folder / CONFIG, lambda content: content.pop("run"))
+    assert load_model(folder).run is None
 
 
 def test_a_model_folder_holds_three_files(folder):
@@ -321,13 +331,6 @@ def test_damaged_symbols_are_refused(make_checkpoint, tmp_path, content):
         load_model(tmp_path / "parser")
 
 
-def test_parsers_of_different_symbols_are_not_averaged(make_checkpoint):
-    one = parser_of(make_checkpoint, 7)
-    other = replace(one, symbols=SymbolVocabulary("pos", ("S", "/S", "XX")))
-    with pytest.raises(CheckpointError, match="must be of one model"):
-        average([one, other])
-
-
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("name", "value"),
@@ -475,48 +478,6 @@ def test_where_a_run_was_stopped_stands_among_its_checkpoints(
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "stopped" / CONFIG).write_text(config)
     assert [path.name for path in newest_first(tmp_path)] == expected
-
-
-def test_an_average_is_the_plain_mean(make_checkpoint):
-    members = [make_checkpoint(seed=n) for n in (1, 2, 3)]
-    mean = average(members)
-    for name, weight in mean.weights.items():
-        exact = sum(member.weights[name].double() for member in members) / 3
-        torch.testing.assert_close(weight, exact.float(), atol=0, rtol=0)
-    assert mean.weights.keys() == members[0].weights.keys()
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
-def test_an_average_of_the_same_is_the_same_bit_for_bit(make_checkpoint, count):
-    member = make_checkpoint()
-    mean = average([member] * count)
-    assert different(mean, member) == []
-    assert {weight.dtype for weight in mean.weights.values()} == {torch.float32}
-
-
-def test_an_average_does_not_change_its_members(make_checkpoint):
-    members = [make_checkpoint(seed=1), make_checkpoint(seed=2)]
-    average(members)
-    assert different(members[0], make_checkpoint(seed=1)) == []
-    assert different(members[1], make_checkpoint(seed=2)) == []
-
-
-def test_an_average_is_of_the_last_members_step(make_checkpoint):
-    mean = average([make_checkpoint(step=10), make_checkpoint(step=20)])
-    assert mean.step == 20
-    assert mean.config == make_checkpoint().config
-
-
-def test_an_average_of_different_models_is_refused(make_checkpoint):
-    members = [make_checkpoint(step=3, dropout=0.5), make_checkpoint(step=4)]
-    message = "must be of one model, but those of step 3 and 4 have different settings"
-    with pytest.raises(CheckpointError, match=message):
-        average(members)
-
-
-def test_an_average_of_nothing_is_refused():
-    with pytest.raises(CheckpointError, match="at least one checkpoint, but has 0"):
-        average([])
 
 
 def failing(error: BaseException) -> Callable[[Path], None]:

@@ -13,7 +13,6 @@ from transduce.checkpoint import (
     BEST,
     CHECKPOINTS,
     Checkpoint,
-    average,
     load_model,
     newest_first,
     remove_folder,
@@ -39,6 +38,7 @@ from transduce.interruption import stop_on_signal
 from transduce.model.transformer import Transformer
 from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
+from transduce.training.averaging import average
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.fitting import require_memory
 from transduce.training.loss.guidance import Guidance, word_beginnings
@@ -386,6 +386,7 @@ class _Run:
             tokenizer=self._tokenizer,
             step=step,
             symbols=self._symbols,
+            run=self._folder.id,
         )
 
     def _draw(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from transduce.checkpoint import (
     CHECKPOINTS,
@@ -78,6 +79,7 @@ class RunFolder:
             )
             record = {
                 "format": FORMAT,
+                "id": uuid4().hex,
                 "files": files.absolute_names(),
                 "precision": precision,
                 "settings": asdict(replace(config, model=model)),
@@ -115,6 +117,12 @@ class RunFolder:
         """The files the run was begun with, by their part."""
         files: dict[str, list[str]] = read_json(self.path / RECORD)["files"]
         return files
+
+    @property
+    def id(self) -> str | None:
+        """What the checkpoints of this run are known by; none if it is an older one."""
+        number: str | None = read_json(self.path / RECORD).get("id")
+        return number
 
     @property
     def precision(self) -> Precision:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from transduce.checkpoint import Checkpoint, average, load_model
+from transduce.checkpoint import Checkpoint, load_model
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.dev_corpus import DevCorpus, DevScore
@@ -16,6 +16,7 @@ from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
 from transduce.preparation.corpus_files import CorpusFiles
+from transduce.training.averaging import average
 from transduce.training.schedule import learning_rate
 from transduce.training.trainer import DivergedError, StepReport, Trainer
 
