@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from transduce.cli.launching import ProcessKilledError
+from transduce.training.distributed import ProcessLostError
 from transduce.training.trainer import TrainingStoppedError
 
 
@@ -16,7 +17,7 @@ def telling_how_to_go_on(
     """Add the command that goes on with a run to what is said when it is broken off."""
     try:
         yield
-    except (TrainingStoppedError, ProcessKilledError) as error:
+    except (TrainingStoppedError, ProcessKilledError, ProcessLostError) as error:
         command = ["transduce", "train", "--out", str(out), "--resume"]
         if device != "auto":
             command += ["--device", device]

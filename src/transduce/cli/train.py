@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli import USER_ERROR
 from transduce.cli.display import TrainingDisplay
-from transduce.cli.launching import run_processes
+from transduce.cli.launching import one_voice, run_processes
 from transduce.cli.options import (
     Assignments,
     Files,
@@ -35,7 +34,6 @@ from transduce.experiments.run_folder import (
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.treebank import TreebankFiles
 from transduce.training.distributed import is_joined, joined, local_rank
-from transduce.training.trainer import TrainingStoppedError
 
 
 def train(
@@ -113,18 +111,17 @@ def train(
             "FILE..."
         )
     log = (TensorBoardLog(out),) if tensorboard else ()
-    with joined(hardware.device) as processes, TrainingDisplay() as display:
+    with (
+        telling_how_to_go_on(out, device, devices),
+        joined(hardware.device) as processes,
+        TrainingDisplay() as display,
+        one_voice(processes, devices),
+    ):
         observer = Observers(display, *log)
-        try:
-            with telling_how_to_go_on(out, device, devices):
-                if resume or files is None:
-                    resume_run(out, hardware, observer, processes)
-                else:
-                    train_run(files, run, out, hardware, observer, processes)
-        except TrainingStoppedError:
-            if processes.is_first:
-                raise
-            sys.exit(USER_ERROR)  # the first one says so for all
+        if resume or files is None:
+            resume_run(out, hardware, observer, processes)
+        else:
+            train_run(files, run, out, hardware, observer, processes)
 
 
 def _command(options: Mapping[str, Any]) -> list[str]:

@@ -22,10 +22,17 @@ from transduce.errors import ConfigError, TransduceError
 LONGEST_WAIT = timedelta(days=1)
 """For the first process, which scores and saves while the others wait."""
 
-BROKEN = ("gloo", "NCCL", "Connection", "connection")
-"""What the backends' errors say when another process is gone."""
-GONE = "another one has ended"
-"""What is said then: the consequence of a fault, and never its cause."""
+BROKEN = ("Connection", "connection", "Broken pipe", "Socket closed", "ncclRemoteError")
+"""In the backends' errors when another process cannot be reached: any other error is of
+this one."""
+LOST = (
+    "All processes of a run must go on together, but the connection between two of "
+    "them is lost."
+)
+
+
+class ProcessLostError(TransduceError):
+    """Another process is out of reach: the consequence of a fault, never its cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +80,9 @@ class Processes:
         try:
             yield
         except RuntimeError as error:
-            message = str(error)
-            if self.count == 1 or not any(word in message for word in BROKEN):
+            if self.count == 1 or not any(word in str(error) for word in BROKEN):
                 raise
-            raise TransduceError(
-                f"All processes of a run must go on together, but {GONE} "
-                f"({message.splitlines()[0]}); go on from the last checkpoint with "
-                "--resume."
-            ) from None
+            raise ProcessLostError(LOST) from None
 
     def join(self, model: nn.Module) -> nn.Module:
         """The model, its gradients averaged over all processes in `backward`."""
