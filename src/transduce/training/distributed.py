@@ -30,6 +30,8 @@ LOST = (
     "them is lost."
 )
 
+REMEDY = "start the processes with torchrun or --devices."
+
 
 class ProcessLostError(TransduceError):
     """Another process is out of reach: the consequence of a fault, never its cause."""
@@ -130,7 +132,9 @@ def joined(device: torch.device) -> Iterator[Processes]:
     if not is_joined():
         yield ALONE
         return
-    rank, count = _variable("RANK"), _variable("WORLD_SIZE")
+    count = _variable("WORLD_SIZE")
+    rank = _variable("RANK", below=count)
+    _require_meeting_point()
     is_gpu = device.type == "cuda"
     distributed.init_process_group(
         "nccl" if is_gpu else "gloo",
@@ -160,11 +164,21 @@ def apart(model: nn.Module) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _variable(name: str) -> int:
-    value = os.environ.get(name, "")
-    if not value.isdecimal():
+def _require_meeting_point() -> None:
+    _variable("MASTER_PORT", below=2**16)
+    if not os.environ.get("MASTER_ADDR"):
         raise ConfigError(
-            f"The variable {name} must be a number where WORLD_SIZE is set, but is "
-            f"{value!r}; start the processes with torchrun or --devices."
+            "The variable MASTER_ADDR must name a machine where WORLD_SIZE is set, but "
+            f"does not; {REMEDY}"
+        )
+
+
+def _variable(name: str, below: int | None = None) -> int:
+    value = os.environ.get(name, "")
+    if not value.isdecimal() or (below is not None and int(value) >= below):
+        bound = "" if below is None else f" below {below}"
+        raise ConfigError(
+            f"The variable {name} must be a number{bound} where WORLD_SIZE is set, but "
+            f"is {value!r}; {REMEDY}"
         )
     return int(value)
