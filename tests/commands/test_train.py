@@ -48,6 +48,7 @@ def test_a_run_holds_what_is_promised(run: Path) -> None:
 def test_the_log_is_json_lines(run: Path) -> None:
     found = [(entry["kind"], entry["step"]) for entry in log(run)]
     assert found == [
+        ("start", 0),
         ("step", 10),
         ("saved", 10),
         ("dev", 10),

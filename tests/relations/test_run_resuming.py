@@ -129,7 +129,7 @@ def assert_same_weights(model: Path, expected: Path) -> None:
 
 def assert_logs_agree(run: Path, expected: Path) -> None:
     def lines(path: Path) -> list[tuple[str, int, float | None]]:
-        log = RunFolder(path).read_log()
+        log = [e for e in RunFolder(path).read_log() if e["kind"] != "start"]
         return [(e["kind"], e["step"], e.get("loss")) for e in log]
 
     assert lines(run) == lines(expected)

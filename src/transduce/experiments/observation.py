@@ -23,7 +23,7 @@ class RunStart:
     hardware: Hardware
     num_processes: int
     fit: Fit
-    """Of the longest batch, in this process."""
+    """Of the longest batch, cut as all processes cut it."""
     first_step: int
 
 

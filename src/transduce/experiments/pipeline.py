@@ -11,10 +11,8 @@ from transduce.analysis.learning_curve import draw_learning_curve
 from transduce.checkpoint import (
     AVERAGED,
     BEST,
-    CHECKPOINTS,
     Checkpoint,
     load_model,
-    newest_first,
     remove_folder,
     save_model,
 )
@@ -23,7 +21,7 @@ from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
 from transduce.decoding.search_config import SearchConfig
 from transduce.device import Hardware, keep_freed_memory
-from transduce.errors import CheckpointError, ConfigError, VersionError
+from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.observation import RunObserver, RunResult, RunStart, Silent
 from transduce.experiments.presets import RunConfig
@@ -40,10 +38,8 @@ from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.averaging import average
 from transduce.training.distributed import ALONE, Processes
-from transduce.training.fitting import require_memory
+from transduce.training.fitting import Fit, require_memory
 from transduce.training.loss.guidance import Guidance, word_beginnings
-from transduce.training.optimizer import require_moments
-from transduce.training.saving import load_training_state
 from transduce.training.trainer import (
     DivergedError,
     StepReport,
@@ -140,7 +136,7 @@ class _Run:
         self._processes = processes
         self._observer = observer if processes.is_first else Silent()
         self._dev = DevCorpus.open(folder, self._config, hardware.device)
-        self._checkpoints = RunCheckpoints(folder, config.training.keep_checkpoints)
+        self._checkpoints = RunCheckpoints(folder, config.training)
 
     def train(self, corpus: PreparedCorpus | None) -> None:
         keep_freed_memory()
@@ -159,9 +155,23 @@ class _Run:
         )
         if self._processes.is_first:
             self._score_if_missed(trainer)
+            self._log_start(trainer.progress.step, fitted)
         self._train_to_the_end(trainer)
         if self._processes.is_first:
             self._observer.finished(self._finish(trainer))
+
+    def _log_start(self, step: int, fitted: Fit) -> None:
+        """On what the run goes on, unless it is done."""
+        if step < self._config.training.steps:
+            self._folder.log(
+                "start",
+                step=step,
+                device=self._hardware.device.type,
+                precision=self._hardware.precision,
+                num_processes=self._processes.count,
+                max_positions=fitted.max_positions,
+                was_cut=fitted.was_cut,
+            )
 
     def _train_to_the_end(self, trainer: Trainer) -> None:
         """Train; once, if the loss diverges, from the last checkpoint more slowly."""
@@ -251,28 +261,16 @@ class _Run:
         return model, state
 
     def _newest_sound(self) -> tuple[Transformer, TrainingState | None]:
-        saved = newest_first(self._folder.path)
-        for checkpoint in saved:
-            try:
-                model = load_model(checkpoint).build()
-                state = load_training_state(checkpoint)
-                require_moments(model, self._config.training, state.tensors)
-            except VersionError:
-                raise
-            except CheckpointError as error:
-                if not self._processes.is_first:
-                    raise
-                self._observer.warned(f"{error} Going on from the one before.")
-                self._folder.set_aside(checkpoint)
-                continue
-            return model, state
-        if saved:
-            raise CheckpointError(
-                f"{self._folder.path}: no checkpoint can be used; all are set aside in "
-                f"{self._folder.path / CHECKPOINTS}. Begin another run."
-            )
+        if (found := self._checkpoints.newest_sound(self._set_aside)) is not None:
+            return found
         torch.manual_seed(self._config.training.seed)
         return Transformer(self._config.model), None
+
+    def _set_aside(self, damaged: Path, error: CheckpointError) -> None:
+        if not self._processes.is_first:
+            raise error
+        self._observer.warned(f"{error} Going on from the one before.")
+        self._folder.set_aside(damaged)
 
     def _stepped(self, report: StepReport) -> None:
         is_last = report.step == self._config.training.steps

@@ -1,25 +1,61 @@
 """The checkpoints of a run: which are kept, gone on from and averaged."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from transduce.checkpoint import (
     AVERAGED,
+    CHECKPOINTS,
     Checkpoint,
     load_model,
+    newest_first,
     remove_folder,
 )
 from transduce.errors import CheckpointError, VersionError
 from transduce.experiments.run_folder import RunFolder
-from transduce.training.saving import save_training
+from transduce.model.transformer import Transformer
+from transduce.training.config import TrainingConfig
+from transduce.training.optimizer import require_moments
+from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import TrainingState
 
 
 class RunCheckpoints:
     """The last few of the schedule, and where the run was stopped after them."""
 
-    def __init__(self, folder: RunFolder, num_kept: int) -> None:
+    def __init__(self, folder: RunFolder, config: TrainingConfig) -> None:
         self._folder = folder
-        self._num_kept = num_kept
+        self._config = config
+        self._num_kept = config.keep_checkpoints
+
+    def newest_sound(
+        self, set_aside: Callable[[Path, CheckpointError], None]
+    ) -> tuple[Transformer, TrainingState] | None:
+        """Where the run can go on from; none if nothing is saved.
+
+        What is damaged is handed over with its error. `CheckpointError` if there is
+        nothing else.
+        """
+        saved = newest_first(self._folder.path)
+        for checkpoint in saved:
+            try:
+                return self._load(checkpoint)
+            except VersionError:
+                raise
+            except CheckpointError as error:
+                set_aside(checkpoint, error)
+        if saved:
+            raise CheckpointError(
+                f"{self._folder.path}: no checkpoint can be used; all are set aside in "
+                f"{self._folder.path / CHECKPOINTS}. Begin another run."
+            )
+        return None
+
+    def _load(self, checkpoint: Path) -> tuple[Transformer, TrainingState]:
+        model = load_model(checkpoint).build()
+        state = load_training_state(checkpoint)
+        require_moments(model, self._config, state.tensors)
+        return model, state
 
     def save(self, checkpoint: Checkpoint, state: TrainingState) -> None:
         """Save one of the schedule, and drop what is no longer needed."""

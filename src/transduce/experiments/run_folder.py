@@ -196,7 +196,12 @@ class RunFolder:
 
     def forget_log_after(self, step: int) -> None:
         """Drop what a resumed run will write again."""
-        kept = [entry for entry in self.read_log() if entry["step"] <= step]
+        kept = [
+            entry
+            for entry in self.read_log()
+            if entry["step"] <= step
+            and (entry["kind"], entry["step"]) != ("start", step)
+        ]
         new = self.path / f"{LOG}.new"
         new.write_text("".join(json.dumps(e) + "\n" for e in kept), encoding="utf-8")
         new.replace(self.path / LOG)

@@ -131,7 +131,8 @@ class Trainer:
     def fit(self) -> Fit:
         """Find out how much of an update fits in memory; from here on it is cut so.
 
-        `ConfigError` if not even one pair fits.
+        All processes agree on that; time and memory are this one's. `ConfigError` if
+        not even one pair fits.
         """
         weights = [] if self._optimizer.has_state else self.model.parameters()
         # What Adam will hold must have its room.
@@ -141,8 +142,11 @@ class Trainer:
         # All cut alike: else a pair could fall to two of them, or to none.
         bound = float(found.max_positions) if found.was_cut else math.inf
         bound = self._processes.least(bound, self._hardware.device)
-        self._max_positions = None if math.isinf(bound) else int(bound)
-        return found
+        if math.isinf(bound):
+            self._max_positions = None
+            return found
+        self._max_positions = int(bound)
+        return replace(found, max_positions=int(bound), was_cut=True)
 
     def train(
         self,

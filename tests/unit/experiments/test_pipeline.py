@@ -258,6 +258,7 @@ def test_the_best_checkpoint_is_the_one_of_highest_bleu(
 def test_the_log_holds_steps_and_scores(run: tuple[Path, RunResult, Notes]) -> None:
     log = list(RunFolder(run[0]).read_log())
     assert [(e["kind"], e["step"]) for e in log] == [
+        ("start", 0),
         ("saved", 4),
         ("dev", 4),
         ("saved", 8),
@@ -268,6 +269,22 @@ def test_the_log_holds_steps_and_scores(run: tuple[Path, RunResult, Notes]) -> N
         ("dev", 12),
         ("final", 12),
     ]
+
+
+def test_the_log_tells_on_what_a_run_is_trained(
+    run: tuple[Path, RunResult, Notes],
+) -> None:
+    [start] = [e for e in RunFolder(run[0]).read_log() if e["kind"] == "start"]
+    fit = run[2].starts[0].fit
+    assert start == {
+        "kind": "start",
+        "step": 0,
+        "device": "cpu",
+        "precision": "fp32",
+        "num_processes": 1,
+        "max_positions": fit.max_positions,
+        "was_cut": False,
+    }
 
 
 def test_the_learning_curve_is_a_picture(run: tuple[Path, RunResult, Notes]) -> None:

@@ -174,3 +174,11 @@ def test_what_will_be_logged_again_is_forgotten(run: RunFolder) -> None:
         run.log("step", step=step)
     run.forget_log_after(20)
     assert [entry["step"] for entry in run.read_log()] == [10, 20]
+
+
+def test_a_start_that_came_to_nothing_is_forgotten(run: RunFolder) -> None:
+    for kind, step in [("start", 0), ("step", 10), ("start", 10), ("step", 20)]:
+        run.log(kind, step=step)
+    run.forget_log_after(10)
+    kept = [(entry["kind"], entry["step"]) for entry in run.read_log()]
+    assert kept == [("start", 0), ("step", 10)]
