@@ -90,8 +90,8 @@ class Processes:
         """The model, its gradients averaged over all processes in `backward`."""
         return model if self.count == 1 else DistributedDataParallel(model)
 
-    def share(self, batches: Sequence[Integer[np.ndarray, " _"]]) -> list["Piece"]:
-        """This process's pieces of an update's batches, at least one.
+    def share(self, batches: Sequence[Integer[np.ndarray, " _"]]) -> list["Share"]:
+        """This process's shares of an update's batches, at least one.
 
         A batch is cut only if there are fewer than processes; its parts then have
         dropout of their own.
@@ -100,17 +100,17 @@ class Processes:
         while len(cuts) < self.count and max(map(len, cuts)) > 1:
             largest = max(range(len(cuts)), key=lambda i: len(cuts[i]))
             cuts[largest : largest + 1] = np.array_split(cuts[largest], 2)
-        pieces = [
-            Piece(number=number, indices=indices, counts=True)
+        shares = [
+            Share(number=number, indices=indices, counts=True)
             for number, indices in enumerate(cuts)
         ]
         # All must take part in every sum, even where there is nothing to do.
-        idle = replace(pieces[0], counts=False)
-        return pieces[self.rank :: self.count] or [idle]
+        idle = replace(shares[0], counts=False)
+        return shares[self.rank :: self.count] or [idle]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Share:
     """What a process works on at a time: a batch of an update, or a part of one."""
 
     number: int

@@ -17,7 +17,7 @@ from transduce.evaluation.perplexity import perplexity
 from transduce.model.transformer import Transformer
 from transduce.special_ids import PAD
 from transduce.training.config import TrainingConfig
-from transduce.training.distributed import ALONE, Piece, Processes, apart
+from transduce.training.distributed import ALONE, Processes, Share, apart
 from transduce.training.fitting import Fit, fit
 from transduce.training.loss.batch_loss import BatchLoss, as_tensor
 from transduce.training.loss.guidance import Guidance
@@ -250,14 +250,14 @@ class Trainer:
 
     def _accumulate(self, update: Update) -> Float[Tensor, "2"]:
         """Form the gradient of an update's mean loss a token; its sums of losses."""
-        pieces = self._processes.share(self._cut(update.batches))
+        shares = self._processes.share(self._cut(update.batches))
         losses = torch.zeros(2, device=self._hardware.device)
         # One context for all batches, so that weights are cast once an update.
         with self._hardware.autocast(), self._processes.in_step():
-            for piece in pieces[:-1]:
+            for share in shares[:-1]:
                 with apart(self._joined):
-                    losses += self._backward(piece, update)
-            losses += self._backward(pieces[-1], update)
+                    losses += self._backward(share, update)
+            losses += self._backward(shares[-1], update)
         return self._processes.total(losses)
 
     def _cut(
@@ -273,18 +273,18 @@ class Trainer:
             parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
         return parts
 
-    def _backward(self, piece: Piece, update: Update) -> Float[Tensor, "2"]:
-        """Add a piece's part of the gradient."""
+    def _backward(self, share: Share, update: Update) -> Float[Tensor, "2"]:
+        """Add a share's part of the gradient."""
         # Each has dropout of its own, whichever process it falls to.
-        torch.manual_seed(self._dropout_seed(piece.number))
-        loss = self._joined(self._batcher.load(piece.indices))
+        torch.manual_seed(self._dropout_seed(share.number))
+        loss = self._joined(self._batcher.load(share.indices))
         # Joined processes form the mean of their gradients, but it is to be the sum.
-        share = piece.counts * self._processes.count / update.num_target_tokens
-        (loss.smoothed * share).backward()
-        return piece.counts * as_tensor(loss)
+        weight = share.counts * self._processes.count / update.num_target_tokens
+        (loss.smoothed * weight).backward()
+        return share.counts * as_tensor(loss)
 
     def _dropout_seed(self, number: int) -> int:
-        """Of a piece of this step, whatever has been drawn before."""
+        """Of a share of this step, whatever has been drawn before."""
         entropy = (self._config.seed, self.progress.step, number)
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
