@@ -23,7 +23,12 @@ from transduce.decoding.search_config import SearchConfig
 from transduce.device import Hardware, keep_freed_memory
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
-from transduce.experiments.observation import RunObserver, RunResult, RunStart, Silent
+from transduce.experiments.observation import (
+    Observers,
+    RunObserver,
+    RunResult,
+    RunStart,
+)
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_checkpoints import RunCheckpoints
 from transduce.experiments.run_folder import (
@@ -134,7 +139,7 @@ class _Run:
         self._config = replace(config, model=model)
         self._hardware = hardware
         self._processes = processes
-        self._observer = observer if processes.is_first else Silent()
+        self._observer = observer if processes.is_first else Observers()
         self._dev = DevCorpus.open(folder, self._config, hardware.device)
         self._checkpoints = RunCheckpoints(folder, config.training)
 
