@@ -16,7 +16,6 @@ from transduce.checkpoint import (
     remove_folder,
     save_model,
 )
-from transduce.claims import claim
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
 from transduce.decoding.search_config import SearchConfig
@@ -88,7 +87,7 @@ def train(
         _, corpus = RunFolder.create(out, files, config, hardware.precision)
     processes.wait()
     folder, _ = RunFolder.open(out)
-    with _claimed(out, processes):
+    with _claimed(folder, processes):
         _Run(folder, config, hardware, observer, processes).train(corpus)
 
 
@@ -104,19 +103,12 @@ def resume(
     """
     folder, config = RunFolder.open(out)
     refuse_changed_precision(folder, hardware.precision)
-    with _claimed(out, processes):
+    with _claimed(folder, processes):
         _Run(folder, config, hardware, observer, processes).train(None)
 
 
-def _claimed(out: Path, processes: Processes) -> AbstractContextManager[object]:
-    """Keep other commands from training the same run."""
-    if not processes.is_first:
-        return nullcontext()
-    refusal = ConfigError(
-        f"{out}: a run must be trained by one command at a time, but another one is at "
-        "it; wait for it to end, or stop it."
-    )
-    return claim(out, refusal)
+def _claimed(folder: RunFolder, processes: Processes) -> AbstractContextManager[object]:
+    return folder.claimed() if processes.is_first else nullcontext()
 
 
 class _Run:

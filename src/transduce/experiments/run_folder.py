@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,7 @@ from transduce.checkpoint import (
     read_json,
     write_folder,
 )
+from transduce.claims import claim
 from transduce.device import Precision
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.presets import RunConfig
@@ -112,6 +114,14 @@ class RunFolder:
                 "restore the file, or begin another run."
             )
         return cls(path), apply_mapping(RunConfig(), settings, f"{path / RECORD}: ")
+
+    def claimed(self) -> AbstractContextManager[object]:
+        """Keep other commands from training this run; `ConfigError` if one is at it."""
+        refusal = ConfigError(
+            f"{self.path}: a run must be trained by one command at a time, but another "
+            "one is at it; wait for it to end, or stop it."
+        )
+        return claim(self.path, refusal)
 
     def files(self) -> dict[str, list[str]]:
         """The files the run was begun with, by their part."""
