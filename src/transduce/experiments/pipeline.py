@@ -178,6 +178,8 @@ class _Run:
                     f"{diverged} That was at a lowered learning rate; begin another "
                     "run with a lower `training.learning_rate_scale`."
                 )
+            # Unlike the paper: it says nothing of runs that diverge; this one goes back
+            # to its last checkpoint, once, and on at half the learning rate.
             model, state = self._start()
             trainer.model.load_state_dict(model.state_dict())
             trainer.restore(state)
@@ -331,6 +333,8 @@ class _Run:
         model, folder = average(members), AVERAGED
         dev = self._dev_score(trainer, model, len(members))
         best = self._best_alone(trainer, members) if dev else None
+        # Unlike the paper: the best checkpoint is the model if it alone does better on
+        # the dev corpus than the average.
         if dev and best and self._history().beats(best.entry(), dev.entry()):
             self._observer.warned(
                 f"The average of the last {len(members)} checkpoints does worse on the "
