@@ -153,6 +153,18 @@ def test_batches_are_filled(make_batcher, dataset):
     assert num_batches < 1.5 * positions.sum() / 200 + 1
 
 
+def test_little_of_a_batch_is_padding(make_dataset):
+    # Lengths about as those of news text, and targets about as long as their sources.
+    random = np.random.default_rng(1)
+    source = random.lognormal(3.0, 0.6, 100_000).clip(1, 100)
+    target = (source * random.lognormal(0.0, 0.2, len(source))).clip(1, 120)
+    lengths = np.stack([source, target], axis=1).astype(int).tolist()
+    dataset = make_dataset([([5] * one, [6] * other) for one, other in lengths])
+    updates = list(Batcher(dataset, BatchingConfig(), seed=1).epoch(0))
+    num_tokens = sum(u.num_source_tokens + u.num_target_tokens for u in updates)
+    assert num_tokens > 0.95 * sum(update.num_positions for update in updates)
+
+
 def test_pairs_of_similar_length_share_a_batch(make_batcher, dataset):
     lengths = dataset.target.lengths(np.arange(len(dataset)))
     ranges = sorted(
