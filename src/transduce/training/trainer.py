@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from transduce.data.batches import Batcher, Update
+from transduce.data.batches import Batch, Batcher, Update, read_ahead
 from transduce.device import Hardware
 from transduce.errors import TransduceError
 from transduce.evaluation.perplexity import perplexity
@@ -252,13 +253,18 @@ class Trainer:
         """Form the gradient of an update's mean loss a token; its sums of losses."""
         shares = self._processes.share(self._cut(update.batches))
         losses = torch.zeros(2, device=self._hardware.device)
+        batches = read_ahead(self._load(share) for share in shares)
         # One context for all batches, so that weights are cast once an update.
         with self._hardware.autocast(), self._processes.in_step():
-            for share in shares[:-1]:
-                with apart(self._joined):
-                    losses += self._backward(share, update)
-            losses += self._backward(shares[-1], update)
+            for share, batch in zip(shares, batches, strict=True):
+                is_last = share is shares[-1]
+                with nullcontext() if is_last else apart(self._joined):
+                    losses += self._backward(share, batch, update)
         return self._processes.total(losses)
+
+    def _load(self, share: Share) -> Batch:
+        batch = self._batcher.load(share.indices)
+        return batch.pinned() if self._hardware.device.type == "cuda" else batch
 
     def _cut(
         self, batches: Sequence[Integer[np.ndarray, " _"]]
@@ -273,11 +279,13 @@ class Trainer:
             parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
         return parts
 
-    def _backward(self, share: Share, update: Update) -> Float[Tensor, "2"]:
+    def _backward(
+        self, share: Share, batch: Batch, update: Update
+    ) -> Float[Tensor, "2"]:
         """Add a share's part of the gradient."""
         # Each has dropout of its own, whichever process it falls to.
         torch.manual_seed(self._dropout_seed(share.number))
-        loss = self._joined(self._batcher.load(share.indices))
+        loss = self._joined(batch)
         # Joined processes form the mean of their gradients, but it is to be the sum.
         weight = share.counts * self._processes.count / update.num_target_tokens
         (loss.smoothed * weight).backward()
