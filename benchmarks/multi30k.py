@@ -56,9 +56,10 @@ def train(task: Task, run: Path, options: list[str]) -> None:
     dev_source, dev_target = task.files("val")
     files = ["--source", source, "--target", target]
     files += ["--dev-source", dev_source, "--dev-target", dev_target]
-    begin = ["--preset", "multi30k", *files, *options]
+    begin = ["--preset", "multi30k", *files]
     how = ["--resume"] if (run / "config.json").is_file() else begin
-    subprocess.run([*TRANSDUCE, "train", "--out", str(run), *how], check=True)
+    command = [*TRANSDUCE, "train", "--out", str(run), *how, *options]
+    subprocess.run(command, check=True)
 
 
 def scores(task: Task, run: Path, split: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,6 +63,8 @@ class Checkpoint:
     """Updates it was trained for; of an average, the last member's."""
     symbols: SymbolVocabulary | None = None
     """What a parser writes."""
+    run: str | None = None
+    """The id of the run that trained it, if there is one."""
 
     def build(self) -> Transformer:
         """The model, ready to compute, on a copy of the weights."""
@@ -108,6 +110,7 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
     config = {
         "format": FORMAT,
         "step": checkpoint.step,
+        "run": checkpoint.run,
         "model": asdict(checkpoint.config),
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -133,7 +136,12 @@ def load_model(path: Path) -> Checkpoint:
     weights = load_tensors(folder / WEIGHTS)
     _check_weights(weights, config, folder / WEIGHTS)
     return Checkpoint(
-        config=config, weights=weights, tokenizer=tokenizer, step=step, symbols=symbols
+        config=config,
+        weights=weights,
+        tokenizer=tokenizer,
+        step=step,
+        symbols=symbols,
+        run=read_json(folder / CONFIG).get("run"),
     )
 
 
@@ -153,16 +161,26 @@ def _load_symbols(folder: Path, config: ModelConfig) -> SymbolVocabulary | None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder at once; a crash on the way leaves none of that name."""
-    going = folder.with_name(f".{folder.name}.transduce-old")
+    going = folder.with_name(f".{folder.name}.transduce-gone")
     _remove(going)
     folder.rename(going)
     _remove(going)
 
 
+def clear_leftovers(parent: Path) -> None:
+    """Undo or complete what a crash has cut short; nobody else may write there."""
+    for left in list(parent.glob(".*.transduce-*")):
+        name, _, kind = left.name[1:].rpartition(".transduce-")
+        folder = left.with_name(name)
+        if kind == "old" and not folder.exists():
+            left.rename(folder)
+        else:
+            _remove(left)
+
+
 def find_model(path: Path) -> Path:
     """The model folder itself, or a run's averaged, else best, else newest model."""
-    newest = [path / STOPPED, *reversed(checkpoints_of(path))]
-    for folder in [path, path / AVERAGED, path / BEST, *newest]:
+    for folder in [path, path / AVERAGED, path / BEST, *newest_first(path)]:
         if (folder / WEIGHTS).is_file():
             return folder
     raise CheckpointError(
@@ -176,27 +194,19 @@ def checkpoints_of(run: Path) -> list[Path]:
     return sorted((run / CHECKPOINTS).glob("step-*[0-9]"))
 
 
-def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
-    """The plain mean of the weights (section 6.1); all must be of one model."""
-    if not checkpoints:
-        raise CheckpointError(
-            "An average must have at least one checkpoint, but has 0."
-        )
-    last = checkpoints[-1]
-    for other in checkpoints:
-        if _kind(other) != _kind(last):
-            raise CheckpointError(
-                "Averaged checkpoints must be of one model, but those of step "
-                f"{other.step} and {last.step} have different settings or tokenizers."
-            )
-    mean = {
-        name: _mean([c.weights[name] for c in checkpoints]) for name in last.weights
-    }
-    return replace(last, weights=mean)
+def newest_first(run: Path) -> list[Path]:
+    """Where a run was saved: its checkpoints, and where it was stopped."""
+    stopped = [run / STOPPED] if (run / STOPPED).exists() else []
+    return sorted([*stopped, *checkpoints_of(run)], key=_name_by_step, reverse=True)
 
 
-def _kind(checkpoint: Checkpoint) -> tuple[object, ...]:
-    return checkpoint.config, checkpoint.tokenizer, checkpoint.symbols
+def _name_by_step(folder: Path) -> str:
+    """That of a checkpoint; what does not tell its step is taken for the newest."""
+    if folder.name != STOPPED:
+        return folder.name
+    with suppress(CheckpointError, KeyError, TypeError, ValueError):
+        return f"step-{read_json(folder / CONFIG)['step']:08}"
+    return STOPPED  # in the order of letters after all steps
 
 
 def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
@@ -285,14 +295,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: must hold a JSON object, but does not.")
     return content
-
-
-def _mean(weights: Sequence[Tensor]) -> Tensor:
-    """In double precision, so that the mean of equal weights is that weight."""
-    total = weights[0].double()
-    for weight in weights[1:]:
-        total = total + weight
-    return (total / len(weights)).float()
 
 
 def _read_config(path: Path) -> tuple[ModelConfig, int]:

@@ -55,3 +55,34 @@ def test_a_missing_checkpoint_leaves_nothing_behind(
     message = refuses("average", run, tmp_path / "no", "--out", tmp_path / "out")
     assert f"{tmp_path}/no: must be a model or a run" in message
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_given_twice_is_refused(
+    refuses: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    one, other = sorted((run / "checkpoints").iterdir())
+    again = one.parent / ".." / "checkpoints" / one.name
+    message = refuses("average", one, other, again, "--out", tmp_path / "out")
+    assert message == (
+        "Checkpoints to average must be different ones, but one is given twice: "
+        f"{one}, {other}, {again}."
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_checkpoints_of_different_runs_are_refused(
+    refuses: Callable[..., str],
+    succeeds: Callable[..., str],
+    run: Path,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    source, target = corpus_files
+    succeeds(
+        *("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu"),
+        *("--source", source, "--target", target, "--out", tmp_path / "run"),
+        *("--set", "training.steps=1", "training.seed=2"),
+    )
+    message = refuses("average", run, tmp_path / "run", "--out", tmp_path / "out")
+    assert message.startswith("Averaged checkpoints must be of one run, but are of")
+    assert not (tmp_path / "out").exists()

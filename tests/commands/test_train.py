@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Callable
@@ -47,9 +48,12 @@ def test_a_run_holds_what_is_promised(run: Path) -> None:
 def test_the_log_is_json_lines(run: Path) -> None:
     found = [(entry["kind"], entry["step"]) for entry in log(run)]
     assert found == [
+        ("start", 0),
         ("step", 10),
+        ("saved", 10),
         ("dev", 10),
         ("step", 20),
+        ("saved", 20),
         ("dev", 20),
         ("final", 20),
     ]
@@ -147,16 +151,40 @@ class TestStopping:
         corpus_options: tuple[object, ...],
         tmp_path: Path,
     ) -> None:
-        out = tmp_path / "run"
+        out = tmp_path / "my run"
         message = refuses(*TINY, *corpus_options, "--out", out)
         assert message == (
             "Training was stopped after step 3 of 20, and is saved. "
-            f"Go on with: transduce train --out {out} --resume"
+            f"Go on with: transduce train --out '{out}' --resume --device cpu"
         )
         stop_at_step_3.undo()
-        text = succeeds(*message.partition("transduce ")[2].split())
+        text = succeeds(*shlex.split(message.partition("transduce ")[2]))
         assert "Going on after step 3." in text
         assert load_model(out).step == 20
+
+    @pytest.mark.parametrize(
+        ("precision", "other"), [("fp32", "bf16"), ("bf16", "fp32")]
+    )
+    def test_a_run_goes_on_in_the_precision_it_was_begun_in(
+        self,
+        stop_at_step_3: pytest.MonkeyPatch,
+        refuses: Callable[..., str],
+        succeeds: Callable[..., str],
+        corpus_options: tuple[object, ...],
+        tmp_path: Path,
+        precision: str,
+        other: str,
+    ) -> None:
+        out = tmp_path / "run"
+        few = ("--precision", precision, "--set", "training.steps=5")
+        refuses("train", "--preset", "tiny", *corpus_options, *few, "--out", out)
+        stop_at_step_3.undo()
+        resume = ("train", "--out", out, "--resume", "--device", "cpu")
+        assert refuses(*resume, "--precision", other) == (
+            f"{out}: the precision of the run to resume is {precision}, but {other} is "
+            "asked for; leave --precision out, or begin another run."
+        )
+        assert f"on cpu ({precision})" in succeeds(*resume)
 
     def test_a_run_is_resumed_with_the_options_it_was_begun_with(
         self,

@@ -20,7 +20,7 @@ from transduce.checkpoint import load_model
 from transduce.corpora.grammar_treebank import training_trees
 from transduce.decoding.search_config import SearchConfig
 from transduce.device import Hardware
-from transduce.errors import CheckpointError, VersionError
+from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.observation import RunResult, RunStart
 from transduce.experiments.pipeline import resume, train
@@ -129,7 +129,7 @@ def assert_same_weights(model: Path, expected: Path) -> None:
 
 def assert_logs_agree(run: Path, expected: Path) -> None:
     def lines(path: Path) -> list[tuple[str, int, float | None]]:
-        log = RunFolder(path).read_log()
+        log = [e for e in RunFolder(path).read_log() if e["kind"] != "start"]
         return [(e["kind"], e["step"], e.get("loss")) for e in log]
 
     assert lines(run) == lines(expected)
@@ -227,6 +227,30 @@ def test_a_signal_at_the_last_step_is_too_late_to_stop(
     assert_same_weights(tmp_path / "run" / "averaged", uninterrupted)
 
 
+class ResumesToo(SendsSignal):
+    """And tries to train the same run meanwhile."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self._run = run
+
+    def stepped(self, report: StepReport) -> None:
+        with pytest.raises(ConfigError, match="by one command at a time, but another"):
+            resume(self._run, CPU, SendsSignal())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot claim a folder")
+def test_a_run_is_trained_by_one_command_at_a_time(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(files, CONFIG, run, CPU, ResumesToo(run))
+    last_checkpoint(run).rename(tmp_path / "last")
+    resume(run, CPU, ResumesToo(run))
+    assert_same_weights(run, uninterrupted)
+    assert_logs_agree(run, uninterrupted)
+
+
 @pytest.mark.parametrize(
     "file",
     ["model.safetensors", "training.safetensors", "training.json"],
@@ -293,6 +317,74 @@ def test_a_checkpoint_half_removed_does_not_stop_the_average(
     left = oldest.with_name("step-00000001")
     shutil.copytree(oldest, left)
     (left / "config.json").unlink()
+    resume(tmp_path / "run", CPU, SendsSignal())
+    assert_same_weights(tmp_path / "run", uninterrupted)
+
+
+def test_where_a_run_was_stopped_is_not_gone_on_from_once_it_is_older(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    start_and_stop(files, run, 12)
+    shutil.copytree(RunFolder(run).stopped, tmp_path / "stopped")
+    with pytest.raises(TrainingStoppedError):
+        resume(run, CPU, SendsSignal(16))
+    shutil.rmtree(RunFolder(run).stopped)
+    # A kill came between a checkpoint and the removal of what it takes the place of.
+    (tmp_path / "stopped").rename(RunFolder(run).stopped)
+    observer = SendsSignal()
+    resume(run, CPU, observer)
+    assert observer.first_step == 15
+    assert_same_weights(run, uninterrupted)
+    assert not RunFolder(run).stopped.exists()
+
+
+def test_what_a_kill_leaves_of_a_save_is_cleared(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    start_and_stop(files, run, 17)
+    last, checkpoints = last_checkpoint(run), run / "checkpoints"
+    shutil.copytree(last, checkpoints / ".step-00000018.transduce-new")
+    shutil.copytree(last, checkpoints / ".step-00000005.transduce-gone")
+    shutil.copytree(last, run / ".averaged.transduce-new")
+    shutil.copytree(last, checkpoints / "step-00000001")
+    last.rename(checkpoints / f".{last.name}.transduce-old")
+    resume(run, CPU, SendsSignal())
+    assert_same_weights(run, uninterrupted)
+    found, expected = (
+        {str(path.relative_to(out)) for path in out.rglob("*")}
+        for out in (run, uninterrupted)
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_member_of_the_average_that_is_lost_is_told_of(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path, is_there: bool
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    lost = RunFolder(run).checkpoints()[-CONFIG.training.keep_checkpoints]
+    weights = lost / "model.safetensors"
+    if is_there:
+        weights.write_bytes(weights.read_bytes()[:-20])
+    else:
+        shutil.rmtree(lost)
+    message = f"^{lost}: must be averaged with the other checkpoints, but is missing or"
+    with pytest.raises(CheckpointError, match=message):
+        resume(run, CPU, SendsSignal())
+    assert_same_weights(run, uninterrupted)
+    assert_same_weights(last_checkpoint(run), last_checkpoint(uninterrupted))
+
+
+def test_a_run_that_logged_no_checkpoints_is_averaged_of_those_there(
+    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+) -> None:
+    start_and_stop(files, tmp_path / "run", 17)
+    log = tmp_path / "run" / "log.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"saved"' not in line))
     resume(tmp_path / "run", CPU, SendsSignal())
     assert_same_weights(tmp_path / "run", uninterrupted)
 

@@ -18,12 +18,14 @@ from safetensors.torch import load_file, save_file
 from transduce import checkpoint as module
 from transduce.checkpoint import (
     Checkpoint,
-    average,
     checkpoints_of,
+    clear_leftovers,
     find_model,
     load_model,
     load_tensors,
+    newest_first,
     read_json,
+    remove_folder,
     save_model,
     save_tensors,
     write_folder,
@@ -102,6 +104,17 @@ def test_a_model_read_is_the_model_saved(make_checkpoint, tmp_path, changes):
     assert different(loaded, saved) == []
     text = "one two 三"
     assert loaded.tokenizer.encode(text) == saved.tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("run", [None, "3f"])
+def test_the_run_that_trained_a_model_is_noted(make_checkpoint, tmp_path, run):
+    save_model(replace(make_checkpoint(), run=run), tmp_path / "model")
+    assert load_model(tmp_path / "model").run == run
+
+
+def test_a_model_of_a_version_that_noted_no_run_has_none(folder):
+    edit(folder / CONFIG, lambda content: content.pop("run"))
+    assert load_model(folder).run is None
 
 
 def test_a_model_folder_holds_three_files(folder):
@@ -318,13 +331,6 @@ def test_damaged_symbols_are_refused(make_checkpoint, tmp_path, content):
         load_model(tmp_path / "parser")
 
 
-def test_parsers_of_different_symbols_are_not_averaged(make_checkpoint):
-    one = parser_of(make_checkpoint, 7)
-    other = replace(one, symbols=SymbolVocabulary("pos", ("S", "/S", "XX")))
-    with pytest.raises(CheckpointError, match="must be of one model"):
-        average([one, other])
-
-
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("name", "value"),
@@ -454,46 +460,24 @@ def test_a_run_without_checkpoints_has_none(tmp_path):
     assert checkpoints_of(tmp_path) == []
 
 
-def test_an_average_is_the_plain_mean(make_checkpoint):
-    members = [make_checkpoint(seed=n) for n in (1, 2, 3)]
-    mean = average(members)
-    for name, weight in mean.weights.items():
-        exact = sum(member.weights[name].double() for member in members) / 3
-        torch.testing.assert_close(weight, exact.float(), atol=0, rtol=0)
-    assert mean.weights.keys() == members[0].weights.keys()
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
-def test_an_average_of_the_same_is_the_same_bit_for_bit(make_checkpoint, count):
-    member = make_checkpoint()
-    mean = average([member] * count)
-    assert different(mean, member) == []
-    assert {weight.dtype for weight in mean.weights.values()} == {torch.float32}
-
-
-def test_an_average_does_not_change_its_members(make_checkpoint):
-    members = [make_checkpoint(seed=1), make_checkpoint(seed=2)]
-    average(members)
-    assert different(members[0], make_checkpoint(seed=1)) == []
-    assert different(members[1], make_checkpoint(seed=2)) == []
-
-
-def test_an_average_is_of_the_last_members_step(make_checkpoint):
-    mean = average([make_checkpoint(step=10), make_checkpoint(step=20)])
-    assert mean.step == 20
-    assert mean.config == make_checkpoint().config
-
-
-def test_an_average_of_different_models_is_refused(make_checkpoint):
-    members = [make_checkpoint(step=3, dropout=0.5), make_checkpoint(step=4)]
-    message = "must be of one model, but those of step 3 and 4 have different settings"
-    with pytest.raises(CheckpointError, match=message):
-        average(members)
-
-
-def test_an_average_of_nothing_is_refused():
-    with pytest.raises(CheckpointError, match="at least one checkpoint, but has 0"):
-        average([])
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ('{"step": 12}', ["step-00000020", "stopped", "step-00000010"]),
+        ('{"step": 20}', ["stopped", "step-00000020", "step-00000010"]),
+        ('{"step": "no', ["stopped", "step-00000020", "step-00000010"]),
+        ('{"step": []}', ["stopped", "step-00000020", "step-00000010"]),
+        ("{}", ["stopped", "step-00000020", "step-00000010"]),
+    ],
+    ids=["older", "as old", "damaged", "no step", "none"],
+)
+def test_where_a_run_was_stopped_stands_among_its_checkpoints(
+    tmp_path, config, expected
+):
+    for name in ("checkpoints/step-00000010", "checkpoints/step-00000020", "stopped"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "stopped" / CONFIG).write_text(config)
+    assert [path.name for path in newest_first(tmp_path)] == expected
 
 
 def failing(error: BaseException) -> Callable[[Path], None]:
@@ -586,6 +570,28 @@ def test_what_an_earlier_crash_left_is_cleared(folder, tmp_path):
     assert set(contents(folder)) == {CONFIG}
     assert {path.name for path in tmp_path.iterdir()} == {"model", "outside"}
     assert (outside / "kept").exists()
+
+
+def test_what_a_crash_cut_short_is_undone_or_completed(tmp_path):
+    for name in ("there", ".mine", ".there.transduce-old", ".away.transduce-old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / CONFIG).write_text(name)
+    for name in (".there.transduce-new", ".another.transduce-gone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / CONFIG).touch()
+    clear_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"there", "away", ".mine"}
+    assert (tmp_path / "there" / CONFIG).read_text() == "there"
+    assert (tmp_path / "away" / CONFIG).read_text() == ".away.transduce-old"
+
+
+def test_a_removal_cut_short_leaves_nothing_to_put_back(folder, monkeypatch):
+    remove = module._remove
+    monkeypatch.setattr(module, "_remove", lambda _: None)
+    remove_folder(folder)
+    monkeypatch.setattr(module, "_remove", remove)
+    clear_leftovers(folder.parent)
+    assert list(folder.parent.iterdir()) == []
 
 
 def test_a_parent_that_is_a_file_is_told(tmp_path):

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from transduce.checkpoint import average as average_checkpoints
-from transduce.checkpoint import load_model, save_model
+from transduce.checkpoint import find_model, load_model, save_model
 from transduce.cli.options import require_new
+from transduce.errors import ConfigError
+from transduce.training.averaging import average as average_checkpoints
 
 
 def average(checkpoint: Path, /, *more: Path, out: Path) -> None:
@@ -20,6 +21,12 @@ def average(checkpoint: Path, /, *more: Path, out: Path) -> None:
         The folder of the new model.
     """
     require_new(out)
-    members = [load_model(path) for path in (checkpoint, *more)]
+    folders = [find_model(path) for path in (checkpoint, *more)]
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ConfigError(
+            "Checkpoints to average must be different ones, but one is given twice: "
+            f"{', '.join(map(str, folders))}."
+        )
+    members = [load_model(folder) for folder in folders]
     save_model(average_checkpoints(members), out)
     print(f"The average of {len(members)} checkpoints is in {out}.")

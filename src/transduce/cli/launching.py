@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -12,13 +13,17 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import IO
 
+from transduce.cli import USER_ERROR
 from transduce.device import num_cores
 from transduce.errors import ConfigError, TransduceError
-from transduce.training.distributed import GONE
+from transduce.training.distributed import LOST, Processes, ProcessLostError
+from transduce.training.trainer import TrainingStoppedError
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
 """For the others to end by themselves when one has ended badly."""
+LEFT_BEHIND = 3
+"""Exit code of a process that ends since another one has."""
 
 
 class ProcessKilledError(TransduceError):
@@ -35,13 +40,34 @@ class _Worker:
     def has_failed(self) -> bool:
         return self.process.poll() not in (None, 0)
 
+    @property
+    def is_at_fault(self) -> bool:
+        """Whether it has ended badly by itself."""
+        return self.process.returncode > 0 and self.process.returncode != LEFT_BEHIND
+
+
+@contextmanager
+def one_voice(processes: Processes, devices: int) -> Iterator[None]:
+    """Have one process tell what all of a run could, or what started so many."""
+    try:
+        yield
+    except TrainingStoppedError:
+        if processes.is_first:
+            raise
+        sys.exit(USER_ERROR)
+    except ProcessLostError:
+        if devices == 1:  # then torchrun, or the like, has started them
+            raise
+        sys.exit(LEFT_BEHIND)
+
 
 def run_processes(command: Sequence[str], count: int) -> int:
     """Run a command as so many processes that know of each other; the exit code.
 
     They find each other by the variables of torchrun. If one ends badly the others are
-    ended too: `ProcessKilledError` if it was killed, else its exit code. The first one
-    prints; what others say is shown only if they are the cause.
+    ended too: `ProcessKilledError` if it was killed, `ProcessLostError` if nobody knows
+    why, else its exit code. The first one prints; what another says is shown only if
+    that is the cause.
     """
     if count < 1:
         raise ConfigError(f"`--devices` must be at least 1, but is {count}.")
@@ -106,15 +132,14 @@ def _signals_passed_on(workers: Sequence[_Worker]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _wait(workers: Sequence[_Worker]) -> int | None:
-    """Until all are done, or one has failed; its rank."""
-    while any(worker.process.poll() is None for worker in workers):
-        for rank, worker in enumerate(workers):
-            if worker.has_failed:
-                return rank
+def _wait(workers: Sequence[_Worker]) -> list[_Worker]:
+    """Until all are done, or some have failed; these."""
+    while True:
+        is_over = all(worker.process.poll() is not None for worker in workers)
+        failed = [worker for worker in workers if worker.has_failed]
+        if is_over or failed:
+            return failed
         time.sleep(POLL_SECONDS)
-    failed = (rank for rank, worker in enumerate(workers) if worker.has_failed)
-    return next(failed, None)
 
 
 def _end(workers: Sequence[_Worker]) -> None:
@@ -127,19 +152,21 @@ def _end(workers: Sequence[_Worker]) -> None:
             worker.process.wait()
 
 
-def _exit_code(workers: Sequence[_Worker], failed: int | None) -> int:
-    if failed is None:
+def _exit_code(workers: Sequence[_Worker], failed: Sequence[_Worker]) -> int:
+    """What is to be said of those that failed first, all having ended."""
+    if not failed:
         return 0
-    code = workers[failed].process.returncode
-    if code < 0:
-        raise ProcessKilledError(
-            f"All processes must go on together, but process {failed + 1} of "
-            f"{len(workers)} was killed ({signal.Signals(-code).name}), and the others "
-            "were ended."
-        )
-    for worker in workers[1:]:
-        worker.errors.seek(0)
-        said = worker.errors.read()
-        if GONE.encode() not in said:
-            os.write(2, said)
-    return int(code)
+    for worker in failed:
+        if (code := worker.process.returncode) < 0:
+            raise ProcessKilledError(
+                "All processes must go on together, but process "
+                f"{workers.index(worker) + 1} of {len(workers)} was killed "
+                f"({signal.Signals(-code).name}), and the others were ended."
+            )
+    cause = next((worker for worker in workers if worker.is_at_fault), None)
+    if cause is None:
+        raise ProcessLostError(LOST)
+    if cause is not workers[0]:
+        cause.errors.seek(0)
+        os.write(2, cause.errors.read())
+    return cause.process.returncode

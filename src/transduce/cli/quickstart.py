@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from transduce.cli.display import TrainingDisplay
+from transduce.cli.resuming import telling_how_to_go_on
 from transduce.cli.terminal import plain_console, program
 from transduce.device import choose_hardware
 from transduce.experiments.presets import PRESETS
@@ -38,7 +39,7 @@ def quickstart(
     started = time.monotonic()
     hardware = choose_hardware(device, width=PRESETS["quickstart"].model.d_model)
     print("Writing sentences of the built-in English-German grammar ...", flush=True)
-    with TrainingDisplay() as display:
+    with TrainingDisplay() as display, telling_how_to_go_on(out / "run", device):
         if task == "parsing":
             parsed = run_parsing_quickstart(out, hardware, display)
             _show_parses(parsed, out, (time.monotonic() - started) / 60)

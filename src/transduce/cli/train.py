@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli import USER_ERROR
 from transduce.cli.display import TrainingDisplay
-from transduce.cli.launching import ProcessKilledError, run_processes
+from transduce.cli.launching import one_voice, run_processes
 from transduce.cli.options import (
     Assignments,
     Files,
@@ -17,6 +16,7 @@ from transduce.cli.options import (
     require_both,
     run_config,
 )
+from transduce.cli.resuming import telling_how_to_go_on
 from transduce.cli.tensorboard import TensorBoardLog
 from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
@@ -26,6 +26,7 @@ from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import (
     RunFiles,
+    precision_of,
     refuse_changed_files,
     refuse_changed_settings,
     settings_of,
@@ -33,7 +34,6 @@ from transduce.experiments.run_folder import (
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.treebank import TreebankFiles
 from transduce.training.distributed import is_joined, joined, local_rank
-from transduce.training.trainer import TrainingStoppedError
 
 
 def train(
@@ -85,7 +85,8 @@ def train(
     device
         auto, cpu or cuda.
     precision
-        Of matrix products: bf16 where the processor is good at it, by default.
+        Of matrix products: by default bf16 where the processor is good at it, and that
+        of the run if it is resumed.
     devices
         Processes to train with on this machine, each on a GPU of its own, or on its
         share of the processor's cores. Several machines: start this by torchrun.
@@ -94,36 +95,37 @@ def train(
     """
     if devices != 1 and not is_joined():
         given = locals()
-        sys.exit(_train_on(devices, given))
+        with telling_how_to_go_on(out, device, devices):
+            sys.exit(run_processes(_command(given), devices))
     run = _run_config(out if resume else None, preset, config, settings)
+    if resume and precision == "auto":
+        precision = precision_of(out)
     hardware = choose_hardware(device, precision, local_rank(), run.model.d_model)
     text = _corpus_files(source, target, dev_source, dev_target)
     files = _run_files(text, TreebankFiles(trees=trees, dev_trees=dev_trees))
     if resume:
-        refuse_changed_settings(out, run)
-        if files is not None:
-            refuse_changed_files(out, files)
+        _refuse_changes(out, run, files)
     elif files is None:
         raise ConfigError(
             "A corpus must be given: --source FILE... --target FILE..., or --trees "
             "FILE..."
         )
     log = (TensorBoardLog(out),) if tensorboard else ()
-    with joined(hardware.device) as processes, TrainingDisplay() as display:
+    with (
+        telling_how_to_go_on(out, device, devices),
+        joined(hardware.device) as processes,
+        TrainingDisplay() as display,
+        one_voice(processes, devices),
+    ):
         observer = Observers(display, *log)
-        try:
-            if resume or files is None:
-                resume_run(out, hardware, observer, processes)
-            else:
-                train_run(files, run, out, hardware, observer, processes)
-        except TrainingStoppedError:
-            if processes.is_first:
-                raise
-            sys.exit(USER_ERROR)  # the first one says so for all
+        if resume or files is None:
+            resume_run(out, hardware, observer, processes)
+        else:
+            train_run(files, run, out, hardware, observer, processes)
 
 
-def _train_on(devices: int, options: Mapping[str, Any]) -> int:
-    """Run the same command as so many processes; its exit code."""
+def _command(options: Mapping[str, Any]) -> list[str]:
+    """The same one again, for each of several processes."""
     command = [sys.executable, "-m", "transduce", "train"]
     for name, value in options.items():
         values = value if isinstance(value, tuple) else (value,)
@@ -132,13 +134,7 @@ def _train_on(devices: int, options: Mapping[str, Any]) -> int:
         elif value not in (None, False, ()):
             option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
             command += [option, *map(str, values)]
-    try:
-        return run_processes(command, devices)
-    except ProcessKilledError as error:
-        raise ProcessKilledError(
-            f"{error} Go on from the last checkpoint with: transduce train --out "
-            f"{options['out']} --resume --devices {devices}"
-        ) from None
+    return command
 
 
 def _run_config(
@@ -151,6 +147,13 @@ def _run_config(
     if resumed is not None and preset is None:
         return changed(settings_of(resumed), config, settings)
     return run_config(preset or "base", config, settings)
+
+
+def _refuse_changes(out: Path, run: RunConfig, files: RunFiles | None) -> None:
+    """`ConfigError` if a run to be resumed was begun with anything else."""
+    refuse_changed_settings(out, run)
+    if files is not None:
+        refuse_changed_files(out, files)
 
 
 def _run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:

@@ -8,8 +8,10 @@ the plan of an epoch takes no more memory than theirs.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ from transduce.special_ids import BOS, EOS, PAD
 
 PLANNED_PAIRS = 2**20
 """Pairs sorted by length at a time."""
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,14 @@ class Batch:
     source: Int[Tensor, "batch source"]
     target_in: Int[Tensor, "batch target"]
     target_out: Int[Tensor, "batch target"]
+
+    def pinned(self) -> "Batch":
+        """The same batch where a GPU reads it by itself."""
+        return Batch(
+            source=self.source.pin_memory(),
+            target_in=self.target_in.pin_memory(),
+            target_out=self.target_out.pin_memory(),
+        )
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch in the device's memory."""
@@ -190,6 +202,15 @@ def _in_parts(
     indices: Integer[np.ndarray, " pairs"],
 ) -> list[Integer[np.ndarray, " _"]]:
     return np.array_split(indices, max(-(-len(indices) // PLANNED_PAIRS), 1))
+
+
+def read_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The same items, each made while the one before it is in use."""
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        coming = reader.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = reader.submit(next, items, None)
+            yield item
 
 
 def pad_rows(rows: list[list[int]]) -> Int[Tensor, "batch length"]:

@@ -23,7 +23,7 @@ class RunStart:
     hardware: Hardware
     num_processes: int
     fit: Fit
-    """Of the longest batch, in this process."""
+    """Of the longest batch, cut as all processes cut it."""
     first_step: int
 
 
@@ -52,19 +52,8 @@ class RunObserver(Protocol):
     def finished(self, result: RunResult) -> None: ...
 
 
-class Silent:
-    """An observer that says nothing: of all processes of a run but the first."""
-
-    def started(self, start: RunStart) -> None: ...
-    def stepped(self, report: StepReport) -> None: ...
-    def scored(self, score: DevScore) -> None: ...
-    def warned(self, message: str) -> None: ...
-    def went_back(self, step: int) -> None: ...
-    def finished(self, result: RunResult) -> None: ...
-
-
 class Observers:
-    """Several who are told the same."""
+    """Several who are told the same, or nobody."""
 
     def __init__(self, *observers: RunObserver) -> None:
         self._observers = observers

@@ -1,7 +1,7 @@
 """From two text files to a trained, averaged, scored model (sections 5 and 6.1)."""
 
-import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,9 +11,7 @@ from transduce.analysis.learning_curve import draw_learning_curve
 from transduce.checkpoint import (
     AVERAGED,
     BEST,
-    CHECKPOINTS,
     Checkpoint,
-    average,
     load_model,
     remove_folder,
     save_model,
@@ -22,26 +20,35 @@ from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
 from transduce.decoding.search_config import SearchConfig
 from transduce.device import Hardware, keep_freed_memory
-from transduce.errors import CheckpointError, ConfigError, VersionError
+from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
-from transduce.experiments.observation import RunObserver, RunResult, RunStart, Silent
+from transduce.experiments.observation import (
+    Observers,
+    RunObserver,
+    RunResult,
+    RunStart,
+)
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import PICTURE, RunFiles, RunFolder
+from transduce.experiments.run_checkpoints import RunCheckpoints
+from transduce.experiments.run_folder import (
+    PICTURE,
+    RunFiles,
+    RunFolder,
+    refuse_changed_precision,
+)
 from transduce.interruption import stop_on_signal
 from transduce.model.transformer import Transformer
 from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
+from transduce.training.averaging import average
 from transduce.training.distributed import ALONE, Processes
-from transduce.training.fitting import require_memory
+from transduce.training.fitting import Fit, require_memory
 from transduce.training.loss.guidance import Guidance, word_beginnings
-from transduce.training.optimizer import require_moments
-from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import (
     DivergedError,
     StepReport,
     Trainer,
     TrainingState,
-    TrainingStoppedError,
 )
 
 LOG_STEPS = 10
@@ -77,10 +84,11 @@ def train(
         )
     corpus = None
     if processes.is_first:
-        _, corpus = RunFolder.create(out, files, config)
+        _, corpus = RunFolder.create(out, files, config, hardware.precision)
     processes.wait()
     folder, _ = RunFolder.open(out)
-    _Run(folder, config, hardware, observer, processes).train(corpus)
+    with _claimed(folder, processes):
+        _Run(folder, config, hardware, observer, processes).train(corpus)
 
 
 def resume(
@@ -89,9 +97,18 @@ def resume(
     observer: RunObserver,
     processes: Processes = ALONE,
 ) -> None:
-    """Go on with the run in the folder `out`, from its newest sound checkpoint."""
+    """Go on with the run in the folder `out`, from its newest sound checkpoint.
+
+    `ConfigError` if it was begun in another precision.
+    """
     folder, config = RunFolder.open(out)
-    _Run(folder, config, hardware, observer, processes).train(None)
+    refuse_changed_precision(folder, hardware.precision)
+    with _claimed(folder, processes):
+        _Run(folder, config, hardware, observer, processes).train(None)
+
+
+def _claimed(folder: RunFolder, processes: Processes) -> AbstractContextManager[object]:
+    return folder.claimed() if processes.is_first else nullcontext()
 
 
 class _Run:
@@ -114,9 +131,9 @@ class _Run:
         self._config = replace(config, model=model)
         self._hardware = hardware
         self._processes = processes
-        self._observer = observer if processes.is_first else Silent()
+        self._observer = observer if processes.is_first else Observers()
         self._dev = DevCorpus.open(folder, self._config, hardware.device)
-        self._num_kept = config.training.keep_checkpoints
+        self._checkpoints = RunCheckpoints(folder, config.training)
 
     def train(self, corpus: PreparedCorpus | None) -> None:
         keep_freed_memory()
@@ -135,13 +152,23 @@ class _Run:
         )
         if self._processes.is_first:
             self._score_if_missed(trainer)
-        try:
-            self._train_to_the_end(trainer)
-        except TrainingStoppedError as stopped:
-            command = f"transduce train --out {self._folder.path} --resume"
-            raise TrainingStoppedError(f"{stopped} Go on with: {command}") from None
+            self._log_start(trainer.progress.step, fitted)
+        self._train_to_the_end(trainer)
         if self._processes.is_first:
             self._observer.finished(self._finish(trainer))
+
+    def _log_start(self, step: int, fitted: Fit) -> None:
+        """On what the run goes on, unless it is done."""
+        if step < self._config.training.steps:
+            self._folder.log(
+                "start",
+                step=step,
+                device=self._hardware.device.type,
+                precision=self._hardware.precision,
+                num_processes=self._processes.count,
+                max_positions=fitted.max_positions,
+                was_cut=fitted.was_cut,
+            )
 
     def _train_to_the_end(self, trainer: Trainer) -> None:
         """Train; once, if the loss diverges, from the last checkpoint more slowly."""
@@ -151,6 +178,8 @@ class _Run:
                     f"{diverged} That was at a lowered learning rate; begin another "
                     "run with a lower `training.learning_rate_scale`."
                 )
+            # Unlike the paper: it says nothing of runs that diverge; this one goes back
+            # to its last checkpoint, once, and on at half the learning rate.
             model, state = self._start()
             trainer.model.load_state_dict(model.state_dict())
             trainer.restore(state)
@@ -214,7 +243,9 @@ class _Run:
 
         Damaged ones are set aside. `CheckpointError` if there is none but such.
         """
-        if not self._processes.is_first:
+        if self._processes.is_first:
+            self._folder.clear_leftovers()
+        else:
             self._processes.wait()  # until what is damaged is set aside
         model, state = self._newest_sound()
         step = 0 if state is None else state.progress.step
@@ -229,30 +260,16 @@ class _Run:
         return model, state
 
     def _newest_sound(self) -> tuple[Transformer, TrainingState | None]:
-        # The next checkpoint removes what was saved when stopping, so that is newest.
-        stopped = [self._folder.stopped] if self._folder.stopped.exists() else []
-        checkpoints = [*stopped, *reversed(self._folder.checkpoints())]
-        for checkpoint in checkpoints:
-            try:
-                model = load_model(checkpoint).build()
-                state = load_training_state(checkpoint)
-                require_moments(model, self._config.training, state.tensors)
-            except VersionError:
-                raise
-            except CheckpointError as error:
-                if not self._processes.is_first:
-                    raise
-                self._observer.warned(f"{error} Going on from the one before.")
-                self._folder.set_aside(checkpoint)
-                continue
-            return model, state
-        if checkpoints:
-            raise CheckpointError(
-                f"{self._folder.path}: no checkpoint can be used; all are set aside in "
-                f"{self._folder.path / CHECKPOINTS}. Begin another run."
-            )
+        if (found := self._checkpoints.newest_sound(self._set_aside)) is not None:
+            return found
         torch.manual_seed(self._config.training.seed)
         return Transformer(self._config.model), None
+
+    def _set_aside(self, damaged: Path, error: CheckpointError) -> None:
+        if not self._processes.is_first:
+            raise error
+        self._observer.warned(f"{error} Going on from the one before.")
+        self._folder.set_aside(damaged)
 
     def _stepped(self, report: StepReport) -> None:
         is_last = report.step == self._config.training.steps
@@ -261,18 +278,13 @@ class _Run:
         self._observer.stepped(report)
 
     def _save(self, trainer: Trainer) -> None:
-        """Save a checkpoint, and drop those that are no longer needed."""
         if not self._processes.is_first:
             return
-        step = trainer.progress.step
-        checkpoint = self._at_rest(trainer.model, step)
-        if not trainer.is_checkpoint_due:
-            save_training(checkpoint, trainer.state(), self._folder.stopped)
-            return
-        save_training(checkpoint, trainer.state(), self._folder.checkpoint(step))
-        shutil.rmtree(self._folder.stopped, ignore_errors=True)
-        for old in self._folder.checkpoints()[: -self._num_kept]:
-            remove_folder(old)
+        checkpoint = self._at_rest(trainer.model, trainer.progress.step)
+        if trainer.is_checkpoint_due:
+            self._checkpoints.save(checkpoint, trainer.state())
+        else:
+            self._checkpoints.save_stopped(checkpoint, trainer.state())
 
     def _score_if_missed(self, trainer: Trainer) -> None:
         """Score the checkpoint gone on from, if the run was stopped before it could."""
@@ -316,19 +328,23 @@ class _Run:
 
         If the best checkpoint alone does better, that is the run's model.
         """
-        kept = self._folder.checkpoints()[-self._num_kept :]
-        model, folder = average(list(map(load_model, kept))), AVERAGED
-        dev = self._dev_score(trainer, model, len(kept))
-        best = self._best_alone(trainer, kept) if dev else None
+        self._checkpoints.drop_old()  # a crash may have come before that
+        members = self._checkpoints.members()
+        model, folder = average(members), AVERAGED
+        dev = self._dev_score(trainer, model, len(members))
+        best = self._best_alone(trainer, members) if dev else None
+        # Unlike the paper: the best checkpoint is the model if it alone does better on
+        # the dev corpus than the average.
         if dev and best and self._history().beats(best.entry(), dev.entry()):
             self._observer.warned(
-                f"The average of the last {len(kept)} checkpoints does worse on the "
+                f"The average of the last {len(members)} checkpoints does worse on the "
                 f"dev corpus ({dev.quality}, loss {dev.loss:.3f}) than that of step "
                 f"{best.step:,} alone ({best.quality}, {best.loss:.3f}), and is not "
                 "kept."
             )
             folder, dev = BEST, best
-            shutil.rmtree(self._folder.path / AVERAGED, ignore_errors=True)
+            if (self._folder.path / AVERAGED).exists():
+                remove_folder(self._folder.path / AVERAGED)
         else:
             save_model(model, self._folder.path / AVERAGED)
         # A run that was done already says so again, but does not log it.
@@ -338,17 +354,17 @@ class _Run:
         self._draw()
         return RunResult(
             model=self._folder.path / folder,
-            num_averaged=len(kept) if folder == AVERAGED else 1,
+            num_averaged=len(members) if folder == AVERAGED else 1,
             dev=dev,
             picture=self._folder.path / PICTURE,
         )
 
     def _best_alone(
-        self, trainer: Trainer, averaged: Sequence[Path]
+        self, trainer: Trainer, averaged: Sequence[Checkpoint]
     ) -> DevScore | None:
         """The best checkpoint's score; none if it is all that the average is of."""
         best = load_model(self._folder.path / BEST)
-        if [self._folder.checkpoint(best.step)] == averaged:
+        if [best.step] == [member.step for member in averaged]:
             return None
         return self._dev_score(trainer, best, 1)
 
@@ -369,6 +385,7 @@ class _Run:
             tokenizer=self._tokenizer,
             step=step,
             symbols=self._symbols,
+            run=self._folder.id,
         )
 
     def _draw(self) -> None:

@@ -4,18 +4,23 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from transduce.checkpoint import (
     CHECKPOINTS,
     STOPPED,
     checkpoints_of,
+    clear_leftovers,
     read_json,
     write_folder,
 )
+from transduce.claims import claim
+from transduce.device import Precision
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.presets import RunConfig
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
@@ -54,7 +59,7 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path, files: RunFiles, config: RunConfig
+        cls, path: Path, files: RunFiles, config: RunConfig, precision: Precision
     ) -> tuple["RunFolder", PreparedCorpus]:
         """Prepare a new run; nothing is left behind if that fails.
 
@@ -76,7 +81,9 @@ class RunFolder:
             )
             record = {
                 "format": FORMAT,
+                "id": uuid4().hex,
                 "files": files.absolute_names(),
+                "precision": precision,
                 "settings": asdict(replace(config, model=model)),
             }
             text = json.dumps(record, indent=2) + "\n"
@@ -108,10 +115,30 @@ class RunFolder:
             )
         return cls(path), apply_mapping(RunConfig(), settings, f"{path / RECORD}: ")
 
+    def claimed(self) -> AbstractContextManager[object]:
+        """Keep other commands from training this run; `ConfigError` if one is at it."""
+        refusal = ConfigError(
+            f"{self.path}: a run must be trained by one command at a time, but another "
+            "one is at it; wait for it to end, or stop it."
+        )
+        return claim(self.path, refusal)
+
     def files(self) -> dict[str, list[str]]:
         """The files the run was begun with, by their part."""
         files: dict[str, list[str]] = read_json(self.path / RECORD)["files"]
         return files
+
+    @property
+    def id(self) -> str | None:
+        """What the checkpoints of this run are known by; none if it is an older one."""
+        number: str | None = read_json(self.path / RECORD).get("id")
+        return number
+
+    @property
+    def precision(self) -> Precision:
+        """That the run was begun in; "auto" if an older version did not note it."""
+        precision: Precision = read_json(self.path / RECORD).get("precision", "auto")
+        return precision
 
     @property
     def corpus(self) -> Path:
@@ -149,6 +176,11 @@ class RunFolder:
         """
         return self.path / STOPPED
 
+    def clear_leftovers(self) -> None:
+        """Undo or complete what a crash has cut short."""
+        for parent in (self.path, self.path / CHECKPOINTS):
+            clear_leftovers(parent)
+
     def set_aside(self, checkpoint: Path) -> None:
         """Take a damaged checkpoint out of the way, but keep it."""
         aside = self.path / CHECKPOINTS / f"damaged-{checkpoint.name}"
@@ -174,7 +206,12 @@ class RunFolder:
 
     def forget_log_after(self, step: int) -> None:
         """Drop what a resumed run will write again."""
-        kept = [entry for entry in self.read_log() if entry["step"] <= step]
+        kept = [
+            entry
+            for entry in self.read_log()
+            if entry["step"] <= step
+            and (entry["kind"], entry["step"]) != ("start", step)
+        ]
         new = self.path / f"{LOG}.new"
         new.write_text("".join(json.dumps(e) + "\n" for e in kept), encoding="utf-8")
         new.replace(self.path / LOG)
@@ -196,6 +233,21 @@ def _prepare(
 def settings_of(out: Path) -> RunConfig:
     """The settings that the run in the folder `out` was begun with."""
     return RunFolder.open(out)[1]
+
+
+def precision_of(out: Path) -> Precision:
+    """The precision that the run in the folder `out` was begun in, if it is known."""
+    return RunFolder.open(out)[0].precision
+
+
+def refuse_changed_precision(folder: RunFolder, precision: Precision) -> None:
+    """`ConfigError` if a run to be resumed was begun in another precision."""
+    if folder.precision not in ("auto", precision):
+        raise ConfigError(
+            f"{folder.path}: the precision of the run to resume is {folder.precision}, "
+            f"but {precision} is asked for; leave --precision out, or begin another "
+            "run."
+        )
 
 
 def refuse_changed_settings(out: Path, config: RunConfig) -> None:

@@ -22,10 +22,19 @@ from transduce.errors import ConfigError, TransduceError
 LONGEST_WAIT = timedelta(days=1)
 """For the first process, which scores and saves while the others wait."""
 
-BROKEN = ("gloo", "NCCL", "Connection", "connection")
-"""What the backends' errors say when another process is gone."""
-GONE = "another one has ended"
-"""What is said then: the consequence of a fault, and never its cause."""
+BROKEN = ("Connection", "connection", "Broken pipe", "Socket closed", "ncclRemoteError")
+"""In the backends' errors when another process cannot be reached: any other error is of
+this one."""
+LOST = (
+    "All processes of a run must go on together, but the connection between two of "
+    "them is lost."
+)
+
+REMEDY = "start the processes with torchrun or --devices."
+
+
+class ProcessLostError(TransduceError):
+    """Another process is out of reach: the consequence of a fault, never its cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,21 +82,16 @@ class Processes:
         try:
             yield
         except RuntimeError as error:
-            message = str(error)
-            if self.count == 1 or not any(word in message for word in BROKEN):
+            if self.count == 1 or not any(word in str(error) for word in BROKEN):
                 raise
-            raise TransduceError(
-                f"All processes of a run must go on together, but {GONE} "
-                f"({message.splitlines()[0]}); go on from the last checkpoint with "
-                "--resume."
-            ) from None
+            raise ProcessLostError(LOST) from None
 
     def join(self, model: nn.Module) -> nn.Module:
         """The model, its gradients averaged over all processes in `backward`."""
         return model if self.count == 1 else DistributedDataParallel(model)
 
-    def share(self, batches: Sequence[Integer[np.ndarray, " _"]]) -> list["Piece"]:
-        """This process's pieces of an update's batches, at least one.
+    def share(self, batches: Sequence[Integer[np.ndarray, " _"]]) -> list["Share"]:
+        """This process's shares of an update's batches, at least one.
 
         A batch is cut only if there are fewer than processes; its parts then have
         dropout of their own.
@@ -96,17 +100,17 @@ class Processes:
         while len(cuts) < self.count and max(map(len, cuts)) > 1:
             largest = max(range(len(cuts)), key=lambda i: len(cuts[i]))
             cuts[largest : largest + 1] = np.array_split(cuts[largest], 2)
-        pieces = [
-            Piece(number=number, indices=indices, counts=True)
+        shares = [
+            Share(number=number, indices=indices, counts=True)
             for number, indices in enumerate(cuts)
         ]
         # All must take part in every sum, even where there is nothing to do.
-        idle = replace(pieces[0], counts=False)
-        return pieces[self.rank :: self.count] or [idle]
+        idle = replace(shares[0], counts=False)
+        return shares[self.rank :: self.count] or [idle]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Share:
     """What a process works on at a time: a batch of an update, or a part of one."""
 
     number: int
@@ -128,7 +132,9 @@ def joined(device: torch.device) -> Iterator[Processes]:
     if not is_joined():
         yield ALONE
         return
-    rank, count = _variable("RANK"), _variable("WORLD_SIZE")
+    count = _variable("WORLD_SIZE")
+    rank = _variable("RANK", below=count)
+    _require_meeting_point()
     is_gpu = device.type == "cuda"
     distributed.init_process_group(
         "nccl" if is_gpu else "gloo",
@@ -158,11 +164,21 @@ def apart(model: nn.Module) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _variable(name: str) -> int:
-    value = os.environ.get(name, "")
-    if not value.isdecimal():
+def _require_meeting_point() -> None:
+    _variable("MASTER_PORT", below=2**16)
+    if not os.environ.get("MASTER_ADDR"):
         raise ConfigError(
-            f"The variable {name} must be a number where WORLD_SIZE is set, but is "
-            f"{value!r}; start the processes with torchrun or --devices."
+            "The variable MASTER_ADDR must name a machine where WORLD_SIZE is set, but "
+            f"does not; {REMEDY}"
+        )
+
+
+def _variable(name: str, below: int | None = None) -> int:
+    value = os.environ.get(name, "")
+    if not value.isdecimal() or (below is not None and int(value) >= below):
+        bound = "" if below is None else f" below {below}"
+        raise ConfigError(
+            f"The variable {name} must be a number{bound} where WORLD_SIZE is set, but "
+            f"is {value!r}; {REMEDY}"
         )
     return int(value)

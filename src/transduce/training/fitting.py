@@ -62,6 +62,9 @@ def fit(batch_loss: BatchLoss, batcher: Batcher, hardware: Hardware) -> Fit:
     indices, was_cut, seconds = batcher.longest_batch(), False, math.nan
     while True:
         try:
+            if hardware.device.type == "cuda":
+                # What was too much is not what the run will take.
+                torch.cuda.reset_peak_memory_stats(hardware.device)
             seconds = _try(batch_loss, batcher, indices, hardware)
             break
         except RuntimeError as error:

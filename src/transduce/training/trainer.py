@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,14 +11,14 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from transduce.data.batches import Batcher, Update
+from transduce.data.batches import Batch, Batcher, Update, read_ahead
 from transduce.device import Hardware
 from transduce.errors import TransduceError
 from transduce.evaluation.perplexity import perplexity
 from transduce.model.transformer import Transformer
 from transduce.special_ids import PAD
 from transduce.training.config import TrainingConfig
-from transduce.training.distributed import ALONE, Piece, Processes, apart
+from transduce.training.distributed import ALONE, Processes, Share, apart
 from transduce.training.fitting import Fit, fit
 from transduce.training.loss.batch_loss import BatchLoss, as_tensor
 from transduce.training.loss.guidance import Guidance
@@ -131,7 +132,8 @@ class Trainer:
     def fit(self) -> Fit:
         """Find out how much of an update fits in memory; from here on it is cut so.
 
-        `ConfigError` if not even one pair fits.
+        All processes agree on that; time and memory are this one's. `ConfigError` if
+        not even one pair fits.
         """
         weights = [] if self._optimizer.has_state else self.model.parameters()
         # What Adam will hold must have its room.
@@ -141,8 +143,11 @@ class Trainer:
         # All cut alike: else a pair could fall to two of them, or to none.
         bound = float(found.max_positions) if found.was_cut else math.inf
         bound = self._processes.least(bound, self._hardware.device)
-        self._max_positions = None if math.isinf(bound) else int(bound)
-        return found
+        if math.isinf(bound):
+            self._max_positions = None
+            return found
+        self._max_positions = int(bound)
+        return replace(found, max_positions=int(bound), was_cut=True)
 
     def train(
         self,
@@ -246,15 +251,20 @@ class Trainer:
 
     def _accumulate(self, update: Update) -> Float[Tensor, "2"]:
         """Form the gradient of an update's mean loss a token; its sums of losses."""
-        pieces = self._processes.share(self._cut(update.batches))
+        shares = self._processes.share(self._cut(update.batches))
         losses = torch.zeros(2, device=self._hardware.device)
+        batches = read_ahead(self._load(share) for share in shares)
         # One context for all batches, so that weights are cast once an update.
         with self._hardware.autocast(), self._processes.in_step():
-            for piece in pieces[:-1]:
-                with apart(self._joined):
-                    losses += self._backward(piece, update)
-            losses += self._backward(pieces[-1], update)
+            for share, batch in zip(shares, batches, strict=True):
+                is_last = share is shares[-1]
+                with nullcontext() if is_last else apart(self._joined):
+                    losses += self._backward(share, batch, update)
         return self._processes.total(losses)
+
+    def _load(self, share: Share) -> Batch:
+        batch = self._batcher.load(share.indices)
+        return batch.pinned() if self._hardware.device.type == "cuda" else batch
 
     def _cut(
         self, batches: Sequence[Integer[np.ndarray, " _"]]
@@ -269,18 +279,20 @@ class Trainer:
             parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
         return parts
 
-    def _backward(self, piece: Piece, update: Update) -> Float[Tensor, "2"]:
-        """Add a piece's part of the gradient."""
+    def _backward(
+        self, share: Share, batch: Batch, update: Update
+    ) -> Float[Tensor, "2"]:
+        """Add a share's part of the gradient."""
         # Each has dropout of its own, whichever process it falls to.
-        torch.manual_seed(self._dropout_seed(piece.number))
-        loss = self._joined(self._batcher.load(piece.indices))
+        torch.manual_seed(self._dropout_seed(share.number))
+        loss = self._joined(batch)
         # Joined processes form the mean of their gradients, but it is to be the sum.
-        share = piece.counts * self._processes.count / update.num_target_tokens
-        (loss.smoothed * share).backward()
-        return piece.counts * as_tensor(loss)
+        weight = share.counts * self._processes.count / update.num_target_tokens
+        (loss.smoothed * weight).backward()
+        return share.counts * as_tensor(loss)
 
     def _dropout_seed(self, number: int) -> int:
-        """Of a piece of this step, whatever has been drawn before."""
+        """Of a share of this step, whatever has been drawn before."""
         entropy = (self._config.seed, self.progress.step, number)
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 

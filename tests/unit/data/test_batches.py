@@ -1,5 +1,6 @@
 """Updates and batches: every pair once, budgets kept, an order that repeats."""
 
+import threading
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from transduce.data.batches import (
     Batcher,
     BatchingConfig,
     pad_rows,
+    read_ahead,
 )
 from transduce.errors import ConfigError
 
@@ -153,6 +155,18 @@ def test_batches_are_filled(make_batcher, dataset):
     assert num_batches < 1.5 * positions.sum() / 200 + 1
 
 
+def test_little_of_a_batch_is_padding(make_dataset):
+    # Lengths about as those of news text, and targets about as long as their sources.
+    random = np.random.default_rng(1)
+    source = random.lognormal(3.0, 0.6, 100_000).clip(1, 100)
+    target = (source * random.lognormal(0.0, 0.2, len(source))).clip(1, 120)
+    lengths = np.stack([source, target], axis=1).astype(int).tolist()
+    dataset = make_dataset([([5] * one, [6] * other) for one, other in lengths])
+    updates = list(Batcher(dataset, BatchingConfig(), seed=1).epoch(0))
+    num_tokens = sum(u.num_source_tokens + u.num_target_tokens for u in updates)
+    assert num_tokens > 0.95 * sum(update.num_positions for update in updates)
+
+
 def test_pairs_of_similar_length_share_a_batch(make_batcher, dataset):
     lengths = dataset.target.lengths(np.arange(len(dataset)))
     ranges = sorted(
@@ -235,6 +249,48 @@ def test_a_batch_moves_without_a_change():
     assert moved.source.tolist() == [[1, 2]]
     assert moved.target_in.tolist() == [[2, 3]]
     assert moved.target_out.tolist() == [[3, 4]]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_batch_is_pinned_without_a_change():
+    ids = torch.tensor([[1, 2]])
+    batch = Batch(source=ids, target_in=ids + 1, target_out=ids + 2).pinned()
+    assert batch.source.is_pinned()
+    assert batch.target_out.tolist() == [[3, 4]]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_what_is_read_ahead_comes_in_order(count):
+    assert list(read_ahead(iter(range(count)))) == list(range(count))
+
+
+def test_one_is_read_ahead_while_another_is_in_use():
+    begun = [threading.Event() for _ in range(4)]
+
+    def items():
+        for number, event in enumerate(begun):
+            event.set()
+            yield number
+
+    for number in read_ahead(items()):
+        assert begun[min(number + 1, 3)].wait(timeout=60)
+        assert not any(event.is_set() for event in begun[number + 2 :])
+
+
+def test_an_error_comes_where_its_item_would_have_come():
+    ahead = read_ahead(12 // number for number in (3, 2, 0, 1))
+    assert [next(ahead), next(ahead)] == [4, 6]
+    with pytest.raises(ZeroDivisionError):
+        next(ahead)
+
+
+def test_whoever_stops_early_leaves_no_thread():
+    before = threading.active_count()
+    ahead = read_ahead(iter(range(9)))
+    assert next(ahead) == 0
+    assert threading.active_count() == before + 1
+    ahead.close()
+    assert threading.active_count() == before
 
 
 def test_rows_are_padded_to_the_longest():

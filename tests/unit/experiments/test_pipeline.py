@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from transduce.checkpoint import Checkpoint, average, load_model
+from transduce.checkpoint import Checkpoint, load_model
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.dev_corpus import DevCorpus, DevScore
@@ -16,6 +16,7 @@ from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
 from transduce.preparation.corpus_files import CorpusFiles
+from transduce.training.averaging import average
 from transduce.training.schedule import learning_rate
 from transduce.training.trainer import DivergedError, StepReport, Trainer
 
@@ -257,13 +258,33 @@ def test_the_best_checkpoint_is_the_one_of_highest_bleu(
 def test_the_log_holds_steps_and_scores(run: tuple[Path, RunResult, Notes]) -> None:
     log = list(RunFolder(run[0]).read_log())
     assert [(e["kind"], e["step"]) for e in log] == [
+        ("start", 0),
+        ("saved", 4),
         ("dev", 4),
+        ("saved", 8),
         ("dev", 8),
         ("step", 10),
         ("step", 12),
+        ("saved", 12),
         ("dev", 12),
         ("final", 12),
     ]
+
+
+def test_the_log_tells_on_what_a_run_is_trained(
+    run: tuple[Path, RunResult, Notes],
+) -> None:
+    [start] = [e for e in RunFolder(run[0]).read_log() if e["kind"] == "start"]
+    fit = run[2].starts[0].fit
+    assert start == {
+        "kind": "start",
+        "step": 0,
+        "device": "cpu",
+        "precision": "fp32",
+        "num_processes": 1,
+        "max_positions": fit.max_positions,
+        "was_cut": False,
+    }
 
 
 def test_the_learning_curve_is_a_picture(run: tuple[Path, RunResult, Notes]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.experiments.presets import PRESETS
-from transduce.experiments.run_folder import RunFolder
+from transduce.experiments.run_folder import RunFolder, refuse_changed_precision
 from transduce.preparation.corpus_files import CorpusFiles
 
 TINY = PRESETS["tiny"]
@@ -20,7 +20,7 @@ def files(corpus_files: tuple[Path, Path]) -> CorpusFiles:
 
 @pytest.fixture
 def run(tmp_path: Path, files: CorpusFiles) -> RunFolder:
-    return RunFolder.create(tmp_path / "run", files, TINY)[0]
+    return RunFolder.create(tmp_path / "run", files, TINY, "fp32")[0]
 
 
 def change_record(run: RunFolder, **values: object) -> None:
@@ -32,7 +32,7 @@ def test_a_run_is_opened_with_the_settings_it_was_begun_with(
     tmp_path: Path, files: CorpusFiles
 ) -> None:
     config = replace(TINY, model=replace(TINY.model, dropout=0.35))
-    _, preparation = RunFolder.create(tmp_path / "run", files, config)
+    _, preparation = RunFolder.create(tmp_path / "run", files, config, "fp32")
     # All but the size of the vocabulary, which the corpus decides.
     model = replace(config.model, vocab_size=preparation.vocab_size)
     assert RunFolder.open(tmp_path / "run")[1] == replace(config, model=model)
@@ -47,9 +47,25 @@ def test_the_record_names_the_files_and_every_setting(
     assert record["settings"]["model"]["d_model"] == TINY.model.d_model
 
 
+def test_another_precision_than_the_runs_is_refused(run: RunFolder) -> None:
+    refuse_changed_precision(run, "fp32")
+    message = "the precision of the run to resume is fp32, but bf16 is asked for; leave"
+    with pytest.raises(ConfigError, match=message):
+        refuse_changed_precision(run, "bf16")
+
+
+def test_a_run_of_a_version_that_noted_no_precision_takes_any(run: RunFolder) -> None:
+    path = run.path / "config.json"
+    record = json.loads(path.read_text())
+    assert record.pop("precision") == "fp32"
+    path.write_text(json.dumps(record))
+    assert run.precision == "auto"
+    refuse_changed_precision(run, "bf16")
+
+
 def test_an_empty_folder_may_hold_a_new_run(tmp_path: Path, files: CorpusFiles) -> None:
     (tmp_path / "run").mkdir()
-    RunFolder.create(tmp_path / "run", files, TINY)
+    RunFolder.create(tmp_path / "run", files, TINY, "fp32")
     assert (tmp_path / "run" / "config.json").is_file()
 
 
@@ -62,7 +78,7 @@ def test_what_is_there_is_not_overwritten(
     there.parent.mkdir(exist_ok=True)
     there.write_text("precious")
     with pytest.raises(ConfigError, match="must be new or empty, but is not; go on"):
-        RunFolder.create(out, files, TINY)
+        RunFolder.create(out, files, TINY, "fp32")
     assert there.read_text() == "precious"
 
 
@@ -71,7 +87,7 @@ def test_a_folder_whose_name_only_looks_like_ours_is_left_alone(
 ) -> None:
     (tmp_path / "run.new").mkdir()
     (tmp_path / "run.new" / "mine").write_text("precious")
-    RunFolder.create(tmp_path / "run", files, TINY)
+    RunFolder.create(tmp_path / "run", files, TINY, "fp32")
     assert (tmp_path / "run.new" / "mine").read_text() == "precious"
 
 
@@ -80,7 +96,7 @@ def test_a_corpus_at_fault_leaves_nothing_behind(
 ) -> None:
     faulty = replace(files, target=(tmp_path / "missing",))
     with pytest.raises(DataError, match="missing: the file cannot be read"):
-        RunFolder.create(tmp_path / "a" / "run", faulty, TINY)
+        RunFolder.create(tmp_path / "a" / "run", faulty, TINY, "fp32")
     assert not list(tmp_path.glob("a/*"))
 
 
@@ -89,7 +105,7 @@ def test_the_current_folder_may_hold_a_new_run(
 ) -> None:
     (tmp_path / "run").mkdir()
     monkeypatch.chdir(tmp_path / "run")
-    RunFolder.create(Path(), files, TINY)
+    RunFolder.create(Path(), files, TINY, "fp32")
     assert (tmp_path / "run" / "config.json").is_file()
 
 
@@ -158,3 +174,11 @@ def test_what_will_be_logged_again_is_forgotten(run: RunFolder) -> None:
         run.log("step", step=step)
     run.forget_log_after(20)
     assert [entry["step"] for entry in run.read_log()] == [10, 20]
+
+
+def test_a_start_that_came_to_nothing_is_forgotten(run: RunFolder) -> None:
+    for kind, step in [("start", 0), ("step", 10), ("start", 10), ("step", 20)]:
+        run.log(kind, step=step)
+    run.forget_log_after(10)
+    kept = [(entry["kind"], entry["step"]) for entry in run.read_log()]
+    assert kept == [("start", 0), ("step", 10)]

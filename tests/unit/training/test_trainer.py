@@ -15,6 +15,7 @@ from transduce.errors import ConfigError, TransduceError
 from transduce.model.cost import update_flops
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig
+from transduce.training.distributed import ALONE, Processes
 from transduce.training.loss.batch_loss import BatchLoss
 from transduce.training.trainer import (
     DivergedError,
@@ -37,12 +38,16 @@ def dataset(make_dataset, random_pairs):
 @pytest.fixture
 def make_trainer(tiny, dataset, cpu):
     def make(
-        config=CONFIG, batching=BATCHING, dropout=0.0, dtype=torch.float32
+        config=CONFIG,
+        batching=BATCHING,
+        dropout=0.0,
+        dtype=torch.float32,
+        processes=ALONE,
     ) -> Trainer:
         torch.manual_seed(5)
         model = Transformer(replace(tiny, num_layers=1, dropout=dropout))
         batcher = Batcher(dataset, batching, seed=config.seed)
-        return Trainer(model, batcher, config, replace(cpu, dtype=dtype))
+        return Trainer(model, batcher, config, replace(cpu, dtype=dtype), processes)
 
     return make
 
@@ -482,6 +487,28 @@ def test_batches_are_cut_until_they_fit(make_trainer, monkeypatch, positions):
     reports = run(trainer)
     assert max(tried) <= positions
     assert [r.loss for r in reports] == pytest.approx([r.loss for r in expected])
+
+
+class SmallerElsewhere(Processes):
+    """Of which another has less memory."""
+
+    def least(self, value: float, device: torch.device) -> float:
+        return min(value, 30.0)
+
+
+def test_what_fits_is_what_fits_all_processes(make_trainer, monkeypatch):
+    tried = refuse_more_than(50, monkeypatch)
+    trainer = make_trainer(processes=SmallerElsewhere())
+    fit = trainer.fit()
+    assert (fit.max_positions, fit.was_cut) == (30, True)
+    del tried[:]
+    run(trainer)
+    assert max(tried) <= 30
+
+
+def test_what_fits_here_is_cut_where_it_does_not_fit_elsewhere(make_trainer):
+    fit = make_trainer(processes=SmallerElsewhere()).fit()
+    assert (fit.max_positions, fit.was_cut) == (30, True)
 
 
 def test_trying_what_fits_changes_nothing(make_trainer):

@@ -1,0 +1,105 @@
+"""The mean of checkpoints: exact, and of one run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transduce.checkpoint import Checkpoint
+from transduce.errors import CheckpointError
+from transduce.model.transformer import Transformer
+from transduce.parsing.vocabulary import SymbolVocabulary
+from transduce.training.averaging import average
+
+
+@pytest.fixture(scope="module")
+def make_checkpoint(tiny, tokenizer):
+    def make(
+        seed: int = 1, step: int = 7, run: str | None = None, **changes: object
+    ) -> Checkpoint:
+        torch.manual_seed(seed)
+        config = replace(tiny, vocab_size=tokenizer.vocab_size, **changes)
+        return Checkpoint(
+            config=config,
+            weights=Transformer(config).state_dict(),
+            tokenizer=tokenizer,
+            step=step,
+            run=run,
+        )
+
+    return make
+
+
+def different(checkpoint: Checkpoint, other: Checkpoint) -> list[str]:
+    return [
+        name
+        for name in checkpoint.weights.keys() | other.weights.keys()
+        if not torch.equal(checkpoint.weights[name], other.weights[name])
+    ]
+
+
+def test_an_average_is_the_plain_mean(make_checkpoint):
+    members = [make_checkpoint(seed=n) for n in (1, 2, 3)]
+    mean = average(members)
+    for name, weight in mean.weights.items():
+        exact = sum(member.weights[name].double() for member in members) / 3
+        torch.testing.assert_close(weight, exact.float(), atol=0, rtol=0)
+    assert mean.weights.keys() == members[0].weights.keys()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
+def test_an_average_of_the_same_is_the_same_bit_for_bit(make_checkpoint, count):
+    member = make_checkpoint()
+    mean = average([member] * count)
+    assert different(mean, member) == []
+    assert {weight.dtype for weight in mean.weights.values()} == {torch.float32}
+
+
+def test_an_average_does_not_change_its_members(make_checkpoint):
+    members = [make_checkpoint(seed=1), make_checkpoint(seed=2)]
+    average(members)
+    assert different(members[0], make_checkpoint(seed=1)) == []
+    assert different(members[1], make_checkpoint(seed=2)) == []
+
+
+def test_an_average_is_of_the_last_members_step(make_checkpoint):
+    mean = average([make_checkpoint(step=10), make_checkpoint(step=20)])
+    assert mean.step == 20
+    assert mean.config == make_checkpoint().config
+
+
+def test_an_average_of_different_models_is_refused(make_checkpoint):
+    members = [make_checkpoint(step=3, dropout=0.5), make_checkpoint(step=4)]
+    message = "must be of one model, but those of step 3 and 4 have different settings"
+    with pytest.raises(CheckpointError, match=message):
+        average(members)
+
+
+def test_an_average_of_nothing_is_refused():
+    with pytest.raises(CheckpointError, match="at least one checkpoint, but has 0"):
+        average([])
+
+
+def test_parsers_of_different_symbols_are_not_averaged(make_checkpoint):
+    one, other = (
+        replace(
+            make_checkpoint(target_vocab_size=7),
+            symbols=SymbolVocabulary(style, ("S", "/S", "XX")),
+        )
+        for style in ("xx", "pos")
+    )
+    with pytest.raises(CheckpointError, match="must be of one model"):
+        average([one, other])
+
+
+@pytest.mark.parametrize("runs", [("3f", "a0"), ("3f", None, "a0")], ids=str)
+def test_checkpoints_of_different_runs_are_not_averaged(make_checkpoint, runs):
+    members = [make_checkpoint(run=run) for run in runs]
+    message = "^Averaged checkpoints must be of one run, but are of several; weights"
+    with pytest.raises(CheckpointError, match=message):
+        average(members)
+
+
+def test_a_checkpoint_of_a_version_that_noted_no_run_is_averaged(make_checkpoint):
+    members = [make_checkpoint(seed=1), make_checkpoint(seed=2, run="3f")]
+    assert average(members).run == "3f"

@@ -1,0 +1,101 @@
+"""How processes find each other, share the work, and tell that one is lost."""
+
+import pytest
+import torch
+
+from transduce.errors import ConfigError
+from transduce.training.distributed import (
+    ALONE,
+    Processes,
+    ProcessLostError,
+    joined,
+    local_rank,
+)
+
+TWO = Processes(rank=0, count=2)
+CLOSED = "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CLOSED,
+        "[pair.cc:1] Read error: Connection reset by peer",
+        "[pair.cc:1] Write error: Broken pipe",
+        "NCCL error: remote process exited\nncclRemoteError: A call failed",
+    ],
+)
+def test_a_lost_connection_is_told_in_our_words(text):
+    with pytest.raises(ProcessLostError) as caught, TWO.in_step():
+        raise RuntimeError(text)
+    assert str(caught.value) == (
+        "All processes of a run must go on together, but the connection between two of "
+        "them is lost."
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NCCL error: unhandled cuda error\nncclUnhandledCudaError: Call to CUDA failed",
+        "CUDA out of memory.",
+    ],
+)
+def test_an_error_of_ones_own_is_not_taken_for_anothers(text):
+    with pytest.raises(RuntimeError, match=text.splitlines()[0]), TWO.in_step():
+        raise RuntimeError(text)
+
+
+def test_one_process_has_no_connection_to_lose():
+    with pytest.raises(RuntimeError, match="Connection closed"), ALONE.in_step():
+        raise RuntimeError(CLOSED)
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """Those of torchrun, of the second of two processes."""
+    values = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    values |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "RANK",
+            None,
+            "RANK must be a number below 2 where WORLD_SIZE is set, but is ''",
+        ),
+        ("RANK", "one", "RANK must be a number below 2 where WORLD_SIZE .* is 'one'"),
+        ("RANK", "2", "RANK must be a number below 2 where WORLD_SIZE .*, but is '2'"),
+        ("WORLD_SIZE", "", "WORLD_SIZE must be a number where WORLD_SIZE is set, but"),
+        ("WORLD_SIZE", "0", "RANK must be a number below 0 where WORLD_SIZE is set"),
+        (
+            "MASTER_ADDR",
+            None,
+            "MASTER_ADDR must name a machine where WORLD_SIZE is set",
+        ),
+        ("MASTER_ADDR", "", "MASTER_ADDR must name a machine where WORLD_SIZE is set"),
+        ("MASTER_PORT", None, "MASTER_PORT must be a number below 65536 .* but is ''"),
+        ("MASTER_PORT", "99999", "MASTER_PORT must be a number below 65536 .*'99999'"),
+    ],
+)
+def test_variables_that_are_not_whole_are_refused(variables, name, value, message):
+    if value is None:
+        variables.delenv(name)
+    else:
+        variables.setenv(name, value)
+    with pytest.raises(ConfigError, match=message), joined(torch.device("cpu")):
+        pass
+
+
+def test_a_local_rank_must_be_there(variables):
+    assert local_rank() == 1
+    variables.delenv("LOCAL_RANK")
+    with pytest.raises(
+        ConfigError, match="LOCAL_RANK must be a number where WORLD_SIZE"
+    ):
+        local_rank()
