@@ -14,7 +14,7 @@ from torch import Tensor
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.greedy_search import greedy_search
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.search_config import SearchConfig
+from transduce.search_config import SearchConfig
 
 BOS, EOS, VOCAB_SIZE = 0, 1, 6
 WORDS = range(2, VOCAB_SIZE)

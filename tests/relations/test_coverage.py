@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from transduce.decoding.next_token_models.coverage import CoverageDecoder
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS
 
 CPU = torch.device("cpu")

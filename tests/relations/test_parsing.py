@@ -9,7 +9,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.corpora.grammar_treebank import training_trees
 from transduce.decoding.parsing import parser as module
 from transduce.decoding.parsing.parser import Parse, Parser
-from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.streaming import windows
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -17,6 +17,7 @@ from transduce.parsing.delinearization import Repairs
 from transduce.parsing.linearization import STYLES, StyleName
 from transduce.parsing.trees import NOTHING, parse_tree
 from transduce.parsing.vocabulary import learn_symbols
+from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
@@ -132,6 +133,6 @@ def test_windows_change_nothing(
     parser: Parser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = parse(parser, SENTENCES, 2, True)
-    monkeypatch.setattr(module, "WINDOW_LINES", 2)
+    monkeypatch.setattr(windows, "WINDOW_LINES", 2)
     found = parse(parser, SENTENCES, 2, True)
     assert [each.tree for each in found] == [each.tree for each in expected]

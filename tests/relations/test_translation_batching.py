@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.translator import Translation, Translator
+from transduce.decoding.translation.translations import Translation
+from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import Tokenizer

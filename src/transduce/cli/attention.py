@@ -18,9 +18,9 @@ from transduce.analysis.figures import (
     write_figure,
 )
 from transduce.cli.output import writer
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
+from transduce.search_config import SearchConfig
 
 View = Literal["lines", "maps", "overview"]
 Heads = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]

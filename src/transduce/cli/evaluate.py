@@ -9,7 +9,6 @@ from cyclopts import Parameter
 
 from transduce.cli.options import Files
 from transduce.decoding.next_token_models.quantization import Precision
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import (
@@ -19,6 +18,7 @@ from transduce.evaluation.bleu import (
     tokenized_bleu,
 )
 from transduce.evaluation.chrf import ChrfScore, corpus_chrf
+from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_pairs
 
 

@@ -14,10 +14,11 @@ from transduce.cli.terminal import counted_lines
 from transduce.decoding.next_token_models.quantization import Precision
 from transduce.decoding.parsing.parser import PAPER_SEARCH, Parse
 from transduce.decoding.parsing.penn_words import penn_words
-from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.streaming.windows import Pace
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.parsing.trees import WORD, Tree
+from transduce.search_config import SearchConfig
 
 
 def parse(
@@ -73,16 +74,19 @@ def parse(
     )
     _require_other(svg_file, input, output)
     words_of = WORD.findall if tokenized else penn_words
-    sentences = map(words_of, source_lines(input, output))
+    source = source_lines(input, output)
+    sentences = map(words_of, source.lines)
     parser = load(model, device=device, precision=precision).parser()
     drawn: list[Tree] = []
     is_on_screen = output is None and sys.stdout.isatty()
     with writer(output) as file, counted_lines(is_on_screen) as count_line:
-        parses = parser.parse_stream(sentences, config, constrained=constrained)
+        pace = Pace(windows=source.windows, on_line=count_line)
+        parses = parser.parse_stream(
+            sentences, config, constrained=constrained, pace=pace
+        )
         for tree in _trees(parses):
             file.write((indented(tree) if pretty else str(tree)) + "\n")
             file.flush()
-            count_line()
             if svg_file is not None:
                 drawn.append(tree)
     if svg_file is not None:

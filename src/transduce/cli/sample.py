@@ -66,6 +66,12 @@ def sample(
         extra_length=extra_length,
         seed=seed,
     )
-    lines = source_lines(input, output)
+    source = source_lines(input, output)
     translator = load(model, *ensemble, device=device)
-    write_translations(translator.sample(lines, config), output, number, jsonl)
+    write_translations(
+        lambda pace: translator.sample(source.lines, config, pace),
+        source.windows,
+        output,
+        number,
+        jsonl,
+    )

@@ -8,9 +8,9 @@ from cyclopts import Parameter
 from transduce.cli.lines import source_lines, write_translations
 from transduce.cli.options import Files
 from transduce.decoding.next_token_models.quantization import Precision
-from transduce.decoding.search_config import LengthPenalty, SearchConfig
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
+from transduce.search_config import LengthPenalty, SearchConfig
 from transduce.text.corpus import read_text
 
 
@@ -90,8 +90,13 @@ def translate(
         min_length=min_length,
         extra_length=extra_length,
     )
-    lines = source_lines(input, output)
+    source = source_lines(input, output)
     translator = load(model, *ensemble, device=device, precision=precision)
     begun = None if prefixes is None else read_text([prefixes])
-    translations = translator.translate_stream(lines, config, begun)
-    write_translations(translations, output, nbest, jsonl)
+    write_translations(
+        lambda pace: translator.translate_stream(source.lines, config, begun, pace),
+        source.windows,
+        output,
+        nbest,
+        jsonl,
+    )

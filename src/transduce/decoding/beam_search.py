@@ -22,7 +22,7 @@ from transduce.decoding.candidates import (
     now_excluded,
 )
 from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
-from transduce.decoding.search_config import SearchConfig
+from transduce.search_config import SearchConfig
 
 Coverage = Callable[[], Float[Tensor, "sentences group"]]
 """Of the hypotheses that the model has read, with the attention of its last step."""

@@ -20,7 +20,6 @@ from transduce.checkpoint import (
 )
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
-from transduce.decoding.search_config import SearchConfig
 from transduce.device import Hardware, keep_freed_memory
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
@@ -30,6 +29,7 @@ from transduce.experiments.run_folder import PICTURE, RunFiles, RunFolder
 from transduce.interruption import stop_on_signal
 from transduce.model.transformer import Transformer
 from transduce.preparation.prepared_corpus import PreparedCorpus
+from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.fitting import require_memory

@@ -29,7 +29,6 @@ from transformers import (
 from transformers.utils import logging
 
 from transduce.checkpoint import Checkpoint, write_folder
-from transduce.decoding.search_config import SearchConfig
 from transduce.export.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
 from transduce.export.mapping import (
     Affine,
@@ -43,6 +42,7 @@ from transduce.export.mapping import (
 from transduce.export.portable_tokenizer import portable_tokenizer
 from transduce.export.proof import Proof, prove, require_short
 from transduce.model.config import ModelConfig
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import SPECIAL_PIECES, SubwordTokenizer, Tokenizer

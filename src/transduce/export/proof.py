@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.translator import MAX_SOURCE_TOKENS
+from transduce.decoding.translation.parts import MAX_SOURCE_TOKENS
 from transduce.errors import RequestError, TransduceError
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD

@@ -12,9 +12,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from transduce.decoding.parsing.parser import PAPER_SEARCH, Parse
 from transduce.decoding.parsing.penn_words import penn_words
-from transduce.decoding.search_config import SearchConfig
-from transduce.decoding.translator import Translation, Translator
+from transduce.decoding.translation.translations import Translation
+from transduce.decoding.translator import Translator
 from transduce.errors import BusyError, ConfigError, TooLongError
+from transduce.search_config import SearchConfig
 
 Result = TypeVar("Result")
 Found = TypeVar("Found", covariant=True)

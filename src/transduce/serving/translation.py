@@ -6,8 +6,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from transduce.decoding.search_config import SearchConfig
-from transduce.decoding.translator import Translation, TranslationHypothesis
+from transduce.decoding.translation.translations import (
+    Translation,
+    TranslationHypothesis,
+)
+from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import RequestQueue
 from transduce.text.documents.markup import join_html, split_html
 from transduce.text.documents.running_text import (

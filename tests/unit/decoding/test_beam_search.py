@@ -12,8 +12,8 @@ from torch import Tensor
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.candidates import best_candidates
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.search_config import SearchConfig
 from transduce.errors import ConfigError
+from transduce.search_config import SearchConfig
 
 BOS, EOS, A, B, C = range(5)
 VOCAB_SIZE = 5

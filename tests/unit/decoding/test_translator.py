@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.streaming.windows import Pace
+from transduce.decoding.translation import parts
 from transduce.decoding.translator import Translator, load
 from transduce.errors import CheckpointError, ConfigError, RequestError
+from transduce.search_config import SearchConfig
 
 CPU = torch.device("cpu")
 
@@ -89,11 +91,37 @@ def test_targets_are_scored_in_their_order(translator: Translator) -> None:
 def test_a_stream_without_end_is_translated_a_window_at_a_time(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.translator.WINDOW_LINES", 3)
+    monkeypatch.setattr("transduce.decoding.streaming.windows.WINDOW_LINES", 3)
     endless = ("one" if number % 2 else "" for number in count())
     config = SearchConfig(beam_size=1)
     texts = [t.text for t in islice(translator.translate_stream(endless, config), 7)]
     assert texts == ["", texts[1], "", texts[1], "", texts[1], ""]
+
+
+def test_a_line_is_there_as_soon_as_it_and_all_before_it_are_done(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.decoding.translator.BATCH_POSITIONS", 1)
+    sources = ["", "one two three four", "", "three", "four five"]
+    done: list[str] = []
+    found = translator.translate_stream(
+        sources, SearchConfig(beam_size=1), pace=Pace(on_line=lambda: done.append("."))
+    )
+    # The empty ones are done at once, and then the longest of what is left.
+    assert [len(done) for _ in found] == [1, 3, 3, 5, 5]
+
+
+def test_a_line_in_parts_is_told_of_once(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "MAX_SOURCE_TOKENS", 12)
+    done: list[str] = []
+    long = "one two three four. five six! seven eight one two."
+    [found, _] = translator.translate_stream(
+        [long, "two"], SearchConfig(), pace=Pace(on_line=lambda: done.append("."))
+    )
+    assert found.num_parts == 3
+    assert len(done) == 2
 
 
 def test_a_model_folder_is_loaded_to_translate(

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.export import proof
@@ -17,6 +16,7 @@ from transduce.export.portable_tokenizer import portable_tokenizer
 from transduce.export.proof import GreedyOutput, ProofError, prove
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
 
 SENTENCES = ["one two three", "eight  seven\tfour — 中文 é </s> <pad> 🙂", "x"]

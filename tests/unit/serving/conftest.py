@@ -6,7 +6,7 @@ import pytest
 
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.search_config import SearchConfig
+from transduce.search_config import SearchConfig
 from transduce.serving import request_queue
 
 

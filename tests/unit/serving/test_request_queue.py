@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.errors import BusyError, ConfigError, RequestError, TooLongError
+from transduce.search_config import SearchConfig
 from transduce.serving import request_queue
 from transduce.serving.request_queue import QueueConfig, RequestQueue
 

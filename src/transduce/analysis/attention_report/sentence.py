@@ -18,12 +18,12 @@ from transduce.analysis.words import between_words, groups_of, word_starts
 from transduce.decoding.parsing.parser import PAPER_SEARCH
 from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search import require_numbers
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.errors import RequestError, TooLongError
 from transduce.parsing.normalization import normalized
 from transduce.parsing.trees import parse_tree, without_brackets
 from transduce.parsing.vocabulary import NEVER_WRITTEN
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS
 from transduce.text.tokenizer import normalize
 

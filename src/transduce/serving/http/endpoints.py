@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from transduce.analysis.attention_report.sentence import attend
 from transduce.decoding.parsing.parser import Parse
-from transduce.decoding.translator import Translation
+from transduce.decoding.translation.translations import Translation
 from transduce.errors import TransduceError
 from transduce.serving.http import messages
 from transduce.serving.http.admission import Admission, while_connected

@@ -8,9 +8,9 @@ from torch import Tensor
 from transduce.analysis.attention_maps import AttentionKind
 from transduce.analysis.attention_report.sentence import attend, look_into
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RequestError, TooLongError
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS
 
 SOURCE, TARGET = "one two three", "eins zwei"

@@ -6,8 +6,8 @@ import pytest
 
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
+from transduce.search_config import SearchConfig
 from transduce.serving import request_queue
 
 EN_DE = {"source": "en", "target": "de"}
