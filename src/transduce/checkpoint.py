@@ -26,6 +26,7 @@ from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
+from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
@@ -63,6 +64,8 @@ class Checkpoint:
     """Updates it was trained for; of an average, the last member's."""
     symbols: SymbolVocabulary | None = None
     """What a parser writes."""
+    search: SearchConfig | None = None
+    """How its run searches, if that is known."""
 
     def build(self) -> Transformer:
         """The model, ready to compute, on a copy of the weights."""
@@ -110,6 +113,8 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
         "step": checkpoint.step,
         "model": asdict(checkpoint.config),
     }
+    if checkpoint.search is not None:
+        config["search"] = asdict(checkpoint.search)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     checkpoint.tokenizer.save(folder / TOKENIZER_FILE)
     if checkpoint.symbols is not None:
@@ -121,7 +126,7 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
 def load_model(path: Path) -> Checkpoint:
     """Read a model folder, or a run's model; `CheckpointError` if it is damaged."""
     folder = find_model(path)
-    config, step = _read_config(folder / CONFIG)
+    config, step, search = _read_config(folder / CONFIG)
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     if tokenizer.vocab_size != config.vocab_size:
         raise CheckpointError(
@@ -133,7 +138,12 @@ def load_model(path: Path) -> Checkpoint:
     weights = load_tensors(folder / WEIGHTS)
     _check_weights(weights, config, folder / WEIGHTS)
     return Checkpoint(
-        config=config, weights=weights, tokenizer=tokenizer, step=step, symbols=symbols
+        config=config,
+        weights=weights,
+        tokenizer=tokenizer,
+        step=step,
+        symbols=symbols,
+        search=search,
     )
 
 
@@ -295,7 +305,7 @@ def _mean(weights: Sequence[Tensor]) -> Tensor:
     return (total / len(weights)).float()
 
 
-def _read_config(path: Path) -> tuple[ModelConfig, int]:
+def _read_config(path: Path) -> tuple[ModelConfig, int, SearchConfig | None]:
     content = read_json(path)
     number = content.get("format")
     if number not in list(FORMATS):
@@ -317,9 +327,19 @@ def _read_config(path: Path) -> tuple[ModelConfig, int]:
             "checkpoint."
         )
     try:
-        return apply_mapping(ModelConfig(), settings, where="", prefix="model."), step
+        config = apply_mapping(ModelConfig(), settings, where="", prefix="model.")
+        return config, step, _search(content.get("search"))
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error} Use another checkpoint.") from None
+
+
+def _search(settings: object) -> SearchConfig | None:
+    """As the folder has it, which an older version or an import has not."""
+    if settings is None:
+        return None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"`search` must be a table, but is {settings!r}.")
+    return apply_mapping(SearchConfig(), settings, where="", prefix="search.")
 
 
 def _check_weights(

@@ -99,7 +99,7 @@ def watch_search(
 
     What is excluded is never put out.
     """
-    search = _WatchedSearch(source.size(1) + config.extra_length, config, excluded)
+    search = _WatchedSearch(config.limit(source.size(1)), config, excluded)
     (sentence,) = search.live
     decoder = IncrementalDecoder(model, model.encode(source))
     Decoding(decoder, search, BOS).finish()

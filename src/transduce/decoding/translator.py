@@ -22,7 +22,7 @@ from transduce.decoding.next_token_models.quantization import (
     PreparedModel,
     prepared,
 )
-from transduce.decoding.parsing.parser import Parse, Parser
+from transduce.decoding.parsing.parser import PAPER_SEARCH, Parse, Parser
 from transduce.decoding.sampling import Sampling, SamplingConfig
 from transduce.decoding.scoring import TargetScore, score_targets, similar_lengths
 from transduce.decoding.search import (
@@ -79,9 +79,12 @@ class Translator:
         ]
         self.device = device
         self.symbols = checkpoint.symbols
+        usual = SearchConfig() if self.symbols is None else PAPER_SEARCH
+        self.search: SearchConfig = checkpoint.search or usual
+        """How it searches unless it is told otherwise: as its run did."""
 
     def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
-        """The trees of raw English sentences, as `Parser.parse` finds them."""
+        """The trees of raw English sentences, found by the model's own search."""
         return self.parser().parse(texts, constrained=constrained)
 
     def parser(self) -> Parser:
@@ -91,37 +94,43 @@ class Translator:
                 "A model that parses must be trained on trees (train --trees), but "
                 "this one translates; use `transduce translate`."
             )
-        return Parser(self.models[0], self.tokenizer, self.symbols, self.device)
+        return Parser(
+            self.models[0], self.tokenizer, self.symbols, self.device, self.search
+        )
 
     def translate(
         self,
         sources: Sequence[str],
         *,
-        beam_size: int = 4,
-        length_penalty: float = 0.6,
-        min_length: int = 0,
-        extra_length: int = 50,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        min_length: int | None = None,
+        extra_length: int | None = None,
+        max_length: int | None = None,
         prefixes: Sequence[str] | None = None,
     ) -> list[Translation]:
         """Translate sentences; one for each, in their order (section 6.1).
 
-        The settings are those of `SearchConfig`, and `translate_stream` takes all of
-        them. If there are prefixes, each translation begins with the tokens of its own,
-        unless its source is empty. Of an over-long source each part has `min_length`,
-        the first has the prefix, and only the best translation is known.
+        The settings are those of `SearchConfig`, by default the model's own, and
+        `translate_stream` takes all of them. If there are prefixes, each translation
+        begins with the tokens of its own, unless its source is empty. Of an over-long
+        source each part has `min_length`, the first has the prefix, and only the best
+        translation is known.
         """
-        config = SearchConfig(
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            min_length=min_length,
-            extra_length=extra_length,
-        )
+        settings = {
+            "beam_size": beam_size,
+            "length_penalty": length_penalty,
+            "min_length": min_length,
+            "extra_length": extra_length,
+            "max_length": max_length,
+        }
+        config = self.search.given(settings)
         return list(self.translate_stream(sources, config, prefixes))
 
     def translate_stream(
         self,
         sources: Iterable[str],
-        config: SearchConfig,
+        config: SearchConfig | None = None,
         prefixes: Iterable[str] | None = None,
         pace: Pace | None = None,
     ) -> Iterator[Translation]:
@@ -130,6 +139,7 @@ class Translator:
         `RequestError` if there are prefixes, but not one for each source.
         """
         self.require_translation()
+        config = config or self.search
         if config.coverage_penalty > 0 and len(self.models) > 1:
             raise RequestError(
                 "A coverage penalty must be used with one model, whose attention it "
@@ -247,8 +257,9 @@ class Translator:
             yield filled[i], self._translation(hypotheses)
 
     def _search(self, parts: Sequence[Part], config: SearchConfig) -> Decoding:
-        least = config.min_length + 1
-        limits = [max(part.length + config.extra_length, least) for part in parts]
+        limits = [
+            config.limit(part.length, least=len(part.prefix) + 1) for part in parts
+        ]
         prefixes = [part.prefix for part in parts]
         if config.beam_size == 1:
             greedy = GreedySearch(limits, config, EOS, EXCLUDED, prefixes)

@@ -369,6 +369,7 @@ class _Run:
             tokenizer=self._tokenizer,
             step=step,
             symbols=self._symbols,
+            search=self._config.search,
         )
 
     def _draw(self) -> None:

@@ -9,7 +9,7 @@ model is put into that one, and stays what it is. Only the number that keeps a n
 dividing by zero is 1e-5 there whatever ours is, which changes logits by some 1e-4.
 Sources have at most 1,024 tokens.
 
-Its settings of search are the paper's as far as they can be. Log-probabilities are
+Its settings of search are the model's as far as they can be. Log-probabilities are
 divided by length^alpha there, by ((5 + length) / 6)^alpha here (Wu et al., 2016): about
 25 tokens both grow alike if alpha is 0.5 there for 0.6 here, and so it is set.
 """
@@ -49,7 +49,6 @@ from transduce.text.tokenizer import SPECIAL_PIECES, SubwordTokenizer, Tokenizer
 
 TARGET = "Hugging Face Marian"
 MAX_POSITIONS = 1_024
-SEARCH = SearchConfig()
 USUAL_LENGTH = 25
 """Tokens of a translation for which its length penalty is to count as ours does."""
 KNOWN_AS_IS = ("final_logits_bias", "lm_head.weight")
@@ -83,9 +82,10 @@ def halved(d_model: int) -> Int64[Tensor, " d_model"]:
 
 def _model(checkpoint: Checkpoint) -> MarianMTModel:
     model = MarianMTModel(marian_config(checkpoint.config, MAX_POSITIONS))
+    search = checkpoint.search or SearchConfig()
     model.generation_config = GenerationConfig(
-        num_beams=SEARCH.beam_size,
-        length_penalty=SEARCH.length_penalty * USUAL_LENGTH / (5 + USUAL_LENGTH),
+        num_beams=search.beam_size,
+        length_penalty=_length_penalty(search),
         max_length=MAX_POSITIONS,
         bad_words_ids=[[PAD], [BOS]],
         pad_token_id=PAD,
@@ -100,6 +100,12 @@ def _model(checkpoint: Checkpoint) -> MarianMTModel:
     assert all("embed" in name or name in KNOWN_AS_IS for name in missing), missing
     model.tie_weights()
     return model
+
+
+def _length_penalty(search: SearchConfig) -> float:
+    if search.penalty == "power":
+        return search.length_penalty
+    return search.length_penalty * USUAL_LENGTH / (5 + USUAL_LENGTH)
 
 
 def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:

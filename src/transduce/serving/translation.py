@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from transduce.decoding.translation.translations import (
@@ -33,12 +33,11 @@ class TranslatedDocument:
     alternatives: list[str]
 
 
-def search_for(num_alternatives: int) -> SearchConfig:
-    """The default search, wide enough for so many besides the best."""
-    default = SearchConfig()
+def search_for(own: SearchConfig, num_alternatives: int) -> SearchConfig:
+    """The model's own search, wide enough for so many besides the best."""
     num_best = num_alternatives + 1
-    beam_size = max(default.beam_size, num_best)
-    return SearchConfig(beam_size=beam_size, num_best=num_best)
+    beam_size = max(own.beam_size, num_best)
+    return replace(own, beam_size=beam_size, num_best=num_best)
 
 
 def split(document: str, format: Format) -> list[Piece]:
@@ -52,7 +51,8 @@ async def translate_documents(
     """Each with at most so many alternatives."""
     split_documents = [split(document, format) for document in documents]
     texts = [text for pieces in split_documents for text in sentences(pieces)]
-    found = iter(await queue.translate(texts, search_for(num_alternatives)))
+    search = search_for(queue.translator.search, num_alternatives)
+    found = iter(await queue.translate(texts, search))
     return [
         _joined(
             pieces, [next(found) for _ in sentences(pieces)], format, num_alternatives

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, save_model
+from transduce.decoding.parsing.parser import PAPER_SEARCH
 from transduce.decoding.streaming.windows import Pace
 from transduce.decoding.translation import parts
 from transduce.decoding.translator import Translator, load
@@ -62,6 +63,43 @@ def test_no_extra_length_keeps_a_translation_as_short_as_its_source(
     limit = len(translator.tokenizer.encode(source)) + 1
     [translation] = translator.translate([source], extra_length=0)
     assert len(translator.tokenizer.encode(translation.text)) <= limit
+
+
+def test_a_model_searches_as_its_run_did_unless_it_is_told_otherwise(
+    trained_checkpoint: Checkpoint, parsing_checkpoint: Checkpoint
+) -> None:
+    own = SearchConfig(beam_size=2, length_penalty=1.5, num_best=2)
+    translator = Translator(replace(trained_checkpoint, search=own), CPU)
+    sources = ["one two three"]
+    expected = list(translator.translate_stream(sources, own))
+    assert translator.translate(sources) == expected
+    assert list(translator.translate_stream(sources)) == expected
+    [wider] = translator.translate(sources, beam_size=3)
+    given = SearchConfig(beam_size=3, length_penalty=1.5, num_best=2)
+    assert [wider] == list(translator.translate_stream(sources, given))
+    assert len(wider.hypotheses) == 3
+    assert Translator(trained_checkpoint, CPU).search == SearchConfig()
+    assert Translator(parsing_checkpoint, CPU).search == PAPER_SEARCH
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_no_translation_is_longer_than_the_greatest_length(
+    translator: Translator, beam_size: int, most: int
+) -> None:
+    found = translator.translate(
+        ["one two three four", "five"], beam_size=beam_size, max_length=most
+    )
+    hypotheses = [each for translation in found for each in translation.hypotheses]
+    lengths = [len(each.token_log_probabilities) for each in hypotheses]
+    assert max(lengths) == most
+
+
+def test_a_prefix_has_room_whatever_the_greatest_length(
+    translator: Translator,
+) -> None:
+    [found] = translator.translate(["one"], prefixes=["zwei drei"], max_length=1)
+    assert found.text.startswith("zwei drei")
 
 
 def test_an_impossible_beam_is_refused(translator: Translator) -> None:

@@ -204,6 +204,18 @@ def test_marian_has_the_papers_search(trained_checkpoint, tmp_path):
     assert growth[0] == pytest.approx(growth[1], rel=1e-4)
 
 
+@pytest.mark.parametrize(("penalty", "expected"), [("gnmt", 1.0), ("power", 1.2)])
+def test_marian_has_the_search_of_the_run(
+    penalty, expected, trained_checkpoint, tmp_path
+):
+    search = SearchConfig(beam_size=5, length_penalty=1.2, penalty=penalty)
+    checkpoint = replace(trained_checkpoint, search=search)
+    export("marian", checkpoint, tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert settings["num_beams"] == 5
+    assert settings["length_penalty"] == pytest.approx(expected)
+
+
 def test_marian_translates_by_its_own_settings(trained_checkpoint, corpus, tmp_path):
     from transformers import AutoTokenizer, MarianMTModel
 

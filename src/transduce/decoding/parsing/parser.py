@@ -59,13 +59,10 @@ class _Sentence:
     def is_legible(self) -> bool:
         return 0 < len(self.source) <= MAX_SOURCE_TOKENS
 
-    def max_length(self, extra_length: int) -> int:
-        """Tokens of its tree at most; the end token counts on both sides.
-
-        There is always room for some tree.
-        """
+    def limit(self, config: SearchConfig) -> int:
+        """Tokens of its tree at most, the end counted; there is room for some tree."""
         least = symbols_needed(len(self.words), 0) + 1
-        return max(len(self.source) + 1 + extra_length, least)
+        return config.limit(len(self.source) + 1, least)
 
 
 class Parser:
@@ -77,22 +74,25 @@ class Parser:
         tokenizer: Tokenizer,
         symbols: SymbolVocabulary,
         device: torch.device,
+        search: SearchConfig = PAPER_SEARCH,
     ) -> None:
+        """It searches so, unless it is told otherwise."""
         self._model = model
         self._tokenizer = tokenizer
         self._style = symbols.style
         self._symbols = symbols.symbols
         self._device = device
+        self._search = search
 
     def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
-        """Parse raw English sentences by the paper's search; one tree for each."""
+        """Parse raw English sentences; one tree for each."""
         words = map(penn_words, texts)
         return list(self.parse_stream(words, constrained=constrained))
 
     def parse_stream(
         self,
         sentences: Iterable[Sequence[str]],
-        config: SearchConfig = PAPER_SEARCH,
+        config: SearchConfig | None = None,
         *,
         constrained: bool = False,
         pace: Pace | None = None,
@@ -101,7 +101,7 @@ class Parser:
 
         Constrained search finds nothing but trees over the words.
         """
-        pace = pace or Pace()
+        pace, config = pace or Pace(), config or self._search
         begin = partial(self._begin, config=config, constrained=constrained)
         room = BATCH_POSITIONS // config.beam_size
         for window in pace.windows(sentences):
@@ -139,7 +139,7 @@ class Parser:
     def _begin(
         self, sentences: list[_Sentence], config: SearchConfig, *, constrained: bool
     ) -> Decoding:
-        limits = [each.max_length(config.extra_length) for each in sentences]
+        limits = [each.limit(config) for each in sentences]
         decoder = self._read(sentences)
         excluded: Excluded = NEVER_WRITTEN
         if constrained:

@@ -117,7 +117,7 @@ class Endpoints:
         asked = await self._admission.admit(request, messages.StreamRequest)
         queue = by_name(self._translating, asked.model).queue
         pieces = split(asked.q, asked.format)
-        search = search_for(asked.alternatives)
+        search = search_for(queue.translator.search, asked.alternatives)
         futures = queue.submit(sentences(pieces), search)
         return _streamed(pieces, futures, partial(_translated, asked))
 

@@ -145,8 +145,8 @@ class Experiment:
         options += ["--input", str(run.path / DEV / DEV_SOURCE)]
         options += ["--output", str(run.translations)]
         for field in fields(SearchConfig):
-            if field.name != "num_best":
-                value = getattr(run.config.search, field.name)
+            value = getattr(run.config.search, field.name)
+            if field.name != "num_best" and value is not None:
                 options += [f"--{field.name.replace('_', '-')}", str(value)]
         return options
 
