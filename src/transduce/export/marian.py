@@ -37,6 +37,7 @@ from transduce.export.mapping import (
     decoder,
     encoder,
     require,
+    require_one_vocabulary,
     require_plain_attention,
 )
 from transduce.export.portable_tokenizer import portable_tokenizer
@@ -61,6 +62,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     `RequestError` if the model does not map, `ProofError` if the proof fails.
     """
     logging.disable_progress_bar()
+    require_one_vocabulary(TARGET, checkpoint.config)
     require(TARGET, checkpoint.config, norm="post", positions="sinusoidal")
     require_plain_attention(TARGET, checkpoint.config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)

@@ -7,6 +7,7 @@ chosen must be its own first choice. So its own greedy translation is the same.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -83,11 +84,12 @@ def require_short(
 ) -> None:
     """`RequestError` if one is too long to be translated at once, its end counted."""
     longest = min(MAX_SOURCE_TOKENS, max_positions - 1)
-    for sentence in sentences:
+    for number, sentence in enumerate(sentences, start=1):
         if (length := len(tokenizer.encode(sentence))) > longest:
             raise RequestError(
-                f"A sentence of the sample must have at most {longest} tokens, but one "
-                f"has {length:,}; take it out."
+                f"A sentence of the sample must have at most {longest} tokens, but "
+                f"number {number} ({shorten(sentence, 40, placeholder='...')}) has "
+                f"{length:,}; take it out."
             )
 
 

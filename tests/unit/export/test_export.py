@@ -88,7 +88,7 @@ def test_other_models_map_where_the_target_can(
 @pytest.mark.parametrize(
     ("target", "changes", "message"),
     [
-        ("ctranslate2", {"d_k": 4}, r"must have `model\.d_k` = 8\.0, but has 4;"),
+        ("ctranslate2", {"d_k": 4}, r"must have `model\.d_k` = 8, but has 4;"),
         ("ctranslate2", {"d_v": 4}, r"`model\.d_v`"),
         ("ctranslate2", {"neighbourhood": 3}, r"`model\.neighbourhood` = None, but"),
         ("ctranslate2", {"scores": "additive"}, r'"scaled", but has "additive"'),
@@ -101,6 +101,13 @@ def test_what_does_not_map_is_refused(
 ):
     with pytest.raises(RequestError, match=message):
         export(target, make_checkpoint(**changes), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_model_that_parses_is_refused(target, parsing_checkpoint, tmp_path):
+    with pytest.raises(RequestError, match="must have one vocabulary .* and has two"):
+        export(target, parsing_checkpoint, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 

@@ -137,6 +137,13 @@ def test_a_peer_that_cannot_have_the_model_is_left_out(trained_checkpoint):
     assert speed.decoders[0].agreement is None
 
 
+def test_a_model_that_parses_is_refused(parsing_checkpoint):
+    with pytest.raises(
+        RequestError, match=r"CTranslate2 is left out.* this one parses"
+    ):
+        measure_decoding(parsing_checkpoint, ["one"], [GREEDY], 1, CPU, print)
+
+
 def test_a_model_that_no_peer_can_have_is_refused(trained_checkpoint):
     config = replace(trained_checkpoint.config, neighbourhood=2)
     checkpoint = replace(trained_checkpoint, config=config)
