@@ -359,14 +359,14 @@ def test_a_standard_input_that_cannot_be_read_is_named(
     model: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "transduce", "translate", str(model)]
-    folder = os.open(tmp_path, os.O_RDONLY)
     output = tmp_path / "out"
+    only_written = os.open(tmp_path / "in", os.O_WRONLY | os.O_CREAT)
     found = subprocess.run(
         [*command, "--output", str(output)],
-        stdin=folder, stderr=subprocess.PIPE, check=False,
+        stdin=only_written, stderr=subprocess.PIPE, check=False,
     )  # fmt: skip
-    os.close(folder)
-    message = b"transduce: standard input: cannot be read (Is a directory).\n"
+    os.close(only_written)
+    message = b"transduce: standard input: cannot be read (Bad file descriptor).\n"
     assert (found.returncode, found.stderr) == (2, message)
     assert not output.exists()
 

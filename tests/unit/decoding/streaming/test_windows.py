@@ -55,7 +55,7 @@ def test_what_is_wrong_with_a_stream_is_told(kind: Windows) -> None:
         list(kind(lines()))
 
 
-@pytest.mark.parametrize("order", permutations(range(4)), ids=str)
+@pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
 def test_what_comes_early_waits_for_what_is_before_it(order: tuple[int, ...]) -> None:
     come: list[int] = []
 
