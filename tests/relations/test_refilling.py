@@ -115,7 +115,7 @@ def test_no_room_and_no_order_changes_what_is_found(
 @settings(deadline=None, max_examples=20)
 @given(lengths=st.lists(st.integers(1, 9), max_size=9), room=st.integers(1, 40))
 def test_no_room_changes_what_is_drawn(lengths: list[int], room: int) -> None:
-    config = SamplingConfig(num_samples=3, seed=4)
+    config = SamplingConfig(number=3, seed=4)
 
     def begin(numbers: list[int]) -> Decoding:
         limits = [lengths[i] + 3 for i in numbers]

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.options import Files
-from transduce.decoding.next_token_models.quantization import Precision
+from transduce.decoding.next_token_models.quantization import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import (
@@ -34,7 +34,7 @@ def evaluate(
     tokenized: Annotated[bool, Parameter(negative="")] = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: DecodingPrecision = "fp32",
 ) -> None:
     """Score translations against references: sacreBLEU, the paper's BLEU, chrF.
 

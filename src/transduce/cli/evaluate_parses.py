@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.decoding.next_token_models.quantization import Precision
+from transduce.decoding.next_token_models.quantization import DecodingPrecision
 from transduce.decoding.parsing.parse_scores import score_parses
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, DataError
@@ -33,7 +33,7 @@ def evaluate_parses(
     allow_dropped: Annotated[bool, Parameter(negative="")] = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: DecodingPrecision = "fp32",
 ) -> None:
     """Score parses: EVALB's table and summary, with COLLINS.prm's parameters.
 

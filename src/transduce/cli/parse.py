@@ -11,7 +11,7 @@ from transduce.analysis.tree_drawing import indented, svg
 from transduce.cli.lines import source_lines
 from transduce.cli.output import writer
 from transduce.cli.terminal import counted_lines
-from transduce.decoding.next_token_models.quantization import Precision
+from transduce.decoding.next_token_models.quantization import DecodingPrecision
 from transduce.decoding.parsing.parser import Parse
 from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.streaming.windows import Pace
@@ -34,7 +34,7 @@ def parse(
     pretty: Annotated[bool, Parameter(negative="")] = False,
     svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: DecodingPrecision = "fp32",
 ) -> None:
     """Parse sentences: one tree a line, in order, over exactly their words.
 

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from transduce.cli.lines import source_lines, write_translations
 from transduce.cli.options import Files
-from transduce.decoding.next_token_models.quantization import Precision
+from transduce.decoding.next_token_models.quantization import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.search_config import LengthPenalty
@@ -33,7 +33,7 @@ def translate(
     nbest: int = 1,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: DecodingPrecision = "fp32",
 ) -> None:
     """Translate raw text, one line for one line, in order.
 
@@ -71,8 +71,8 @@ def translate(
     max_length
         Tokens of a translation at most, its end counted, however long its source.
     nbest
-        How many translations of each line, best first, one a line; blank where fewer
-        ended in time, and but one of a line that is translated in parts.
+        How many translations of each line, best first, no two alike, one a line; blank
+        where fewer ended in time, and but one of a line that is translated in parts.
     jsonl
         Write a JSON object a line, with scores and tokens.
     device

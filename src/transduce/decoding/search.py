@@ -65,9 +65,9 @@ class Hypothesis:
     """Whether it ended by itself, not by the limit of length."""
 
 
-def require_numbers(hypotheses: Sequence[Hypothesis]) -> None:
-    """`CheckpointError` if a model has put out NaN, and search found nothing so."""
-    if not hypotheses or math.isnan(hypotheses[0].log_probability):
+def require_numbers(log_probabilities: Sequence[float]) -> None:
+    """`CheckpointError` if a model has put out NaN, and so search found nothing."""
+    if not log_probabilities or math.isnan(log_probabilities[0]):
         raise CheckpointError(
             "The model must put out numbers, but puts out NaN; its weights are "
             "damaged, or too large for the precision: try fp32, or another "

@@ -18,7 +18,7 @@ from transduce.decoding.next_token_models.coverage import CoverageDecoder
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.quantization import (
-    Precision,
+    DecodingPrecision,
     PreparedModel,
     prepared,
 )
@@ -38,6 +38,7 @@ from transduce.decoding.translation.translations import (
     EMPTY,
     Translation,
     TranslationHypothesis,
+    distinct,
     joined,
 )
 from transduce.device import choose_hardware
@@ -62,7 +63,7 @@ class Translator:
         checkpoint: Checkpoint,
         device: torch.device,
         *others: Checkpoint,
-        precision: Precision = "fp32",
+        precision: DecodingPrecision = "fp32",
     ) -> None:
         """`RequestError` if the others have not the tokenizer of the first.
 
@@ -147,7 +148,8 @@ class Translator:
             )
         start = partial(self._search, config=config)
         pairs = _paired(sources, prefixes)
-        return self._in_windows(pairs, pace or Pace(), start, config.beam_size)
+        found = self._in_windows(pairs, pace or Pace(), start, config.beam_size)
+        return map(distinct, found)
 
     def sample(
         self,
@@ -159,7 +161,7 @@ class Translator:
         self.require_translation()
         start = partial(self._sample, config=config)
         pairs = _paired(sources, None)
-        return self._in_windows(pairs, pace or Pace(), start, config.num_samples)
+        return self._in_windows(pairs, pace or Pace(), start, config.number)
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str]
@@ -167,7 +169,7 @@ class Translator:
         """How likely the model holds given translations.
 
         `RequestError` if they are not as many as the sources, or several models are
-        to decide.
+        to decide; `CheckpointError` if the model puts out NaN.
         """
         self.require_translation()
         if len(self.models) > 1:
@@ -192,7 +194,9 @@ class Translator:
                 self._padded([source_ids[i] for i in batch]),
                 [target_ids[i] for i in batch],
             )
-            scores.update(zip(batch, found, strict=True))
+            for number, score in zip(batch, found, strict=True):
+                require_numbers([score.log_probability])
+                scores[number] = score
         return [scores[i] for i in range(len(sources))]
 
     def require_translation(self) -> None:
@@ -297,7 +301,7 @@ class Translator:
         return pad_rows([[*ids, EOS] for ids in source_ids]).to(self.device)
 
     def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
-        require_numbers(hypotheses)
+        require_numbers([each.log_probability for each in hypotheses])
         decoded = tuple(
             TranslationHypothesis(
                 text=self.tokenizer.decode(hypothesis.ids),
@@ -317,7 +321,7 @@ def load(
     path: str | Path,
     *others: str | Path,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: DecodingPrecision = "fp32",
 ) -> Translator:
     """A translator from a model or run folder, or from several that decide together.
 

@@ -84,11 +84,8 @@ async def found_pieces(
 def other_hypotheses(
     translation: Translation, most: int
 ) -> list[TranslationHypothesis]:
-    """At most so many of another text than the best and each other, best first."""
-    by_text = {each.text: each for each in reversed(translation.hypotheses)}
-    by_text.pop(translation.text, None)
-    others = sorted(by_text.values(), key=lambda each: each.score, reverse=True)
-    return others[:most]
+    """At most so many besides the best, best first."""
+    return list(translation.hypotheses[1 : most + 1])
 
 
 def _joined(

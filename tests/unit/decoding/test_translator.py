@@ -191,3 +191,5 @@ def test_a_model_of_no_numbers_is_refused(
     translator = Translator(replace(trained_checkpoint, weights=weights), CPU)
     with pytest.raises(CheckpointError, match="must put out numbers, but puts out NaN"):
         translator.translate(["one"], beam_size=beam_size)
+    with pytest.raises(CheckpointError, match="must put out numbers, but puts out NaN"):
+        translator.score(["one"], ["eins"])

@@ -145,7 +145,7 @@ def look_into(
         config or translator.search,
         EXCLUDED if translator.symbols is None else NEVER_WRITTEN,
     )
-    require_numbers(search.hypotheses)
+    require_numbers([each.log_probability for each in search.hypotheses])
     target_ids = given or list(search.hypotheses[0].ids)
     written = translator.symbols or translator.tokenizer
     ids = {branch.token for branches in search.steps for branch in branches}

@@ -177,5 +177,5 @@ class Parser:
 
 
 def _best(hypotheses: list[Hypothesis]) -> Hypothesis:
-    require_numbers(hypotheses)
+    require_numbers([each.log_probability for each in hypotheses])
     return hypotheses[0]
