@@ -40,7 +40,9 @@ def ids_of(translator: Translator) -> dict[str, int]:
 def test_every_hypothesis_is_scored_by_the_attention_it_paid(
     trained_checkpoint, monkeypatch, beta
 ):
-    monkeypatch.setattr("transduce.decoding.translator.BATCH_POSITIONS", 40)
+    monkeypatch.setattr(
+        "transduce.decoding.streaming.refilled_batch.BATCH_POSITIONS", 40
+    )
     config = SearchConfig(beam_size=3, num_best=3, coverage_penalty=beta)
     translator = Translator(trained_checkpoint, CPU)
     ids = ids_of(translator)

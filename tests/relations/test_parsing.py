@@ -9,7 +9,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.corpora.grammar_treebank import training_trees
 from transduce.decoding.parsing import parser as module
 from transduce.decoding.parsing.parser import Parse, Parser
-from transduce.decoding.streaming import windows
+from transduce.decoding.streaming import refilled_batch, windows
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -74,7 +74,7 @@ def parser(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Parser:
 def test_a_sentence_is_parsed_in_a_batch_as_alone(
     parser: Parser, beam_size: int, constrained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BATCH_POSITIONS", 25 * beam_size)
+    monkeypatch.setattr(refilled_batch, "BATCH_POSITIONS", 25 * beam_size)
     together = parse(parser, SENTENCES, beam_size, constrained)
     alone = [parse(parser, [words], beam_size, constrained)[0] for words in SENTENCES]
     assert [each.tree for each in together] == [each.tree for each in alone]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding import translator
 from transduce.decoding.beam_search import BeamSearch, beam_search
 from transduce.decoding.greedy_search import GreedySearch, greedy_search
 from transduce.decoding.sampling import Sampling, SamplingConfig, sample
@@ -240,7 +239,7 @@ def test_a_model_translates_alike_in_any_batch(
         for source, prefix in zip(sources, prefixes, strict=True)
     ]
     monkeypatch.setattr(refilled_batch, "REFILL_SHARE", share)
-    monkeypatch.setattr(translator, "BATCH_POSITIONS", 100)
+    monkeypatch.setattr(refilled_batch, "BATCH_POSITIONS", 100)
     together = own.translate_stream(sources, config, prefixes)
     for found, expected in zip(together, apart, strict=True):
         assert [h.score for h in found.hypotheses] == pytest.approx(

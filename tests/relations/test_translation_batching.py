@@ -67,7 +67,9 @@ def test_a_line_is_translated_alike_among_others(
     together = translate(translator, LINES, beam_size)
     alone = [translate(translator, [line], beam_size)[0] for line in LINES]
     # Small enough for several batches, so that lines also leave their order.
-    monkeypatch.setattr("transduce.decoding.translator.BATCH_POSITIONS", 30)
+    monkeypatch.setattr(
+        "transduce.decoding.streaming.refilled_batch.BATCH_POSITIONS", 30
+    )
     in_pieces = translate(translator, LINES, beam_size)
     assert [t.text for t in together] == [t.text for t in alone]
     assert [t.text for t in in_pieces] == [t.text for t in alone]

@@ -31,7 +31,7 @@ from transduce.decoding.search import (
     JoinableModel,
     require_numbers,
 )
-from transduce.decoding.streaming.refilled_batch import BATCH_POSITIONS, search_all
+from transduce.decoding.streaming.refilled_batch import batch_positions, search_all
 from transduce.decoding.streaming.windows import Pace, in_order
 from transduce.decoding.translation.parts import Line, Part, parts_of
 from transduce.decoding.translation.translations import (
@@ -188,7 +188,7 @@ class Translator:
         lengths = [
             max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)
         ]
-        for batch in similar_lengths(lengths, BATCH_POSITIONS):
+        for batch in similar_lengths(lengths, batch_positions(self.device)):
             found = score_targets(
                 self.models[0].model,
                 self._padded([source_ids[i] for i in batch]),
@@ -254,7 +254,7 @@ class Translator:
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
         found = search_all(
             [len(parts[i].source) + 1 for i in filled],
-            BATCH_POSITIONS // group_size,
+            batch_positions(self.device) // group_size,
             lambda numbers: start([parts[filled[i]] for i in numbers]),
         )
         for i, hypotheses in found:

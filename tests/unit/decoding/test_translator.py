@@ -139,7 +139,9 @@ def test_a_stream_without_end_is_translated_a_window_at_a_time(
 def test_a_line_is_there_as_soon_as_it_and_all_before_it_are_done(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.translator.BATCH_POSITIONS", 1)
+    monkeypatch.setattr(
+        "transduce.decoding.streaming.refilled_batch.BATCH_POSITIONS", 1
+    )
     sources = ["", "one two three four", "", "three", "four five"]
     done: list[str] = []
     found = translator.translate_stream(

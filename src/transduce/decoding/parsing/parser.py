@@ -20,7 +20,7 @@ from transduce.decoding.search import (
     JoinableModel,
     require_numbers,
 )
-from transduce.decoding.streaming.refilled_batch import BATCH_POSITIONS, search_all
+from transduce.decoding.streaming.refilled_batch import batch_positions, search_all
 from transduce.decoding.streaming.windows import Pace, in_order
 from transduce.parsing.automaton import partial_tree, symbols_needed
 from transduce.parsing.delinearization import Repairs, delinearize
@@ -103,7 +103,7 @@ class Parser:
         """
         pace, config = pace or Pace(), config or self._search
         begin = partial(self._begin, config=config, constrained=constrained)
-        room = BATCH_POSITIONS // config.beam_size
+        room = batch_positions(self._device) // config.beam_size
         for window in pace.windows(sentences):
             found = self._found(self._encoded(window), begin, room)
             yield from in_order(pace.told(found))

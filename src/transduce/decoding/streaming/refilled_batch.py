@@ -12,11 +12,22 @@ from transduce.decoding.search import Decoding, Hypothesis, SentenceSearch
 
 BATCH_POSITIONS = 4_096
 """Source positions of a batch times its hypotheses, padding included."""
+POSITION_BYTES = 2**20
+"""Of a GPU's memory for each such position, logits and all: what is there for most
+models several times over."""
 REFILL_SHARE = 0.25
 """Of a batch's room that must be free before others join, all of it being copied."""
 
 Begin = Callable[[list[int]], Decoding]
 """Reads the sentences of some numbers."""
+
+
+def batch_positions(device: torch.device) -> int:
+    """As many as keep the device busy and have room in its memory."""
+    if device.type != "cuda":
+        return BATCH_POSITIONS
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return max(memory // POSITION_BYTES, BATCH_POSITIONS)
 
 
 def search_all(
