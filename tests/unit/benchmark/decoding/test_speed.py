@@ -1,7 +1,9 @@
 """Small models, so that only what is said is tested, not how fast it is."""
 
 import math
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,6 +81,28 @@ def test_random_weights_have_the_presets_sizes():
     assert checkpoint.config.d_model == 32
     assert checkpoint.config.vocab_size == checkpoint.tokenizer.vocab_size
     assert math.isfinite(checkpoint.build().output_weight.detach().sum())
+
+
+def test_outputs_of_a_forced_length_are_compared(trained_checkpoint, corpus):
+    setting = Setting(batch_size=2, beam_size=1, forced_length=9)
+    speed = measure_decoding(
+        trained_checkpoint, corpus[0], [setting], 1, CPU, lambda _: None
+    )
+    by_name = {decoder.name: decoder for decoder in speed.decoders}
+    assert by_name["transduce fp32"].agreement == 1
+    assert by_name["CTranslate2 float32"].agreement == 1
+    assert by_name["Hugging Face fp32"].agreement == 1
+
+
+def test_ctranslate2_takes_part_in_all_types_that_the_device_knows(monkeypatch):
+    known = {"float32", "int8_float16", "int8_bfloat16", "int16"}
+    library = SimpleNamespace(get_supported_compute_types=lambda _: known)
+    monkeypatch.setitem(sys.modules, "ctranslate2", library)
+    found = decoding_speed._contestants(CPU, {"CTranslate2"})
+    names = [name for name in found if name.startswith("CTranslate2")]
+    assert names == [f"CTranslate2 {kind}" for kind in (
+        "float32", "int8_bfloat16", "int8_float16",
+    )]  # fmt: skip
 
 
 def test_a_missing_peer_is_named(trained_checkpoint, monkeypatch):
