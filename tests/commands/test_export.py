@@ -61,10 +61,10 @@ def test_an_overlong_sample_is_refused(
     sample.write_text("one\n\n" + "two " * 300)
     options = ["--to", "onnx", "--out", tmp_path / "out", "--sample", sample]
     message = refuses("export", model, *options)
-    assert (
-        "must have at most 250 tokens, but number 2 (two two two two two two two two "
-        "two...) has 300"
-    ) in message
+    assert message == (
+        "A sentence of the sample must have at most 250 tokens, but number 2 (two two "
+        "two two two two two two two...) has 300; take it out."
+    )
 
 
 def test_what_does_not_map_is_named_with_its_path(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translation.parts import MAX_SOURCE_TOKENS
-from transduce.errors import RequestError, TransduceError
+from transduce.errors import DataError, TransduceError
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.tokenizer import Tokenizer
@@ -82,11 +82,11 @@ class Proof:
 def require_short(
     sentences: Sequence[str], tokenizer: Tokenizer, max_positions: int
 ) -> None:
-    """`RequestError` if one is too long to be translated at once, its end counted."""
+    """`DataError` if one is too long to be translated at once, its end counted."""
     longest = min(MAX_SOURCE_TOKENS, max_positions - 1)
     for number, sentence in enumerate(sentences, start=1):
         if (length := len(tokenizer.encode(sentence))) > longest:
-            raise RequestError(
+            raise DataError(
                 f"A sentence of the sample must have at most {longest} tokens, but "
                 f"number {number} ({shorten(sentence, 40, placeholder='...')}) has "
                 f"{length:,}; take it out."
