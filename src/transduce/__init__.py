@@ -1,18 +1,25 @@
 """The system of "Attention Is All You Need" (Vaswani et al., 2017) as a tool."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transduce.decoding.translator import Translation, Translator, load
+    from transduce.decoding.translation.translations import Translation
+    from transduce.decoding.translator import Translator, load
 
 __all__ = ["Translation", "Translator", "__version__", "load"]
 __version__ = "0.1.0"
 
 
+_HOMES = {
+    "Translation": "transduce.decoding.translation.translations",
+    "Translator": "transduce.decoding.translator",
+    "load": "transduce.decoding.translator",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Import what translates only when it is asked for: torch takes a second."""
-    if name in ("Translation", "Translator", "load"):
-        from transduce.decoding import translator
-
-        return getattr(translator, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,6 +26,7 @@ from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
+from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
@@ -65,6 +66,8 @@ class Checkpoint:
     """What a parser writes."""
     run: str | None = None
     """The id of the run that trained it, if there is one."""
+    search: SearchConfig | None = None
+    """How its run searches, if that is known."""
 
     def build(self) -> Transformer:
         """The model, ready to compute, on a copy of the weights."""
@@ -113,6 +116,8 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
         "run": checkpoint.run,
         "model": asdict(checkpoint.config),
     }
+    if checkpoint.search is not None:
+        config["search"] = asdict(checkpoint.search)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     checkpoint.tokenizer.save(folder / TOKENIZER_FILE)
     if checkpoint.symbols is not None:
@@ -124,7 +129,7 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
 def load_model(path: Path) -> Checkpoint:
     """Read a model folder, or a run's model; `CheckpointError` if it is damaged."""
     folder = find_model(path)
-    config, step = _read_config(folder / CONFIG)
+    config, step, search = _read_config(folder / CONFIG)
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     if tokenizer.vocab_size != config.vocab_size:
         raise CheckpointError(
@@ -142,6 +147,7 @@ def load_model(path: Path) -> Checkpoint:
         step=step,
         symbols=symbols,
         run=read_json(folder / CONFIG).get("run"),
+        search=search,
     )
 
 
@@ -297,7 +303,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_config(path: Path) -> tuple[ModelConfig, int]:
+def _read_config(path: Path) -> tuple[ModelConfig, int, SearchConfig | None]:
     content = read_json(path)
     number = content.get("format")
     if number not in list(FORMATS):
@@ -319,9 +325,19 @@ def _read_config(path: Path) -> tuple[ModelConfig, int]:
             "checkpoint."
         )
     try:
-        return apply_mapping(ModelConfig(), settings, where="", prefix="model."), step
+        config = apply_mapping(ModelConfig(), settings, where="", prefix="model.")
+        return config, step, _search(content.get("search"))
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error} Use another checkpoint.") from None
+
+
+def _search(settings: object) -> SearchConfig | None:
+    """As the folder has it, which an older version or an import has not."""
+    if settings is None:
+        return None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"`search` must be a table, but is {settings!r}.")
+    return apply_mapping(SearchConfig(), settings, where="", prefix="search.")
 
 
 def _check_weights(

@@ -122,6 +122,14 @@ def num_cores() -> int | None:
     return os.cpu_count()
 
 
+def used_memory(device: torch.device) -> int:
+    """The bytes of a GPU that all programs hold together; none of a CPU's."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
 def leave_a_core() -> None:
     """Compute on all cores but one, unless the environment says on how many.
 

@@ -125,6 +125,11 @@ def test_decoding_is_measured_beside_the_peers(
     assert "vocabulary of" in lines[1]
     head = next(line for line in lines if line.startswith("tokens/s"))
     assert head.split() == ["tokens/s", "b2", "k1", "b2", "k2"]
+    place = next(i for i, line in enumerate(lines) if line.startswith("sentences/s"))
+    assert lines[place].split()[1:] == head.split()[1:]
+    ours = lines[place + 1].split()
+    assert ours[:2] == ["transduce", "fp32"]
+    assert all(float(rate.replace(",", "")) > 0 for rate in ours[2:])
     for i, end in ((-2, "beam 1"), (-1, "beam 2")):
         assert re.fullmatch(rf"batch 2, {end}: [0-9.]+ x the best peer", lines[i]), (
             lines[i]

@@ -58,7 +58,20 @@ def test_an_overlong_sample_is_refused(
     refuses: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     sample = tmp_path / "sample"
-    sample.write_text("one " * 300)
+    sample.write_text("one\n\n" + "two " * 300)
     options = ["--to", "onnx", "--out", tmp_path / "out", "--sample", sample]
     message = refuses("export", model, *options)
-    assert "must have at most 250 tokens, but one has 300" in message
+    assert message == (
+        "A sentence of the sample must have at most 250 tokens, but number 2 (two two "
+        "two two two two two two two...) has 300; take it out."
+    )
+
+
+def test_what_does_not_map_is_named_with_its_path(
+    refuses: Callable[..., str], parsing_model: Path, tmp_path: Path
+) -> None:
+    options = ["--to", "ctranslate2", "--out", tmp_path / "out"]
+    assert refuses("export", parsing_model, *options) == (
+        f"{parsing_model}: A model for CTranslate2 must have one vocabulary for source "
+        "and target, but this one parses, and has two; it cannot be exported there."
+    )

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from transduce.cli import main
-from transduce.decoding.search_config import SearchConfig
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.quickstart import parsing
 from transduce.experiments.quickstart import translation as quickstart
+from transduce.search_config import SearchConfig
 from transduce.text.grammar import Grammar
 
 

@@ -32,6 +32,11 @@ def test_the_likeliest_token_alone_is_greedy_search(
     assert succeeds("sample", model, "--top-p", 1e-9, stdin=LINES) == greedy
 
 
+def test_fewer_bits_are_an_option(succeeds: Callable[..., str], model: Path) -> None:
+    out = succeeds("sample", model, "--precision", "bf16", stdin=LINES)
+    assert len(out.splitlines()) == len(LINES.splitlines())
+
+
 def test_json_lines_have_the_samples_and_their_tokens(
     succeeds: Callable[..., str], model: Path
 ) -> None:
@@ -45,6 +50,8 @@ def test_json_lines_have_the_samples_and_their_tokens(
 def test_an_impossible_setting_is_refused(
     refuses: Callable[..., str], model: Path
 ) -> None:
+    message = refuses("sample", model, "--number", 0, stdin=LINES)
+    assert message == "`number` must be at least 1, but is 0."
     assert refuses("sample", model, "--top-p", 0, stdin=LINES) == (
-        "`sampling.top_p` must be above 0 and at most 1, but is 0.0."
+        "`top_p` must be above 0 and at most 1, but is 0.0."
     )

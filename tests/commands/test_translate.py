@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 
 import transduce
 from transduce.checkpoint import Checkpoint, save_model
+from transduce.cli import main
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer, load_tokenizer
 
@@ -75,7 +76,7 @@ def test_the_n_best_stand_together_and_begin_with_the_best(
 def test_an_over_long_line_is_translated_in_parts_and_named(
     command: Callable[..., Any], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.translator.MAX_SOURCE_TOKENS", 12)
+    monkeypatch.setattr("transduce.decoding.translation.parts.MAX_SOURCE_TOKENS", 12)
     sentences = ["one two three four.", "five six!", "seven eight one two."]
     long = " ".join(sentences)
     alone = [
@@ -94,7 +95,7 @@ def test_an_over_long_line_is_translated_in_parts_and_named(
 @pytest.fixture
 def over_long(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Two lines, the first over-long."""
-    monkeypatch.setattr("transduce.decoding.translator.MAX_SOURCE_TOKENS", 12)
+    monkeypatch.setattr("transduce.decoding.translation.parts.MAX_SOURCE_TOKENS", 12)
     return b"one two three four. five six! seven eight one two.\ntwo\n"
 
 
@@ -132,6 +133,7 @@ def test_an_over_long_line_has_scores_but_not_by_token(
     assert only["token_log_probabilities"] == []
     assert only["log_probability"] < 0
     assert only["tokens"]
+    assert (long["num_parts"], short["num_parts"]) == (3, 1)
     assert short["hypotheses"][0]["token_log_probabilities"]
 
 
@@ -217,7 +219,7 @@ def test_json_lines_have_text_scores_and_hypotheses(
     assert full["score"] == full["hypotheses"][0]["score"]
     assert len(full["hypotheses"]) == 2
     assert all(h["log_probability"] < h["score"] < 0 for h in full["hypotheses"])
-    assert empty == {"text": "", "score": 0.0, "hypotheses": []}
+    assert empty == {"text": "", "score": 0.0, "num_parts": 1, "hypotheses": []}
 
 
 def test_no_length_penalty_scores_by_probability(
@@ -288,6 +290,101 @@ def test_a_reader_that_goes_away_is_no_error(model: Path, tmp_path: Path) -> Non
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+@contextlib.contextmanager
+def translating(model: Path, *options: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A process to talk with; it is ended should it keep us waiting."""
+    arguments = ["translate", str(model), "--beam-size", "1", *map(str, options)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "transduce", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        watchdog = threading.Timer(120, process.kill)
+        watchdog.start()
+        try:
+            yield process
+        finally:
+            watchdog.cancel()
+            process.kill()
+
+
+def _ask(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line)
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
+def test_a_program_may_wait_for_each_answer_before_it_asks_on(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    options = ("--beam-size", 1)
+    expected = succeeds("translate", model, *options, stdin=LINES).encode()
+    with translating(model) as process:
+        answers = [_ask(process, line) for line in LINES.splitlines(keepends=True)]
+        assert b"".join(answers) == expected
+        assert process.communicate() == (b"", b"")
+    assert process.returncode == 0
+
+
+def test_a_reader_may_go_away_while_a_line_is_waited_for(model: Path) -> None:
+    with translating(model) as process:
+        _ask(process, b"one\n")
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.write(b"two\n")
+        process.stdin.flush()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+
+
+def test_an_output_whose_reader_goes_away_is_no_error(
+    model: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with translating(model, "--output", tmp_path / "pipe") as process:
+        (tmp_path / "pipe").open("rb").close()
+        assert process.communicate(b"one\n" * 3_000) == (b"", b"")
+    assert process.returncode == 0
+
+
+def test_a_standard_input_that_cannot_be_read_is_named(
+    model: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "transduce", "translate", str(model)]
+    output = tmp_path / "out"
+    only_written = os.open(tmp_path / "in", os.O_WRONLY | os.O_CREAT)
+    found = subprocess.run(
+        [*command, "--output", str(output)],
+        stdin=only_written, stderr=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    os.close(only_written)
+    message = b"transduce: standard input: cannot be read (Bad file descriptor).\n"
+    assert (found.returncode, found.stderr) == (2, message)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("name", ["translate", "sample", "parse"])
+def test_a_closed_standard_input_is_refused(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(SystemExit, match="2"):
+        main([name, str(model)])
+    assert capsys.readouterr().err == (
+        "transduce: Standard input must be open, but is closed; name a file: --input "
+        "FILE\n"
+    )
 
 
 def test_an_input_is_never_its_own_output(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from transduce.decoding.next_token_models.coverage import CoverageDecoder
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS
 
 CPU = torch.device("cpu")
@@ -40,7 +40,9 @@ def ids_of(translator: Translator) -> dict[str, int]:
 def test_every_hypothesis_is_scored_by_the_attention_it_paid(
     trained_checkpoint, monkeypatch, beta
 ):
-    monkeypatch.setattr("transduce.decoding.translator.BATCH_POSITIONS", 40)
+    monkeypatch.setattr(
+        "transduce.decoding.streaming.refilled_batch.BATCH_POSITIONS", 40
+    )
     config = SearchConfig(beam_size=3, num_best=3, coverage_penalty=beta)
     translator = Translator(trained_checkpoint, CPU)
     ids = ids_of(translator)

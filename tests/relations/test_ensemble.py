@@ -7,9 +7,9 @@ from transduce.decoding.beam_search import beam_search
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.search import NextTokenModel
-from transduce.decoding.search_config import SearchConfig
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 
 SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, PAD]])

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.decoding.next_token_models.flat_step import FlatStep, plain_linear
+from transduce.decoding.next_token_models.flat_step import (
+    FlatStep,
+    Linear,
+    plain_linear,
+)
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -36,6 +40,22 @@ def steps(decoder: IncrementalDecoder, others: IncrementalDecoder) -> list[Tenso
     others.reorder(torch.tensor([[2, 2]]))
     decoder.join(others)
     return [*found, *(decoder.step(ids[i]) for i in (3, 4))]
+
+
+def test_a_scaled_weight_in_bf16_is_rounded_once(tiny: ModelConfig):
+    # The root of 6 is no power of two, so that to round and to scale do not commute.
+    model = Transformer(replace(tiny, d_k=6)).eval()
+    projection = model.decoder_layers[0].memory_attention.project_query
+    scaled = (projection.weight * 6**-0.5).detach().bfloat16()
+    assert not torch.equal(scaled, projection.weight.bfloat16() * 6**-0.5)
+    made: list[Tensor] = []
+
+    def make_linear(weight: Tensor, bias: Tensor) -> Linear:
+        made.append(weight)
+        return plain_linear(weight, bias)
+
+    FlatStep(model, make_linear, torch.bfloat16)
+    assert any(torch.equal(each, scaled) for each in made)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

@@ -9,7 +9,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.corpora.grammar_treebank import training_trees
 from transduce.decoding.parsing import parser as module
 from transduce.decoding.parsing.parser import Parse, Parser
-from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.streaming import refilled_batch, windows
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -17,6 +17,7 @@ from transduce.parsing.delinearization import Repairs
 from transduce.parsing.linearization import STYLES, StyleName
 from transduce.parsing.trees import NOTHING, parse_tree
 from transduce.parsing.vocabulary import learn_symbols
+from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
@@ -73,7 +74,7 @@ def parser(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Parser:
 def test_a_sentence_is_parsed_in_a_batch_as_alone(
     parser: Parser, beam_size: int, constrained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BATCH_POSITIONS", 25 * beam_size)
+    monkeypatch.setattr(refilled_batch, "BATCH_POSITIONS", 25 * beam_size)
     together = parse(parser, SENTENCES, beam_size, constrained)
     alone = [parse(parser, [words], beam_size, constrained)[0] for words in SENTENCES]
     assert [each.tree for each in together] == [each.tree for each in alone]
@@ -132,6 +133,6 @@ def test_windows_change_nothing(
     parser: Parser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = parse(parser, SENTENCES, 2, True)
-    monkeypatch.setattr(module, "WINDOW_LINES", 2)
+    monkeypatch.setattr(windows, "WINDOW_LINES", 2)
     found = parse(parser, SENTENCES, 2, True)
     assert [each.tree for each in found] == [each.tree for each in expected]

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding import search, translator
 from transduce.decoding.beam_search import BeamSearch, beam_search
 from transduce.decoding.greedy_search import GreedySearch, greedy_search
 from transduce.decoding.sampling import Sampling, SamplingConfig, sample
-from transduce.decoding.search import Decoding, Hypothesis, search_all
-from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.search import Decoding, Hypothesis
+from transduce.decoding.streaming import refilled_batch
+from transduce.decoding.streaming.refilled_batch import search_all
+from transduce.decoding.streaming.windows import in_order
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
 
 BOS, EOS, VOCAB_SIZE = 1, 2, 11
 CPU = torch.device("cpu")
@@ -103,7 +105,8 @@ def _alone(number: int, length: int, config: SearchConfig) -> list[Hypothesis]:
 def test_no_room_and_no_order_changes_what_is_found(
     config: SearchConfig, lengths: list[int], room: int
 ) -> None:
-    found = search_all(lengths, room, lambda numbers: _begun(lengths, config, numbers))
+    done = search_all(lengths, room, lambda numbers: _begun(lengths, config, numbers))
+    found = list(in_order(done))
     expected = [_alone(i, length, config) for i, length in enumerate(lengths)]
     assert found == expected
 
@@ -111,7 +114,7 @@ def test_no_room_and_no_order_changes_what_is_found(
 @settings(deadline=None, max_examples=20)
 @given(lengths=st.lists(st.integers(1, 9), max_size=9), room=st.integers(1, 40))
 def test_no_room_changes_what_is_drawn(lengths: list[int], room: int) -> None:
-    config = SamplingConfig(num_samples=3, seed=4)
+    config = SamplingConfig(number=3, seed=4)
 
     def begin(numbers: list[int]) -> Decoding:
         limits = [lengths[i] + 3 for i in numbers]
@@ -122,7 +125,7 @@ def test_no_room_changes_what_is_drawn(lengths: list[int], room: int) -> None:
         sample(RandomModel([i]), [length + 3], [(i, 0)], config, bos=BOS, eos=EOS)[0]
         for i, length in enumerate(lengths)
     ]
-    assert search_all(lengths, room, begin) == expected
+    assert list(in_order(search_all(lengths, room, begin))) == expected
 
 
 def test_those_that_wait_take_the_place_of_those_that_are_done() -> None:
@@ -134,11 +137,30 @@ def test_those_that_wait_take_the_place_of_those_that_are_done() -> None:
         begun.append(model)
         return Decoding(model, GreedySearch([9] * len(numbers), CASES["greedy"], 2), 1)
 
-    search_all(lengths, 32, begin)
+    assert len(list(search_all(lengths, 32, begin))) == 20
     first, *others = begun
     assert first.most == 8
     # They came while others were on their way, at least a quarter of the batch.
     assert 1 < len(others) <= 6
+
+
+def test_a_sentence_is_handed_out_as_soon_as_it_is_done() -> None:
+    lengths = [9, 5, 5, 3]
+    going_on: list[int] = []
+
+    class Watched(RandomModel):
+        def step(self, last_ids: Tensor) -> Tensor:
+            going_on.append(len(self._paths))
+            return super().step(last_ids)
+
+    def begin(numbers: list[int]) -> Decoding:
+        limits = [lengths[i] for i in numbers]
+        return Decoding(
+            Watched(numbers), GreedySearch(limits, CASES["greedy"], EOS), BOS
+        )
+
+    steps = [len(going_on) for _ in search_all(lengths, 99, begin)]
+    assert steps[0] < steps[-1] == len(going_on)
 
 
 @given(
@@ -163,7 +185,7 @@ def test_what_is_decoded_together_has_room_padding_included(
             Watched(numbers), GreedySearch(limits, CASES["greedy"], EOS), BOS
         )
 
-    assert len(search_all(lengths, room, begin)) == len(lengths)
+    assert len(list(search_all(lengths, room, begin))) == len(lengths)
 
 
 def _translators(
@@ -216,8 +238,8 @@ def test_a_model_translates_alike_in_any_batch(
         next(own.translate_stream([source], config, [prefix]))
         for source, prefix in zip(sources, prefixes, strict=True)
     ]
-    monkeypatch.setattr(search, "REFILL_SHARE", share)
-    monkeypatch.setattr(translator, "BATCH_POSITIONS", 100)
+    monkeypatch.setattr(refilled_batch, "REFILL_SHARE", share)
+    monkeypatch.setattr(refilled_batch, "BATCH_POSITIONS", 100)
     together = own.translate_stream(sources, config, prefixes)
     for found, expected in zip(together, apart, strict=True):
         assert [h.score for h in found.hypotheses] == pytest.approx(

@@ -18,7 +18,6 @@ import torch
 
 from transduce.checkpoint import load_model
 from transduce.corpora.grammar_treebank import training_trees
-from transduce.decoding.search_config import SearchConfig
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevScore
@@ -29,6 +28,7 @@ from transduce.experiments.run_folder import RunFiles, RunFolder
 from transduce.preparation.augmentation import AugmentationConfig
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.treebank import TreebankConfig, TreebankFiles
+from transduce.search_config import SearchConfig
 from transduce.training.trainer import StepReport, TrainingStoppedError
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

@@ -12,10 +12,10 @@ from transduce.decoding.greedy_search import greedy_search
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.scoring import score_targets
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 
 SOURCE = torch.tensor(

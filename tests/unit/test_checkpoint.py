@@ -33,6 +33,7 @@ from transduce.checkpoint import (
 from transduce.errors import CheckpointError
 from transduce.model.transformer import Transformer
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
+from transduce.search_config import SearchConfig
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -115,6 +116,33 @@ def test_the_run_that_trained_a_model_is_noted(make_checkpoint, tmp_path, run):
 def test_a_model_of_a_version_that_noted_no_run_has_none(folder):
     edit(folder / CONFIG, lambda content: content.pop("run"))
     assert load_model(folder).run is None
+
+
+def test_a_model_keeps_the_search_of_its_run(make_checkpoint, tmp_path):
+    search = SearchConfig(beam_size=5, length_penalty=1.2, max_length=30)
+    saved = replace(make_checkpoint(), search=search)
+    save_model(saved, tmp_path / "model")
+    assert load_model(tmp_path / "model").search == search
+
+
+def test_an_older_model_folder_knows_no_search(folder):
+    assert "search" not in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    assert load_model(folder).search is None
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ([4], r"`search` must be a table, but is \[4\]\. Use another checkpoint"),
+        ({"beam_size": 0}, "`search.beam_size` must be at least 1, but is 0"),
+        ({"beams": 4}, "there is no setting `search.beams`"),
+    ],
+    ids=str,
+)
+def test_a_search_that_cannot_be_is_damage(folder, search, message):
+    edit(folder / CONFIG, lambda content: content.update(search=search))
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
 
 
 def test_a_model_folder_holds_three_files(folder):

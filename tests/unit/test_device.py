@@ -15,6 +15,7 @@ from transduce.device import (
     keep_freed_memory,
     leave_a_core,
     peak_memory,
+    used_memory,
 )
 from transduce.errors import ConfigError, RequestError
 
@@ -157,6 +158,12 @@ def test_elsewhere_than_on_linux_the_system_is_asked(monkeypatch, platform, unit
     monkeypatch.setattr(sys, "platform", platform)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert unit * peak <= peak_memory(CPU) < 1.1 * unit * peak
+
+
+def test_what_a_gpu_has_not_free_is_used(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (30, 100))
+    assert used_memory(CUDA) == 70
+    assert used_memory(CPU) == 0
 
 
 def test_on_a_gpu_its_own_memory_counts(monkeypatch):

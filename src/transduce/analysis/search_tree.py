@@ -10,8 +10,8 @@ from torch import Tensor
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.search import Decoding, Hypothesis
-from transduce.decoding.search_config import SearchConfig
 from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS
 
 
@@ -99,7 +99,7 @@ def watch_search(
 
     What is excluded is never put out.
     """
-    search = _WatchedSearch(source.size(1) + config.extra_length, config, excluded)
+    search = _WatchedSearch(config.limit(source.size(1)), config, excluded)
     (sentence,) = search.live
     decoder = IncrementalDecoder(model, model.encode(source))
     Decoding(decoder, search, BOS).finish()

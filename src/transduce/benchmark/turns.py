@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from transduce.device import peak_memory
+from transduce.device import peak_memory, used_memory
 from transduce.errors import TransduceError
 
 Outcome = TypeVar("Outcome")
@@ -39,9 +39,14 @@ class Turns(Generic[Outcome]):
         self._connection = connection
         self._device = device
         self._started = 0.0
+        self._used_before = used_memory(device)
+        self._grown = 0
+        """By what the use of a GPU has grown while this process was at work: PyTorch
+        knows only of what it has allotted itself."""
 
     def begin(self) -> None:
         """Say that all is ready, and sleep until the first turn."""
+        self._count_memory()
         self._connection.send(None)
         self._sleep()
 
@@ -49,10 +54,12 @@ class Turns(Generic[Outcome]):
         """Say what came of this turn, and sleep until the next."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        seconds = time.perf_counter() - self._started
+        self._count_memory()
         turn = Turn(
             outcome=outcome,
-            seconds=time.perf_counter() - self._started,
-            peak_bytes=peak_memory(self._device),
+            seconds=seconds,
+            peak_bytes=max(peak_memory(self._device), self._grown),
         )
         self._connection.send(turn)
         self._sleep()
@@ -60,7 +67,11 @@ class Turns(Generic[Outcome]):
     def _sleep(self) -> None:
         """`EOFError` if there will be no more turns."""
         self._connection.recv()
+        self._used_before = used_memory(self._device)
         self._started = time.perf_counter()
+
+    def _count_memory(self) -> None:
+        self._grown += used_memory(self._device) - self._used_before
 
 
 def order_of_turns(names: Sequence[str], round_number: int) -> list[str]:

@@ -18,7 +18,6 @@ from transduce.analysis.figures import (
     write_figure,
 )
 from transduce.cli.output import writer
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 
@@ -40,8 +39,8 @@ def attention(
     heads: Heads = (),
     token: str | None = None,
     granularity: Granularity = "words",
-    beam_size: int = 4,
-    length_penalty: float = 0.6,
+    beam_size: int | None = None,
+    length_penalty: float | None = None,
     device: str = "auto",
 ) -> None:
     """Show what a model attends to in a sentence, as a page or a picture.
@@ -73,13 +72,13 @@ def attention(
     granularity
         Whether the picture is of words or of sub-words.
     beam_size
-        Hypotheses kept at each step of the search.
+        Hypotheses kept at each step of the search; those of the model's run by default.
     length_penalty
-        Alpha: what length counts for when hypotheses are ranked.
+        Alpha: what length counts for when hypotheses are ranked; that of the run by
+        default.
     device
         auto, cpu or cuda.
     """
-    config = SearchConfig(beam_size=beam_size, length_penalty=length_penalty)
     if out is None and figure is None:
         raise ConfigError(
             "There must be a file to write, but none is named; give --out for a page "
@@ -88,7 +87,8 @@ def attention(
     if figure is not None:
         check_figure_path(figure)
     translator = load(model, device=device)
-    seen = look_into(translator, source, target, config)
+    settings = {"beam_size": beam_size, "length_penalty": length_penalty}
+    seen = look_into(translator, source, target, translator.search.given(settings))
     if figure is not None:
         labelled = seen.pair.heads_of(kind, granularity)
         layer = layer if layer is not None else len(labelled.weights)

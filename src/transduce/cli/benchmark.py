@@ -1,7 +1,7 @@
 """`transduce benchmark`: our speed beside that of others, in one run."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from transduce.benchmark.decoding.speed import (
     DecodingSpeed,
+    SettingSpeed,
     measure_decoding,
     random_checkpoint,
 )
@@ -174,11 +175,9 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
     yield from speed.left_out
     settings = [each.setting for each in speed.decoders[0].settings]
     yield ""
-    heads = [f"b{each.batch_size} k{each.beam_size}" for each in settings]
-    yield f"{'tokens/s':<22}" + "".join(f"{head:>9}" for head in heads)
-    for decoder in speed.decoders:
-        rates = [f"{each.tokens_per_second:,.0f}" for each in decoder.settings]
-        yield f"{decoder.name:<22}" + "".join(f"{rate:>9}" for rate in rates)
+    yield from _rates(speed, "tokens/s", lambda each: each.tokens_per_second)
+    yield ""
+    yield from _rates(speed, "sentences/s", lambda each: each.sentences_per_second)
     yield ""
     # What one who waits for a sentence sees, where that was measured.
     shown = max(settings, key=lambda each: (-each.batch_size, each.beam_size))
@@ -203,6 +202,18 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
             f"Other programs were running (load {speed.load:.1f}): the figures are too "
             "low, and the ratios rough."
         )
+
+
+def _rates(
+    speed: DecodingSpeed, unit: str, rate: Callable[[SettingSpeed], float]
+) -> Iterator[str]:
+    """Of each decoder by each setting."""
+    settings = [each.setting for each in speed.decoders[0].settings]
+    heads = [f"b{each.batch_size} k{each.beam_size}" for each in settings]
+    yield f"{unit:<22}" + "".join(f"{head:>9}" for head in heads)
+    for decoder in speed.decoders:
+        rates = [f"{rate(each):,.1f}" for each in decoder.settings]
+        yield f"{decoder.name:<22}" + "".join(f"{each:>9}" for each in rates)
 
 
 def table(speed: TrainingSpeed) -> Iterator[str]:

@@ -8,8 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.options import Files
-from transduce.decoding.next_token_models.quantization import Precision
-from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.next_token_models.quantization import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import (
@@ -30,12 +29,12 @@ def evaluate(
     source: Files = (),
     hypothesis: Files = (),
     language: str = "de",
-    beam_size: int = 4,
-    length_penalty: float = 0.6,
+    beam_size: int | None = None,
+    length_penalty: float | None = None,
     tokenized: Annotated[bool, Parameter(negative="")] = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: DecodingPrecision = "fp32",
 ) -> None:
     """Score translations against references: sacreBLEU, the paper's BLEU, chrF.
 
@@ -52,9 +51,10 @@ def evaluate(
     language
         Of the target, for the paper's tokenisation; compounds are split in "de".
     beam_size
-        Hypotheses kept at each step of the model's search.
+        Hypotheses kept at each step of the model's search; those of its run by
+        default.
     length_penalty
-        Alpha of the model's search.
+        Alpha of the model's search; that of its run by default.
     tokenized
         The text is tokenised and lower-cased already, as the published Multi30k
         scores have it: print the BLEU of its words as well.
@@ -77,8 +77,9 @@ def evaluate(
     references = [pair.target for pair in pairs]
     texts = [pair.source for pair in pairs]
     if model is not None:
-        search = SearchConfig(beam_size=beam_size, length_penalty=length_penalty)
         translator = load(model, device=device, precision=precision)
+        settings = {"beam_size": beam_size, "length_penalty": length_penalty}
+        search = translator.search.given(settings)
         texts = [found.text for found in translator.translate_stream(texts, search)]
     scores = score_hypotheses(texts, references, language, tokenized=tokenized)
     if json_output:

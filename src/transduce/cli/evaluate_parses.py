@@ -3,15 +3,14 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.decoding.next_token_models.quantization import Precision
+from transduce.decoding.next_token_models.quantization import DecodingPrecision
 from transduce.decoding.parsing.parse_scores import score_parses
-from transduce.decoding.parsing.parser import PAPER_SEARCH
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, DataError
 from transduce.parsing.bracket_f1 import BracketScore, bracket_f1, with_tags_of
@@ -26,15 +25,15 @@ def evaluate_parses(
     /,
     *,
     model: Path | None = None,
-    beam_size: int = PAPER_SEARCH.beam_size,
-    length_penalty: float = PAPER_SEARCH.length_penalty,
+    beam_size: int | None = None,
+    length_penalty: float | None = None,
     constrained: Annotated[bool, Parameter(negative="")] = False,
     normalize: Annotated[bool, Parameter(negative="")] = False,
     gold_tags: Annotated[bool, Parameter(negative="")] = False,
     allow_dropped: Annotated[bool, Parameter(negative="")] = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: DecodingPrecision = "fp32",
 ) -> None:
     """Score parses: EVALB's table and summary, with COLLINS.prm's parameters.
 
@@ -52,9 +51,10 @@ def evaluate_parses(
         trees that are there. Both are normalised then, words have the gold tags, and
         how many trees had to be mended is said.
     beam_size
-        Hypotheses kept at each step of the model's search.
+        Hypotheses kept at each step of the model's search; those of its run by
+        default.
     length_penalty
-        Alpha of the model's search.
+        Alpha of the model's search; that of its run by default.
     constrained
         The model is to search among trees over the words only.
     normalize
@@ -79,11 +79,10 @@ def evaluate_parses(
         _print(score, {}, json_output)
         _refuse_dropped(score, predicted, allow_dropped)
     elif model is not None and predicted is None:
-        search = replace(
-            PAPER_SEARCH, beam_size=beam_size, length_penalty=length_penalty
-        )
         trees = read_treebank([gold])
-        parser = load(model, device=device, precision=precision).parser()
+        translator = load(model, device=device, precision=precision)
+        settings = {"beam_size": beam_size, "length_penalty": length_penalty}
+        search, parser = translator.search.given(settings), translator.parser()
         words = (tree.words for tree in trees)
         parses = list(parser.parse_stream(words, search, constrained=constrained))
         found = score_parses(trees, parses)

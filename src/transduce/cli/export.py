@@ -36,13 +36,11 @@ def export(
     require_new(out)
     sentences = proof_sentences(sample)
     checkpoint = load_model(model)
-    if checkpoint.symbols is not None:
-        raise RequestError(
-            f"{model}: a model to export must have one vocabulary for source and "
-            "target, but this one parses, and has two."
-        )
     with packages_for(f"Export to {to}"):
         target = import_module(f"transduce.export.{to}")
-        proof = target.export(checkpoint, out, sentences)
+        try:
+            proof = target.export(checkpoint, out, sentences)
+        except RequestError as error:
+            raise RequestError(f"{model}: {error}") from None
     print(f"The model for {target.TARGET} is in {out}.")
     print(f"Proof: {proof}.")

@@ -2,31 +2,66 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from transduce.cli.output import writer
 from transduce.cli.terminal import counted_lines
-from transduce.decoding.translator import Translation
-from transduce.errors import ConfigError
+from transduce.decoding.streaming.windows import (
+    Pace,
+    Windows,
+    arriving_windows,
+    full_windows,
+)
+from transduce.decoding.translation.translations import Translation
+from transduce.errors import ConfigError, DataError
 from transduce.text.corpus import read_stream, read_text
 
 
-def source_lines(input: Path | None, output: Path | None) -> Iterator[str]:
-    """Those of the file, or of standard input; `ConfigError` if it is the output."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLines:
+    """What is to be read."""
+
+    lines: Iterator[str]
+    windows: Windows
+    """Of a file full ones; what is still being written is not waited for."""
+
+
+def source_lines(input: Path | None, output: Path | None) -> SourceLines:
+    """Those of the file, or of standard input.
+
+    `ConfigError` if it is the output, `DataError` if standard input is closed.
+    """
     if input is None:
-        return read_stream(sys.stdin.buffer)
+        lines = read_stream(_standard_input())
+        return SourceLines(lines=lines, windows=arriving_windows)
     if output and output.exists() and input.samefile(output):
         raise ConfigError(
             f"{output}: the output must be another file than the input, but is the "
             "same; choose another name."
         )
-    return read_text([input])
+    windows = full_windows if input.is_file() else arriving_windows
+    return SourceLines(lines=read_text([input]), windows=windows)
+
+
+def _standard_input() -> BinaryIO:
+    if sys.stdin is None:  # as Python has it where there is none
+        raise DataError(
+            "Standard input must be open, but is closed; name a file: --input FILE"
+        )
+    # Not `sys.stdin` itself: Python closes that at its end, and cannot while the
+    # thread that reads ahead still waits for a line of it.
+    return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
 def write_translations(
-    translations: Iterable[Translation], output: Path | None, nbest: int, jsonl: bool
+    translate: Callable[[Pace], Iterable[Translation]],
+    windows: Windows,
+    output: Path | None,
+    nbest: int,
+    jsonl: bool,
 ) -> None:
     """Write each as soon as it is there: as text, the n best, or as JSON.
 
@@ -34,6 +69,7 @@ def write_translations(
     """
     is_on_screen = output is None and sys.stdout.isatty()
     with writer(output) as file, counted_lines(is_on_screen) as count_line:
+        translations = translate(Pace(windows=windows, on_line=count_line))
         for number, translation in enumerate(translations, start=1):
             if translation.num_parts > 1:
                 print(
@@ -43,7 +79,6 @@ def write_translations(
                 )
             file.writelines(line + "\n" for line in _lines(translation, nbest, jsonl))
             file.flush()
-            count_line()
 
 
 def _lines(translation: Translation, nbest: int, jsonl: bool) -> Iterator[str]:
@@ -53,6 +88,7 @@ def _lines(translation: Translation, nbest: int, jsonl: bool) -> Iterator[str]:
             {
                 "text": translation.text,
                 "score": translation.score,
+                "num_parts": translation.num_parts,
                 "hypotheses": best,
             },
             ensure_ascii=False,

@@ -14,7 +14,8 @@ from transduce.interruption import unwound_on_termination
 def writer(output: Path | None) -> Iterator[TextIO]:
     """Standard output, or a file that appears when all is written.
 
-    `DataError` if the file cannot be written.
+    `DataError` if the file cannot be written, but not if it is a pipe whose reader
+    has gone.
     """
     if output is None:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream
@@ -23,6 +24,8 @@ def writer(output: Path | None) -> Iterator[TextIO]:
         try:
             with _file_writer(output) as file:
                 yield file
+        except BrokenPipeError:
+            raise
         except OSError as error:
             raise DataError(
                 f"{output}: cannot be written ({error.strerror})."

@@ -11,10 +11,10 @@ from transduce.analysis.tree_drawing import indented, svg
 from transduce.cli.lines import source_lines
 from transduce.cli.output import writer
 from transduce.cli.terminal import counted_lines
-from transduce.decoding.next_token_models.quantization import Precision
-from transduce.decoding.parsing.parser import PAPER_SEARCH, Parse
+from transduce.decoding.next_token_models.quantization import DecodingPrecision
+from transduce.decoding.parsing.parser import Parse
 from transduce.decoding.parsing.penn_words import penn_words
-from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.streaming.windows import Pace
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.parsing.trees import WORD, Tree
@@ -27,16 +27,18 @@ def parse(
     input: Path | None = None,
     output: Path | None = None,
     tokenized: Annotated[bool, Parameter(negative="")] = False,
-    beam_size: int = PAPER_SEARCH.beam_size,
-    length_penalty: float = PAPER_SEARCH.length_penalty,
-    extra_length: int = PAPER_SEARCH.extra_length,
+    beam_size: int | None = None,
+    length_penalty: float | None = None,
+    extra_length: int | None = None,
     constrained: Annotated[bool, Parameter(negative="")] = False,
     pretty: Annotated[bool, Parameter(negative="")] = False,
     svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: DecodingPrecision = "fp32",
 ) -> None:
     """Parse sentences: one tree a line, in order, over exactly their words.
+
+    What is not said of the search is as in the model's run: `search` in its settings.
 
     Parameters
     ----------
@@ -68,21 +70,27 @@ def parse(
         Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
         fast on a processor that is made for them.
     """
-    config = SearchConfig(
-        beam_size=beam_size, length_penalty=length_penalty, extra_length=extra_length
-    )
     _require_other(svg_file, input, output)
     words_of = WORD.findall if tokenized else penn_words
-    sentences = map(words_of, source_lines(input, output))
-    parser = load(model, device=device, precision=precision).parser()
+    source = source_lines(input, output)
+    sentences = map(words_of, source.lines)
+    translator = load(model, device=device, precision=precision)
+    settings = {
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
+        "extra_length": extra_length,
+    }
+    config, parser = translator.search.given(settings), translator.parser()
     drawn: list[Tree] = []
     is_on_screen = output is None and sys.stdout.isatty()
     with writer(output) as file, counted_lines(is_on_screen) as count_line:
-        parses = parser.parse_stream(sentences, config, constrained=constrained)
+        pace = Pace(windows=source.windows, on_line=count_line)
+        parses = parser.parse_stream(
+            sentences, config, constrained=constrained, pace=pace
+        )
         for tree in _trees(parses):
             file.write((indented(tree) if pretty else str(tree)) + "\n")
             file.flush()
-            count_line()
             if svg_file is not None:
                 drawn.append(tree)
     if svg_file is not None:

@@ -1,14 +1,13 @@
 """`transduce score`: how likely a model holds given translations."""
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from transduce.cli.options import Files
-from transduce.decoding.search import WINDOW_LINES
+from transduce.decoding.streaming.windows import full_windows
 from transduce.decoding.translator import load
 from transduce.evaluation.perplexity import perplexity
 from transduce.text.corpus import read_pairs
@@ -41,7 +40,7 @@ def score(
     translator = load(model, device=device)
     pairs = read_pairs(source, target)
     total, num_tokens, num_pairs = 0.0, 0, 0
-    while window := list(islice(pairs, WINDOW_LINES)):
+    for window in full_windows(pairs):
         scores = translator.score(
             [p.source for p in window], [p.target for p in window]
         )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transduce.decoding.next_token_models.quantization import Precision
+from transduce.decoding.next_token_models.quantization import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.device import leave_a_core
 from transduce.errors import ConfigError, RequestError
@@ -19,7 +19,7 @@ def serve(
     timeout: float = 30.0,
     batch_size: int = 64,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: DecodingPrecision = "fp32",
 ) -> None:
     """Translate, or parse, for others over HTTP, with a page at /.
 

@@ -7,10 +7,10 @@ from cyclopts import Parameter
 
 from transduce.cli.lines import source_lines, write_translations
 from transduce.cli.options import Files
-from transduce.decoding.next_token_models.quantization import Precision
-from transduce.decoding.search_config import LengthPenalty, SearchConfig
+from transduce.decoding.next_token_models.quantization import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
+from transduce.search_config import LengthPenalty
 from transduce.text.corpus import read_text
 
 
@@ -22,19 +22,22 @@ def translate(
     input: Path | None = None,
     output: Path | None = None,
     prefixes: Path | None = None,
-    beam_size: int = 4,
-    length_penalty: float = 0.6,
-    penalty: LengthPenalty = "gnmt",
-    coverage_penalty: float = 0.0,
-    diversity: float = 0.0,
-    min_length: int = 0,
-    extra_length: int = 50,
+    beam_size: int | None = None,
+    length_penalty: float | None = None,
+    penalty: LengthPenalty | None = None,
+    coverage_penalty: float | None = None,
+    diversity: float | None = None,
+    min_length: int | None = None,
+    extra_length: int | None = None,
+    max_length: int | None = None,
     nbest: int = 1,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: DecodingPrecision = "fp32",
 ) -> None:
     """Translate raw text, one line for one line, in order.
+
+    What is not said of the search is as in the model's run: `search` in its settings.
 
     Parameters
     ----------
@@ -65,9 +68,11 @@ def translate(
         Tokens of a translation at least.
     extra_length
         Tokens of a translation at most, beyond those of its source.
+    max_length
+        Tokens of a translation at most, its end counted, however long its source.
     nbest
-        How many translations of each line, best first, one a line; blank where fewer
-        ended in time, and but one of a line that is translated in parts.
+        How many translations of each line, best first, no two alike, one a line; blank
+        where fewer ended in time, and but one of a line that is translated in parts.
     jsonl
         Write a JSON object a line, with scores and tokens.
     device
@@ -76,22 +81,30 @@ def translate(
         Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
         fast on a processor that is made for them.
     """
-    if not 1 <= nbest <= max(beam_size, 1):
-        raise ConfigError(
-            f"`nbest` must be from 1 to the beam size {beam_size}, but is {nbest}."
-        )
-    config = SearchConfig(
-        beam_size=beam_size,
-        num_best=nbest,
-        length_penalty=length_penalty,
-        penalty=penalty,
-        coverage_penalty=coverage_penalty,
-        diversity=diversity,
-        min_length=min_length,
-        extra_length=extra_length,
-    )
-    lines = source_lines(input, output)
+    source = source_lines(input, output)
     translator = load(model, *ensemble, device=device, precision=precision)
+    width = translator.search.beam_size if beam_size is None else beam_size
+    if not 1 <= nbest <= max(width, 1):
+        raise ConfigError(
+            f"`nbest` must be from 1 to the beam size {width}, but is {nbest}."
+        )
+    settings = {
+        "beam_size": beam_size,
+        "num_best": nbest,
+        "length_penalty": length_penalty,
+        "penalty": penalty,
+        "coverage_penalty": coverage_penalty,
+        "diversity": diversity,
+        "min_length": min_length,
+        "extra_length": extra_length,
+        "max_length": max_length,
+    }
+    config = translator.search.given(settings)
     begun = None if prefixes is None else read_text([prefixes])
-    translations = translator.translate_stream(lines, config, begun)
-    write_translations(translations, output, nbest, jsonl)
+    write_translations(
+        lambda pace: translator.translate_stream(source.lines, config, begun, pace),
+        source.windows,
+        output,
+        nbest,
+        jsonl,
+    )

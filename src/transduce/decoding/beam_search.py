@@ -5,6 +5,10 @@ candidates; those that end go to a list of their own and take no place among tho
 that go on. A sentence is done when no unfinished hypothesis can still overtake the
 best finished ones, as many as are asked for; then it leaves the batch, with fewer than
 the beam's worth at times.
+
+What is found is never worse than greedy search's if the beam is one, or wide enough for
+all. In between it can be, even by log-probability alone: at some step others may crowd
+out the sequence that takes the likeliest token each time, and end badly.
 """
 
 import math
@@ -22,7 +26,7 @@ from transduce.decoding.candidates import (
     now_excluded,
 )
 from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
-from transduce.decoding.search_config import SearchConfig
+from transduce.search_config import SearchConfig
 
 Coverage = Callable[[], Float[Tensor, "sentences group"]]
 """Of the hypotheses that the model has read, with the attention of its last step."""

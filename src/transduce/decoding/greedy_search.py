@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transduce.decoding.candidates import Excluded, best_candidates, now_excluded
 from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
-from transduce.decoding.search_config import SearchConfig
+from transduce.search_config import SearchConfig
 
 
 def greedy_search(

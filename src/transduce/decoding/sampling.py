@@ -19,7 +19,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 1_000
 class SamplingConfig:
     """How tokens are drawn."""
 
-    num_samples: int = 1
+    number: int = 1
     """Translations of each sentence."""
     temperature: float = 1.0
     """What logits are divided by: below one, the likely become likelier."""
@@ -33,25 +33,21 @@ class SamplingConfig:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "top_k"):
+        for name in ("number", "top_k"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(
-                    f"`sampling.{name}` must be at least 1, but is {value}."
-                )
+                raise ConfigError(f"`{name}` must be at least 1, but is {value}.")
         if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
             raise ConfigError(
-                f"`sampling.temperature` must be from {MIN_TEMPERATURE} to "
+                f"`temperature` must be from {MIN_TEMPERATURE} to "
                 f"{MAX_TEMPERATURE:,}, but is {self.temperature}."
             )
         if not 0 < self.top_p <= 1:
             raise ConfigError(
-                f"`sampling.top_p` must be above 0 and at most 1, but is {self.top_p}."
+                f"`top_p` must be above 0 and at most 1, but is {self.top_p}."
             )
         for name in ("extra_length", "seed"):
             if (value := getattr(self, name)) < 0:
-                raise ConfigError(
-                    f"`sampling.{name}` must be at least 0, but is {value}."
-                )
+                raise ConfigError(f"`{name}` must be at least 0, but is {value}.")
 
 
 def sample(
@@ -95,7 +91,7 @@ class Sampling:
         self, logits: Float[Tensor, "sentences group vocab"]
     ) -> tuple[Int[Tensor, "kept samples"], Int[Tensor, "kept samples"]]:
         """Draw a token for each sample; the rows that go on, and what they read."""
-        group_size, count = logits.size(1), self._config.num_samples
+        group_size, count = logits.size(1), self._config.number
         logits = logits.float()
         log_probs = logits.log_softmax(dim=-1)
         logits[..., list(self._excluded)] = -torch.inf
@@ -150,8 +146,8 @@ class _Draws:
         eos: int,
     ) -> None:
         self._random = np.random.default_rng((config.seed, *name))
-        self._ids: list[list[int]] = [[] for _ in range(config.num_samples)]
-        self._gains: list[list[float]] = [[] for _ in range(config.num_samples)]
+        self._ids: list[list[int]] = [[] for _ in range(config.number)]
+        self._gains: list[list[float]] = [[] for _ in range(config.number)]
         self._max_length = max_length
         self._eos = eos
 

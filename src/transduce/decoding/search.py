@@ -1,12 +1,10 @@
 """The loop of all searches: read a token, grow by a token, until no sentence is left.
 
-Sentences that are done leave the batch, and those that wait take their place. So the
-batch stays as full as memory and matrix products like it.
+Sentences that are done leave the batch, and others can join.
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,13 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.errors import CheckpointError
-
-WINDOW_LINES = 2_048
-"""Lines read ahead and sorted by length, so that a batch holds similar ones."""
-BATCH_POSITIONS = 4_096
-"""Source positions of a batch times its hypotheses, padding included."""
-REFILL_SHARE = 0.25
-"""Of a batch's room that must be free before others join, all of it being copied."""
 
 
 @runtime_checkable
@@ -74,9 +65,9 @@ class Hypothesis:
     """Whether it ended by itself, not by the limit of length."""
 
 
-def require_numbers(hypotheses: Sequence[Hypothesis]) -> None:
-    """`CheckpointError` if a model has put out NaN, and search found nothing so."""
-    if not hypotheses or math.isnan(hypotheses[0].log_probability):
+def require_numbers(log_probabilities: Sequence[float]) -> None:
+    """`CheckpointError` if a model has put out NaN, and so search found nothing."""
+    if not log_probabilities or math.isnan(log_probabilities[0]):
         raise CheckpointError(
             "The model must put out numbers, but puts out NaN; its weights are "
             "damaged, or too large for the precision: try fp32, or another "
@@ -145,80 +136,3 @@ class Decoding:
         mine.join(theirs)
         self.search.join(other.search)
         self._last_ids = torch.cat([self._last_ids, other._last_ids])
-
-
-Begin = Callable[[list[int]], Decoding]
-"""Reads the sentences of some numbers."""
-
-
-def search_all(
-    lengths: Sequence[int], room: int, begin: Begin
-) -> list[list[Hypothesis]]:
-    """The hypotheses of all sentences, searched for in one batch that is refilled.
-
-    The batch has `room` for so many positions, padding included, or for one sentence
-    that is longer. The longest come first, so that few are padded much.
-    """
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    waiting = deque(order)
-    batch = _Batch(lengths, room)
-    while waiting or batch.is_live:
-        if waiting and batch.has_room_for(waiting[0]):
-            batch.add(batch.take(waiting), begin)
-        else:
-            batch.advance()
-    return batch.hypotheses()
-
-
-class _Batch:
-    """What is decoded together, and what came of those that were before."""
-
-    def __init__(self, lengths: Sequence[int], room: int) -> None:
-        self._lengths = lengths
-        self._room = room
-        self._running: Decoding | None = None
-        self._numbers: dict[SentenceSearch, int] = {}
-
-    @property
-    def is_live(self) -> bool:
-        return bool(self._live)
-
-    def has_room_for(self, number: int) -> bool:
-        """Whether it is time for this sentence, and others after it, to join."""
-        if not self.is_live:
-            return True
-        capacity, num_live = self._capacity(number), len(self._live)
-        return num_live < capacity and num_live <= (1 - REFILL_SHARE) * capacity
-
-    def take(self, waiting: deque[int]) -> list[int]:
-        """As many as there is room for, but one at least."""
-        count = max(self._capacity(waiting[0]) - len(self._live), 1)
-        return [waiting.popleft() for _ in range(min(count, len(waiting)))]
-
-    def add(self, numbers: list[int], begin: Begin) -> None:
-        """Begin with sentences and, once they have grown, let them join."""
-        newcomers = begin(numbers)
-        self._numbers.update(zip(newcomers.search.live, numbers, strict=True))
-        newcomers.advance()
-        if self._running is None or not self.is_live:
-            self._running = newcomers
-        elif newcomers.search.live:
-            self._running.join(newcomers)
-
-    def advance(self) -> None:
-        assert self._running is not None
-        self._running.advance()
-
-    def hypotheses(self) -> list[list[Hypothesis]]:
-        """Of all sentences, in the order of their numbers."""
-        found = sorted(self._numbers, key=self._numbers.__getitem__)
-        return [each.hypotheses() for each in found]
-
-    @property
-    def _live(self) -> Sequence[SentenceSearch]:
-        return [] if self._running is None else self._running.search.live
-
-    def _capacity(self, number: int) -> int:
-        """Sentences that there is room for once this one is in, all padded alike."""
-        lengths = [self._lengths[self._numbers[each]] for each in self._live]
-        return self._room // max(self._lengths[number], *lengths, 1)

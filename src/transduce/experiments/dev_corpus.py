@@ -12,13 +12,13 @@ from transduce.checkpoint import Checkpoint
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
 from transduce.decoding.parsing.parse_scores import score_parses
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.evaluation.bleu import corpus_bleu
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import RunFolder
 from transduce.parsing.trees import read_parses
 from transduce.preparation.prepared_corpus import DEV_SOURCE, DEV_TARGET
+from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_text
 from transduce.training.trainer import Trainer
 

@@ -18,7 +18,6 @@ from transduce.checkpoint import (
 )
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
-from transduce.decoding.search_config import SearchConfig
 from transduce.device import Hardware, keep_freed_memory
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
@@ -39,6 +38,7 @@ from transduce.experiments.run_folder import (
 from transduce.interruption import stop_on_signal
 from transduce.model.transformer import Transformer
 from transduce.preparation.prepared_corpus import PreparedCorpus
+from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.averaging import average
 from transduce.training.distributed import ALONE, Processes
@@ -386,6 +386,7 @@ class _Run:
             step=step,
             symbols=self._symbols,
             run=self._folder.id,
+            search=self._config.search,
         )
 
     def _draw(self) -> None:

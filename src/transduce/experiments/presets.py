@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from transduce.data.batches import BatchingConfig
-from transduce.decoding.search_config import SearchConfig
 from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 from transduce.preparation.augmentation import AugmentationConfig
 from transduce.preparation.treebank import TreebankConfig
+from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TokenizerConfig
 from transduce.training.config import TrainingConfig
 

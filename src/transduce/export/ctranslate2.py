@@ -29,6 +29,7 @@ from transduce.export.mapping import (
     Stack,
     decoder,
     encoder,
+    require_one_vocabulary,
     require_plain_attention,
 )
 from transduce.export.portable_tokenizer import portable_pieces, write_portable
@@ -48,6 +49,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
 
     `RequestError` if the model does not map, `ProofError` if the proof fails.
     """
+    require_one_vocabulary(TARGET, checkpoint.config)
     require_plain_attention(TARGET, checkpoint.config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     pieces = portable_pieces(checkpoint.tokenizer)

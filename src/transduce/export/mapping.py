@@ -80,6 +80,15 @@ def require(target: str, config: ModelConfig, **settings: object) -> None:
             )
 
 
+def require_one_vocabulary(target: str, config: ModelConfig) -> None:
+    """`RequestError` if the model writes in another vocabulary than it reads."""
+    if config.target_vocab_size is not None:
+        raise RequestError(
+            f"A model for {target} must have one vocabulary for source and target, but "
+            "this one parses, and has two; it cannot be exported there."
+        )
+
+
 def require_plain_attention(target: str, config: ModelConfig) -> None:
     """`RequestError` unless attention is that of the paper's base model but for size.
 
@@ -92,6 +101,8 @@ def require_plain_attention(target: str, config: ModelConfig) -> None:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 

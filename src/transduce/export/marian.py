@@ -9,7 +9,7 @@ model is put into that one, and stays what it is. Only the number that keeps a n
 dividing by zero is 1e-5 there whatever ours is, which changes logits by some 1e-4.
 Sources have at most 1,024 tokens.
 
-Its settings of search are the paper's as far as they can be. Log-probabilities are
+Its settings of search are the model's as far as they can be. Log-probabilities are
 divided by length^alpha there, by ((5 + length) / 6)^alpha here (Wu et al., 2016): about
 25 tokens both grow alike if alpha is 0.5 there for 0.6 here, and so it is set.
 """
@@ -29,7 +29,6 @@ from transformers import (
 from transformers.utils import logging
 
 from transduce.checkpoint import Checkpoint, write_folder
-from transduce.decoding.search_config import SearchConfig
 from transduce.export.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
 from transduce.export.mapping import (
     Affine,
@@ -38,18 +37,19 @@ from transduce.export.mapping import (
     decoder,
     encoder,
     require,
+    require_one_vocabulary,
     require_plain_attention,
 )
 from transduce.export.portable_tokenizer import portable_tokenizer
 from transduce.export.proof import Proof, prove, require_short
 from transduce.model.config import ModelConfig
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import SPECIAL_PIECES, SubwordTokenizer, Tokenizer
 
 TARGET = "Hugging Face Marian"
 MAX_POSITIONS = 1_024
-SEARCH = SearchConfig()
 USUAL_LENGTH = 25
 """Tokens of a translation for which its length penalty is to count as ours does."""
 KNOWN_AS_IS = ("final_logits_bias", "lm_head.weight")
@@ -62,6 +62,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     `RequestError` if the model does not map, `ProofError` if the proof fails.
     """
     logging.disable_progress_bar()
+    require_one_vocabulary(TARGET, checkpoint.config)
     require(TARGET, checkpoint.config, norm="post", positions="sinusoidal")
     require_plain_attention(TARGET, checkpoint.config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
@@ -83,9 +84,10 @@ def halved(d_model: int) -> Int64[Tensor, " d_model"]:
 
 def _model(checkpoint: Checkpoint) -> MarianMTModel:
     model = MarianMTModel(marian_config(checkpoint.config, MAX_POSITIONS))
+    search = checkpoint.search or SearchConfig()
     model.generation_config = GenerationConfig(
-        num_beams=SEARCH.beam_size,
-        length_penalty=SEARCH.length_penalty * USUAL_LENGTH / (5 + USUAL_LENGTH),
+        num_beams=search.beam_size,
+        length_penalty=_length_penalty(search),
         max_length=MAX_POSITIONS,
         bad_words_ids=[[PAD], [BOS]],
         pad_token_id=PAD,
@@ -100,6 +102,12 @@ def _model(checkpoint: Checkpoint) -> MarianMTModel:
     assert all("embed" in name or name in KNOWN_AS_IS for name in missing), missing
     model.tie_weights()
     return model
+
+
+def _length_penalty(search: SearchConfig) -> float:
+    if search.penalty == "power":
+        return search.length_penalty
+    return search.length_penalty * USUAL_LENGTH / (5 + USUAL_LENGTH)
 
 
 def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:

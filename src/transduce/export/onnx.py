@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from transduce.checkpoint import Checkpoint, write_folder
+from transduce.export.mapping import require_one_vocabulary
 from transduce.export.portable_tokenizer import write_portable
 from transduce.export.proof import GreedyOutput, Proof, prove, require_short
 from transduce.model.attention import neighbourhood_mask
@@ -42,8 +43,10 @@ MAX_POSITIONS = 2_048
 def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
     """Write the folder once it is proven on the sentences.
 
-    `RequestError` if its tokenizer does not map, `ProofError` if the proof fails.
+    `RequestError` if it parses or its tokenizer does not map, `ProofError` if the
+    proof fails.
     """
+    require_one_vocabulary(TARGET, checkpoint.config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
 
     def write(new: Path) -> Proof:

@@ -7,6 +7,7 @@ chosen must be its own first choice. So its own greedy translation is the same.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -14,8 +15,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.translator import MAX_SOURCE_TOKENS
-from transduce.errors import RequestError, TransduceError
+from transduce.decoding.translation.parts import MAX_SOURCE_TOKENS
+from transduce.errors import DataError, TransduceError
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.tokenizer import Tokenizer
@@ -81,13 +82,14 @@ class Proof:
 def require_short(
     sentences: Sequence[str], tokenizer: Tokenizer, max_positions: int
 ) -> None:
-    """`RequestError` if one is too long to be translated at once, its end counted."""
+    """`DataError` if one is too long to be translated at once, its end counted."""
     longest = min(MAX_SOURCE_TOKENS, max_positions - 1)
-    for sentence in sentences:
+    for number, sentence in enumerate(sentences, start=1):
         if (length := len(tokenizer.encode(sentence))) > longest:
-            raise RequestError(
-                f"A sentence of the sample must have at most {longest} tokens, but one "
-                f"has {length:,}; take it out."
+            raise DataError(
+                f"A sentence of the sample must have at most {longest} tokens, but "
+                f"number {number} ({shorten(sentence, 40, placeholder='...')}) has "
+                f"{length:,}; take it out."
             )
 
 

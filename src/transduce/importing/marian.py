@@ -4,7 +4,7 @@ It is the paper's model but for the order of its dimensions, as its sinusoids st
 two halves; and for what `ModelConfig` then tells: its activation, its biases, and what
 keeps its norms from dividing by zero. Ids are put into our order. Where one token both
 pads and begins a target, it becomes two, and neither is ever put out. Its settings of
-search stay behind: ours are those of every model.
+search stay behind: it searches by the paper's.
 """
 
 from collections.abc import Sequence

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any, Generic, Protocol, TypeVar
 
-from transduce.decoding.parsing.parser import PAPER_SEARCH, Parse
+from transduce.decoding.parsing.parser import Parse
 from transduce.decoding.parsing.penn_words import penn_words
-from transduce.decoding.search_config import SearchConfig
-from transduce.decoding.translator import Translation, Translator
+from transduce.decoding.translation.translations import Translation
+from transduce.decoding.translator import Translator
 from transduce.errors import BusyError, ConfigError, TooLongError
+from transduce.search_config import SearchConfig
 
 Result = TypeVar("Result")
 Found = TypeVar("Found", covariant=True)
@@ -68,7 +69,7 @@ class _Parse:
 
     def __call__(self, translator: Translator, sentences: list[str]) -> Iterable[Parse]:
         return translator.parser().parse_stream(
-            map(penn_words, sentences), PAPER_SEARCH, constrained=self.is_constrained
+            map(penn_words, sentences), constrained=self.is_constrained
         )
 
 
@@ -116,16 +117,17 @@ class RequestQueue:
     ) -> list[Future[Translation]]:
         """The translations to come, one for each sentence.
 
-        `BusyError` if too many wait, and in place of a translation if its time is up;
-        `TooLongError` if these alone are too many; `RequestError` if the model parses.
+        The search is the model's own by default. `BusyError` if too many wait, and in
+        place of a translation if its time is up; `TooLongError` if these alone are too
+        many; `RequestError` if the model parses.
         """
         self.translator.require_translation()
-        return self._submit(sentences, _Translate(search or SearchConfig()))
+        return self._submit(sentences, _Translate(search or self.translator.search))
 
     def submit_to_parser(
         self, sentences: Sequence[str], *, constrained: bool = False
     ) -> list[Future[Parse]]:
-        """The trees to come of raw English sentences, by the paper's search.
+        """The trees to come of raw English sentences, by the model's own search.
 
         Errors as of `submit`; `RequestError` if the model translates.
         """

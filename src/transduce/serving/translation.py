@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from transduce.decoding.search_config import SearchConfig
-from transduce.decoding.translator import Translation, TranslationHypothesis
+from transduce.decoding.translation.translations import (
+    Translation,
+    TranslationHypothesis,
+)
+from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import RequestQueue
 from transduce.text.documents.markup import join_html, split_html
 from transduce.text.documents.running_text import (
@@ -30,12 +33,11 @@ class TranslatedDocument:
     alternatives: list[str]
 
 
-def search_for(num_alternatives: int) -> SearchConfig:
-    """The default search, wide enough for so many besides the best."""
-    default = SearchConfig()
+def search_for(own: SearchConfig, num_alternatives: int) -> SearchConfig:
+    """The model's own search, wide enough for so many besides the best."""
     num_best = num_alternatives + 1
-    beam_size = max(default.beam_size, num_best)
-    return SearchConfig(beam_size=beam_size, num_best=num_best)
+    beam_size = max(own.beam_size, num_best)
+    return replace(own, beam_size=beam_size, num_best=num_best)
 
 
 def split(document: str, format: Format) -> list[Stretch]:
@@ -49,7 +51,8 @@ async def translate_documents(
     """Each with at most so many alternatives."""
     split_documents = [split(document, format) for document in documents]
     texts = [text for stretches in split_documents for text in sentences(stretches)]
-    found = iter(await queue.translate(texts, search_for(num_alternatives)))
+    search = search_for(queue.translator.search, num_alternatives)
+    found = iter(await queue.translate(texts, search))
     return [
         _joined(
             stretches,
@@ -84,11 +87,8 @@ async def found_stretches(
 def other_hypotheses(
     translation: Translation, most: int
 ) -> list[TranslationHypothesis]:
-    """At most so many of another text than the best and each other, best first."""
-    by_text = {each.text: each for each in reversed(translation.hypotheses)}
-    by_text.pop(translation.text, None)
-    others = sorted(by_text.values(), key=lambda each: each.score, reverse=True)
-    return others[:most]
+    """At most so many besides the best, best first."""
+    return list(translation.hypotheses[1 : most + 1])
 
 
 def _joined(

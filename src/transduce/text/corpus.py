@@ -78,9 +78,13 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def read_stream(stream: BinaryIO) -> Iterator[str]:
-    """The lines of a stream, such as standard input, as text."""
-    for line in _lines(stream.readline, Path("standard input")):
-        yield line.text()
+    """The lines of standard input as text."""
+    path = Path("standard input")
+    try:
+        for line in _lines(stream.readline, path):
+            yield line.text()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
 def read_text(paths: Sequence[Path]) -> Iterator[str]:

@@ -18,6 +18,11 @@ SENTENCE_END = re.compile(
 CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、])")
 WORD_END = re.compile(r"(?<=\s)")
 ANYWHERE = re.compile(r"(?<=.)", re.DOTALL)
+UNSPACED = re.compile(
+    r"[\u2E80-\u30FF\u31C0-\u9FFF\uF900-\uFAFF\uFF00-\uFF9F\U00020000-\U0003FFFF]"
+)
+"""A character of Han or Kana, or of what is written with them: no space parts words."""
+WITHIN_WORD = re.compile(r"\w\w")
 
 
 def split_long(text: str, max_tokens: int, count_tokens: CountTokens) -> list[str]:
@@ -34,6 +39,21 @@ def split_long(text: str, max_tokens: int, count_tokens: CountTokens) -> list[st
         for sentence in _pieces(text, SENTENCE_END)
         for part in _fitting(sentence, max_tokens, count_tokens)
     ]
+
+
+def is_within_word(text: str, place: int) -> bool:
+    """Whether the text is in the middle of a word before that place.
+
+    Where no spaces are written, it is not known.
+    """
+    around = text[max(place - 1, 0) : place + 1]
+    return bool(WITHIN_WORD.fullmatch(around)) and not UNSPACED.search(around)
+
+
+def space_between(before: str, after: str) -> str:
+    """What stands between two texts; nothing if one is empty, or both write none."""
+    is_written = UNSPACED.match(before[-1:]) is None or UNSPACED.match(after) is None
+    return " " if before and after and is_written else ""
 
 
 def _fitting(sentence: str, max_tokens: int, count_tokens: CountTokens) -> list[str]:

@@ -4,8 +4,8 @@ import torch
 from transduce.analysis.attention_report.tree_picture import draw_tree
 from transduce.analysis.search_tree import SearchTree, watch_search
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import EXCLUDED, Translator
+from transduce.search_config import SearchConfig
 from transduce.special_ids import EOS
 
 TEXT = "one two three"

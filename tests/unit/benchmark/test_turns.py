@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from transduce.benchmark import matrix_rate
+from transduce.benchmark import turns as turns_module
 from transduce.benchmark.turns import Worker
 from transduce.errors import TransduceError
 
@@ -22,6 +23,22 @@ def test_work_is_told_turn_by_turn(take_all_turns):
     turns = take_all_turns(count, 4)
     assert [turn.outcome for turn in turns] == [0, 1, 2, 3]
     assert all(turn.seconds > 0 and turn.peak_bytes > 0 for turn in turns)
+
+
+def test_a_process_holds_what_a_gpus_use_grows_by_while_it_works(
+    take_all_turns, monkeypatch
+):
+    # At first, when ready, and before and after each turn.
+    used = iter([10**12, 3 * 10**12, 5 * 10**12, 9 * 10**12, 7 * 10**12, 8 * 10**12])
+    monkeypatch.setattr(turns_module, "used_memory", lambda _: next(used, 0))
+
+    def work(turns):
+        turns.begin()
+        turns.done("first")
+        turns.done("second")
+
+    peaks = [turn.peak_bytes for turn in take_all_turns(work, 2)]
+    assert peaks == [6 * 10**12, 7 * 10**12]
 
 
 def test_sleeping_takes_no_time_of_a_turn(take_all_turns, monkeypatch):

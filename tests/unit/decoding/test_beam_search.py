@@ -12,8 +12,8 @@ from torch import Tensor
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.candidates import best_candidates
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.search_config import SearchConfig
 from transduce.errors import ConfigError
+from transduce.search_config import SearchConfig
 
 BOS, EOS, A, B, C = range(5)
 VOCAB_SIZE = 5
@@ -315,6 +315,7 @@ def test_the_best_candidates_are_those_of_sorting_all(
         ("length_penalty", -0.1, "from 0 to 10, but is -0.1"),
         ("extra_length", -1, "at least 0, but is -1"),
         ("min_length", -1, "at least 0, but is -1"),
+        ("max_length", 0, "above the least length 0, but is 0"),
         ("diversity", -0.5, "at least 0, but is -0.5"),
         ("coverage_penalty", -0.5, "at least 0, but is -0.5"),
         ("diversity", math.nan, "at least 0, but is nan"),
@@ -326,6 +327,24 @@ def test_an_impossible_setting_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"`search\.{setting}` must be {bound}\."):
         SearchConfig(**{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "limits"),
+    [
+        ({}, (54, 60)),
+        ({"extra_length": 0}, (4, 60)),
+        ({"max_length": 9}, (9, 60)),
+        ({"max_length": 9, "extra_length": 3}, (7, 60)),
+        ({"max_length": 70, "min_length": 65}, (66, 66)),
+    ],
+    ids=str,
+)
+def test_the_limits_of_length_are_kept_but_for_what_must_have_room(
+    settings: dict[str, int], limits: tuple[int, int]
+) -> None:
+    config = SearchConfig(**settings)
+    assert (config.limit(4), config.limit(4, least=60)) == limits
 
 
 @pytest.mark.usefixtures("unchecked_types")

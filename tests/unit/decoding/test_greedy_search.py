@@ -7,7 +7,7 @@ from torch import Tensor
 
 from transduce.decoding.greedy_search import greedy_search
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.search_config import SearchConfig
+from transduce.search_config import SearchConfig
 
 BOS, EOS, A, B = range(4)
 

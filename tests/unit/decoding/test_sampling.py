@@ -53,7 +53,7 @@ def draw(
 def first_shares(**settings: Any) -> dict[int, float]:
     """How often each token comes first, of many samples."""
     count = 4_000
-    [found] = draw(num_samples=count, max_lengths=[1], **settings)
+    [found] = draw(number=count, max_lengths=[1], **settings)
     firsts = Counter(h.ids[0] if h.ids else EOS for h in found)
     return {token: number / count for token, number in firsts.items()}
 
@@ -86,7 +86,7 @@ def test_tokens_come_as_often_as_they_are_likely(
 
 
 def test_log_probabilities_are_the_models_own() -> None:
-    for found in draw(num_samples=50, temperature=3.0, top_k=3)[0]:
+    for found in draw(number=50, temperature=3.0, top_k=3)[0]:
         ids = [BOS, *found.ids, *([EOS] if found.is_finished else [])]
         gains = [float(AFTER[i, j]) for i, j in zip(ids, ids[1:], strict=False)]
         assert found.token_log_probabilities == pytest.approx(gains)
@@ -94,7 +94,7 @@ def test_log_probabilities_are_the_models_own() -> None:
 
 
 def test_samples_are_ranked_and_end_at_the_end_or_the_limit() -> None:
-    [found] = draw(num_samples=200, max_lengths=[3])
+    [found] = draw(number=200, max_lengths=[3])
     scores = [h.score for h in found]
     assert scores == sorted(scores, reverse=True)
     assert {len(h.ids) for h in found if not h.is_finished} == {3}
@@ -102,20 +102,20 @@ def test_samples_are_ranked_and_end_at_the_end_or_the_limit() -> None:
 
 
 def test_a_sentence_is_drawn_alike_among_others() -> None:
-    together = draw([7, 3, 9, 3], num_samples=3)
-    assert together[1] == together[3] == draw([3], num_samples=3)[0]
-    assert together[0] == draw([7], num_samples=3)[0]
+    together = draw([7, 3, 9, 3], number=3)
+    assert together[1] == together[3] == draw([3], number=3)[0]
+    assert together[0] == draw([7], number=3)[0]
 
 
 def test_the_seed_decides() -> None:
-    assert draw(num_samples=20, seed=5) == draw(num_samples=20, seed=5)
-    assert draw(num_samples=20, seed=5) != draw(num_samples=20, seed=6)
+    assert draw(number=20, seed=5) == draw(number=20, seed=5)
+    assert draw(number=20, seed=5) != draw(number=20, seed=6)
 
 
 @pytest.mark.parametrize(
     ("setting", "value", "bound"),
     [
-        ("num_samples", 0, "at least 1, but is 0"),
+        ("number", 0, "at least 1, but is 0"),
         ("top_k", 0, "at least 1, but is 0"),
         ("temperature", 0.0, "from 0.001 to 1,000, but is 0.0"),
         ("temperature", math.nan, "from 0.001 to 1,000, but is nan"),
@@ -128,5 +128,5 @@ def test_the_seed_decides() -> None:
 def test_an_impossible_setting_is_refused(
     setting: str, value: float, bound: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"`sampling.{setting}` must be {bound}"):
+    with pytest.raises(ConfigError, match=f"`{setting}` must be {bound}"):
         SamplingConfig(**{setting: value})

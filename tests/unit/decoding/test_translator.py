@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.parsing.parser import PAPER_SEARCH
+from transduce.decoding.streaming.windows import Pace
+from transduce.decoding.translation import parts
 from transduce.decoding.translator import Translator, load
 from transduce.errors import CheckpointError, ConfigError, RequestError
+from transduce.search_config import SearchConfig
 
 CPU = torch.device("cpu")
 
@@ -62,6 +65,43 @@ def test_no_extra_length_keeps_a_translation_as_short_as_its_source(
     assert len(translator.tokenizer.encode(translation.text)) <= limit
 
 
+def test_a_model_searches_as_its_run_did_unless_it_is_told_otherwise(
+    trained_checkpoint: Checkpoint, parsing_checkpoint: Checkpoint
+) -> None:
+    own = SearchConfig(beam_size=2, length_penalty=1.5, num_best=2)
+    translator = Translator(replace(trained_checkpoint, search=own), CPU)
+    sources = ["one two three"]
+    expected = list(translator.translate_stream(sources, own))
+    assert translator.translate(sources) == expected
+    assert list(translator.translate_stream(sources)) == expected
+    [wider] = translator.translate(sources, beam_size=3)
+    given = SearchConfig(beam_size=3, length_penalty=1.5, num_best=2)
+    assert [wider] == list(translator.translate_stream(sources, given))
+    assert len(wider.hypotheses) == 3
+    assert Translator(trained_checkpoint, CPU).search == SearchConfig()
+    assert Translator(parsing_checkpoint, CPU).search == PAPER_SEARCH
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_no_translation_is_longer_than_the_greatest_length(
+    translator: Translator, beam_size: int, most: int
+) -> None:
+    found = translator.translate(
+        ["one two three four", "five"], beam_size=beam_size, max_length=most
+    )
+    hypotheses = [each for translation in found for each in translation.hypotheses]
+    lengths = [len(each.token_log_probabilities) for each in hypotheses]
+    assert max(lengths) == most
+
+
+def test_a_prefix_has_room_whatever_the_greatest_length(
+    translator: Translator,
+) -> None:
+    [found] = translator.translate(["one"], prefixes=["zwei drei"], max_length=1)
+    assert found.text.startswith("zwei drei")
+
+
 def test_an_impossible_beam_is_refused(translator: Translator) -> None:
     with pytest.raises(ConfigError, match=r"`search\.beam_size` must be at least 1"):
         translator.translate(["one"], beam_size=0)
@@ -89,11 +129,39 @@ def test_targets_are_scored_in_their_order(translator: Translator) -> None:
 def test_a_stream_without_end_is_translated_a_window_at_a_time(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.translator.WINDOW_LINES", 3)
+    monkeypatch.setattr("transduce.decoding.streaming.windows.WINDOW_LINES", 3)
     endless = ("one" if number % 2 else "" for number in count())
     config = SearchConfig(beam_size=1)
     texts = [t.text for t in islice(translator.translate_stream(endless, config), 7)]
     assert texts == ["", texts[1], "", texts[1], "", texts[1], ""]
+
+
+def test_a_line_is_there_as_soon_as_it_and_all_before_it_are_done(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "transduce.decoding.streaming.refilled_batch.BATCH_POSITIONS", 1
+    )
+    sources = ["", "one two three four", "", "three", "four five"]
+    done: list[str] = []
+    found = translator.translate_stream(
+        sources, SearchConfig(beam_size=1), pace=Pace(on_line=lambda: done.append("."))
+    )
+    # The empty ones are done at once, and then the longest of what is left.
+    assert [len(done) for _ in found] == [1, 3, 3, 5, 5]
+
+
+def test_a_line_in_parts_is_told_of_once(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "MAX_SOURCE_TOKENS", 12)
+    done: list[str] = []
+    long = "one two three four. five six! seven eight one two."
+    [found, _] = translator.translate_stream(
+        [long, "two"], SearchConfig(), pace=Pace(on_line=lambda: done.append("."))
+    )
+    assert found.num_parts == 3
+    assert len(done) == 2
 
 
 def test_a_model_folder_is_loaded_to_translate(
@@ -125,3 +193,5 @@ def test_a_model_of_no_numbers_is_refused(
     translator = Translator(replace(trained_checkpoint, weights=weights), CPU)
     with pytest.raises(CheckpointError, match="must put out numbers, but puts out NaN"):
         translator.translate(["one"], beam_size=beam_size)
+    with pytest.raises(CheckpointError, match="must put out numbers, but puts out NaN"):
+        translator.score(["one"], ["eins"])

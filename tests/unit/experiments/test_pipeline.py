@@ -99,6 +99,7 @@ def test_the_vocabulary_is_the_size_of_the_tokenizer(
     model = load_model(run[0])
     assert start.config.model.vocab_size == model.tokenizer.vocab_size
     assert model.config == start.config.model
+    assert model.search == start.config.search
 
 
 def test_each_checkpoint_and_the_average_are_scored(

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.export import proof
@@ -17,6 +16,7 @@ from transduce.export.portable_tokenizer import portable_tokenizer
 from transduce.export.proof import GreedyOutput, ProofError, prove
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
 
 SENTENCES = ["one two three", "eight  seven\tfour — 中文 é </s> <pad> 🙂", "x"]
@@ -88,7 +88,7 @@ def test_other_models_map_where_the_target_can(
 @pytest.mark.parametrize(
     ("target", "changes", "message"),
     [
-        ("ctranslate2", {"d_k": 4}, r"must have `model\.d_k` = 8\.0, but has 4;"),
+        ("ctranslate2", {"d_k": 4}, r"must have `model\.d_k` = 8, but has 4;"),
         ("ctranslate2", {"d_v": 4}, r"`model\.d_v`"),
         ("ctranslate2", {"neighbourhood": 3}, r"`model\.neighbourhood` = None, but"),
         ("ctranslate2", {"scores": "additive"}, r'"scaled", but has "additive"'),
@@ -101,6 +101,13 @@ def test_what_does_not_map_is_refused(
 ):
     with pytest.raises(RequestError, match=message):
         export(target, make_checkpoint(**changes), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_model_that_parses_is_refused(target, parsing_checkpoint, tmp_path):
+    with pytest.raises(RequestError, match="must have one vocabulary .* and has two"):
+        export(target, parsing_checkpoint, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -202,6 +209,18 @@ def test_marian_has_the_papers_search(trained_checkpoint, tmp_path):
     assert settings["length_penalty"] == theirs.length_penalty
     growth = [each.divisor(26) / each.divisor(24) for each in (ours, theirs)]
     assert growth[0] == pytest.approx(growth[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(("penalty", "expected"), [("gnmt", 1.0), ("power", 1.2)])
+def test_marian_has_the_search_of_the_run(
+    penalty, expected, trained_checkpoint, tmp_path
+):
+    search = SearchConfig(beam_size=5, length_penalty=1.2, penalty=penalty)
+    checkpoint = replace(trained_checkpoint, search=search)
+    export("marian", checkpoint, tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert settings["num_beams"] == 5
+    assert settings["length_penalty"] == pytest.approx(expected)
 
 
 def test_marian_translates_by_its_own_settings(trained_checkpoint, corpus, tmp_path):

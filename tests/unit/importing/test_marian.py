@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 import marian_folder as folders
 from transduce.checkpoint import load_model
 from transduce.decoding.next_token_models.quantization import available, prepared
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.export import marian as exporting
 from transduce.importing import marian as importing
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.grammar import Grammar
 
@@ -159,7 +159,7 @@ def test_translations_by_beam_search_are_theirs_or_better(
 
 
 def test_each_part_of_a_long_line_is_told_its_language(checkpoint, monkeypatch):
-    monkeypatch.setattr("transduce.decoding.translator.MAX_SOURCE_TOKENS", 20)
+    monkeypatch.setattr("transduce.decoding.translation.parts.MAX_SOURCE_TOKENS", 20)
     translator = Translator(checkpoint, CPU)
     parts = ["The dog runs to the hill.", "A cat is at the house."]
     [whole] = translator.translate([f">>deu<< {' '.join(parts)}"], beam_size=1)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import marian_folder as folders
 from transduce.checkpoint import load_model, save_model
-from transduce.errors import CheckpointError, RequestError
+from transduce.errors import CheckpointError, DataError, RequestError
 from transduce.export import marian as exporting
 from transduce.export import proof
 from transduce.export.proof import ProofError
@@ -267,7 +267,7 @@ def test_other_tokenizers_are_refused(edit, error, message, exported, tmp_path):
 
 def test_a_sentence_beyond_its_positions_is_refused(refuses, monkeypatch):
     monkeypatch.setattr(f"{__name__}.SENTENCES", ["dog " * 95 + "dog"])
-    refuses(RequestError, "must have at most 95 tokens, but one has [0-9]+; take it")
+    refuses(DataError, "at most 95 tokens, but number 1 .* has [0-9]+; take it")
 
 
 def test_nothing_is_written_where_the_proof_fails(refuses, monkeypatch):

@@ -1,13 +1,13 @@
 """A server of two directions and a parser, for all tests of a module."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.search_config import SearchConfig
-from transduce.serving import request_queue
+from transduce.search_config import SearchConfig
 
 
 @pytest.fixture(scope="module")
@@ -15,9 +15,8 @@ def http(
     trained_checkpoint: Checkpoint, parsing_checkpoint: Checkpoint
 ) -> Iterator[RunningServer]:
     models = [served(trained_checkpoint, name) for name in ("en-de", "de-en")]
-    with pytest.MonkeyPatch.context() as patch:
-        # The paper's search would take its time with a model that never ends.
-        narrow = SearchConfig(beam_size=2, extra_length=5)
-        patch.setattr(request_queue, "PAPER_SEARCH", narrow)
-        with running([*models, served(parsing_checkpoint, "trees")]) as server:
-            yield server
+    # The paper's search would take its time with a model that never ends.
+    narrow = SearchConfig(beam_size=2, extra_length=5)
+    parser = replace(parsing_checkpoint, search=narrow)
+    with running([*models, served(parser, "trees")]) as server:
+        yield server

@@ -3,17 +3,19 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.errors import BusyError, ConfigError, RequestError, TooLongError
+from transduce.search_config import SearchConfig
 from transduce.serving import request_queue
 from transduce.serving.request_queue import QueueConfig, RequestQueue
+from transduce.serving.translation import search_for
 
 LINES = ["one", "two three", "", "four five six seven", "eight eight"]
 
@@ -77,6 +79,15 @@ def test_callers_of_many_tasks_each_have_their_own(
 
     expected = [each.text for each in translator.translate(LINES)]
     assert asyncio.run(ask()) == expected
+
+
+def test_the_search_is_the_models_own(trained_checkpoint: Checkpoint) -> None:
+    own = replace(trained_checkpoint, search=SearchConfig(beam_size=2))
+    with RequestQueue(Translator(own, torch.device("cpu"))) as queue:
+        [found] = queue.translate_sync(["one two"])
+        [wider] = queue.translate_sync(["one two"], search_for(own.search, 2))
+    assert len(found.hypotheses) <= 2
+    assert len(wider.hypotheses) == 3
 
 
 def test_nothing_asked_is_nothing_answered(queue: RequestQueue) -> None:
@@ -221,12 +232,10 @@ def test_other_work_has_its_turn_in_time_or_never(translator: Translator) -> Non
         asyncio.run(ask())
 
 
-def test_trees_are_those_of_the_parser(
-    parsing_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trees_are_those_of_the_parser(parsing_checkpoint: Checkpoint) -> None:
     search = SearchConfig(beam_size=2, extra_length=5)
-    monkeypatch.setattr(request_queue, "PAPER_SEARCH", search)
-    translator = Translator(parsing_checkpoint, torch.device("cpu"))
+    own = replace(parsing_checkpoint, search=search)
+    translator = Translator(own, torch.device("cpu"))
     with RequestQueue(translator) as queue:
         futures = queue.submit_to_parser(["one two", "don't"], constrained=True)
         found = [future.result() for future in futures]

@@ -1,6 +1,6 @@
 """All that is known of how a model reads and translates one sentence."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,15 +15,14 @@ from transduce.analysis.attention_maps import (
 from transduce.analysis.figures import LabelledHeads
 from transduce.analysis.search_tree import SearchTree, watch_search
 from transduce.analysis.words import between_words, groups_of, word_starts
-from transduce.decoding.parsing.parser import PAPER_SEARCH
 from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search import require_numbers
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.errors import RequestError, TooLongError
 from transduce.parsing.normalization import normalized
 from transduce.parsing.trees import parse_tree, without_brackets
 from transduce.parsing.vocabulary import NEVER_WRITTEN
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS
 from transduce.text.tokenizer import normalize
 
@@ -131,24 +130,22 @@ def look_into(
     translator: Translator,
     source_text: str,
     target_text: str | None,
-    config: SearchConfig,
+    config: SearchConfig | None = None,
 ) -> SentenceAttention:
     """Translate, or read a given translation as `attend` does, and watch the search.
 
-    `CheckpointError` if the model puts out no numbers.
+    It is the model's own by default. `CheckpointError` if the model puts out no
+    numbers.
     """
     source = _Source.read(translator, source_text)
     given = None if target_text is None else _target_ids(translator, target_text)
-    if translator.symbols is not None:
-        # Trees are longer than their sentences by more than translations are.
-        config = replace(config, extra_length=PAPER_SEARCH.extra_length)
     search = watch_search(
         translator.models[0].model,
         _row([*source.ids, EOS], translator),
-        config,
+        config or translator.search,
         EXCLUDED if translator.symbols is None else NEVER_WRITTEN,
     )
-    require_numbers(search.hypotheses)
+    require_numbers([each.log_probability for each in search.hypotheses])
     target_ids = given or list(search.hypotheses[0].ids)
     written = translator.symbols or translator.tokenizer
     ids = {branch.token for branches in search.steps for branch in branches}

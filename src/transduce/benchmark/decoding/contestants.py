@@ -15,10 +15,10 @@ import torch
 from transduce.benchmark.decoding.task import DecodingTask, Setting
 from transduce.benchmark.turns import Turns
 from transduce.data.batches import pad_rows
-from transduce.decoding.next_token_models.quantization import Precision
-from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.next_token_models.quantization import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.export.portable_tokenizer import portable_pieces
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.tokenizer import SPECIAL_PIECES, TOKENIZER_FILE, load_tokenizer
 
@@ -80,7 +80,7 @@ def _take_turns(
         )
 
 
-def ours(precision: Precision, task: DecodingTask) -> Translate:
+def ours(precision: DecodingPrecision, task: DecodingTask) -> Translate:
     """As `transduce translate` does."""
     translator = load(
         task.models / "ours", device=task.device.type, precision=precision

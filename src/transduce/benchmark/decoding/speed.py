@@ -41,6 +41,10 @@ SEED = 1
 OURS = "transduce"
 CTRANSLATE2, MARIAN = "CTranslate2", "Hugging Face"
 CT2_LIBRARY, HF_LIBRARY = "ctranslate2", "transformers.models.marian.modeling_marian"
+CT2_TYPES = (
+    "float32", "int8", "bfloat16", "float16", "int8_bfloat16", "int8_float16",
+)  # fmt: skip
+"""As that library calls them; which of them a device knows, it says."""
 NUM_PROVEN = 4
 """Sentences."""
 PACKAGES = ("torch", "ctranslate2", "transformers")
@@ -65,10 +69,11 @@ class DecoderSpeed:
     is_ours: bool
     load_seconds: float
     peak_bytes: int
-    """Resident, PyTorch included with all; on a GPU, what PyTorch allotted."""
+    """Resident, PyTorch included with all; on a GPU, by what its use has grown."""
     settings: tuple[SettingSpeed, ...]
     agreement: float | None
-    """Share of greedy translations of natural length that are those of our fp32."""
+    """Share of greedy translations that are those of our fp32. Of a forced length the
+    last token is not compared: only ours may be an end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +199,7 @@ def _contestants(
     if CTRANSLATE2 in peers:
         library = import_module("ctranslate2")
         known = library.get_supported_compute_types(device.type)
-        for kind in ("float32", "int8", "bfloat16", "float16"):
+        for kind in CT2_TYPES:
             if kind in known:
                 found[f"{CTRANSLATE2} {kind}"] = partial(ctranslate2, kind), CT2_LIBRARY
     if MARIAN in peers:
@@ -231,9 +236,9 @@ def _decoder_speed(
     reference: Sequence[Turn[DecodingOutcome]],
 ) -> DecoderSpeed:
     greedy = [
-        mine == theirs
+        _compared(mine, setting) == _compared(theirs, setting)
         for setting, turn, ours in zip(_repeated(task), turns, reference, strict=True)
-        if setting.beam_size == 1 and setting.forced_length is None
+        if setting.beam_size == 1
         for mine, theirs in zip(
             turn.outcome.translations, ours.outcome.translations, strict=True
         )
@@ -249,6 +254,10 @@ def _decoder_speed(
         ),
         agreement=float(np.mean(greedy)) if greedy else None,
     )
+
+
+def _compared(ids: tuple[int, ...], setting: Setting) -> tuple[int, ...]:
+    return ids if setting.forced_length is None else ids[: setting.forced_length - 1]
 
 
 def _repeated(task: DecodingTask) -> list[Setting]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from transduce.decoding.translator import MAX_SOURCE_TOKENS
+from transduce.decoding.translation.parts import MAX_SOURCE_TOKENS
 from transduce.errors import ConfigError
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 

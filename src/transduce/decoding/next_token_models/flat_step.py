@@ -28,11 +28,22 @@ def plain_linear(weight: Tensor, bias: Tensor) -> Linear:
 
 
 class FlatStep:
-    """`Transformer.step` with the weights that the model has now."""
+    """`Transformer.step` with the weights that the model has now.
 
-    def __init__(self, model: Transformer, make_linear: MakeLinear) -> None:
+    The model may be put into that precision afterwards: what is made of its weights
+    is made of those that it has now, and rounded once.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        make_linear: MakeLinear,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self._model = model
-        self._layers = [_FlatLayer(each, make_linear) for each in model.decoder_layers]
+        self._layers = [
+            _FlatLayer(each, make_linear, dtype) for each in model.decoder_layers
+        ]
 
     def __call__(
         self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
@@ -47,12 +58,14 @@ class FlatStep:
 
 
 class _FlatLayer:
-    def __init__(self, layer: nn.Module, make_linear: MakeLinear) -> None:
+    def __init__(
+        self, layer: nn.Module, make_linear: MakeLinear, dtype: torch.dtype
+    ) -> None:
         assert isinstance(layer, DecoderLayer)
         own, memory = layer.self_attention, layer.memory_attention
         self._own = _FlatAttention(own, make_linear)
-        self._query_key_value = make_linear(*_query_key_value(own))
-        self._memory_query = make_linear(*_query(memory))
+        self._query_key_value = make_linear(*_rounded(_query_key_value(own), dtype))
+        self._memory_query = make_linear(*_rounded(_query(memory), dtype))
         self._memory = _FlatAttention(memory, make_linear)
         self._inner = _flat(layer.feed_forward.inner, make_linear)
         self._activated = layer.feed_forward.activated
@@ -137,13 +150,22 @@ class _FlatResidual:
         return torch.layer_norm(x, self._shape, self._weight, self._bias, self._epsilon)
 
 
-def _query(attention: MultiHeadAttention) -> tuple[Tensor, Tensor]:
+Affine = tuple[Tensor, Tensor]
+"""A weight and a bias."""
+
+
+def _rounded(affine: Affine, dtype: torch.dtype) -> Affine:
+    weight, bias = affine
+    return weight.to(dtype), bias.to(dtype)
+
+
+def _query(attention: MultiHeadAttention) -> Affine:
     """Weight and bias that make queries, scaled as their scores are to be."""
     projection, scale = attention.project_query, attention.scale
     return projection.weight * scale, projection.bias * scale
 
 
-def _query_key_value(attention: MultiHeadAttention) -> tuple[Tensor, Tensor]:
+def _query_key_value(attention: MultiHeadAttention) -> Affine:
     projection = attention.project_key_value
     weight, bias = _query(attention)
     return torch.cat([weight, projection.weight]), torch.cat([bias, projection.bias])

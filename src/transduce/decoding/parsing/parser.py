@@ -1,9 +1,8 @@
 """Words in, trees out."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 import torch
 
@@ -16,19 +15,18 @@ from transduce.decoding.next_token_models.quantization import PreparedModel
 from transduce.decoding.next_token_models.tree_watcher import TreeWatcher
 from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search import (
-    BATCH_POSITIONS,
-    WINDOW_LINES,
     Decoding,
     Hypothesis,
     JoinableModel,
     require_numbers,
-    search_all,
 )
-from transduce.decoding.search_config import SearchConfig
+from transduce.decoding.streaming.refilled_batch import batch_positions, search_all
+from transduce.decoding.streaming.windows import Pace, in_order
 from transduce.parsing.automaton import partial_tree, symbols_needed
 from transduce.parsing.delinearization import Repairs, delinearize
 from transduce.parsing.trees import Tree, without_brackets
 from transduce.parsing.vocabulary import NEVER_WRITTEN, SymbolVocabulary
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS
 from transduce.text.tokenizer import Tokenizer
 
@@ -52,18 +50,19 @@ class Parse:
     """Whether the sentence was too long to be read, so that its tree is flat."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Sentence:
     words: Sequence[str]
     source: list[int]
 
-    def max_length(self, extra_length: int) -> int:
-        """Tokens of its tree at most; the end token counts on both sides.
+    @property
+    def is_legible(self) -> bool:
+        return 0 < len(self.source) <= MAX_SOURCE_TOKENS
 
-        There is always room for some tree.
-        """
+    def limit(self, config: SearchConfig) -> int:
+        """Tokens of its tree at most, the end counted; there is room for some tree."""
         least = symbols_needed(len(self.words), 0) + 1
-        return max(len(self.source) + 1 + extra_length, least)
+        return config.limit(len(self.source) + 1, least)
 
 
 class Parser:
@@ -75,57 +74,72 @@ class Parser:
         tokenizer: Tokenizer,
         symbols: SymbolVocabulary,
         device: torch.device,
+        search: SearchConfig = PAPER_SEARCH,
     ) -> None:
+        """It searches so, unless it is told otherwise."""
         self._model = model
         self._tokenizer = tokenizer
         self._style = symbols.style
         self._symbols = symbols.symbols
         self._device = device
+        self._search = search
 
     def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
-        """Parse raw English sentences by the paper's search; one tree for each."""
+        """Parse raw English sentences; one tree for each."""
         words = map(penn_words, texts)
         return list(self.parse_stream(words, constrained=constrained))
 
     def parse_stream(
         self,
         sentences: Iterable[Sequence[str]],
-        config: SearchConfig = PAPER_SEARCH,
+        config: SearchConfig | None = None,
         *,
         constrained: bool = False,
+        pace: Pace | None = None,
     ) -> Iterator[Parse]:
-        """Parse sentences of words, in order, a window of them at a time.
+        """Parse sentences of words, each as soon as it and all before it are done.
 
         Constrained search finds nothing but trees over the words.
         """
-        stream = iter(sentences)
-        while window := list(islice(stream, WINDOW_LINES)):
-            yield from self._parse(window, config, constrained=constrained)
+        pace, config = pace or Pace(), config or self._search
+        begin = partial(self._begin, config=config, constrained=constrained)
+        room = batch_positions(self._device) // config.beam_size
+        for window in pace.windows(sentences):
+            found = self._found(self._encoded(window), begin, room)
+            yield from in_order(pace.told(found))
 
-    @torch.inference_mode()
-    def _parse(
-        self, window: list[Sequence[str]], config: SearchConfig, *, constrained: bool
-    ) -> Iterator[Parse]:
+    def _encoded(self, window: list[Sequence[str]]) -> list[_Sentence]:
         lines = [" ".join(map(without_brackets, words)) for words in window]
         encoded = self._tokenizer.encode_sources(lines)
-        sentences = [
+        return [
             _Sentence(words=words, source=source)
             for words, source in zip(window, encoded, strict=True)
         ]
-        legible = [s for s in sentences if 0 < len(s.source) <= MAX_SOURCE_TOKENS]
-        begin = partial(self._begin, config=config, constrained=constrained)
+
+    def _found(
+        self,
+        sentences: Sequence[_Sentence],
+        begin: Callable[[list[_Sentence]], Decoding],
+        room: int,
+    ) -> Iterator[tuple[int, Parse]]:
+        """The parses by their number, as soon as they are done."""
+        legible = [i for i, each in enumerate(sentences) if each.is_legible]
+        for i, each in enumerate(sentences):
+            if not each.is_legible:
+                yield i, self._tree(each, None)
         found = search_all(
-            [len(sentence.source) + 1 for sentence in legible],
-            BATCH_POSITIONS // config.beam_size,
-            lambda numbers: begin([legible[i] for i in numbers]),
+            [len(sentences[i].source) + 1 for i in legible],
+            room,
+            lambda numbers: begin([sentences[legible[i]] for i in numbers]),
         )
-        best = dict(zip(legible, map(_best, found), strict=True))
-        return iter([self._tree(each, best.get(each)) for each in sentences])
+        for i, hypotheses in found:
+            number = legible[i]
+            yield number, self._tree(sentences[number], _best(hypotheses))
 
     def _begin(
         self, sentences: list[_Sentence], config: SearchConfig, *, constrained: bool
     ) -> Decoding:
-        limits = [each.max_length(config.extra_length) for each in sentences]
+        limits = [each.limit(config) for each in sentences]
         decoder = self._read(sentences)
         excluded: Excluded = NEVER_WRITTEN
         if constrained:
@@ -163,5 +177,5 @@ class Parser:
 
 
 def _best(hypotheses: list[Hypothesis]) -> Hypothesis:
-    require_numbers(hypotheses)
+    require_numbers([each.log_probability for each in hypotheses])
     return hypotheses[0]

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from transduce.analysis.attention_report.sentence import attend
 from transduce.decoding.parsing.parser import Parse
-from transduce.decoding.translator import Translation
+from transduce.decoding.translation.translations import Translation
 from transduce.errors import TransduceError
 from transduce.serving.http import messages
 from transduce.serving.http.admission import Admission, while_connected
@@ -117,7 +117,7 @@ class Endpoints:
         asked = await self._admission.admit(request, messages.StreamRequest)
         queue = by_name(self._translating, asked.model).queue
         stretches = split(asked.q, asked.format)
-        search = search_for(asked.alternatives)
+        search = search_for(queue.translator.search, asked.alternatives)
         futures = queue.submit(sentences(stretches), search)
         return _streamed(stretches, futures, partial(_translated, asked))
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,9 +9,9 @@ from torch import Tensor
 from transduce.analysis.attention_maps import AttentionKind
 from transduce.analysis.attention_report.sentence import attend, look_into
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RequestError, TooLongError
+from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS
 
 SOURCE, TARGET = "one two three", "eins zwei"
@@ -106,6 +107,7 @@ def test_a_tree_is_read_by_a_model_that_parses(parsing_checkpoint: Checkpoint) -
 def test_a_tree_may_be_far_longer_than_its_sentence(
     parsing_checkpoint: Checkpoint,
 ) -> None:
-    parser = Translator(parsing_checkpoint, torch.device("cpu"))
-    config = SearchConfig(beam_size=2, extra_length=50, min_length=100)
-    assert len(look_into(parser, "It is", None, config).pair.target_out.pieces) > 100
+    own = SearchConfig(beam_size=2, extra_length=120, min_length=100)
+    checkpoint = replace(parsing_checkpoint, search=own)
+    parser = Translator(checkpoint, torch.device("cpu"))
+    assert len(look_into(parser, "It is", None).pair.target_out.pieces) > 100

@@ -1,7 +1,9 @@
 """Small models, so that only what is said is tested, not how fast it is."""
 
 import math
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,6 +83,28 @@ def test_random_weights_have_the_presets_sizes():
     assert math.isfinite(checkpoint.build().output_weight.detach().sum())
 
 
+def test_outputs_of_a_forced_length_are_compared(trained_checkpoint, corpus):
+    setting = Setting(batch_size=2, beam_size=1, forced_length=9)
+    speed = measure_decoding(
+        trained_checkpoint, corpus[0], [setting], 1, CPU, lambda _: None
+    )
+    by_name = {decoder.name: decoder for decoder in speed.decoders}
+    assert by_name["transduce fp32"].agreement == 1
+    assert by_name["CTranslate2 float32"].agreement == 1
+    assert by_name["Hugging Face fp32"].agreement == 1
+
+
+def test_ctranslate2_takes_part_in_all_types_that_the_device_knows(monkeypatch):
+    known = {"float32", "int8_float16", "int8_bfloat16", "int16"}
+    library = SimpleNamespace(get_supported_compute_types=lambda _: known)
+    monkeypatch.setitem(sys.modules, "ctranslate2", library)
+    found = decoding_speed._contestants(CPU, {"CTranslate2"})
+    names = [name for name in found if name.startswith("CTranslate2")]
+    assert names == [f"CTranslate2 {kind}" for kind in (
+        "float32", "int8_bfloat16", "int8_float16",
+    )]  # fmt: skip
+
+
 def test_a_missing_peer_is_named(trained_checkpoint, monkeypatch):
     monkeypatch.setattr(decoding_speed, "find_spec", lambda name: None)
     with pytest.raises(RequestError, match=r"`ctranslate2` is not; install it with"):
@@ -135,6 +159,11 @@ def test_a_peer_that_cannot_have_the_model_is_left_out(trained_checkpoint):
     [reason] = speed.left_out
     assert reason.startswith("Hugging Face is left out: A model for Hugging Face")
     assert speed.decoders[0].agreement is None
+
+
+def test_a_model_that_parses_is_refused(parsing_checkpoint):
+    with pytest.raises(RequestError, match=r"CTranslate2 is left out.* one parses"):
+        measure_decoding(parsing_checkpoint, ["one"], [GREEDY], 1, CPU, print)
 
 
 def test_a_model_that_no_peer_can_have_is_refused(trained_checkpoint):

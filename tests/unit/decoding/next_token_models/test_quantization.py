@@ -64,6 +64,14 @@ def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):
     assert translator.translate(["one two"])[0].hypotheses
 
 
+def test_all_weights_of_a_step_are_in_bf16(trained_checkpoint):
+    prepared_model = prepared(trained_checkpoint.build(), "bf16", CPU)
+    state = prepared_model.model.start(prepared_model.model.encode(torch.tensor([[5]])))
+    logits = prepared_model.step(torch.tensor([[1]]), state)
+    assert logits.dtype == torch.bfloat16
+    assert {w.dtype for w in prepared_model.model.parameters()} == {torch.bfloat16}
+
+
 @needs_int8
 def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint):
     model = prepared(trained_checkpoint.build(), "int8", CPU).model

@@ -6,9 +6,8 @@ import pytest
 
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.search_config import SearchConfig
 from transduce.decoding.translator import Translator
-from transduce.serving import request_queue
+from transduce.search_config import SearchConfig
 
 EN_DE = {"source": "en", "target": "de"}
 
@@ -134,9 +133,7 @@ def test_a_text_is_parsed_sentence_by_sentence(
     first, between, second = [json.loads(line) for line in answer.body.splitlines()]
     assert first["source"] + between["source"] + second["source"] == text
     parser = http.models[2].queue.translator.parser()
-    offline = parser.parse_stream(
-        [["One", "two"]], request_queue.PAPER_SEARCH, constrained=constrained
-    )
+    offline = parser.parse_stream([["One", "two"]], constrained=constrained)
     [parse] = offline
     assert second["tree"] == str(parse.tree)
     assert second["score"] == pytest.approx(parse.score, abs=1e-5)

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from transduce.checkpoint import read_json
 from transduce.claims import claim
-from transduce.decoding.search_config import SearchConfig
 from transduce.device import Precision
 from transduce.errors import ConfigError
 from transduce.experiments.presets import TABLE_3, RunConfig
@@ -24,6 +23,7 @@ from transduce.experiments.run_folder import RunFolder
 from transduce.experiments.tables.table3.rows import changes, row_config, settings
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
+from transduce.search_config import SearchConfig
 
 FORMAT = 2
 RECORD, CORPUS, RUNS, LOGS = "experiment.json", "corpus", "runs", "logs"
@@ -145,8 +145,8 @@ class Experiment:
         options += ["--input", str(run.path / DEV / DEV_SOURCE)]
         options += ["--output", str(run.translations)]
         for field in fields(SearchConfig):
-            if field.name != "num_best":
-                value = getattr(run.config.search, field.name)
+            value = getattr(run.config.search, field.name)
+            if field.name != "num_best" and value is not None:
                 options += [f"--{field.name.replace('_', '-')}", str(value)]
         return options
 

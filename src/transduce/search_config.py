@@ -1,8 +1,9 @@
 """How a translation is searched for (section 6.1)."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from transduce.errors import ConfigError
 
@@ -34,6 +35,8 @@ class SearchConfig:
     """Tokens a translation has at least, its end not counted."""
     extra_length: int = 50
     """Tokens a translation may have beyond those of its source."""
+    max_length: int | None = None
+    """Tokens a translation has at most, its end counted, however long its source."""
 
     def __post_init__(self) -> None:
         self._require_sizes()
@@ -71,6 +74,27 @@ class SearchConfig:
                     f"`search.{name}` must be at least 0, but is {value}."
                 )
 
+        if self.max_length is not None and self.max_length <= self.min_length:
+            raise ConfigError(
+                "`search.max_length` must be above the least length "
+                f"{self.min_length}, but is {self.max_length}."
+            )
+
+    def given(self, settings: Mapping[str, Any]) -> "SearchConfig":
+        """With those of the settings that are not none."""
+        chosen = {k: value for k, value in settings.items() if value is not None}
+        return replace(self, **chosen)
+
+    def limit(self, source_length: int, least: int = 0) -> int:
+        """Tokens of an output at most; the end counts on both sides.
+
+        So many as are the least have room in any case.
+        """
+        limit = source_length + self.extra_length
+        if self.max_length is not None:
+            limit = min(limit, self.max_length)
+        return max(limit, self.min_length + 1, least)
+
     def score(
         self, log_probability: float, length: int, coverage: float = 0.0
     ) -> float:
@@ -83,5 +107,6 @@ class SearchConfig:
 
     def divisor(self, length: int) -> float:
         """By which the log-probability is divided; it never falls with the length."""
+        # Unlike the paper: length^alpha, if asked for, as other libraries have it.
         base = (5 + length) / 6 if self.penalty == "gnmt" else length
         return float(base**self.length_penalty)

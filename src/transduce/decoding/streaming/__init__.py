@@ -1,0 +1,1 @@
+"""Lines without end: read as they come, decoded together, put out in their order."""

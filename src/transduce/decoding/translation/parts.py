@@ -1,0 +1,74 @@
+"""A line to translate, or the parts of one that is over-long."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from transduce.text.splitting import is_within_word, split_long
+from transduce.text.tokenizer import Tokenizer
+
+MAX_SOURCE_TOKENS = 250
+"""A longer source is translated in parts: few models were trained on such."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A source, or a part of one that is over-long, as the model reads it."""
+
+    line: int
+    number: int
+    """Among the parts of its line."""
+    source: list[int]
+    prefix: list[int]
+    continues_word: bool = False
+    """Whether the line was cut within a word before it."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of source or prefix, whichever has more; the end counts."""
+        return max(len(self.source), len(self.prefix)) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of the text, and how its translation is to begin."""
+
+    number: int
+    text: str
+    source: list[int]
+    prefix: list[int]
+
+
+def parts_of(line: Line, tokenizer: Tokenizer) -> list[Part]:
+    """One, unless the source is too long for the model."""
+    if len(line.source) <= MAX_SOURCE_TOKENS:
+        whole = Part(line=line.number, number=0, source=line.source, prefix=line.prefix)
+        return [whole]
+    code = tokenizer.language(line.text)
+    rest = line.text.removeprefix(code)
+
+    def count_tokens(texts: Sequence[str]) -> list[int]:
+        return list(map(len, tokenizer.encode_sources(texts)))
+
+    texts = split_long(rest, MAX_SOURCE_TOKENS, count_tokens)
+    sources = tokenizer.encode_sources([code + text for text in texts])
+    return [
+        Part(
+            line=line.number,
+            number=i,
+            source=source,
+            prefix=[] if i else line.prefix,
+            continues_word=is_within_word(rest, start),
+        )
+        for i, (source, start) in enumerate(
+            zip(sources, _starts(rest, texts), strict=True)
+        )
+    ]
+
+
+def _starts(text: str, parts: Sequence[str]) -> Iterator[int]:
+    """Where each part begins in the text."""
+    end = 0
+    for part in parts:
+        start = text.index(part, end)
+        end = start + len(part)
+        yield start

@@ -1,0 +1,78 @@
+"""What sources are translated to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from transduce.decoding.translation.parts import Part
+from transduce.text.splitting import space_between
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslationHypothesis:
+    """One of the translations that were found."""
+
+    text: str
+    score: float
+    """Log-probability over the length penalty, and what coverage takes from it;
+    translations are ranked by it."""
+    log_probability: float
+    """Natural logarithm, the end token counted."""
+    tokens: tuple[str, ...]
+    """As the model put them out; the first of a word begins with a space."""
+    token_log_probabilities: tuple[float, ...]
+    """Of each token and, if it ended by itself, of the end token; none of what was
+    translated in parts, each of which has an end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translation:
+    """The best translation, and those it was chosen from."""
+
+    text: str
+    score: float
+    hypotheses: tuple[TranslationHypothesis, ...]
+    """Best first; none for an empty source, whose translation is empty."""
+    num_parts: int = 1
+    """In how many the source was translated, more than one if it was over-long; the
+    scores of the parts are added up."""
+
+
+EMPTY = Translation(text="", score=0.0, hypotheses=())
+"""Of an empty source."""
+
+
+def distinct(translation: Translation) -> Translation:
+    """Without hypotheses of a text that a better one has: tokens spell it variously."""
+    best = {each.text: each for each in reversed(translation.hypotheses)}
+    kept = (each for each in translation.hypotheses if best[each.text] is each)
+    return replace(translation, hypotheses=tuple(kept))
+
+
+def joined(parts: Sequence[Part], translations: Sequence[Translation]) -> Translation:
+    """Those of the parts of a line as one, of which only the best is known."""
+    if len(translations) == 1:
+        return translations[0]
+    best = [each.hypotheses[0] for each in translations if each.hypotheses]
+    whole = TranslationHypothesis(
+        text=_joined_text(parts, translations),
+        score=sum(hypothesis.score for hypothesis in best),
+        log_probability=sum(hypothesis.log_probability for hypothesis in best),
+        tokens=tuple(chain.from_iterable(h.tokens for h in best)),
+        token_log_probabilities=(),
+    )
+    return Translation(
+        text=whole.text,
+        score=whole.score,
+        hypotheses=(whole,),
+        num_parts=len(translations),
+    )
+
+
+def _joined_text(parts: Sequence[Part], translations: Sequence[Translation]) -> str:
+    """No space where the source has a word in two parts, or its script writes none."""
+    text = ""
+    for part, translation in zip(parts, translations, strict=True):
+        space = "" if part.continues_word else space_between(text, translation.text)
+        text += space + translation.text
+    return text

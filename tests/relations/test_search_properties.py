@@ -1,0 +1,158 @@
+"""What holds of search whatever model, sources and settings: of tiny random models."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transduce.data.batches import pad_rows
+from transduce.decoding.beam_search import beam_search
+from transduce.decoding.next_token_models.ensemble import Ensemble
+from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.scoring import score_targets
+from transduce.decoding.search import Hypothesis, JoinableModel
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
+from transduce.special_ids import BOS, EOS, PAD
+
+Ids = Sequence[int]
+VOCAB_SIZE = 19
+few_examples = settings(max_examples=15, deadline=None, derandomize=True, database=None)
+models = st.integers(0, 5)
+sentences = st.lists(st.integers(EOS + 1, VOCAB_SIZE - 1), min_size=1, max_size=9)
+searches = st.builds(
+    SearchConfig,
+    beam_size=st.integers(2, 5),
+    num_best=st.integers(1, 2),
+    length_penalty=st.sampled_from([0.0, 0.6, 1.2]),
+    penalty=st.sampled_from(["gnmt", "power"]),
+    extra_length=st.just(4),
+)
+
+
+@cache
+def random_model(seed: int) -> Transformer:
+    """One whose weights are so large that its choices are clear, and ends come."""
+    torch.manual_seed(seed)
+    config = ModelConfig(
+        vocab_size=VOCAB_SIZE, num_layers=1, d_model=16, d_ff=20, num_heads=2, d_k=8,
+        d_v=8, dropout=0.0,
+    )  # fmt: skip
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    return model
+
+
+def padded(sources: Sequence[Ids]) -> torch.Tensor:
+    return pad_rows([[*source, EOS] for source in sources])
+
+
+@torch.no_grad()
+def search(
+    model: Transformer,
+    sources: Sequence[Ids],
+    config: SearchConfig,
+    prefixes: Sequence[Ids] | None = None,
+    num_members: int = 0,
+) -> list[list[Hypothesis]]:
+    """By the model alone, or as an ensemble of so many of it."""
+    members = [
+        IncrementalDecoder(model, model.encode(padded(sources)))
+        for _ in range(max(num_members, 1))
+    ]
+    asked: JoinableModel = Ensemble(members) if num_members else members[0]
+    limits = [config.limit(len(source) + 1) for source in sources]
+    return beam_search(
+        asked,
+        limits,
+        config,
+        bos=BOS,
+        eos=EOS,
+        excluded=(PAD, BOS),
+        prefixes=prefixes,
+    )
+
+
+def assert_same(
+    found: Sequence[Sequence[Hypothesis]], expected: Sequence[Sequence[Hypothesis]]
+) -> None:
+    assert [beam[0].ids for beam in found] == [beam[0].ids for beam in expected]
+    for beam, other in zip(found, expected, strict=True):
+        assert beam[0].score == pytest.approx(other[0].score, abs=1e-4)
+
+
+@given(
+    seed=models,
+    sources=st.lists(sentences, min_size=2, max_size=5),
+    config=searches,
+    data=st.data(),
+)
+@few_examples
+def test_the_best_is_the_same_in_any_batch_order_and_padding(
+    seed: int, sources: list[list[int]], config: SearchConfig, data: st.DataObject
+) -> None:
+    model = random_model(seed)
+    alone = [search(model, [source], config)[0] for source in sources]
+    order = data.draw(st.permutations(range(len(sources))))
+    # The longest there can be, so that all are padded.
+    together = search(model, [*(sources[i] for i in order), [5] * 12], config)
+    assert_same(together[:-1], [alone[i] for i in order])
+
+
+@given(seed=models, source=sentences, config=searches)
+@few_examples
+def test_the_n_best_are_sorted_distinct_and_worth_their_scores(
+    seed: int, source: list[int], config: SearchConfig
+) -> None:
+    model = random_model(seed)
+    [found] = search(model, [source], config)
+    scores = [each.score for each in found]
+    assert scores == sorted(scores, reverse=True)
+    assert len({each.ids for each in found}) == len(found)
+    for each in found:
+        if each.is_finished:
+            [rescored] = score_targets(model, padded([source]), [list(each.ids)])
+            assert each.log_probability == pytest.approx(
+                rescored.log_probability, abs=1e-4
+            )
+        length = len(each.ids) + each.is_finished
+        assert each.score == config.score(each.log_probability, length)
+
+
+@given(
+    seed=models,
+    sources=st.lists(sentences, min_size=1, max_size=3),
+    config=searches,
+    num_members=st.integers(1, 3),
+)
+@few_examples
+def test_a_model_together_with_itself_is_that_model(
+    seed: int, sources: list[list[int]], config: SearchConfig, num_members: int
+) -> None:
+    model = random_model(seed)
+    alone = search(model, sources, config)
+    assert_same(search(model, sources, config, num_members=num_members), alone)
+
+
+@given(
+    seed=models,
+    pairs=st.lists(st.tuples(sentences, sentences), min_size=1, max_size=3),
+    config=searches,
+)
+@few_examples
+def test_all_hypotheses_begin_with_their_prefix(
+    seed: int, pairs: list[tuple[list[int], list[int]]], config: SearchConfig
+) -> None:
+    sources = [source for source, _ in pairs]
+    prefixes = [prefix[: len(source)] for source, prefix in pairs]
+    for prefix, beam in zip(
+        prefixes, search(random_model(seed), sources, config, prefixes), strict=True
+    ):
+        assert beam
+        assert all(list(each.ids[: len(prefix)]) == prefix for each in beam)
