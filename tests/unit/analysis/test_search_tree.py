@@ -58,8 +58,9 @@ def test_a_search_that_is_cut_short_has_a_path(
     trained_checkpoint: Checkpoint,
 ) -> None:
     source = torch.tensor([[*trained_checkpoint.tokenizer.encode("one"), EOS]])
-    config = SearchConfig(beam_size=2, extra_length=0, min_length=4)
-    tree = watch_search(trained_checkpoint.build(), source, config, EXCLUDED)
+    config = SearchConfig(beam_size=2, extra_length=4)
+    without_end = (*EXCLUDED, EOS)
+    tree = watch_search(trained_checkpoint.build(), source, config, without_end)
     assert not tree.hypotheses[0].is_finished
     assert len(tree.path(tree.hypotheses[0])) == len(tree.steps)
     assert "cut short" in draw_tree(
