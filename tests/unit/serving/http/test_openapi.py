@@ -38,6 +38,8 @@ def test_all_is_documented(http: RunningServer) -> None:
     assert set(operations(http)) == expected
 
 
+# The server, a thread of this process, may draw a random number while a case is made.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @pytest.mark.parametrize(
     ("method", "path", "mode"),
     [
