@@ -36,6 +36,13 @@ def test_files_give_what_streams_give(
     assert (tmp_path / "out").read_bytes() == expected.encode()
 
 
+def test_several_processes_write_what_one_writes(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    expected = succeeds("translate", model, "--processes", 1, stdin=LINES * 8)
+    assert succeeds("translate", model, "--processes", 2, stdin=LINES * 8) == expected
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -36,7 +36,9 @@ SENTENCES = [
 TREES = list(islice(training_trees(seed=4), 20))
 
 
-def untrained(tokenizer: Tokenizer, style: StyleName, seed: int = 3) -> Parser:
+def untrained(
+    tokenizer: Tokenizer, style: StyleName, seed: int = 3, num_processes: int = 1
+) -> Parser:
     torch.manual_seed(seed)
     symbols = learn_symbols(TREES, style)
     config = ModelConfig(
@@ -54,7 +56,7 @@ def untrained(tokenizer: Tokenizer, style: StyleName, seed: int = 3) -> Parser:
         step=0,
         symbols=symbols,
     )
-    return Translator(checkpoint, CPU).parser()
+    return Translator(checkpoint, CPU, num_processes=num_processes).parser()
 
 
 def parse(
@@ -106,6 +108,18 @@ def test_only_plain_search_needs_repairs(
     )
     assert all(each.repairs == Repairs() for each in constrained)
     assert any(each.repairs != Repairs() for each in plain)
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+def test_processes_parse_as_one_does(tokenizer: Tokenizer, constrained: bool) -> None:
+    sentences = SENTENCES * 16
+    expected = parse(untrained(tokenizer, "xx"), sentences, 3, constrained)
+    parser = untrained(tokenizer, "xx", num_processes=2)
+    try:
+        found = parse(parser, sentences, 3, constrained)
+    finally:
+        parser.close()
+    assert [each.tree for each in found] == [each.tree for each in expected]
 
 
 def test_a_bracket_is_read_as_treebanks_write_it(parser: Parser) -> None:

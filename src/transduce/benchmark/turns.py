@@ -90,9 +90,8 @@ class Worker(Generic[Outcome]):
         # A fresh interpreter, since a copy of this one would count its memory as well.
         context = get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_work, args=(theirs, work, device), daemon=True
-        )
+        # No daemon, since that could have no processes of its own.
+        self._process = context.Process(target=_work, args=(theirs, work, device))
         self._process.start()
         theirs.close()
 

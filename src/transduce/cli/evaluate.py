@@ -35,6 +35,7 @@ def evaluate(
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
     device: str = "auto",
     precision: DecodingPrecision = "fp32",
+    processes: int | None = None,
 ) -> None:
     """Score translations against references: sacreBLEU, the paper's BLEU, chrF.
 
@@ -65,6 +66,9 @@ def evaluate(
     precision
         Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
         fast on a processor that is made for them.
+    processes
+        Copies of the program that search at the same time, where there are many
+        sentences; by default one for each core, or as many as OMP_NUM_THREADS says.
     """
     if (model is None) == (not hypothesis):
         raise ConfigError(
@@ -77,7 +81,9 @@ def evaluate(
     references = [pair.target for pair in pairs]
     texts = [pair.source for pair in pairs]
     if model is not None:
-        translator = load(model, device=device, precision=precision)
+        translator = load(
+            model, device=device, precision=precision, num_processes=processes
+        )
         settings = {"beam_size": beam_size, "length_penalty": length_penalty}
         search = translator.search.given(settings)
         texts = [found.text for found in translator.translate_stream(texts, search)]

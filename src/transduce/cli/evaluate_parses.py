@@ -34,6 +34,7 @@ def evaluate_parses(
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
     device: str = "auto",
     precision: DecodingPrecision = "fp32",
+    processes: int | None = None,
 ) -> None:
     """Score parses: EVALB's table and summary, with COLLINS.prm's parameters.
 
@@ -73,6 +74,9 @@ def evaluate_parses(
     precision
         Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
         fast on a processor that is made for them.
+    processes
+        Copies of the program that search at the same time, where there are many
+        sentences; by default one for each core, or as many as OMP_NUM_THREADS says.
     """
     if predicted is not None and model is None:
         score = _score_of_files(gold, predicted, normalize, gold_tags)
@@ -80,7 +84,9 @@ def evaluate_parses(
         _refuse_dropped(score, predicted, allow_dropped)
     elif model is not None and predicted is None:
         trees = read_treebank([gold])
-        translator = load(model, device=device, precision=precision)
+        translator = load(
+            model, device=device, precision=precision, num_processes=processes
+        )
         settings = {"beam_size": beam_size, "length_penalty": length_penalty}
         search, parser = translator.search.given(settings), translator.parser()
         words = (tree.words for tree in trees)

@@ -35,6 +35,7 @@ def parse(
     svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,
     device: str = "auto",
     precision: DecodingPrecision = "fp32",
+    processes: int | None = None,
 ) -> None:
     """Parse sentences: one tree a line, in order, over exactly their words.
 
@@ -69,12 +70,17 @@ def parse(
     precision
         Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
         fast on a processor that is made for them.
+    processes
+        Copies of the program that search at the same time, where there are many
+        sentences; by default one for each core, or as many as OMP_NUM_THREADS says.
     """
     _require_other(svg_file, input, output)
     words_of = WORD.findall if tokenized else penn_words
     source = source_lines(input, output)
     sentences = map(words_of, source.lines)
-    translator = load(model, device=device, precision=precision)
+    translator = load(
+        model, device=device, precision=precision, num_processes=processes
+    )
     settings = {
         "beam_size": beam_size,
         "length_penalty": length_penalty,

@@ -28,6 +28,7 @@ def sample(
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
     precision: DecodingPrecision = "fp32",
+    processes: int | None = None,
 ) -> None:
     """Draw translations of each line at random, each token by its probability.
 
@@ -62,6 +63,9 @@ def sample(
     precision
         Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
         fast on a processor that is made for them.
+    processes
+        Copies of the program that search at the same time, where there are many
+        sentences; by default one for each core, or as many as OMP_NUM_THREADS says.
     """
     config = SamplingConfig(
         number=number,
@@ -72,7 +76,9 @@ def sample(
         seed=seed,
     )
     source = source_lines(input, output)
-    translator = load(model, *ensemble, device=device, precision=precision)
+    translator = load(
+        model, *ensemble, device=device, precision=precision, num_processes=processes
+    )
     write_translations(
         lambda pace: translator.sample(source.lines, config, pace),
         source.windows,

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from transduce.decoding.next_token_models.quantization import DecodingPrecision
+from transduce.decoding.streaming.processes import default_processes
 from transduce.decoding.translator import load
-from transduce.device import leave_a_core
+from transduce.device import choose_hardware, leave_a_core
 from transduce.errors import ConfigError, RequestError
 
 
@@ -20,6 +21,7 @@ def serve(
     batch_size: int = 64,
     device: str = "auto",
     precision: DecodingPrecision = "fp32",
+    processes: int | None = None,
 ) -> None:
     """Translate, or parse, for others over HTTP, with a page at /.
 
@@ -54,6 +56,9 @@ def serve(
     precision
         Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
         fast on a processor that is made for them.
+    processes
+        Copies of the program that search at the same time, where there are many
+        sentences; by default one for each core, or as many as OMP_NUM_THREADS says.
     """
     if not models:
         raise ConfigError("A model at least must be given, but none is.")
@@ -76,6 +81,8 @@ def serve(
         requests_per_minute=requests_per_minute,
         max_characters=max_characters,
     )
+    if processes is None:
+        processes = default_processes(choose_hardware(device).device)
     # The page, the clients and the queue need one too.
     leave_a_core()
     with server.listen(host, port) as listener:
@@ -83,7 +90,13 @@ def serve(
             served_models.ServedModel.of(
                 each,
                 RequestQueue(
-                    load(each.path, device=device, precision=precision), queueing
+                    load(
+                        each.path,
+                        device=device,
+                        precision=precision,
+                        num_processes=processes,
+                    ),
+                    queueing,
                 ),
             )
             for each in names

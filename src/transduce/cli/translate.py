@@ -34,6 +34,7 @@ def translate(
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
     precision: DecodingPrecision = "fp32",
+    processes: int | None = None,
 ) -> None:
     """Translate raw text, one line for one line, in order.
 
@@ -80,9 +81,14 @@ def translate(
     precision
         Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
         fast on a processor that is made for them.
+    processes
+        Copies of the program that search at the same time, where there are many
+        sentences; by default one for each core, or as many as OMP_NUM_THREADS says.
     """
     source = source_lines(input, output)
-    translator = load(model, *ensemble, device=device, precision=precision)
+    translator = load(
+        model, *ensemble, device=device, precision=precision, num_processes=processes
+    )
     width = translator.search.beam_size if beam_size is None else beam_size
     if not 1 <= nbest <= max(width, 1):
         raise ConfigError(

@@ -31,7 +31,13 @@ from transduce.decoding.search import (
     JoinableModel,
     require_numbers,
 )
-from transduce.decoding.streaming.refilled_batch import batch_positions, search_all
+from transduce.decoding.streaming.processes import (
+    Begin,
+    SearchProcesses,
+    SearchTask,
+    default_processes,
+)
+from transduce.decoding.streaming.refilled_batch import batch_positions
 from transduce.decoding.streaming.windows import Pace, in_order
 from transduce.decoding.translation.parts import Line, Part, parts_of
 from transduce.decoding.translation.translations import (
@@ -51,10 +57,6 @@ EXCLUDED = (PAD, BOS)
 """Ids that are never put out."""
 
 
-Start = Callable[[Sequence[Part]], Decoding]
-"""Reads sources, and begins to look for their translations."""
-
-
 class Translator:
     """A model, or several that decide together, to translate raw text."""
 
@@ -64,10 +66,11 @@ class Translator:
         device: torch.device,
         *others: Checkpoint,
         precision: DecodingPrecision = "fp32",
+        num_processes: int = 1,
     ) -> None:
         """`RequestError` if the others have not the tokenizer of the first.
 
-        Or if the device cannot compute in the precision.
+        Or if the device cannot compute in the precision, or in several processes.
         """
         if any(other.tokenizer != checkpoint.tokenizer for other in others):
             raise RequestError(
@@ -83,6 +86,9 @@ class Translator:
         usual = SearchConfig() if self.symbols is None else PAPER_SEARCH
         self.search: SearchConfig = checkpoint.search or usual
         """How it searches unless it is told otherwise: as its run did."""
+        self._parser = self._as_parser(num_processes)
+        alone = 1 if self._parser else num_processes
+        self._processes = SearchProcesses(self, alone, device)
 
     def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
         """The trees of raw English sentences, found by the model's own search."""
@@ -90,14 +96,12 @@ class Translator:
 
     def parser(self) -> Parser:
         """What parses with the first model; `RequestError` if it translates."""
-        if self.symbols is None:
+        if self._parser is None:
             raise RequestError(
                 "A model that parses must be trained on trees (train --trees), but "
                 "this one translates; use `transduce translate`."
             )
-        return Parser(
-            self.models[0], self.tokenizer, self.symbols, self.device, self.search
-        )
+        return self._parser
 
     def translate(
         self,
@@ -146,9 +150,9 @@ class Translator:
                 "A coverage penalty must be used with one model, whose attention it "
                 f"counts, but {len(self.models)} are loaded."
             )
-        start = partial(self._search, config=config)
+        begin = partial(Translator._search, config=config)
         pairs = _paired(sources, prefixes)
-        found = self._in_windows(pairs, pace or Pace(), start, config.beam_size)
+        found = self._in_windows(pairs, pace or Pace(), begin, config.beam_size)
         return map(distinct, found)
 
     def sample(
@@ -159,9 +163,9 @@ class Translator:
     ) -> Iterator[Translation]:
         """Translations drawn at random: each source's by its place and the seed."""
         self.require_translation()
-        start = partial(self._sample, config=config)
+        begin = partial(Translator._sample, config=config)
         pairs = _paired(sources, None)
-        return self._in_windows(pairs, pace or Pace(), start, config.number)
+        return self._in_windows(pairs, pace or Pace(), begin, config.number)
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str]
@@ -199,6 +203,12 @@ class Translator:
                 scores[number] = score
         return [scores[i] for i in range(len(sources))]
 
+    def close(self) -> None:
+        """End the other processes; they also end with this one."""
+        self._processes.close()
+        if self._parser is not None:
+            self._parser.close()
+
     def require_translation(self) -> None:
         """`RequestError` if the first model parses."""
         if self.symbols is not None:
@@ -207,16 +217,28 @@ class Translator:
                 "use `transduce parse`."
             )
 
+    def _as_parser(self, num_processes: int) -> Parser | None:
+        if self.symbols is None:
+            return None
+        return Parser(
+            self.models[0],
+            self.tokenizer,
+            self.symbols,
+            self.device,
+            self.search,
+            num_processes=num_processes,
+        )
+
     def _in_windows(
         self,
         pairs: Iterable[tuple[str, str]],
         pace: Pace,
-        start: Start,
+        begin: Begin["Translator", Part],
         group_size: int,
     ) -> Iterator[Translation]:
         for window in pace.windows(zip(count(), pairs)):
             lines = [parts_of(line, self.tokenizer) for line in self._encoded(window)]
-            found = in_order(self._translations(lines, start, group_size, pace.on_line))
+            found = in_order(self._translations(lines, begin, group_size, pace.on_line))
             for parts in lines:
                 yield joined(parts, list(islice(found, len(parts))))
 
@@ -233,14 +255,14 @@ class Translator:
     def _translations(
         self,
         lines: Sequence[Sequence[Part]],
-        start: Start,
+        begin: Begin["Translator", Part],
         group_size: int,
         on_line: Callable[[], object],
     ) -> Iterator[tuple[int, Translation]]:
         """Those of all parts by their number, as soon as they are done."""
         parts = list(chain.from_iterable(lines))
         missing = Counter(part.line for part in parts)
-        for number, translation in self._found(parts, start, group_size):
+        for number, translation in self._found(parts, begin, group_size):
             line = parts[number].line
             missing[line] -= 1
             if not missing[line]:
@@ -248,16 +270,17 @@ class Translator:
             yield number, translation
 
     def _found(
-        self, parts: Sequence[Part], start: Start, group_size: int
+        self, parts: Sequence[Part], begin: Begin["Translator", Part], group_size: int
     ) -> Iterator[tuple[int, Translation]]:
         filled = [i for i, part in enumerate(parts) if part.source]
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
-        found = search_all(
-            [len(parts[i].source) + 1 for i in filled],
-            batch_positions(self.device) // group_size,
-            lambda numbers: start([parts[filled[i]] for i in numbers]),
+        task = SearchTask(
+            sentences=[parts[i] for i in filled],
+            lengths=[len(parts[i].source) + 1 for i in filled],
+            room=batch_positions(self.device) // group_size,
+            begin=begin,
         )
-        for i, hypotheses in found:
+        for i, hypotheses in self._processes.found(task):
             yield filled[i], self._translation(hypotheses)
 
     def _search(self, parts: Sequence[Part], config: SearchConfig) -> Decoding:
@@ -322,16 +345,21 @@ def load(
     *others: str | Path,
     device: str = "auto",
     precision: DecodingPrecision = "fp32",
+    num_processes: int | None = 1,
 ) -> Translator:
     """A translator from a model or run folder, or from several that decide together.
 
     In precision "bf16" or "int8" it is faster, where the processor is made for it, and
-    no longer exact. `CheckpointError` if a model is damaged, `RequestError` if the
-    device is not there or cannot compute so, or the models have not one tokenizer.
+    no longer exact. In several processes, copies of this one, it is faster where there
+    are many sentences; only under Linux and on a CPU, and None is as many as PyTorch
+    has threads there. `CheckpointError` if a model is
+    damaged, `RequestError` if the device is not there or cannot compute so, or the
+    models have not one tokenizer.
     """
     first, *rest = (load_model(Path(each)) for each in (path, *others))
     on = choose_hardware(device).device
-    return Translator(first, on, *rest, precision=precision)
+    number = default_processes(on) if num_processes is None else num_processes
+    return Translator(first, on, *rest, precision=precision, num_processes=number)
 
 
 def _paired(

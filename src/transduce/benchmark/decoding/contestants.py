@@ -3,6 +3,7 @@
 All are given text, and tokenize it alike.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,7 +84,10 @@ def _take_turns(
 def ours(precision: DecodingPrecision, task: DecodingTask) -> Translate:
     """As `transduce translate` does."""
     translator = load(
-        task.models / "ours", device=task.device.type, precision=precision
+        task.models / "ours",
+        device=task.device.type,
+        precision=precision,
+        num_processes=None,
     )
     pieces = translator.tokenizer.pieces(range(translator.tokenizer.vocab_size))
     ids = {piece: i for i, piece in enumerate(pieces)}
@@ -104,15 +108,19 @@ def ours(precision: DecodingPrecision, task: DecodingTask) -> Translate:
     return translate
 
 
-def ctranslate2(compute_type: str, task: DecodingTask) -> Translate:
-    """`ctranslate2.Translator` on all cores, with our search settings."""
+def ctranslate2(compute_type: str, num_workers: int, task: DecodingTask) -> Translate:
+    """`ctranslate2.Translator` on all cores, with our search settings.
+
+    The cores are shared out among its workers, each with a part of every batch.
+    """
     import ctranslate2 as library
 
     translator = library.Translator(
         str(task.models / "ctranslate2"),
         device=task.device.type,
         compute_type=compute_type,
-        intra_threads=torch.get_num_threads(),
+        inter_threads=num_workers,
+        intra_threads=max(torch.get_num_threads() // num_workers, 1),
     )
     tokenizer = load_tokenizer(task.models / "ours" / TOKENIZER_FILE)
     pieces = portable_pieces(tokenizer)
@@ -124,6 +132,7 @@ def ctranslate2(compute_type: str, task: DecodingTask) -> Translate:
         forced = setting.forced_length
         found = translator.translate_batch(
             [[pieces[i] for i in source] for source in sources],
+            max_batch_size=math.ceil(len(sources) / num_workers),
             beam_size=setting.beam_size,
             length_penalty=LENGTH_PENALTY,
             min_decoding_length=forced or 0,

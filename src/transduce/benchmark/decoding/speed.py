@@ -30,6 +30,7 @@ from transduce.benchmark.machine import Machine, describe_machine
 from transduce.benchmark.turns import Turn, Worker, order_of_turns
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding.next_token_models.quantization import available
+from transduce.decoding.streaming.processes import default_processes
 from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import RunConfig
 from transduce.export.proof import Proof
@@ -201,7 +202,11 @@ def _contestants(
         known = library.get_supported_compute_types(device.type)
         for kind in CT2_TYPES:
             if kind in known:
-                found[f"{CTRANSLATE2} {kind}"] = partial(ctranslate2, kind), CT2_LIBRARY
+                name = f"{CTRANSLATE2} {kind}"
+                found[name] = partial(ctranslate2, kind, 1), CT2_LIBRARY
+                if (workers := default_processes(device)) > 1:
+                    several = partial(ctranslate2, kind, workers)
+                    found[f"{name}, {workers} workers"] = several, CT2_LIBRARY
     if MARIAN in peers:
         for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
             if precision in ready:

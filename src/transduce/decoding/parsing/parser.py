@@ -1,6 +1,6 @@
 """Words in, trees out."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,12 @@ from transduce.decoding.search import (
     JoinableModel,
     require_numbers,
 )
-from transduce.decoding.streaming.refilled_batch import batch_positions, search_all
+from transduce.decoding.streaming.processes import (
+    Begin,
+    SearchProcesses,
+    SearchTask,
+)
+from transduce.decoding.streaming.refilled_batch import batch_positions
 from transduce.decoding.streaming.windows import Pace, in_order
 from transduce.parsing.automaton import partial_tree, symbols_needed
 from transduce.parsing.delinearization import Repairs, delinearize
@@ -75,14 +80,20 @@ class Parser:
         symbols: SymbolVocabulary,
         device: torch.device,
         search: SearchConfig = PAPER_SEARCH,
+        *,
+        num_processes: int = 1,
     ) -> None:
-        """It searches so, unless it is told otherwise."""
+        """It searches so, unless it is told otherwise.
+
+        `RequestError` if the device cannot compute in several processes.
+        """
         self._model = model
         self._tokenizer = tokenizer
         self._style = symbols.style
         self._symbols = symbols.symbols
         self._device = device
         self._search = search
+        self._processes = SearchProcesses(self, num_processes, device)
 
     def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
         """Parse raw English sentences; one tree for each."""
@@ -102,11 +113,15 @@ class Parser:
         Constrained search finds nothing but trees over the words.
         """
         pace, config = pace or Pace(), config or self._search
-        begin = partial(self._begin, config=config, constrained=constrained)
+        begin = partial(Parser._begin, config=config, constrained=constrained)
         room = batch_positions(self._device) // config.beam_size
         for window in pace.windows(sentences):
             found = self._found(self._encoded(window), begin, room)
             yield from in_order(pace.told(found))
+
+    def close(self) -> None:
+        """End the other processes."""
+        self._processes.close()
 
     def _encoded(self, window: list[Sequence[str]]) -> list[_Sentence]:
         lines = [" ".join(map(without_brackets, words)) for words in window]
@@ -119,7 +134,7 @@ class Parser:
     def _found(
         self,
         sentences: Sequence[_Sentence],
-        begin: Callable[[list[_Sentence]], Decoding],
+        begin: Begin["Parser", _Sentence],
         room: int,
     ) -> Iterator[tuple[int, Parse]]:
         """The parses by their number, as soon as they are done."""
@@ -127,17 +142,22 @@ class Parser:
         for i, each in enumerate(sentences):
             if not each.is_legible:
                 yield i, self._tree(each, None)
-        found = search_all(
-            [len(sentences[i].source) + 1 for i in legible],
-            room,
-            lambda numbers: begin([sentences[legible[i]] for i in numbers]),
+        task = SearchTask(
+            sentences=[sentences[i] for i in legible],
+            lengths=[len(sentences[i].source) + 1 for i in legible],
+            room=room,
+            begin=begin,
         )
-        for i, hypotheses in found:
+        for i, hypotheses in self._processes.found(task):
             number = legible[i]
             yield number, self._tree(sentences[number], _best(hypotheses))
 
     def _begin(
-        self, sentences: list[_Sentence], config: SearchConfig, *, constrained: bool
+        self,
+        sentences: Sequence[_Sentence],
+        config: SearchConfig,
+        *,
+        constrained: bool,
     ) -> Decoding:
         limits = [each.limit(config) for each in sentences]
         decoder = self._read(sentences)
@@ -151,7 +171,7 @@ class Parser:
         return Decoding(decoder, find(limits, config, EOS, excluded), BOS)
 
     def _watched(
-        self, decoder: JoinableModel, sentences: list[_Sentence], limits: list[int]
+        self, decoder: JoinableModel, sentences: Sequence[_Sentence], limits: list[int]
     ) -> TreeWatcher:
         trees = [
             partial_tree(len(each.words), limit - 1, self._style)
@@ -159,7 +179,7 @@ class Parser:
         ]
         return TreeWatcher(decoder, trees, self._symbols, EOS)
 
-    def _read(self, sentences: list[_Sentence]) -> JoinableModel:
+    def _read(self, sentences: Sequence[_Sentence]) -> JoinableModel:
         source = pad_rows([[*each.source, EOS] for each in sentences])
         model = self._model.model
         memory = model.encode(source.to(self._device))
