@@ -70,10 +70,9 @@ class Checkpoint:
     """How its run searches, if that is known."""
 
     def build(self) -> Transformer:
-        """The model, ready to compute, on a copy of the weights."""
+        """The model, ready to compute with these very weights: no copy of them."""
         model = _outline(self.config)
-        weights = {name: weight.clone() for name, weight in self.weights.items()}
-        model.load_state_dict(weights, assign=True)
+        model.load_state_dict(self.weights, assign=True)
         return model.eval()
 
 
