@@ -9,7 +9,8 @@ translation of its sentences. Then come clients that do harm: slow ones, some th
 leave, malformed and huge bodies, more than the queue holds; and SIGTERM while all ask.
 The throughput, of what is answered while clients go on asking, is beside that of
 `Translator.translate` on the same sentences, in lists as long as the server's batches,
-before and after: machines drift. Results are printed as Markdown.
+by one process and by as many as the server has, before and after: machines drift.
+Results are printed as Markdown.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -80,16 +81,30 @@ class Server:
     port: int
 
     def memory_mb(self) -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
-        [line] = [each for each in status.splitlines() if each.startswith("VmRSS")]
-        return int(line.split()[1]) / 1024
+        """Of the server and the copies that search for it; what they share once."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
+        return sum(map(proportional_mb, [pid, *map(int, children.split())]))
+
+
+def proportional_mb(pid: int) -> float:
+    """Resident memory, of what others have too only a share."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
+    [line] = [each for each in text.splitlines() if each.startswith("Pss:")]
+    return int(line.split()[1]) / 1024
 
 
 class Offline:
     """The texts translated without a server, in lists as long as its batches."""
 
-    def __init__(self, model: Path, texts: Sequence[str], batch_size: int) -> None:
-        self._translator = load(model)
+    def __init__(
+        self,
+        model: Path,
+        texts: Sequence[str],
+        batch_size: int,
+        num_processes: int | None,
+    ) -> None:
+        self._translator = load(model, num_processes=num_processes)
         self._pieces = [split_text(text) for text in texts]
         self._batch_size = batch_size
         self.speeds: list[float] = []
@@ -270,16 +285,20 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def describe(
-    outcome: Outcome, memory: Sequence[float], seconds: float, offline: Sequence[float]
+    outcome: Outcome,
+    memory: Sequence[float],
+    seconds: float,
+    offline: Mapping[str, Offline],
 ) -> Iterator[str]:
     """Lines of a table."""
-    speed, alone = outcome.num_sentences / seconds, statistics.mean(offline)
+    speed = outcome.num_sentences / seconds
     yield "| figure | value |\n|---|---|"
     yield f"| requests by status | {outcome.describe()} |"
     yield f"| sentences a second | {speed:,.1f} |"
-    speeds = ", ".join(f"{each:,.1f}" for each in offline)
-    yield f"| offline in the same batches, before and after | {speeds} |"
-    yield f"| share of their mean | {speed / alone:.0%} |"
+    for name, each in offline.items():
+        speeds = ", ".join(f"{speed:,.1f}" for speed in each.speeds)
+        yield f"| offline by {name} in such batches, before and after | {speeds} |"
+        yield f"| share of their mean | {speed / statistics.mean(each.speeds):.0%} |"
     for share in (0.5, 0.99):
         latency = percentile(outcome.latencies_s, share)
         yield f"| latency, p{share * 100:.0f} | {latency * 1000:,.0f} ms |"
@@ -292,18 +311,24 @@ async def measure(arguments: argparse.Namespace) -> None:
     """Load, harm, the end, and a queue that is too short."""
     batch_size, num_clients = arguments.batch_size, arguments.clients
     texts = read_texts(arguments.text, arguments.texts)
-    offline = Offline(arguments.model, texts, batch_size)
+    offline = {
+        name: Offline(arguments.model, texts, batch_size, number)
+        for name, number in (("one process", 1), ("as many processes", None))
+    }
+    expected, again = (each.translate() for each in offline.values())
+    assert expected == again
     task = Task(
         texts=texts,
-        expected=offline.translate(),
+        expected=expected,
         num_sentences=[len(sentences(split_text(text))) for text in texts],
     )
     with serving(arguments.model, "--batch-size", str(batch_size)) as server:
         outcome, memory = await load_server(
             server, task, num_clients, arguments.seconds
         )
-        offline.translate()
-        lines = describe(outcome, memory, arguments.seconds, offline.speeds)
+        for each in offline.values():
+            each.translate()
+        lines = describe(outcome, memory, arguments.seconds, offline)
         print("\n".join(lines), flush=True)
         for what, became in (await do_harm(server, task)).items():
             print(f"| {what} | {became} |", flush=True)

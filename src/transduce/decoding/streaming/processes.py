@@ -134,23 +134,22 @@ class SearchProcesses(Generic[Searcher]):
         self, task: SearchTask[Searcher, Any], shares: list[list[int]]
     ) -> Iterator[Found]:
         self._fill(len(shares))
-        busy: dict[Connection, tuple[_Copy, list[int]]] = {}
+        busy: dict[Connection, _Copy] = {}
         try:
             for share in shares:
                 copy = self._idle.pop()
-                busy[copy.connection] = copy, share
-                copy.begin(task.of(share))
+                busy[copy.connection] = copy
+                copy.begin(share, task.of(share))
             while busy:
                 for connection in cast(list[Connection], wait(list(busy))):
-                    copy, share = busy[connection]
-                    found = copy.receive()
-                    if found is None:
-                        self._idle.append(busy.pop(connection)[0])
-                    else:
-                        yield share[found[0]], found[1]
+                    found = busy[connection].receive()
+                    # Before it is put out, as nobody may ask for what comes after.
+                    if busy[connection].is_done:
+                        self._idle.append(busy.pop(connection))
+                    yield found
         finally:
             # One that is still at it, since nobody wants the rest, would be in the way.
-            for copy, _ in busy.values():
+            for copy in busy.values():
                 copy.end()
 
     def _fill(self, number: int) -> None:
@@ -169,15 +168,23 @@ class _Copy:
         )
         self._process.start()
         theirs.close()
+        self._numbers: list[int] = []
+        self._missing = 0
 
-    def begin(self, task: SearchTask[Any, Any]) -> None:
+    @property
+    def is_done(self) -> bool:
+        return not self._missing
+
+    def begin(self, numbers: list[int], task: SearchTask[Any, Any]) -> None:
+        """Have it search for sentences, which have these numbers here."""
+        self._numbers, self._missing = numbers, len(numbers)
         with suppress(OSError):  # it was killed, and `receive` says so
             self.connection.send(task)
 
-    def receive(self) -> Found | None:
-        """The next that is found; None at the end."""
+    def receive(self) -> Found:
+        """The next that is found."""
         try:
-            found: Found | Exception | None = self.connection.recv()
+            found: Found | Exception = self.connection.recv()
         except (EOFError, OSError):
             self.end()
             raise TransduceError(
@@ -187,10 +194,12 @@ class _Copy:
             ) from None
         if isinstance(found, Exception):
             raise found
-        return found
+        self._missing -= 1
+        number, hypotheses = found
+        return self._numbers[number], hypotheses
 
     def end(self) -> None:
-        self._process.terminate()
+        self._process.kill()  # it has nothing to lose
         self._process.join()
         self.connection.close()
 
@@ -211,5 +220,3 @@ def _search(searcher: object, parents: Connection, connection: Connection) -> No
                 raise
             except Exception as error:  # for the parent, that waits
                 connection.send(error)
-            else:
-                connection.send(None)

@@ -53,12 +53,14 @@ def test_processes_find_what_one_finds(
     alone: Translator, shared: Translator, beam_size: int
 ) -> None:
     expected = alone.translate(SENTENCES, beam_size=beam_size)
+    copies = active_children()
     for _ in range(2):
         found = shared.translate(SENTENCES, beam_size=beam_size)
         assert [each.text for each in found] == [each.text for each in expected]
         assert [each.score for each in found] == pytest.approx(
             [each.score for each in expected], abs=1e-5
         )
+    assert set(active_children()) == set(copies)
 
 
 def test_few_sentences_are_translated_here(shared: Translator) -> None:
