@@ -83,8 +83,12 @@ class Server:
     def memory_mb(self) -> float:
         """Of the server and the copies that search for it; what they share once."""
         pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
-        return sum(map(proportional_mb, [pid, *map(int, children.split())]))
+        children = [
+            int(child)
+            for file in Path(f"/proc/{pid}/task").glob("*/children")
+            for child in file.read_text(encoding="utf-8").split()
+        ]
+        return sum(map(proportional_mb, [pid, *children]))
 
 
 def proportional_mb(pid: int) -> float:

@@ -281,7 +281,8 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read safetensors; `CheckpointError` if missing, damaged or cut short."""
     try:
-        return load_file(path)
+        # Copied, for what the library gives lies in the file, which may be overwritten.
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path}: the weights are missing or damaged ({error}); use another "

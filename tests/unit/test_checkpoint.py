@@ -729,3 +729,12 @@ def test_building_a_model_draws_nothing(trained_checkpoint):
     before = torch.get_rng_state()
     trained_checkpoint.build()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_weights_stay_when_their_file_does_not(trained_checkpoint, tmp_path):
+    save_model(trained_checkpoint, tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    with (tmp_path / "model" / "model.safetensors").open("r+b") as file:
+        file.truncate(0)
+    for name, weight in trained_checkpoint.weights.items():
+        assert torch.equal(loaded.weights[name], weight)

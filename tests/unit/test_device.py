@@ -3,6 +3,7 @@
 import ctypes
 import platform
 import resource
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from transduce.device import (
     choose_hardware,
     keep_freed_memory,
     leave_a_core,
+    memory_of_children,
     peak_memory,
     used_memory,
 )
@@ -190,3 +192,16 @@ def test_a_number_of_threads_that_was_asked_for_stays(monkeypatch):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+def test_the_memory_of_children_is_what_only_they_have():
+    before = memory_of_children()
+    code = f"held = bytearray({50 * 2**20}); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        child.stdout.readline()
+        grown = memory_of_children() - before
+        child.communicate(b"\n")
+    assert 50 * 2**20 <= grown < 100 * 2**20
+    assert memory_of_children() < before + 50 * 2**20

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from transduce.device import peak_memory, used_memory
+from transduce.device import memory_of_children, peak_memory, used_memory
 from transduce.errors import TransduceError
 
 Outcome = TypeVar("Outcome")
@@ -43,6 +43,8 @@ class Turns(Generic[Outcome]):
         self._grown = 0
         """By what the use of a GPU has grown while this process was at work: PyTorch
         knows only of what it has allotted itself."""
+        self._copies = 0
+        """The most bytes that processes begun by this one have had for themselves."""
 
     def begin(self) -> None:
         """Say that all is ready, and sleep until the first turn."""
@@ -59,7 +61,7 @@ class Turns(Generic[Outcome]):
         turn = Turn(
             outcome=outcome,
             seconds=seconds,
-            peak_bytes=max(peak_memory(self._device), self._grown),
+            peak_bytes=max(peak_memory(self._device), self._grown) + self._copies,
         )
         self._connection.send(turn)
         self._sleep()
@@ -72,6 +74,7 @@ class Turns(Generic[Outcome]):
 
     def _count_memory(self) -> None:
         self._grown += used_memory(self._device) - self._used_before
+        self._copies = max(self._copies, memory_of_children())
 
 
 def order_of_turns(names: Sequence[str], round_number: int) -> list[str]:
@@ -90,8 +93,9 @@ class Worker(Generic[Outcome]):
         # A fresh interpreter, since a copy of this one would count its memory as well.
         context = get_context("spawn")
         self._connection, theirs = context.Pipe()
-        # No daemon, since that could have no processes of its own.
-        self._process = context.Process(target=_work, args=(theirs, work, device))
+        self._process = context.Process(
+            target=_work, args=(theirs, work, device), daemon=True
+        )
         self._process.start()
         theirs.close()
 

@@ -32,6 +32,8 @@ from transduce.text.grammar import Grammar
 
 NUM_SENTENCES = 2_000
 """Of the built-in corpus."""
+NAME_WIDTH = 34
+"""Columns of text for what took part."""
 Sizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
 
 
@@ -183,7 +185,7 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
     shown = max(settings, key=lambda each: (-each.batch_size, each.beam_size))
     yield f"Milliseconds of {shown}; greedy translations that are those of our fp32"
     names = ("load", "memory", "median", "90 %", "longest", "as fp32")
-    yield f"{'':<22}" + "".join(f"{name:>9}" for name in names)
+    yield f"{'':<{NAME_WIDTH}}" + "".join(f"{name:>9}" for name in names)
     for decoder in speed.decoders:
         [one] = [each for each in decoder.settings if each.setting == shown]
         cells = [
@@ -192,7 +194,7 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
             *(f"{1000 * seconds:,.0f}" for seconds in one.batch_seconds),
             "-" if decoder.agreement is None else f"{decoder.agreement:.1%}",
         ]
-        yield f"{decoder.name:<22}" + "".join(f"{cell:>9}" for cell in cells)
+        yield f"{decoder.name:<{NAME_WIDTH}}" + "".join(f"{cell:>9}" for cell in cells)
     yield ""
     for setting in settings:
         yield f"{setting}: {speed.advantage(setting):.2f} x the best peer"
@@ -213,7 +215,7 @@ def _rates(
     yield f"{unit:<22}" + "".join(f"{head:>9}" for head in heads)
     for decoder in speed.decoders:
         rates = [f"{rate(each):,.1f}" for each in decoder.settings]
-        yield f"{decoder.name:<22}" + "".join(f"{each:>9}" for each in rates)
+        yield f"{decoder.name:<{NAME_WIDTH}}" + "".join(f"{each:>9}" for each in rates)
 
 
 def table(speed: TrainingSpeed) -> Iterator[str]:

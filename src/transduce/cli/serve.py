@@ -57,8 +57,9 @@ def serve(
         Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
         fast on a processor that is made for them.
     processes
-        Copies of the program that search at the same time, where there are many
-        sentences; by default one for each core, or as many as OMP_NUM_THREADS says.
+        Copies of the program that search at the same time, each on one core, where
+        there are many sentences; by default one for each core, or as many as
+        OMP_NUM_THREADS says, and at most 16.
     """
     if not models:
         raise ConfigError("A model at least must be given, but none is.")
@@ -83,7 +84,7 @@ def serve(
     )
     if processes is None:
         processes = default_processes(choose_hardware(device).device)
-    # The page, the clients and the queue need one too.
+    # For what is not shared out: the page, the clients and the queue need one too.
     leave_a_core()
     with server.listen(host, port) as listener:
         served = [

@@ -32,7 +32,7 @@ from transduce.decoding.search import (
     require_numbers,
 )
 from transduce.decoding.streaming.processes import (
-    Begin,
+    Beginning,
     SearchProcesses,
     SearchTask,
     default_processes,
@@ -87,8 +87,8 @@ class Translator:
         self.search: SearchConfig = checkpoint.search or usual
         """How it searches unless it is told otherwise: as its run did."""
         self._parser = self._as_parser(num_processes)
-        alone = 1 if self._parser else num_processes
-        self._processes = SearchProcesses(self, alone, device)
+        for_translation = num_processes if self._parser is None else 1
+        self._processes = SearchProcesses(self, for_translation, device)
 
     def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
         """The trees of raw English sentences, found by the model's own search."""
@@ -233,7 +233,7 @@ class Translator:
         self,
         pairs: Iterable[tuple[str, str]],
         pace: Pace,
-        begin: Begin["Translator", Part],
+        begin: Beginning["Translator", Part],
         group_size: int,
     ) -> Iterator[Translation]:
         for window in pace.windows(zip(count(), pairs)):
@@ -255,7 +255,7 @@ class Translator:
     def _translations(
         self,
         lines: Sequence[Sequence[Part]],
-        begin: Begin["Translator", Part],
+        begin: Beginning["Translator", Part],
         group_size: int,
         on_line: Callable[[], object],
     ) -> Iterator[tuple[int, Translation]]:
@@ -270,7 +270,10 @@ class Translator:
             yield number, translation
 
     def _found(
-        self, parts: Sequence[Part], begin: Begin["Translator", Part], group_size: int
+        self,
+        parts: Sequence[Part],
+        begin: Beginning["Translator", Part],
+        group_size: int,
     ) -> Iterator[tuple[int, Translation]]:
         filled = [i for i, part in enumerate(parts) if part.source]
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
@@ -350,9 +353,9 @@ def load(
     """A translator from a model or run folder, or from several that decide together.
 
     In precision "bf16" or "int8" it is faster, where the processor is made for it, and
-    no longer exact. In several processes, copies of this one, it is faster where there
-    are many sentences; only under Linux and on a CPU, and None is as many as PyTorch
-    has threads there. `CheckpointError` if a model is
+    no longer exact. In several processes, copies of this one with a thread each, it is
+    faster where there are many sentences; only under Linux and on a CPU, where None is
+    as many as PyTorch has threads, but sixteen at most. `CheckpointError` if a model is
     damaged, `RequestError` if the device is not there or cannot compute so, or the
     models have not one tokenizer.
     """

@@ -3,7 +3,6 @@
 All are given text, and tokenize it alike.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,7 +110,8 @@ def ours(precision: DecodingPrecision, task: DecodingTask) -> Translate:
 def ctranslate2(compute_type: str, num_workers: int, task: DecodingTask) -> Translate:
     """`ctranslate2.Translator` on all cores, with our search settings.
 
-    The cores are shared out among its workers, each with a part of every batch.
+    The cores are shared out among its workers, each with a part of every batch: short
+    and long sentences, as it would not cut it itself.
     """
     import ctranslate2 as library
 
@@ -130,16 +130,26 @@ def ctranslate2(compute_type: str, num_workers: int, task: DecodingTask) -> Tran
     def translate(texts: list[str], setting: Setting) -> list[list[int]]:
         sources = tokenizer.encode_sources(texts)
         forced = setting.forced_length
-        found = translator.translate_batch(
-            [[pieces[i] for i in source] for source in sources],
-            max_batch_size=math.ceil(len(sources) / num_workers),
-            beam_size=setting.beam_size,
-            length_penalty=LENGTH_PENALTY,
-            min_decoding_length=forced or 0,
-            max_decoding_length=forced or max(map(len, sources)) + 1 + EXTRA_LENGTH,
-            suppress_sequences=never,
-        )
-        return [[ids[piece] for piece in each.hypotheses[0]] for each in found]
+        texts_of_pieces = [[pieces[i] for i in source] for source in sources]
+        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+        shares = [order[i::num_workers] for i in range(num_workers)]
+        running = [
+            translator.translate_batch(
+                [texts_of_pieces[i] for i in share],
+                asynchronous=True,
+                beam_size=setting.beam_size,
+                length_penalty=LENGTH_PENALTY,
+                min_decoding_length=forced or 0,
+                max_decoding_length=forced or max(map(len, sources)) + 1 + EXTRA_LENGTH,
+                suppress_sequences=never,
+            )
+            for share in shares
+        ]
+        found: list[list[int]] = [[] for _ in sources]
+        for share, results in zip(shares, running, strict=True):
+            for i, result in zip(share, results, strict=True):
+                found[i] = [ids[piece] for piece in result.result().hypotheses[0]]
+        return found
 
     return translate
 

@@ -21,7 +21,7 @@ from transduce.decoding.search import (
     require_numbers,
 )
 from transduce.decoding.streaming.processes import (
-    Begin,
+    Beginning,
     SearchProcesses,
     SearchTask,
 )
@@ -134,7 +134,7 @@ class Parser:
     def _found(
         self,
         sentences: Sequence[_Sentence],
-        begin: Begin["Parser", _Sentence],
+        begin: Beginning["Parser", _Sentence],
         room: int,
     ) -> Iterator[tuple[int, Parse]]:
         """The parses by their number, as soon as they are done."""

@@ -4,21 +4,24 @@ Two such processes do more than one with two threads: while one is in Python, th
 multiplies, and no thread waits for another one at each product.
 """
 
-import multiprocessing
+import os
 import signal
 import sys
+import traceback
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from threading import Lock
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import torch
 
 from transduce.decoding.search import Decoding, Hypothesis
 from transduce.decoding.streaming.refilled_batch import search_all
-from transduce.errors import ConfigError, RequestError, TransduceError
+from transduce.errors import ConfigError, RequestError
 
 Searcher = TypeVar("Searcher")
 Sentence = TypeVar("Sentence")
@@ -27,12 +30,14 @@ MIN_SHARE = 8
 """Sentences for which a process of their own pays."""
 MAX_PROCESSES = 16
 """By default: each has some hundred megabytes of its own."""
+FIRST_FILE = 3
+"""After those of standard input, output and error."""
 
 Found = tuple[int, list[Hypothesis]]
 """The number of a sentence, and its hypotheses."""
 
 
-Begin = Callable[[Searcher, list[Sentence]], Decoding]
+Beginning = Callable[[Searcher, list[Sentence]], Decoding]
 """Reads sentences, and begins to search.
 
 A function of a module or class, or a partial one: so it can be told to another process,
@@ -49,7 +54,7 @@ class SearchTask(Generic[Searcher, Sentence]):
     """Of the sources, in tokens."""
     room: int
     """Source positions of a batch."""
-    begin: Begin[Searcher, Sentence]
+    begin: Beginning[Searcher, Sentence]
 
     def found(self, searcher: Searcher) -> Iterator[Found]:
         """Of each sentence, as soon as it is done."""
@@ -76,7 +81,7 @@ class SearchTask(Generic[Searcher, Sentence]):
 
 
 def default_processes(device: torch.device) -> int:
-    """One for each thread that PyTorch would use, where that is possible."""
+    """One for each thread that PyTorch would use, sixteen at most; else one alone."""
     if not _can_fork(device):
         return 1
     return min(torch.get_num_threads(), MAX_PROCESSES)
@@ -90,7 +95,8 @@ def _can_fork(device: torch.device) -> bool:
 class SearchProcesses(Generic[Searcher]):
     """A searcher and copies of this process, which share out what is searched for.
 
-    The copies have the searcher's models in the same memory, and end with this process.
+    The copies have the searcher's models in the same memory, and one thread each, since
+    after a fork there can be no more. They end with this object, or with this process.
     """
 
     def __init__(self, searcher: Searcher, number: int, device: torch.device) -> None:
@@ -113,36 +119,37 @@ class SearchProcesses(Generic[Searcher]):
     def found(self, task: SearchTask[Searcher, Any]) -> Iterator[Found]:
         """Of each sentence, as soon as it is done.
 
-        `TransduceError` if one of the processes is killed; a later call has another.
         Here alone if there are few sentences, or while the copies are at another task.
+        What a copy leaves undone because it is killed is done here, with a warning.
         """
         shares = task.shares(self._number)
         if len(shares) == 1 or not self._is_free.acquire(blocking=False):
             yield from task.found(self._searcher)
             return
-        try:
-            yield from self._found(task, shares)
-        finally:
-            self._is_free.release()
+        yield from self._found(task, shares)
 
     def close(self) -> None:
-        """End the copies; a later call that needs some has others."""
+        """End the copies that are idle; a later call that needs some has others."""
         while self._idle:
             self._idle.pop().end()
 
     def _found(
         self, task: SearchTask[Searcher, Any], shares: list[list[int]]
     ) -> Iterator[Found]:
-        self._fill(len(shares))
         busy: dict[Connection, _Copy] = {}
         try:
+            self._fill(len(shares))
             for share in shares:
                 copy = self._idle.pop()
                 busy[copy.connection] = copy
-                copy.begin(share, task.of(share))
+                copy.begin(task, share)
             while busy:
                 for connection in cast(list[Connection], wait(list(busy))):
-                    found = busy[connection].receive()
+                    try:
+                        found = busy[connection].receive()
+                    except EOFError:
+                        yield from self._undone(task, busy.pop(connection))
+                        continue
                     # Before it is put out, as nobody may ask for what comes after.
                     if busy[connection].is_done:
                         self._idle.append(busy.pop(connection))
@@ -151,8 +158,27 @@ class SearchProcesses(Generic[Searcher]):
             # One that is still at it, since nobody wants the rest, would be in the way.
             for copy in busy.values():
                 copy.end()
+            self._is_free.release()
+
+    def _undone(
+        self, task: SearchTask[Searcher, Any], killed: "_Copy"
+    ) -> Iterator[Found]:
+        killed.end()
+        warnings.warn(
+            "A process that searches was killed, as happens when memory runs out; its "
+            "sentences are searched for by the first process.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        undone = sorted(killed.missing)
+        for i, hypotheses in task.of(undone).found(self._searcher):
+            yield undone[i], hypotheses
 
     def _fill(self, number: int) -> None:
+        for copy in [each for each in self._idle if not each.is_there]:
+            # Killed while it was idle, or of a process that this one is a fork of.
+            self._idle.remove(copy)
+            copy.end()
         while len(self._idle) < number:
             self._idle.append(_Copy(self._searcher))
 
@@ -161,62 +187,98 @@ class _Copy:
     """A copy of this process that searches when it is told to."""
 
     def __init__(self, searcher: object) -> None:
-        context = multiprocessing.get_context("fork")
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_search, args=(searcher, self.connection, theirs), daemon=True
-        )
-        self._process.start()
+        """`RequestError` if the system allows no further process."""
+        self.connection, theirs = Pipe()
+        self._parent = os.getpid()
+        try:
+            self._pid = os.fork()
+        except OSError as error:
+            raise RequestError(
+                "A process that searches must be started, but the system allows none "
+                f"({error.strerror}); ask for fewer: --processes 1"
+            ) from None
+        if self._pid == 0:
+            _be_copy(searcher, theirs)
         theirs.close()
-        self._numbers: list[int] = []
-        self._missing = 0
+        self.end = weakref.finalize(
+            self, _end, self._parent, self._pid, self.connection
+        )
+        """Has it end, once; also when this is forgotten."""
+        self.missing: set[int] = set()
+        """Sentences that it was told of and has not found anything for."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it lives, and is one of this process."""
+        if os.getpid() != self._parent:
+            return False
+        return (
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        )
 
     @property
     def is_done(self) -> bool:
-        return not self._missing
+        return not self.missing
 
-    def begin(self, numbers: list[int], task: SearchTask[Any, Any]) -> None:
-        """Have it search for sentences, which have these numbers here."""
-        self._numbers, self._missing = numbers, len(numbers)
+    def begin(self, task: SearchTask[Any, Any], numbers: list[int]) -> None:
+        """Have it search for some of the sentences."""
+        self._numbers, self.missing = numbers, set(numbers)
         with suppress(OSError):  # it was killed, and `receive` says so
-            self.connection.send(task)
+            self.connection.send(task.of(numbers))
 
     def receive(self) -> Found:
-        """The next that is found."""
+        """The next that is found; `EOFError` if it was killed."""
         try:
             found: Found | Exception = self.connection.recv()
-        except (EOFError, OSError):
-            self.end()
-            raise TransduceError(
-                "A process that searches must not end by itself, but did, with exit "
-                f"code {self._process.exitcode}; if memory ran out, ask for fewer "
-                "processes."
-            ) from None
+        except OSError:
+            raise EOFError from None
         if isinstance(found, Exception):
             raise found
-        self._missing -= 1
-        number, hypotheses = found
-        return self._numbers[number], hypotheses
-
-    def end(self) -> None:
-        self._process.kill()  # it has nothing to lose
-        self._process.join()
-        self.connection.close()
+        i, hypotheses = found
+        self.missing.remove(self._numbers[i])
+        return self._numbers[i], hypotheses
 
 
-def _search(searcher: object, parents: Connection, connection: Connection) -> None:
-    parents.close()  # else the line would not end with the parent
-    # Ctrl-C reaches all processes; the parent is the one to end them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    with suppress(EOFError, OSError):  # the parent has gone
+def _end(parent: int, pid: int, connection: Connection) -> None:
+    connection.close()
+    if os.getpid() == parent:  # else it is the copy of another
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)  # it has nothing to lose
+            os.waitpid(pid, 0)
+
+
+def _be_copy(searcher: object, connection: Connection) -> NoReturn:
+    """What the copy does instead of what this process goes on with."""
+    try:
+        # Signals reach all processes of a group; the first one is to end the others.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _let_go_of_files(connection.fileno())
+        torch.set_num_threads(1)
+        with suppress(EOFError, OSError):  # the first process has gone
+            _search(searcher, connection)
+    finally:
+        os._exit(0)  # neither flush nor tidy up what is that of the first process
+
+
+def _let_go_of_files(kept: int) -> None:
+    """Close sockets, pipes and files: what the first process closes is to be closed."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in range(2):
+        os.dup2(null, standard)
+    os.closerange(FIRST_FILE, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _search(searcher: object, connection: Connection) -> None:
+    while True:
+        found = connection.recv().found(searcher)
         while True:
-            task = connection.recv()
             try:
-                for found in task.found(searcher):
-                    connection.send(found)
-            except OSError:
-                raise
-            except Exception as error:  # for the parent, that waits
-                connection.send(error)
+                each: Found | Exception | None = next(found, None)
+            except Exception as error:  # for the process that waits
+                error.add_note(traceback.format_exc())
+                each = error
+            if each is None:
+                break
+            connection.send(each)

@@ -1,11 +1,11 @@
 """What is shared out among processes: nothing is lost, whatever becomes of them."""
 
+import gc
 import os
 import signal
-from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from multiprocessing import active_children
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -30,12 +30,24 @@ SENTENCES = [
 ] + ["", "one " * 300]
 
 
+def children() -> set[int]:
+    """Processes that this one has begun and that have not ended."""
+    files = Path("/proc/self/task").glob("*/children")
+    pids = [int(pid) for file in files for pid in file.read_text().split()]
+    return set(filter(runs, pids))
+
+
+def runs(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
 @pytest.fixture(autouse=True)
-def _none_is_left() -> Iterator[None]:
-    yield
-    for child in active_children():
-        child.kill()
-        child.join()
+def _none_of_earlier_tests() -> None:
+    gc.collect()
 
 
 @pytest.fixture
@@ -53,33 +65,48 @@ def test_processes_find_what_one_finds(
     alone: Translator, shared: Translator, beam_size: int
 ) -> None:
     expected = alone.translate(SENTENCES, beam_size=beam_size)
-    copies = active_children()
+    copies = children()
     for _ in range(2):
         found = shared.translate(SENTENCES, beam_size=beam_size)
         assert [each.text for each in found] == [each.text for each in expected]
         assert [each.score for each in found] == pytest.approx(
             [each.score for each in expected], abs=1e-5
         )
-    assert set(active_children()) == set(copies)
+    assert children() == copies
 
 
 def test_few_sentences_are_translated_here(shared: Translator) -> None:
-    for child in active_children():
-        child.kill()
+    for pid in children():
+        os.kill(pid, signal.SIGKILL)
     assert len(shared.translate(SENTENCES[: 2 * MIN_SHARE - 1])) == 2 * MIN_SHARE - 1
 
 
-def test_a_killed_process_is_told_of_and_replaced(
+def test_what_a_killed_process_leaves_is_searched_for_here(
     alone: Translator, shared: Translator
 ) -> None:
-    first = active_children()[0]
-    assert first.pid is not None
-    os.kill(first.pid, signal.SIGKILL)
-    wait_until(lambda: not first.is_alive())
-    with pytest.raises(TransduceError, match="did, with exit code -9; if memory"):
-        shared.translate(SENTENCES)
+    expected = [each.text for each in alone.translate(SENTENCES)]
+    first, *_ = before = children()
+    stream = shared.translate_stream(SENTENCES)
+    found = [next(stream).text]
+    os.kill(first, signal.SIGSTOP)
+    os.kill(first, signal.SIGKILL)
+    with pytest.warns(RuntimeWarning, match="was killed, as happens when memory runs"):
+        found += [each.text for each in stream]
+    assert found == expected
+    assert [each.text for each in shared.translate(SENTENCES)] == expected
+    assert len(children() - before) == 1
+
+
+def test_one_killed_while_it_is_idle_is_replaced(
+    alone: Translator, shared: Translator
+) -> None:
+    before = children()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not children())
     texts = [each.text for each in shared.translate(SENTENCES)]
     assert texts == [each.text for each in alone.translate(SENTENCES)]
+    assert len(children()) == len(before) == 3
 
 
 def test_what_nobody_wants_any_more_is_not_in_the_way(
@@ -132,39 +159,91 @@ def test_a_mistake_in_a_process_is_raised_here(alone: Translator) -> None:
         room=10,
         begin=partial(_fail),  # type: ignore[arg-type]
     )
-    with pytest.raises(ZeroDivisionError, match="as a mistake"):
+    with pytest.raises(ZeroDivisionError, match="as a mistake") as raised:
         list(copies.found(task))
+    assert "in _fail" in raised.value.__notes__[0]
 
 
 def test_the_copies_end_with_the_translator(trained_checkpoint: Checkpoint) -> None:
     translator = Translator(trained_checkpoint, CPU, num_processes=2)
-    assert len(active_children()) == 2
+    assert len(children()) == 2
     translator.close()
-    assert active_children() == []
+    assert not children()
     assert len(translator.translate(SENTENCES)) == len(SENTENCES)
+    del translator
+    gc.collect()
+    assert not children()
 
 
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_copies_of_a_process_that_is_killed_end(
-    trained_checkpoint: Checkpoint,
+    trained_checkpoint: Checkpoint, end: signal.Signals
 ) -> None:
     reading, writing = os.pipe()
     parent = os.fork()
     if parent == 0:
-        Translator(trained_checkpoint, CPU, num_processes=2)
-        pids = [child.pid for child in active_children()]
-        os.write(writing, " ".join(map(str, pids)).encode())
-        os.kill(os.getpid(), signal.SIGKILL)
+        _kept.append(Translator(trained_checkpoint, CPU, num_processes=2))
+        os.write(writing, " ".join(map(str, children())).encode())
+        os.kill(os.getpid(), end)
     os.waitpid(parent, 0)
-    for pid in map(int, os.read(reading, 100).split()):
-        wait_until(lambda: not _runs(pid))  # noqa: B023
+    copies = list(map(int, os.read(reading, 100).split()))
+    assert len(copies) == 2
+    wait_until(lambda: not any(map(runs, copies)))
 
 
-def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().split()[2] != "Z"
-    except FileNotFoundError:
-        return False
+def test_a_signal_to_all_ends_only_the_first(
+    alone: Translator, shared: Translator
+) -> None:
+    stream = shared.translate_stream(SENTENCES)
+    texts = [next(stream).text]
+    for pid in children():
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+    texts += [each.text for each in stream]
+    assert texts == [each.text for each in alone.translate(SENTENCES)]
+
+
+def test_a_fork_of_this_process_has_copies_of_its_own(
+    alone: Translator, shared: Translator
+) -> None:
+    expected = [each.text for each in alone.translate(SENTENCES)]
+    before = children()
+    context = get_context("fork")
+    with context.Pool(2, _keep, (shared,)) as pool:
+        for found in pool.map(_translate_kept, [SENTENCES] * 4, chunksize=1):
+            assert found == expected
+    assert before <= children()
+    assert [each.text for each in shared.translate(SENTENCES)] == expected
+    assert before <= children()
+
+
+_kept: list[Translator] = []
+
+
+def _keep(translator: Translator) -> None:
+    _kept.append(translator)
+
+
+def _translate_kept(sentences: list[str]) -> list[str]:
+    return [each.text for each in _kept[0].translate(sentences)]
+
+
+def test_a_copy_holds_no_file_open(shared: Translator) -> None:
+    for pid in children():
+        files = {path.name for path in Path(f"/proc/{pid}/fd").iterdir()}
+        assert len(files) == 4  # input, output, error, and the line to this process
+    assert shared.symbols is None
+
+
+def test_a_system_that_allows_no_process_is_told_of(
+    alone: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refused)
+    with pytest.raises(RequestError, match="allows none .Resource temp.*processes 1"):
+        SearchProcesses(alone, 2, CPU)
 
 
 @pytest.mark.parametrize("number", [0, -1])
@@ -199,5 +278,5 @@ def test_none_is_as_many_as_pay(
     save_model(trained_checkpoint, tmp_path / "model")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     translator = load(tmp_path / "model", num_processes=None)
-    assert len(active_children()) == 2
+    assert len(children()) == 2
     assert len(list(islice(translator.translate_stream(SENTENCES), 3))) == 3
