@@ -31,6 +31,7 @@ def test_a_process_holds_what_a_gpus_use_grows_by_while_it_works(
     # At first, when ready, and before and after each turn.
     used = iter([10**12, 3 * 10**12, 5 * 10**12, 9 * 10**12, 7 * 10**12, 8 * 10**12])
     monkeypatch.setattr(turns_module, "used_memory", lambda _: next(used, 0))
+    monkeypatch.setattr(turns_module, "memory_of_children", lambda: 0)
 
     def work(turns):
         turns.begin()
@@ -39,6 +40,20 @@ def test_a_process_holds_what_a_gpus_use_grows_by_while_it_works(
 
     peaks = [turn.peak_bytes for turn in take_all_turns(work, 2)]
     assert peaks == [6 * 10**12, 7 * 10**12]
+
+
+def test_a_process_holds_what_its_children_hold(take_all_turns, monkeypatch):
+    held = iter([10**12, 3 * 10**12, 2 * 10**12])
+    monkeypatch.setattr(turns_module, "memory_of_children", lambda: next(held))
+    monkeypatch.setattr(turns_module, "peak_memory", lambda _: 10**12)
+
+    def work(turns):
+        turns.begin()
+        turns.done("first")
+        turns.done("second")
+
+    peaks = [turn.peak_bytes for turn in take_all_turns(work, 2)]
+    assert peaks == [4 * 10**12, 4 * 10**12]
 
 
 def test_sleeping_takes_no_time_of_a_turn(take_all_turns, monkeypatch):
