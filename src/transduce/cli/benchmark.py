@@ -212,7 +212,7 @@ def _rates(
     """Of each decoder by each setting."""
     settings = [each.setting for each in speed.decoders[0].settings]
     heads = [f"b{each.batch_size} k{each.beam_size}" for each in settings]
-    yield f"{unit:<22}" + "".join(f"{head:>9}" for head in heads)
+    yield f"{unit:<{NAME_WIDTH}}" + "".join(f"{head:>9}" for head in heads)
     for decoder in speed.decoders:
         rates = [f"{rate(each):,.1f}" for each in decoder.settings]
         yield f"{decoder.name:<{NAME_WIDTH}}" + "".join(f"{each:>9}" for each in rates)
@@ -230,7 +230,9 @@ def table(speed: TrainingSpeed) -> Iterator[str]:
     yield from speed.left_out
     yield ""
     heads = ("target tokens/s", "ours / this", "of matrix rate", "peak memory")
-    yield f"{f'Rounds: {speed.rounds}':<22}" + "".join(f"{h:>16}" for h in heads)
+    yield f"{f'Rounds: {speed.rounds}':<{NAME_WIDTH}}" + "".join(
+        f"{h:>16}" for h in heads
+    )
     for each in speed.contestants:
         cells = (
             f"{each.tokens_per_second:,.0f}",
@@ -238,7 +240,7 @@ def table(speed: TrainingSpeed) -> Iterator[str]:
             f"{each.matrix_share:.1%}",
             f"{each.peak_bytes / 1e6:,.0f} MB",
         )
-        yield f"{each.name:<22}" + "".join(f"{cell:>16}" for cell in cells)
+        yield f"{each.name:<{NAME_WIDTH}}" + "".join(f"{cell:>16}" for cell in cells)
     if speed.load > BUSY_LOAD:
         yield ""
         yield (
