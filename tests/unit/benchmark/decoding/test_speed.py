@@ -94,15 +94,19 @@ def test_outputs_of_a_forced_length_are_compared(trained_checkpoint, corpus):
     assert by_name["Hugging Face fp32"].agreement == 1
 
 
-def test_ctranslate2_takes_part_in_all_types_that_the_device_knows(monkeypatch):
+@pytest.mark.parametrize(("num_cores", "forms"), [(1, [""]), (3, ["", ", 3 workers"])])
+def test_ctranslate2_takes_part_in_all_types_and_forms(num_cores, forms, monkeypatch):
     known = {"float32", "int8_float16", "int8_bfloat16", "int16"}
     library = SimpleNamespace(get_supported_compute_types=lambda _: known)
     monkeypatch.setitem(sys.modules, "ctranslate2", library)
+    monkeypatch.setattr(decoding_speed, "default_processes", lambda _: num_cores)
     found = decoding_speed._contestants(CPU, {"CTranslate2"})
     names = [name for name in found if name.startswith("CTranslate2")]
-    assert names == [f"CTranslate2 {kind}" for kind in (
-        "float32", "int8_bfloat16", "int8_float16",
-    )]  # fmt: skip
+    assert names == [
+        f"CTranslate2 {kind}{several}"
+        for kind in ("float32", "int8_bfloat16", "int8_float16")
+        for several in forms
+    ]
 
 
 def test_a_missing_peer_is_named(trained_checkpoint, monkeypatch):
