@@ -98,18 +98,21 @@ class BeamSearch:
         self._finish(candidates, is_end)
         # The best of those that go on; behind them what does not.
         order = np.argsort(is_end, axis=1, kind="stable")[:, : self._config.beam_size]
-        parents, tokens, totals, is_end = (
-            np.take_along_axis(each, order, axis=1)
-            for each in (
-                candidates.parents,
-                candidates.tokens,
-                candidates.log_probabilities,
-                is_end,
-            )
-        )
-        rows = np.arange(len(parents))[:, None] * self._ids.shape[1] + parents
+        sentences = np.arange(len(order))[:, None]
+        parents = candidates.parents[sentences, order]
+        tokens = candidates.tokens[sentences, order]
+        totals = candidates.log_probabilities[sentences, order]
+        is_end = is_end[sentences, order]
+        rows = sentences * self._ids.shape[1] + parents
         self._append(parents, tokens, np.where(is_end, -math.inf, totals))
-        kept = [i for i, beam in enumerate(self.live) if not self._is_done(i, beam)]
+        best = self._log_probabilities.max(axis=1).tolist()
+        lengths = self._lengths.tolist()
+        kept = [
+            i
+            for i, beam in enumerate(self.live)
+            if not beam.is_done(best[i], lengths[i])
+        ]
+        self._cut_short(kept)
         self._keep(kept)
         return torch.from_numpy(rows[kept]), torch.from_numpy(tokens[kept])
 
@@ -172,29 +175,31 @@ class BeamSearch:
         totals: Float64[np.ndarray, "sentences group"],
     ) -> None:
         """Let hypotheses be what their parents were, with one more token each."""
-        ids = np.take_along_axis(self._ids, parents[..., None], axis=1)
-        gains = np.take_along_axis(self._gains, parents[..., None], axis=1)
-        before = np.take_along_axis(self._log_probabilities, parents, axis=1)
+        sentences = np.arange(len(parents))[:, None]
+        ids = self._ids[sentences, parents]
+        gains = self._gains[sentences, parents]
+        before = self._log_probabilities[sentences, parents]
         with np.errstate(invalid="ignore"):  # of what does not go on
             gain = totals - before
         self._ids = np.concatenate([ids, tokens[..., None]], axis=2)
         self._gains = np.concatenate([gains, gain[..., None]], axis=2)
-        self._coverages = np.take_along_axis(self._coverages, parents, axis=1)
+        self._coverages = self._coverages[sentences, parents]
         self._log_probabilities = totals
         self._lengths = self._lengths + 1
 
-    def _is_done(self, sentence: int, beam: "_Beam") -> bool:
-        totals, length = self._log_probabilities[sentence], self._lengths[sentence]
-        if not beam.is_done(float(totals.max()), int(length)):
-            return False
-        if not beam.has_finished:
-            # What was cut short is better than nothing.
-            for hypothesis in np.flatnonzero(totals > -math.inf).tolist():
-                coverage = float(self._coverages[sentence, hypothesis])
-                beam.finish(*self._path(sentence, hypothesis), coverage)
-        return True
+    def _cut_short(self, kept: list[int]) -> None:
+        """What was cut short is better than nothing, where nothing has ended."""
+        for i in set(range(len(self.live))).difference(kept):
+            if self.live[i].has_finished:
+                continue
+            going_on = np.flatnonzero(self._log_probabilities[i] > -math.inf)
+            for hypothesis in going_on.tolist():
+                coverage = float(self._coverages[i, hypothesis])
+                self.live[i].finish(*self._path(i, hypothesis), coverage)
 
     def _keep(self, kept: list[int]) -> None:
+        if len(kept) == len(self.live):
+            return
         self.live = [self.live[i] for i in kept]
         self._lengths = self._lengths[kept]
         self._coverages = self._coverages[kept]
@@ -244,12 +249,13 @@ class _Beam:
         """Whether nothing unfinished can overtake those that are asked for."""
         if best_log_probability == -math.inf or length >= self._max_length:
             return True
+        num_best = self._config.num_best
+        if len(self._finished) < num_best:
+            return False
         # Log-probabilities only fall, the divisor never does, and coverage adds
         # nothing, so that nothing unfinished can score above this.
         bound = self._config.score(best_log_probability, self._max_length)
-        num_best = self._config.num_best
-        is_enough = len(self._finished) >= num_best
-        return is_enough and self._finished[num_best - 1].score >= bound
+        return self._finished[num_best - 1].score >= bound
 
     def hypotheses(self) -> list[Hypothesis]:
         """The finished ones, best first; if there are none, those cut short."""

@@ -6,9 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, Shaped
 from torch import Tensor
 
+from transduce.decoding.kernels.best_tokens import best_tokens, can_find_best
+
+Found = tuple[
+    Float32[np.ndarray, "sentences group found"],
+    Int64[np.ndarray, "sentences group found"],
+]
+"""Log-probabilities and tokens of each hypothesis, best first."""
 BLOCK = 64
 """Tokens of which only the best is looked at first."""
 Excluded = Sequence[int] | Callable[[], Bool[Tensor, "sentences group vocab"]]
@@ -48,6 +55,50 @@ def best_candidates(
     `log_probabilities` are those of the hypotheses so far. `forced` has the only token
     that some sentences may go on with.
     """
+    values, tokens = likeliest(logits, count, excluded, forced)
+    totals = values + log_probabilities[..., None]
+    ranked = totals - diversity * np.arange(values.shape[-1]) if diversity else totals
+    chosen = np.argsort(-_flat(ranked), axis=1, kind="stable")[:, :count]
+    sentences = np.arange(len(chosen))[:, None]
+    return Candidates(
+        log_probabilities=_filled(_flat(totals)[sentences, chosen], count, -math.inf),
+        parents=_filled(chosen // values.shape[-1], count, 0),
+        tokens=_filled(_flat(tokens)[sentences, chosen], count, 0),
+    )
+
+
+def likeliest(
+    logits: Float[Tensor, "sentences group vocab"],
+    count: int,
+    excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"] = (),
+    forced: Mapping[int, int] | None = None,
+) -> Found:
+    """The likeliest tokens after each hypothesis, so many if there are."""
+    find = _found_by_kernel if can_find_best(logits) else _found_by_torch
+    return find(logits, count, excluded, forced or {})
+
+
+def _found_by_kernel(
+    logits: Float[Tensor, "sentences group vocab"],
+    count: int,
+    excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"],
+    forced: Mapping[int, int],
+) -> Found:
+    best = best_tokens(logits, count, excluded)
+    for sentence, token in forced.items():
+        only = logits[sentence, :, token].numpy() - best.log_sums[sentence]
+        best.values[sentence] = -math.inf
+        best.values[sentence, :, 0] = only
+        best.tokens[sentence] = token
+    return best.values, best.tokens
+
+
+def _found_by_torch(
+    logits: Float[Tensor, "sentences group vocab"],
+    count: int,
+    excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"],
+    forced: Mapping[int, int],
+) -> Found:
     # Not the logits minus their `logsumexp`: that takes twice as long.
     log_probs = logits.float().log_softmax(dim=-1)
     if isinstance(excluded, Tensor):
@@ -55,22 +106,13 @@ def best_candidates(
     else:
         for token in excluded:
             log_probs[..., token] = -math.inf
-    for sentence, token in (forced or {}).items():
+    for sentence, token in forced.items():
         only = log_probs[sentence, :, token].clone()
         log_probs[sentence] = -math.inf
         log_probs[sentence, :, token] = only
     # What is left is little: numpy is done with it sooner.
     values, tokens = map(_numpy, _largest(log_probs, count))
-    places = np.arange(values.shape[-1])
-    totals = values.astype(np.float64) + log_probabilities[..., None]
-    ranked = _flat(totals - diversity * places)
-    chosen = np.argsort(-ranked, axis=1, kind="stable")[:, :count]
-    found = np.take_along_axis(_flat(totals), chosen, axis=1)
-    return Candidates(
-        log_probabilities=_filled(found, count, -math.inf),
-        parents=_filled(chosen // len(places), count, 0),
-        tokens=_filled(np.take_along_axis(_flat(tokens), chosen, axis=1), count, 0),
-    )
+    return values, tokens
 
 
 def _flat(

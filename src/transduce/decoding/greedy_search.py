@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decoding.candidates import Excluded, best_candidates, now_excluded
+from transduce.decoding.candidates import Excluded, likeliest, now_excluded
 from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
 from transduce.search_config import SearchConfig
 
@@ -50,9 +50,8 @@ class GreedySearch:
     ) -> tuple[Int[Tensor, "kept 1"], Int[Tensor, "kept 1"]]:
         """Take the likeliest; the rows that go on, and what they read next."""
         count = len(self.live)
-        best = best_candidates(
+        values, best = likeliest(
             logits,
-            np.zeros((count, 1)),
             2,
             excluded=now_excluded(self._excluded),
             forced={
@@ -63,9 +62,9 @@ class GreedySearch:
         )
         # The second best, if the best is an end that comes too early.
         must_go_on = np.array([path.must_go_on for path in self.live])
-        chosen = ((best.tokens[:, 0] == self._eos) & must_go_on).astype(int)
-        tokens = best.tokens[np.arange(count), chosen]
-        gains = best.log_probabilities[np.arange(count), chosen].tolist()
+        chosen = ((best[:, 0, 0] == self._eos) & must_go_on).astype(int)
+        tokens = best[np.arange(count), 0, chosen]
+        gains = values[np.arange(count), 0, chosen].tolist()
         for path, token, gain in zip(self.live, tokens.tolist(), gains, strict=True):
             path.append(token, gain)
         rows = [row for row, path in enumerate(self.live) if not path.is_done]

@@ -16,7 +16,6 @@ from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.next_token_models.coverage import CoverageDecoder
 from transduce.decoding.next_token_models.ensemble import Ensemble
-from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.quantization import (
     DecodingPrecision,
     PreparedModel,
@@ -296,7 +295,7 @@ class Translator:
             return Decoding(self._read(parts), greedy, BOS)
         if config.coverage_penalty > 0:
             only = self.models[0]
-            memory = only.model.encode(self._source(parts))
+            memory = only.encode(self._source(parts))
             watched = CoverageDecoder(only.model, memory, only.step)
             beams = BeamSearch(
                 limits, config, EOS, EXCLUDED, prefixes, watched.coverage
@@ -314,10 +313,7 @@ class Translator:
     def _read(self, parts: Sequence[Part]) -> JoinableModel:
         """What has read the sources, and is asked for the next tokens."""
         source = self._source(parts)
-        members = [
-            IncrementalDecoder(each.model, each.model.encode(source), each.step)
-            for each in self.models
-        ]
+        members = [each.read(source) for each in self.models]
         return members[0] if len(members) == 1 else Ensemble(members)
 
     def _source(self, parts: Sequence[Part]) -> Int[Tensor, "batch source"]:

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-FIRST_SLOTS = 32
-"""Room for keys and values at the start; grown as often as needed."""
+STEPS_AHEAD = 16
+"""That there is room for at least, whenever room is made for keys and values."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,6 +114,8 @@ class DecodingState:
 
         They are numbered through all groups.
         """
+        if self._are_all(rows):
+            return
         sentences, parents = rows[:, 0] // self.group_size, rows % self.group_size
         self.past = self.past[sentences[:, None], parents]
         unchanged = torch.arange(len(self.memory_mask), device=rows.device)
@@ -124,6 +126,13 @@ class DecodingState:
             self.positions = self.positions.index_select(0, sentences)
             self.lengths = self.lengths.index_select(0, sentences)
 
+    def _are_all(self, rows: Int[Tensor, "kept group"]) -> bool:
+        """Whether all go on as they stand."""
+        if rows.shape != self.past.shape[:2]:
+            return False
+        numbers = torch.arange(rows.numel(), device=rows.device)
+        return torch.equal(rows.flatten(), numbers)
+
     def join(self, other: "DecodingState") -> None:
         """Put the sentences of another, in as large groups, behind one's own.
 
@@ -133,8 +142,7 @@ class DecodingState:
         for state in both:
             state._close_up()
         self.num_slots = max(state.num_slots for state in both)
-        # With room for some more steps, so as not to copy all again at the next.
-        room = self.num_slots + FIRST_SLOTS * self.group_size
+        room = self.num_slots + STEPS_AHEAD * self.group_size
         # Padding stands last.
         width = max(int(state.memory_mask.sum(dim=-1).max()) for state in both)
         for state in both:
@@ -178,8 +186,8 @@ class DecodingState:
         """
         if self.num_slots > 0:
             self._close_up()
-        least = self.num_slots + self.group_size
-        self._fit_slots(max(2 * self.num_slots, FIRST_SLOTS, least))
+        least = self.num_slots + STEPS_AHEAD * self.group_size
+        self._fit_slots(max(2 * self.num_slots, least))
 
 
 def fitted(tensor: Tensor, size: int, dim: int) -> Tensor:

@@ -114,8 +114,10 @@ class DecoderLayer(nn.Module):
         memory_key, memory_value = self.memory_attention.keys_and_values(memory)
         # Head by head, as each step's products read them; else each copied them so.
         memory_key, memory_value = memory_key.contiguous(), memory_value.contiguous()
+        own, (sentences, heads) = self.self_attention, memory_key.shape[:2]
         # Without a slot as yet.
-        key, value = self.self_attention.keys_and_values(memory[:, :0])
+        key = memory_key.new_empty(sentences, heads, 0, own.d_k)
+        value = memory_value.new_empty(sentences, heads, 0, own.d_v)
         return LayerCache(
             key=key, value=value, memory_key=memory_key, memory_value=memory_value
         )

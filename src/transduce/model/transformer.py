@@ -75,7 +75,7 @@ class Transformer(nn.Module):
         """Read the sources (Figure 1, left)."""
         mask = padding_mask(source, PAD)
         self_mask = mask & self._near(source.size(1), source.size(1), source.device)
-        x = self._embed(source, self.embedding)
+        x = self.embed(source, self.embedding)
         for layer in self.encoder_layers:
             x = layer(x, self_mask)
         return Memory(states=self.encoder_norm(x), mask=mask)
@@ -86,7 +86,7 @@ class Transformer(nn.Module):
         """The decoder's states at all positions at once (Figure 1, right)."""
         length, device = target_in.size(1), target_in.device
         mask = causal_mask(length, length, device) & self._near(length, length, device)
-        x = self._embed(target_in, self.output_embedding)
+        x = self.embed(target_in, self.output_embedding)
         for layer in self.decoder_layers:
             x = layer(x, memory.states, mask, memory.mask)
         return self.decoder_norm(x)
@@ -143,12 +143,24 @@ class Transformer(nn.Module):
         positions = self.positions.at(state.lengths, state.max_length)
         x = self.output_embedding(last_ids)
         x = self.dropout(x + positions[:, None].to(x.dtype))
+        return x, self.see(state)
+
+    def see(self, state: DecodingState) -> Bool[Tensor, "sentences 1 group slots"]:
+        """Take a slot for each hypothesis's newest position; what each sees now."""
         mask = state.advance()
         if self.config.neighbourhood is not None:
             passed = state.positions[:, : state.num_slots]
             distance = state.lengths[:, None] - 1 - passed
             mask = mask & (distance <= self.config.neighbourhood)[:, None, None]
-        return x, mask
+        return mask
+
+    def embed(
+        self, ids: Int[Tensor, "batch length"], embedding: SharedEmbedding
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Tokens and their positions as one (sections 3.4 and 3.5)."""
+        x = embedding(ids)
+        positions = self.positions(0, ids.size(1), ids.device)
+        return self.dropout(x + positions.to(x.dtype))
 
     def num_parameters(self) -> int:
         """Numbers learned, each counted once (Table 3, last column)."""
@@ -164,13 +176,6 @@ class Transformer(nn.Module):
 
     def _decoder(self) -> Iterable[DecoderLayer]:
         return cast(Iterable[DecoderLayer], self.decoder_layers)
-
-    def _embed(
-        self, ids: Int[Tensor, "batch length"], embedding: SharedEmbedding
-    ) -> Float[Tensor, "batch length d_model"]:
-        x = embedding(ids)
-        positions = self.positions(0, ids.size(1), ids.device)
-        return self.dropout(x + positions.to(x.dtype))
 
     def _near(
         self, queries: int, keys: int, device: torch.device

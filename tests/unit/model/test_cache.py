@@ -41,12 +41,12 @@ def read(state: DecodingState, names: list[list[int]]) -> list[list[list[int]]]:
     ]
 
 
-@pytest.fixture(params=[1, 2, 32])
-def first_slots(request, monkeypatch):
-    monkeypatch.setattr(cache, "FIRST_SLOTS", request.param)
+@pytest.fixture(params=[1, 2, 16])
+def steps_ahead(request, monkeypatch):
+    monkeypatch.setattr(cache, "STEPS_AHEAD", request.param)
 
 
-@pytest.mark.usefixtures("first_slots")
+@pytest.mark.usefixtures("steps_ahead")
 def test_each_hypothesis_sees_the_tokens_it_came_from():
     state = state_of(2)
     assert read(state, [[10], [20]]) == [[[10]], [[20]]]
@@ -157,4 +157,4 @@ def test_a_wide_group_with_one_past_takes_little_room():
         state.reorder(torch.full((1, 20), 2))
         assert seen[5] == [0, *(100 * t + 2 for t in range(1, token)), 100 * token + 5]
     [layer] = state.layers
-    assert layer.key.size(2) < 300  # a slot for each hypothesis and step: 1,181
+    assert layer.key.size(2) < 400  # a slot for each hypothesis and step: 1,181

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.cache import DecodingState, LayerCache
-from transduce.model.layers import DecoderLayer, ResidualConnection
+from transduce.model.layers import DecoderLayer, EncoderLayer, ResidualConnection
 from transduce.model.transformer import Transformer
 
 Linear = Callable[[Tensor], Tensor]
@@ -41,9 +41,16 @@ class FlatStep:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._model = model
-        self._layers = [
-            _FlatLayer(each, make_linear, dtype) for each in model.decoder_layers
+        self.layers = [
+            FlatLayer(each, make_linear, dtype) for each in model.decoder_layers
         ]
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether someone looks at what hypotheses attend to."""
+        return any(
+            layer.own.is_watched or layer.memory.is_watched for layer in self.layers
+        )
 
     def __call__(
         self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
@@ -52,27 +59,43 @@ class FlatStep:
         x, seen = self._model.enter(last_ids, state)
         others = _penalty(seen, x.dtype)
         padding = _penalty(state.memory_mask, x.dtype)
-        for layer, cache in zip(self._layers, state.layers, strict=True):
+        for layer, cache in zip(self.layers, state.layers, strict=True):
             x = layer.step(x, cache, others, padding)
         return self._model.logits(self._model.decoder_norm(x))
 
 
-class _FlatLayer:
+class FlatEncoderLayer:
+    """A layer of the encoder as the maps and norms that it consists of."""
+
+    def __init__(self, layer: nn.Module, make_linear: MakeLinear) -> None:
+        assert isinstance(layer, EncoderLayer)
+        own, network = layer.self_attention, layer.feed_forward
+        self.query_key_value = make_linear(*_query_key_value(own))
+        self.own_output = _flat(own.project_output, make_linear)
+        self.inner = _flat(network.inner, make_linear)
+        self.outer = _flat(network.outer, make_linear)
+        self.after_own = FlatResidual(layer.after_self_attention)
+        self.after_feed_forward = FlatResidual(layer.after_feed_forward)
+
+
+class FlatLayer:
+    """A decoder layer as the maps and norms that it consists of."""
+
     def __init__(
         self, layer: nn.Module, make_linear: MakeLinear, dtype: torch.dtype
     ) -> None:
         assert isinstance(layer, DecoderLayer)
         own, memory = layer.self_attention, layer.memory_attention
-        self._own = _FlatAttention(own, make_linear)
-        self._query_key_value = make_linear(*_rounded(_query_key_value(own), dtype))
-        self._memory_query = make_linear(*_rounded(_query(memory), dtype))
-        self._memory = _FlatAttention(memory, make_linear)
-        self._inner = _flat(layer.feed_forward.inner, make_linear)
+        self.own = FlatAttention(own, make_linear)
+        self.query_key_value = make_linear(*_rounded(_query_key_value(own), dtype))
+        self.memory_query = make_linear(*_rounded(_query(memory), dtype))
+        self.memory = FlatAttention(memory, make_linear)
+        self.inner = _flat(layer.feed_forward.inner, make_linear)
         self._activated = layer.feed_forward.activated
-        self._outer = _flat(layer.feed_forward.outer, make_linear)
-        self._after_own = _FlatResidual(layer.after_self_attention)
-        self._after_memory = _FlatResidual(layer.after_memory_attention)
-        self._after_feed_forward = _FlatResidual(layer.after_feed_forward)
+        self.outer = _flat(layer.feed_forward.outer, make_linear)
+        self.after_own = FlatResidual(layer.after_self_attention)
+        self.after_memory = FlatResidual(layer.after_memory_attention)
+        self.after_feed_forward = FlatResidual(layer.after_feed_forward)
 
     def step(
         self,
@@ -81,15 +104,15 @@ class _FlatLayer:
         others: Float[Tensor, "sentences 1 group slots"],
         padding: Float[Tensor, "sentences 1 1 source"],
     ) -> Float[Tensor, "sentences group d_model"]:
-        read = self._after_own.before(x)
-        x = self._after_own.after(x, self._attend_to_past(read, cache, others))
-        query = self._memory_query(self._after_memory.before(x))
-        attended = self._memory.attend(
+        read = self.after_own.before(x)
+        x = self.after_own.after(x, self._attend_to_past(read, cache, others))
+        query = self.memory_query(self.after_memory.before(x))
+        attended = self.memory.attend(
             query, cache.memory_key, cache.memory_value, padding
         )
-        x = self._after_memory.after(x, attended)
-        inner = self._inner(self._after_feed_forward.before(x))
-        return self._after_feed_forward.after(x, self._outer(self._activated(inner)))
+        x = self.after_memory.after(x, attended)
+        inner = self.inner(self.after_feed_forward.before(x))
+        return self.after_feed_forward.after(x, self.outer(self._activated(inner)))
 
     def _attend_to_past(
         self,
@@ -97,24 +120,32 @@ class _FlatLayer:
         cache: LayerCache,
         others: Float[Tensor, "sentences 1 group slots"],
     ) -> Float[Tensor, "sentences group d_model"]:
-        own = self._own
-        query, key, value = self._query_key_value(x).split(own.widths, dim=-1)
+        own = self.own
+        query, key, value = self.query_key_value(x).split(own.widths, dim=-1)
         key, value = cache.write(own.heads(key), own.heads(value), others.size(-1))
         return own.attend(query, key, value, others)
 
 
-class _FlatAttention:
+class FlatAttention:
+    """One but for what makes its queries, keys and values."""
+
     def __init__(self, attention: MultiHeadAttention, make_linear: MakeLinear) -> None:
         heads = attention.num_heads
         num_queries = heads * attention.d_k
         self.widths = [num_queries, num_queries, heads * attention.d_v]
         self._num_heads = heads
         self._tap = attention.weights_tap
-        self._output = _flat(attention.project_output, make_linear)
+        self.output = _flat(attention.project_output, make_linear)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether someone looks at its weights."""
+        return bool(self._tap._forward_hooks)
 
     def heads(
         self, x: Float[Tensor, "sentences group width"]
     ) -> Float[Tensor, "sentences heads group head_width"]:
+        """Side by side."""
         sentences, group, width = x.shape
         shape = (sentences, group, self._num_heads, width // self._num_heads)
         return x.view(shape).transpose(1, 2)
@@ -128,16 +159,18 @@ class _FlatAttention:
     ) -> Float[Tensor, "sentences group d_model"]:
         scores = self.heads(query) @ key.transpose(2, 3)
         weights = scores.add_(penalty).softmax(dim=-1)
-        if self._tap._forward_hooks:  # someone looks
+        if self.is_watched:
             weights = self._tap(weights)
-        return self._output((weights @ value).transpose(1, 2).flatten(2))
+        return self.output((weights @ value).transpose(1, 2).flatten(2))
 
 
-class _FlatResidual:
+class FlatResidual:
+    """A norm, and the sum before or after it."""
+
     def __init__(self, residual: ResidualConnection) -> None:
         norm = residual.norm
         self._shape, self._epsilon = norm.normalized_shape, norm.eps
-        self._weight, self._bias = norm.weight, norm.bias
+        self.weight, self.bias = norm.weight, norm.bias
         self._is_pre_norm = residual.is_pre_norm
 
     def before(self, x: Tensor) -> Tensor:
@@ -147,7 +180,7 @@ class _FlatResidual:
         return x + change if self._is_pre_norm else self._normed(x + change)
 
     def _normed(self, x: Tensor) -> Tensor:
-        return torch.layer_norm(x, self._shape, self._weight, self._bias, self._epsilon)
+        return torch.layer_norm(x, self._shape, self.weight, self.bias, self._epsilon)
 
 
 Affine = tuple[Tensor, Tensor]

@@ -7,22 +7,32 @@ from functools import cache
 from typing import Literal, cast, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transduce.decoding.kernels.compiled_stacks import CompiledEncoder, CompiledStep
+from transduce.decoding.kernels.library import kernels
+from transduce.decoding.kernels.packed_linear import PackedLinear
 from transduce.decoding.next_token_models.flat_step import (
+    FlatEncoderLayer,
     FlatStep,
     MakeLinear,
     plain_linear,
 )
-from transduce.decoding.next_token_models.incremental import Step
+from transduce.decoding.next_token_models.incremental import IncrementalDecoder, Step
 from transduce.device import has_int8_products, is_good_at_bf16, keep_freed_memory
 from transduce.errors import ConfigError, RequestError
 from transduce.model.embedding import SharedEmbedding
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Memory, Transformer
 
 DecodingPrecision = Literal["fp32", "bf16", "int8"]
 """Of the matrix products of decoding: fp32 is exact."""
+
+WITHOUT_KERNELS = (
+    "Precision int8 is without its compiled kernels, which make it one and a half to "
+    "four times as fast; they are compiled where there is a C compiler as transduce is "
+    "installed: install gcc, then transduce once more."
+)
 
 
 def available(device: torch.device) -> list[DecodingPrecision]:
@@ -35,13 +45,25 @@ def available(device: torch.device) -> list[DecodingPrecision]:
     return found
 
 
+MakePacked = Callable[[Tensor, Tensor | None], nn.Module]
+"""Of a weight and a bias: their linear map in 8 bits."""
+Encode = Callable[[Tensor], Memory]
+"""`Transformer.encode`, or what does the same."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel:
     """A model on its device, ready to decode in a precision."""
 
     model: Transformer
+    encode: Encode
+    """What `model.encode` does, as fast as may be."""
     step: Step
     """What `model.step` does, as fast as may be."""
+
+    def read(self, source: Int[Tensor, "batch source"]) -> IncrementalDecoder:
+        """The model, which has read sources, and reads their translations."""
+        return IncrementalDecoder(self.model, self.encode(source), self.step)
 
 
 def prepared(
@@ -59,20 +81,14 @@ def prepared(
         keep_freed_memory()  # each step allots the logits of all hypotheses
     if precision == "int8":
         _require_int8(device)
-        # Unlike the paper: 8 bits, if they are asked for, for speed on processors that
-        # multiply them faster.
-        # A matrix that both have is packed once.
-        packed = cache(Int8Linear)
-        step = _step(
-            model, lambda weight, bias: packed(weight, bias).forward, torch.float32
-        )
-        return PreparedModel(model=_in_int8(model, packed), step=step)
+        return _prepared_in_int8(model)
     # Unlike the paper: bf16, if it is asked for, several times faster where the
     # processor has it.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     model = model.to(device)
     step = _step(model, plain_linear, dtype)
-    return PreparedModel(model=model.to(dtype), step=step)
+    model = model.to(dtype)
+    return PreparedModel(model=model, encode=model.encode, step=step)
 
 
 @torch.no_grad()
@@ -80,6 +96,28 @@ def _step(model: Transformer, make_linear: MakeLinear, dtype: torch.dtype) -> St
     # Additive scores are no product of queries and keys.
     is_product = model.config.scores != "additive"
     return FlatStep(model, make_linear, dtype) if is_product else model.step
+
+
+@torch.no_grad()
+def _prepared_in_int8(model: Transformer) -> PreparedModel:
+    # Unlike the paper: 8 bits, if they are asked for, for speed on processors that
+    # multiply them faster.
+    if kernels() is None:
+        warnings.warn(WITHOUT_KERNELS, RuntimeWarning, stacklevel=2)
+    # A matrix that both have is packed once.
+    packed: MakePacked = cache(Int8Linear if kernels() is None else PackedLinear)
+    step = _step(model, packed, torch.float32)
+    if kernels() is None or not isinstance(step, FlatStep):
+        model = _in_int8(model, packed)
+        return PreparedModel(model=model, encode=model.encode, step=step)
+    layers = [FlatEncoderLayer(each, packed) for each in model.encoder_layers]
+    model = _in_int8(model, packed)
+    output = cast(Int8Embedding, model.output_embedding).output
+    return PreparedModel(
+        model=model,
+        encode=CompiledEncoder(model, layers),
+        step=CompiledStep(model, step, cast(PackedLinear, output)),
+    )
 
 
 def _require_int8(device: torch.device) -> None:
@@ -96,10 +134,11 @@ def _require_int8(device: torch.device) -> None:
 
 
 class Int8Linear(nn.Module):
-    """A linear map with weights of 8 bits, an own scale for each output.
+    """A linear map with weights of 8 bits, by PyTorch's kernels.
 
-    What it reads is put into 8 bits as it comes, with one scale for all rows; so what
-    comes out depends a little on the rows beside it.
+    For installations that have none of ours. What it reads is put into 8 bits as it
+    comes, with one scale for all rows; so what comes out depends a little on the rows
+    beside it.
     """
 
     def __init__(
@@ -130,22 +169,22 @@ class Int8Linear(nn.Module):
 class Int8Embedding(SharedEmbedding):
     """That of the target, its product with the decoder's states in 8 bits."""
 
-    def __init__(self, embedding: SharedEmbedding) -> None:
+    def __init__(self, embedding: SharedEmbedding, packed: MakePacked) -> None:
         nn.Module.__init__(self)  # the weight is there
         self.d_model = embedding.d_model
         self.weight, self.bias = embedding.weight, embedding.bias
-        self.output = Int8Linear(embedding.weight, embedding.bias)
+        self.output = packed(embedding.weight, embedding.bias)
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         """How well each output fits each row."""
         return cast(Tensor, self.output(x))
 
 
-def _in_int8(model: Transformer, packed: Callable[..., Int8Linear]) -> Transformer:
+def _in_int8(model: Transformer, packed: MakePacked) -> Transformer:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 module.add_module(name, packed(child.weight, child.bias))
     name = "embedding" if model.target_embedding is None else "target_embedding"
-    model.add_module(name, Int8Embedding(model.output_embedding))
+    model.add_module(name, Int8Embedding(model.output_embedding, packed))
     return model

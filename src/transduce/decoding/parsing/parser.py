@@ -10,7 +10,6 @@ from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.candidates import Excluded
 from transduce.decoding.greedy_search import GreedySearch
-from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.quantization import PreparedModel
 from transduce.decoding.next_token_models.tree_watcher import TreeWatcher
 from transduce.decoding.parsing.penn_words import penn_words
@@ -181,9 +180,7 @@ class Parser:
 
     def _read(self, sentences: Sequence[_Sentence]) -> JoinableModel:
         source = pad_rows([[*each.source, EOS] for each in sentences])
-        model = self._model.model
-        memory = model.encode(source.to(self._device))
-        return IncrementalDecoder(model, memory, self._model.step)
+        return self._model.read(source.to(self._device))
 
     def _tree(self, sentence: _Sentence, found: Hypothesis | None) -> Parse:
         symbols = [] if found is None else [self._symbols[i] for i in found.ids]

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing.connection import Connection, Pipe, wait
 from threading import Lock
 from typing import Any, Generic, NoReturn, TypeVar, cast
@@ -20,7 +21,7 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 import torch
 
 from transduce.decoding.search import Decoding, Hypothesis
-from transduce.decoding.streaming.refilled_batch import search_all
+from transduce.decoding.streaming.refilled_batch import search_in_steps
 from transduce.errors import ConfigError, RequestError
 
 Searcher = TypeVar("Searcher")
@@ -56,9 +57,9 @@ class SearchTask(Generic[Searcher, Sentence]):
     """Source positions of a batch."""
     begin: Beginning[Searcher, Sentence]
 
-    def found(self, searcher: Searcher) -> Iterator[Found]:
-        """Of each sentence, as soon as it is done."""
-        return search_all(
+    def found(self, searcher: Searcher) -> Iterator[list[Found]]:
+        """Of each sentence, as soon as it is done, with those done by the same step."""
+        return search_in_steps(
             self.lengths,
             self.room,
             lambda numbers: self.begin(searcher, [self.sentences[i] for i in numbers]),
@@ -124,7 +125,7 @@ class SearchProcesses(Generic[Searcher]):
         """
         shares = task.shares(self._number)
         if len(shares) == 1 or not self._is_free.acquire(blocking=False):
-            yield from task.found(self._searcher)
+            yield from chain.from_iterable(task.found(self._searcher))
             return
         yield from self._found(task, shares)
 
@@ -153,7 +154,7 @@ class SearchProcesses(Generic[Searcher]):
                     # Before it is put out, as nobody may ask for what comes after.
                     if busy[connection].is_done:
                         self._idle.append(busy.pop(connection))
-                    yield found
+                    yield from found
         finally:
             # One that is still at it, since nobody wants the rest, would be in the way.
             for copy in busy.values():
@@ -171,8 +172,8 @@ class SearchProcesses(Generic[Searcher]):
             stacklevel=2,
         )
         undone = sorted(killed.missing)
-        for i, hypotheses in task.of(undone).found(self._searcher):
-            yield undone[i], hypotheses
+        for found in task.of(undone).found(self._searcher):
+            yield from ((undone[i], hypotheses) for i, hypotheses in found)
 
     def _fill(self, number: int) -> None:
         for copy in [each for each in self._idle if not each.is_there]:
@@ -226,17 +227,17 @@ class _Copy:
         with suppress(OSError):  # it was killed, and `receive` says so
             self.connection.send(task.of(numbers))
 
-    def receive(self) -> Found:
-        """The next that is found; `EOFError` if it was killed."""
+    def receive(self) -> list[Found]:
+        """The next that are found; `EOFError` if it was killed."""
         try:
-            found: Found | Exception = self.connection.recv()
+            found: list[Found] | Exception = self.connection.recv()
         except OSError:
             raise EOFError from None
         if isinstance(found, Exception):
             raise found
-        i, hypotheses = found
-        self.missing.remove(self._numbers[i])
-        return self._numbers[i], hypotheses
+        numbered = [(self._numbers[i], hypotheses) for i, hypotheses in found]
+        self.missing.difference_update(number for number, _ in numbered)
+        return numbered
 
 
 def _end(parent: int, pid: int, connection: Connection) -> None:
@@ -275,7 +276,7 @@ def _search(searcher: object, connection: Connection) -> None:
         found = connection.recv().found(searcher)
         while True:
             try:
-                each: Found | Exception | None = next(found, None)
+                each: list[Found] | Exception | None = next(found, None)
             except Exception as error:  # for the process that waits
                 error.add_note(traceback.format_exc())
                 each = error

@@ -5,6 +5,7 @@ So the batch stays as full as memory and matrix products like it.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import torch
 
@@ -38,6 +39,13 @@ def search_all(
     The batch has `room` for so many positions, padding included, or for one sentence
     that is longer. The longest come first, so that few are padded much.
     """
+    return chain.from_iterable(search_in_steps(lengths, room, begin))
+
+
+def search_in_steps(
+    lengths: Sequence[int], room: int, begin: Begin
+) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
+    """The same, with those together that are done by the same step."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     waiting = deque(order)
     batch = _Batch(lengths, room)
@@ -46,7 +54,8 @@ def search_all(
             batch.add(batch.take(waiting), begin)
         else:
             batch.advance()
-        yield from batch.take_done()
+        if done := batch.take_done():
+            yield done
 
 
 class _Batch:

@@ -2,6 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from transduce.decoding.kernels import best_tokens
+from transduce.decoding.kernels.packed_linear import PackedLinear
 from transduce.decoding.next_token_models import quantization
 from transduce.decoding.next_token_models.quantization import (
     Int8Linear,
@@ -48,6 +50,23 @@ def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus)
         assert ours.score == pytest.approx(theirs.score, abs=1.0)
 
 
+@pytest.fixture
+def no_kernels(monkeypatch):
+    for module in (quantization, best_tokens):
+        monkeypatch.setattr(module, "kernels", lambda: None)
+
+
+@needs_int8
+@pytest.mark.usefixtures("no_kernels")
+def test_without_kernels_of_ours_those_of_pytorch_serve(trained_checkpoint, corpus):
+    exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
+    with pytest.warns(RuntimeWarning, match="int8 is without its compiled kernels"):
+        rough = Translator(trained_checkpoint, CPU, precision="int8")
+    assert isinstance(rough.models[0].model.embedding.output, Int8Linear)
+    found = rough.translate(corpus[0][:20])
+    assert sum(a.text == b.text for a, b in zip(exact, found, strict=True)) >= 14
+
+
 def test_freed_memory_is_kept_on_a_cpu(trained_checkpoint, monkeypatch):
     calls = []
     monkeypatch.setattr(quantization, "keep_freed_memory", lambda: calls.append(1))
@@ -76,7 +95,7 @@ def test_all_weights_of_a_step_are_in_bf16(trained_checkpoint):
 def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint):
     model = prepared(trained_checkpoint.build(), "int8", CPU).model
     assert not [m for m in model.modules() if type(m) is nn.Linear]
-    assert isinstance(model.embedding.output, Int8Linear)
+    assert isinstance(model.embedding.output, Int8Linear | PackedLinear)
     ids = torch.tensor([[5, 6]])
     expected = trained_checkpoint.build().embedding(ids)
     assert torch.equal(model.embedding(ids), expected)

@@ -1,0 +1,95 @@
+"""What the kernels read, field by field as in their C."""
+
+import ctypes
+from ctypes import POINTER, c_float, c_int64, c_void_p
+
+
+class LinearFields(ctypes.Structure):
+    """`Linear` of int8_product.h."""
+
+    _fields_ = [
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("packed", c_void_p),
+        ("scales", c_void_p),
+        ("sums", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class NormFields(ctypes.Structure):
+    """`Norm` of transformer.h."""
+
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
+
+
+class LayerFields(ctypes.Structure):
+    """`Layer` of transformer.h."""
+
+    _fields_ = [
+        ("query_key_value", LinearFields),
+        ("own_output", LinearFields),
+        ("memory_query", LinearFields),
+        ("memory_output", LinearFields),
+        ("inner", LinearFields),
+        ("outer", LinearFields),
+        ("after_own", NormFields),
+        ("after_memory", NormFields),
+        ("after_feed_forward", NormFields),
+    ]
+
+
+class StackFields(ctypes.Structure):
+    """`Stack` of transformer.h."""
+
+    _fields_ = [
+        ("num_layers", c_int64),
+        ("d_model", c_int64),
+        ("d_ff", c_int64),
+        ("num_heads", c_int64),
+        ("d_k", c_int64),
+        ("d_v", c_int64),
+        ("is_pre_norm", c_int64),
+        ("is_silu", c_int64),
+        ("norm_epsilon", c_float),
+        ("layers", POINTER(LayerFields)),
+        ("final", NormFields),
+    ]
+
+
+class SourceFields(ctypes.Structure):
+    """`Sources` of encoder.c."""
+
+    _fields_ = [
+        ("sentences", c_int64),
+        ("source", c_int64),
+        ("neighbourhood", c_int64),
+        ("mask", c_void_p),
+    ]
+
+
+class DecoderFields(ctypes.Structure):
+    """`Decoder` of decoder.c."""
+
+    _fields_ = [
+        ("stack", StackFields),
+        ("embedding", c_void_p),
+        ("embedding_scale", c_float),
+        ("output", LinearFields),
+    ]
+
+
+class StateFields(ctypes.Structure):
+    """`State` of decoder.c."""
+
+    _fields_ = [
+        ("sentences", c_int64),
+        ("group", c_int64),
+        ("num_slots", c_int64),
+        ("source", c_int64),
+        ("last_ids", c_void_p),
+        ("positions", c_void_p),
+        ("seen", c_void_p),
+        ("memory_mask", c_void_p),
+        ("layers", c_void_p),
+    ]

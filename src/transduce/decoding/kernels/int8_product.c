@@ -1,0 +1,259 @@
+/* Matrix products of 8-bit numbers: packing, rounding, multiplying. */
+#include "int8_product.h"
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lanes.h"
+
+#define COLUMNS 32 /* outputs of a tile: two registers */
+#define ROWS 12    /* of a tile: twice as many registers of sums */
+#define GROUP 4    /* inputs that one instruction sums up */
+#define TASK 4     /* tiles' widths of outputs that a thread takes at a time */
+#define LEAST_SHARED (128 * 1024) /* bytes of weights, below which one thread is faster */
+
+static int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
+
+int64_t quantized_stride(int64_t inputs) { return (inputs + LANES - 1) / LANES * LANES; }
+
+/* Of PyTorch's own OpenMP, whose threads are there anyway; NULL if it is another's. */
+static void (*run_in_threads)(void (*)(void *), void *, unsigned, unsigned);
+
+void transduce_use_threads(void *gomp_parallel)
+{
+    *(void **)&run_in_threads = gomp_parallel;
+}
+
+int64_t transduce_packed_bytes(int64_t outputs, int64_t inputs)
+{
+    return (outputs + COLUMNS - 1) / COLUMNS * COLUMNS * groups(inputs) * GROUP;
+}
+
+/* Round weights to 8 bits; `packed`, `scales` and `sums` are zero, and padded. */
+void transduce_pack(const float *weight, int64_t outputs, int64_t inputs,
+                    int8_t *packed, float *scales, float *sums)
+{
+    for (int64_t output = 0; output < outputs; output++) {
+        const float *row = weight + output * inputs;
+        float largest = 1e-8f;
+        for (int64_t i = 0; i < inputs; i++)
+            largest = fmaxf(largest, fabsf(row[i]));
+        float scale = largest / 127.0f;
+        int64_t sum = 0, is_nan = 0;
+        int8_t *block = packed + output / COLUMNS * groups(inputs) * COLUMNS * GROUP;
+        for (int64_t i = 0; i < inputs; i++) {
+            is_nan |= isnan(row[i]) != 0;
+            long number = isnan(row[i]) ? 0 : lrintf(row[i] / scale);
+            block[(i / GROUP * COLUMNS + output % COLUMNS) * GROUP + i % GROUP] =
+                (int8_t)number;
+            sum += number;
+        }
+        scales[output] = is_nan ? NAN : scale;
+        sums[output] = (float)sum * scales[output];
+    }
+}
+
+/* The lowest number of a row, NaN if there is one in it, and the 255th part of its
+   range. */
+static void measure_row(const float *x, int64_t inputs, float *lowest, float *scale)
+{
+    __m512 low = _mm512_set1_ps(INFINITY), high = _mm512_set1_ps(-INFINITY);
+    __mmask16 nan = 0;
+    for (int64_t i = 0; i < inputs; i += LANES) {
+        __mmask16 there = lanes_left(inputs - i);
+        __m512 value = _mm512_maskz_loadu_ps(there, x + i);
+        low = _mm512_mask_min_ps(low, there, low, value);
+        high = _mm512_mask_max_ps(high, there, high, value);
+        nan |= _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    }
+    float least = _mm512_reduce_min_ps(low), most = _mm512_reduce_max_ps(high);
+    *scale = most > least ? (most - least) / 255.0f : 1.0f;
+    *lowest = nan ? NAN : least;
+}
+
+/* Round a row of a tile of `count`: four numbers of each row after four. */
+static void round_row(const float *x, int64_t inputs, float lowest, float scale,
+                      int64_t count, uint8_t *numbers)
+{
+    __m512 offset = _mm512_set1_ps(lowest), per_step = _mm512_set1_ps(1.0f / scale);
+    for (int64_t i = 0; i < inputs; i += LANES, numbers += LANES * count) {
+        __mmask16 there = lanes_left(inputs - i);
+        __m512 value = _mm512_maskz_loadu_ps(there, x + i);
+        value = _mm512_mul_ps(_mm512_sub_ps(value, offset), per_step);
+        __m512i rounded = _mm512_maskz_cvtps_epi32(there, value);
+        __m128i bytes = _mm512_cvtusepi32_epi8(rounded);
+        _mm_storeu_si32(numbers, bytes);
+        _mm_storeu_si32(numbers + GROUP * count, _mm_bsrli_si128(bytes, 4));
+        _mm_storeu_si32(numbers + 2 * GROUP * count, _mm_bsrli_si128(bytes, 8));
+        _mm_storeu_si32(numbers + 3 * GROUP * count, _mm_bsrli_si128(bytes, 12));
+    }
+}
+
+/* Rows of the tile that a row belongs to. */
+static int64_t tile_rows(int64_t row, int64_t rows)
+{
+    int64_t first = row / ROWS * ROWS;
+    return rows - first < ROWS ? rows - first : ROWS;
+}
+
+void quantize(const float *x, int64_t rows, int64_t inputs, Quantized *into)
+{
+    into->rows = rows;
+    into->stride = quantized_stride(inputs);
+    for (int64_t row = 0; row < rows; row++) {
+        const float *of_row = x + row * inputs;
+        uint8_t *tile = into->numbers + row / ROWS * ROWS * into->stride;
+        measure_row(of_row, inputs, into->lowest + row, into->scales + row);
+        round_row(of_row, inputs, into->lowest[row], into->scales[row],
+                  tile_rows(row, rows), tile + row % ROWS * GROUP);
+    }
+}
+
+/* The sums of a tile's rows, every second of them, as numbers in 16 of its columns from one on. */
+static void finish(const __m512i *sums, const Linear *linear, const Quantized *x,
+                   int64_t row, int64_t count, int64_t column, float *y,
+                   int is_rectified)
+{
+    const __m512 scales = _mm512_loadu_ps(linear->scales + column);
+    const __m512 weights = _mm512_loadu_ps(linear->sums + column);
+    const __m512 bias = _mm512_loadu_ps(linear->bias + column);
+    const __m512 least = _mm512_set1_ps(is_rectified ? 0.0f : -INFINITY);
+    const __mmask16 there = lanes_left(linear->outputs - column);
+    float *out = y + row * linear->outputs + column;
+    for (int64_t i = 0; i < count; i++, out += linear->outputs) {
+        __m512 scale = _mm512_mul_ps(scales, _mm512_set1_ps(x->scales[row + i]));
+        __m512 rest = _mm512_fmadd_ps(_mm512_set1_ps(x->lowest[row + i]), weights, bias);
+        __m512 number = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[2 * i]), scale, rest);
+        /* In this order, NaN stays NaN. */
+        _mm512_mask_storeu_ps(out, there, _mm512_max_ps(least, number));
+    }
+}
+
+/* Sums in variables of their own: those in arrays would not stay in registers. */
+#define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
+#define START(i) __m512i left##i = zero, right##i = zero;
+#define SUM_UP(i)                                                                    \
+    if (i < count) {                                                                 \
+        int32_t four;                                                                \
+        memcpy(&four, numbers + i * GROUP, GROUP);                                   \
+        __m512i each = _mm512_set1_epi32(four);                                      \
+        left##i = _mm512_dpbusd_epi32(left##i, each, first);                         \
+        right##i = _mm512_dpbusd_epi32(right##i, each, second);                      \
+    }
+#define KEEP(i)                                                                      \
+    if (i < count) {                                                                 \
+        sums[2 * i] = left##i;                                                       \
+        sums[2 * i + 1] = right##i;                                                  \
+    }
+
+/* `count` rows from one on times 32 outputs; the count is a literal where it is
+   called. */
+static inline __attribute__((always_inline)) void
+tile(const Linear *linear, const Quantized *x, int64_t row, const int count,
+     int64_t block, float *y, int is_rectified)
+{
+    const int64_t num_groups = groups(linear->inputs);
+    const int8_t *weight = linear->packed + block * num_groups * COLUMNS * GROUP;
+    const uint8_t *numbers = x->numbers + row * x->stride;
+    const int64_t ahead = num_groups * COLUMNS * GROUP;
+    const __m512i zero = _mm512_setzero_si512();
+    EACH_ROW(START)
+    for (int64_t group = 0; group < num_groups; group++) {
+        __m512i first = _mm512_loadu_si512(weight);
+        __m512i second = _mm512_loadu_si512(weight + LANES * GROUP);
+        /* What the next 32 outputs have here. */
+        if (count > 1) {
+            _mm_prefetch(weight + ahead, _MM_HINT_T1);
+            _mm_prefetch(weight + ahead + LANES * GROUP, _MM_HINT_T1);
+        }
+        EACH_ROW(SUM_UP)
+        weight += COLUMNS * GROUP;
+        numbers += count * GROUP;
+    }
+    __m512i sums[2 * ROWS];
+    EACH_ROW(KEEP)
+    const int64_t column = block * COLUMNS;
+    finish(sums, linear, x, row, count, column, y, is_rectified);
+    if (linear->outputs > column + LANES)
+        finish(sums + 1, linear, x, row, count, column + LANES, y, is_rectified);
+}
+
+static void rows_of_tile(const Linear *linear, const Quantized *x, int64_t row,
+                     int64_t count, int64_t block, float *y, int is_rectified)
+{
+#define CASE(number)                                                                 \
+    case number:                                                                     \
+        tile(linear, x, row, number, block, y, is_rectified);                        \
+        break
+    switch (count) {
+        CASE(1);
+        CASE(2);
+        CASE(3);
+        CASE(4);
+        CASE(5);
+        CASE(6);
+        CASE(7);
+        CASE(8);
+        CASE(9);
+        CASE(10);
+        CASE(11);
+    default:
+        tile(linear, x, row, ROWS, block, y, is_rectified);
+    }
+#undef CASE
+}
+
+typedef struct {
+    const Linear *linear;
+    const Quantized *x;
+    float *y;
+    int is_rectified;
+    _Atomic int64_t next; /* block of outputs that nobody has taken */
+} Product;
+
+static void work(void *shared)
+{
+    Product *product = shared;
+    const int64_t blocks = (product->linear->outputs + COLUMNS - 1) / COLUMNS;
+    for (;;) {
+        int64_t first = atomic_fetch_add(&product->next, TASK);
+        if (first >= blocks)
+            return;
+        int64_t end = first + TASK < blocks ? first + TASK : blocks;
+        for (int64_t block = first; block < end; block++)
+            for (int64_t row = 0; row < product->x->rows; row += ROWS)
+                rows_of_tile(product->linear, product->x, row,
+                             tile_rows(row, product->x->rows), block, product->y,
+                             product->is_rectified);
+    }
+}
+
+void multiply(const Linear *linear, const Quantized *x, float *y, int is_rectified,
+              int num_threads)
+{
+    Product product = {linear, x, y, is_rectified, 0};
+    int is_large = linear->outputs * linear->inputs >= LEAST_SHARED;
+    if (num_threads > 1 && is_large && run_in_threads)
+        run_in_threads(work, &product, (unsigned)num_threads, 0);
+    else
+        work(&product);
+}
+
+/* y = x W^T + b in one call; 1 if memory is lacking, otherwise 0. */
+int transduce_linear(const Linear *linear, const float *x, int64_t rows, float *y,
+                     int num_threads)
+{
+    int64_t stride = quantized_stride(linear->inputs);
+    uint8_t *room = malloc((size_t)(rows * (stride + 2 * (int64_t)sizeof(float))));
+    if (!room)
+        return 1;
+    float *scales = (float *)(room + rows * stride);
+    Quantized quantized = {rows, stride, room, scales, scales + rows};
+    quantize(x, rows, linear->inputs, &quantized);
+    multiply(linear, &quantized, y, 0, num_threads);
+    free(room);
+    return 0;
+}

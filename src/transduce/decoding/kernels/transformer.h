@@ -1,0 +1,69 @@
+/* The stacks of encoder and decoder (section 3.1; Figure 1), their products in 8 bits. */
+#ifndef TRANSDUCE_TRANSFORMER_H
+#define TRANSDUCE_TRANSFORMER_H
+
+#include <stdint.h>
+
+#include "int8_product.h"
+
+typedef struct {
+    const float *weight, *bias;
+} Norm;
+
+/* The encoder's layers do without what is the memory's. */
+typedef struct {
+    Linear query_key_value, own_output;
+    Linear memory_query, memory_output;
+    Linear inner, outer;
+    Norm after_own, after_memory, after_feed_forward;
+} Layer;
+
+typedef struct {
+    int64_t num_layers, d_model, d_ff, num_heads, d_k, d_v;
+    int64_t is_pre_norm, is_silu;
+    float norm_epsilon;
+    const Layer *layers;
+    Norm final; /* if pre-norm */
+} Stack;
+
+/* Keys or values: where those of a head of a sentence begin, in numbers. */
+typedef struct {
+    float *numbers;
+    int64_t per_sentence, per_head, per_slot;
+} Store;
+
+/* What a stack works in. */
+typedef struct {
+    const Stack *stack;
+    int num_threads;
+    int64_t rows;
+    float *x;      /* what passes between layers */
+    float *read;   /* what a sub-layer reads, and what it puts out */
+    float *wide;   /* queries, keys and values, or the inside of a feed-forward network */
+    float *heads;  /* what attention has found */
+    float *scores; /* of one head of a row */
+    int32_t *slots; /* that a row sees */
+    Quantized quantized;
+    void *room;
+} Work;
+
+/* Room for so many rows, each of which sees so many slots at most; 1 if there is none. */
+int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
+               int num_threads);
+void end_work(Work *work);
+
+/* y = x W^T + b, of all rows; if it is to be rectified, max(0, y). */
+void apply(Work *work, const Linear *linear, const float *x, float *y, int is_rectified);
+
+/* What a sub-layer reads. */
+const float *before(Work *work, const Norm *norm);
+/* What it has put out, in `read`, is added to what it has read. */
+void after(Work *work, const Norm *norm);
+
+/* Equation 1 for all heads of a row, whose query stands in `wide`; it sees so many of
+   its sentence's slots. */
+void attend(Work *work, int64_t row, int64_t stride, int64_t sentence, const Store *key,
+            const Store *value, int64_t count);
+void feed_forward(Work *work, const Layer *layer);
+
+#endif

@@ -1,0 +1,106 @@
+"""Encoder and decoder in one call each are those of operators in 8 bits."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.decoding.kernels.library import kernels
+from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.next_token_models.quantization import PreparedModel, prepared
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.special_ids import PAD
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+
+CPU = torch.device("cpu")
+SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, PAD]])
+VARIANTS = [
+    {},
+    {"positions": "learned", "max_positions": 3},
+    {"norm": "pre"},
+    {"neighbourhood": 1},
+    {"scores": "unscaled"},
+    {"d_k": 4, "d_v": 6},
+    {"d_k": 20, "d_v": 70},
+    {"activation": "silu", "output_bias": True, "decoder_layers": 2},
+    {"target_vocab_size": 40},
+]
+
+
+def prepared_model(config: ModelConfig) -> PreparedModel:
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    return prepared(model, "int8", CPU)
+
+
+def steps(decoder: IncrementalDecoder, others: IncrementalDecoder) -> list[Tensor]:
+    """Logits of steps with several hypotheses, some leaving and some joining."""
+    ids = torch.arange(4, 34).view(5, 3, 2) % 23
+    found = [decoder.step(ids[0, :, :1])]
+    decoder.reorder(torch.tensor([[0, 0], [1, 1], [2, 2]]))
+    found.append(decoder.step(ids[1]))
+    decoder.reorder(torch.tensor([[1, 0], [5, 5]]))
+    found.append(decoder.step(ids[2, :2]))
+    others.step(ids[3, :, :1])
+    others.reorder(torch.tensor([[2, 2]]))
+    decoder.join(others)
+    return [*found, *(decoder.step(ids[i]) for i in (3, 4))]
+
+
+def worst(found: Tensor, expected: Tensor) -> float:
+    """Where a number falls between two of 8 bits, the last bit of a sum decides."""
+    return float((found - expected).abs().max() / expected.std())
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@torch.no_grad()
+def test_the_encoder_says_the_same(tiny: ModelConfig, variant: dict[str, object]):
+    ready = prepared_model(replace(tiny, **variant))
+    found, expected = ready.encode(SOURCE), ready.model.encode(SOURCE)
+    assert torch.equal(found.mask, expected.mask)
+    is_text = SOURCE != PAD
+    assert worst(found.states[is_text], expected.states[is_text]) < 0.05
+    assert (found.states[~is_text] == 0).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@torch.no_grad()
+def test_the_decoder_says_the_same(tiny: ModelConfig, variant: dict[str, object]):
+    ready = prepared_model(replace(tiny, **variant))
+    memory = ready.model.encode(SOURCE)
+    made = [IncrementalDecoder(ready.model, memory, ready.step) for _ in range(2)]
+    flat = [IncrementalDecoder(ready.model, memory, ready.step._flat) for _ in range(2)]
+    for found, expected in zip(steps(*made), steps(*flat), strict=True):
+        assert worst(found, expected) < 0.05
+
+
+@torch.no_grad()
+def test_a_sentence_does_not_depend_on_those_beside_it(tiny: ModelConfig):
+    ready = prepared_model(tiny)
+    ids = torch.tensor([[7], [8], [9]])
+    together, lengths = ready.read(SOURCE), (SOURCE != PAD).sum(dim=1)
+    first, second = together.step(ids), together.step(ids + 3)
+    for row, length in enumerate(lengths):
+        alone = ready.read(SOURCE[row : row + 1, :length])
+        own = slice(row, row + 1)
+        assert torch.equal(alone.step(ids[own]), first[own])
+        assert torch.equal(alone.step(ids[own] + 3), second[own])
+
+
+@torch.no_grad()
+def test_who_looks_at_attention_sees_it(tiny: ModelConfig):
+    ready = prepared_model(tiny)
+    ids, seen = torch.tensor([[7], [8], [9]]), []
+    expected = ready.read(SOURCE).step(ids)
+    tap = ready.model.decoder_layers[0].memory_attention.weights_tap
+    hook = tap.register_forward_hook(lambda _, __, weights: seen.append(weights))
+    found = ready.read(SOURCE).step(ids)
+    hook.remove()
+    assert len(seen) == 1
+    torch.testing.assert_close(seen[0].sum(dim=-1), torch.ones(3, 2, 1))
+    assert worst(found, expected) < 0.05

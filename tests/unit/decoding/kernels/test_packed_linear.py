@@ -1,0 +1,88 @@
+import pytest
+import torch
+from torch import nn
+
+from transduce.decoding.kernels.library import kernels
+from transduce.decoding.kernels.packed_linear import PackedLinear
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+
+SIZES = [(1, 1), (3, 5), (16, 32), (17, 33), (64, 48), (129, 70), (512, 2048)]
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
+@pytest.mark.parametrize("rows", [1, 2, 11, 12, 13, 25])
+@torch.no_grad()
+def test_products_in_8_bits_are_near_the_true_ones(inputs, outputs, rows):
+    linear = nn.Linear(inputs, outputs)
+    # A scale for all outputs, or for all rows, would lose the small ones.
+    linear.weight[0] *= 100
+    x = torch.randn(rows, inputs) + 3
+    x[0] *= 1000
+    found, expected = PackedLinear(linear.weight, linear.bias)(x), linear(x)
+    # Each number is off by half a step of its row's range at most.
+    step = (x.amax(dim=1) - x.amin(dim=1)) / 255
+    weight_step = linear.weight.abs().amax(dim=1) / 127
+    bound = 0.5 * (
+        step[:, None] * linear.weight.abs().sum(dim=1)
+        + (x.abs().sum(dim=1) + step * inputs)[:, None] * weight_step
+    )
+    assert ((found - expected).abs() <= bound + 1e-4 * expected.abs().max()).all()
+
+
+@torch.no_grad()
+def test_small_whole_numbers_are_exact():
+    weight = torch.randint(-127, 128, (45, 37)).float()
+    weight[:, 0] = 127
+    x = torch.randint(0, 256, (14, 37)).float()
+    x[:, 0], x[:, 1] = 0, 255
+    found = PackedLinear(weight, None)(x)
+    torch.testing.assert_close(found, x @ weight.t(), rtol=1e-6, atol=0.0)
+
+
+def test_shapes_are_those_of_a_linear_map():
+    packed = PackedLinear(torch.ones(3, 4), torch.tensor([0.0, 1.0, 2.0]))
+    expected = torch.tensor([4.0, 5.0, 6.0]).expand(2, 5, 3)
+    torch.testing.assert_close(packed(torch.ones(2, 5, 4)), expected)
+    assert packed(torch.ones(0, 5, 4)).shape == (0, 5, 3)
+
+
+def test_an_output_of_zeros_is_zero():
+    found = PackedLinear(torch.zeros(4, 8), None)(torch.randn(2, 8))
+    assert torch.equal(found, torch.zeros(2, 4))
+
+
+@torch.no_grad()
+def test_a_row_does_not_depend_on_those_beside_it():
+    packed, x = PackedLinear(torch.randn(40, 50), torch.randn(40)), torch.randn(27, 50)
+    alone = torch.cat([packed(row[None]) for row in x])
+    assert torch.equal(packed(x), alone)
+
+
+@torch.no_grad()
+def test_threads_change_nothing(two_threads):
+    packed, x = PackedLinear(torch.randn(5000, 64), None), torch.randn(30, 64)
+    by_two = packed(x)
+    torch.set_num_threads(1)
+    assert torch.equal(packed(x), by_two)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_what_is_no_number_stays_none():
+    weight, x = torch.randn(40, 20), torch.randn(3, 20)
+    x[1, 7] = torch.nan
+    assert PackedLinear(weight, None)(x).isnan().any(dim=1).tolist() == [
+        False,
+        True,
+        False,
+    ]
+    weight[33, 2] = torch.nan
+    found = PackedLinear(weight, None)(x[:1])
+    assert found.isnan().nonzero().tolist() == [[0, 33]]
