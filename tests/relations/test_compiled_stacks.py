@@ -104,3 +104,27 @@ def test_who_looks_at_attention_sees_it(tiny: ModelConfig):
     assert len(seen) == 1
     torch.testing.assert_close(seen[0].sum(dim=-1), torch.ones(3, 2, 1))
     assert worst(found, expected) < 0.05
+
+
+@torch.no_grad()
+def test_sources_may_stand_in_columns(tiny: ModelConfig):
+    ready = prepared_model(tiny)
+    in_columns = SOURCE.t().contiguous().t()
+    assert torch.equal(ready.encode(in_columns).states, ready.encode(SOURCE).states)
+
+
+@torch.no_grad()
+def test_what_is_no_token_is_refused(tiny: ModelConfig):
+    decoder = prepared_model(tiny).read(SOURCE)
+    with pytest.raises(IndexError, match="Ids must be those of tokens, but one is"):
+        decoder.step(torch.full((3, 1), tiny.vocab_size))
+
+
+@torch.no_grad()
+def test_a_weight_that_is_no_number_shows(tiny: ModelConfig):
+    ready = prepared_model(tiny)
+    ready.model.decoder_layers[0].after_self_attention.norm.weight[3] = torch.nan
+    assert ready.read(SOURCE).step(torch.tensor([[7], [8], [9]])).isnan().all()
+    ready.model.encoder_layers[0].after_self_attention.norm.bias[3] = torch.nan
+    states = ready.encode(SOURCE).states
+    assert states[SOURCE != PAD].isnan().all()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transduce.decoding.kernels.best_tokens import best_tokens, can_find_best
 
-Found = tuple[
+LikelyTokens = tuple[
     Float32[np.ndarray, "sentences group found"],
     Int64[np.ndarray, "sentences group found"],
 ]
@@ -72,7 +72,7 @@ def likeliest(
     count: int,
     excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"] = (),
     forced: Mapping[int, int] | None = None,
-) -> Found:
+) -> LikelyTokens:
     """The likeliest tokens after each hypothesis, so many if there are."""
     find = _found_by_kernel if can_find_best(logits) else _found_by_torch
     return find(logits, count, excluded, forced or {})
@@ -83,10 +83,14 @@ def _found_by_kernel(
     count: int,
     excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"],
     forced: Mapping[int, int],
-) -> Found:
+) -> LikelyTokens:
     best = best_tokens(logits, count, excluded)
     for sentence, token in forced.items():
         only = logits[sentence, :, token].numpy() - best.log_sums[sentence]
+        if isinstance(excluded, Tensor):
+            only[excluded[sentence, :, token].cpu().numpy()] = -math.inf
+        elif token in excluded:
+            only[:] = -math.inf
         best.values[sentence] = -math.inf
         best.values[sentence, :, 0] = only
         best.tokens[sentence] = token
@@ -98,7 +102,7 @@ def _found_by_torch(
     count: int,
     excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"],
     forced: Mapping[int, int],
-) -> Found:
+) -> LikelyTokens:
     # Not the logits minus their `logsumexp`: that takes twice as long.
     log_probs = logits.float().log_softmax(dim=-1)
     if isinstance(excluded, Tensor):

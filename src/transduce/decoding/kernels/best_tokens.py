@@ -12,7 +12,7 @@ from torch import Tensor
 from transduce.decoding.kernels.library import address, kernels, loaded_kernels
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class BestTokens:
     """Of each hypothesis, best first."""
 
@@ -42,19 +42,22 @@ def best_tokens(
     values = torch.empty(sentences, group, count)
     tokens = torch.empty(sentences, group, count, dtype=torch.int64)
     log_sums = torch.empty(sentences, group)
+    mask = None
     if isinstance(excluded, Tensor):
-        mask, never = excluded.cpu().contiguous(), _numbers(())
-    else:
-        mask, never = None, _numbers(tuple(excluded))
+        assert excluded.shape == logits.shape
+        mask = excluded.cpu().contiguous()
+    never = _numbers(() if isinstance(excluded, Tensor) else tuple(excluded))
     library.transduce_best(
         address(logits),
         sentences * group,
         vocab,
-        address(mask),
-        address(never),
+        None if mask is None else address(mask, torch.bool),
+        address(never, torch.int64),
         len(never),
         count,
-        *map(address, (values, tokens, log_sums)),
+        address(values),
+        address(tokens, torch.int64),
+        address(log_sums),
     )
     return BestTokens(
         values=values.numpy(), tokens=tokens.numpy(), log_sums=log_sums.numpy()

@@ -1,6 +1,7 @@
 /* The likeliest next tokens, without a matrix of log-probabilities. */
 #include <math.h>
 
+#include "exported.h"
 #include "lanes.h"
 
 /* The largest of a row so far, the best first. */
@@ -97,9 +98,10 @@ static float log_sum_exp(const float *row, int64_t vocab, float highest)
 /* The log-probabilities and the tokens of the `count` largest of each row, best first,
    and the logarithm of each row's sum of exponentials. Where a row has fewer that are
    not excluded, minus infinity; where one has NaN, NaN. */
-void transduce_best(const float *logits, int64_t rows, int64_t vocab,
-                    const uint8_t *excluded, const int64_t *never, int64_t num_never,
-                    int64_t count, float *values, int64_t *tokens, float *log_sums)
+EXPORTED void transduce_best(const float *logits, int64_t rows, int64_t vocab,
+                             const uint8_t *excluded, const int64_t *never,
+                             int64_t num_never, int64_t count, float *values,
+                             int64_t *tokens, float *log_sums)
 {
     for (int64_t row = 0; row < rows; row++) {
         const float *of_row = logits + row * vocab;

@@ -1,6 +1,7 @@
 /* The encoder, all layers in one call (Figure 1, left). Padding is left out. */
 #include <string.h>
 
+#include "exported.h"
 #include "transformer.h"
 
 typedef struct {
@@ -35,8 +36,8 @@ static void attend_to_sentences(Work *work, const Layer *layer, const Sources *s
     const Stack *stack = work->stack;
     const int64_t queries = stack->num_heads * stack->d_k;
     const int64_t stride = layer->query_key_value.outputs;
-    apply(work, &layer->query_key_value, before(work, &layer->after_own), work->wide,
-          0);
+    apply_linear(work, &layer->query_key_value, sublayer_input(work, &layer->after_own),
+                 work->wide, 0);
     int64_t first = 0;
     for (int64_t sentence = 0; sentence < sources->sentences; sentence++) {
         int64_t length = 0;
@@ -51,14 +52,14 @@ static void attend_to_sentences(Work *work, const Layer *layer, const Sources *s
         }
         first += length;
     }
-    apply(work, &layer->own_output, work->heads, work->read, 0);
-    after(work, &layer->after_own);
+    apply_linear(work, &layer->own_output, work->heads, work->read, 0);
+    add_and_norm(work, &layer->after_own);
 }
 
 /* From embedded sources to the memory, in place; padding becomes zero. It stands behind
    each sentence. 1 if room is lacking, otherwise 0. */
-int transduce_encode(const Stack *stack, const Sources *sources, float *x,
-                     int num_threads)
+EXPORTED int transduce_encode(const Stack *stack, const Sources *sources, float *x,
+                              int num_threads)
 {
     const int64_t width = stack->d_model;
     const int64_t padded = sources->sentences * sources->source;
@@ -75,7 +76,7 @@ int transduce_encode(const Stack *stack, const Sources *sources, float *x,
         attend_to_sentences(&work, stack->layers + i, sources);
         feed_forward(&work, stack->layers + i);
     }
-    const float *memory = before(&work, &stack->final);
+    const float *memory = sublayer_input(&work, &stack->final);
     for (int64_t i = 0; i < padded; i++) {
         if (sources->mask[i]) {
             memcpy(x + i * width, memory, (size_t)width * sizeof(float));

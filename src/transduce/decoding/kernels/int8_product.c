@@ -7,34 +7,44 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "exported.h"
 #include "lanes.h"
 
 #define COLUMNS 32 /* outputs of a tile: two registers */
 #define ROWS 12    /* of a tile: twice as many registers of sums */
 #define GROUP 4    /* inputs that one instruction sums up */
 #define TASK 4     /* tiles' widths of outputs that a thread takes at a time */
-#define LEAST_SHARED (128 * 1024) /* bytes of weights, below which one thread is faster */
+#define LEAST_SHARED (128 * 1024) /* weights, below which one thread is faster */
 
 static int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
 
-int64_t quantized_stride(int64_t inputs) { return (inputs + LANES - 1) / LANES * LANES; }
+int64_t quantized_stride(int64_t inputs)
+{
+    return (inputs + LANES - 1) / LANES * LANES;
+}
 
 /* Of PyTorch's own OpenMP, whose threads are there anyway; NULL if it is another's. */
 static void (*run_in_threads)(void (*)(void *), void *, unsigned, unsigned);
 
-void transduce_use_threads(void *gomp_parallel)
+EXPORTED void transduce_use_threads(void *gomp_parallel)
 {
     *(void **)&run_in_threads = gomp_parallel;
 }
 
-int64_t transduce_packed_bytes(int64_t outputs, int64_t inputs)
+/* What belongs to each output is padded to whole tiles. */
+EXPORTED int64_t transduce_padded(int64_t outputs)
 {
-    return (outputs + COLUMNS - 1) / COLUMNS * COLUMNS * groups(inputs) * GROUP;
+    return (outputs + COLUMNS - 1) / COLUMNS * COLUMNS;
+}
+
+EXPORTED int64_t transduce_packed_bytes(int64_t outputs, int64_t inputs)
+{
+    return transduce_padded(outputs) * groups(inputs) * GROUP;
 }
 
 /* Round weights to 8 bits; `packed`, `scales` and `sums` are zero, and padded. */
-void transduce_pack(const float *weight, int64_t outputs, int64_t inputs,
-                    int8_t *packed, float *scales, float *sums)
+EXPORTED void transduce_pack(const float *weight, int64_t outputs, int64_t inputs,
+                             int8_t *packed, float *scales, float *sums)
 {
     for (int64_t output = 0; output < outputs; output++) {
         const float *row = weight + output * inputs;
@@ -74,6 +84,12 @@ static void measure_row(const float *x, int64_t inputs, float *lowest, float *sc
     *lowest = nan ? NAN : least;
 }
 
+static inline void store_group(uint8_t *numbers, __m128i bytes)
+{
+    int32_t four = _mm_cvtsi128_si32(bytes);
+    memcpy(numbers, &four, GROUP);
+}
+
 /* Round a row of a tile of `count`: four numbers of each row after four. */
 static void round_row(const float *x, int64_t inputs, float lowest, float scale,
                       int64_t count, uint8_t *numbers)
@@ -85,10 +101,10 @@ static void round_row(const float *x, int64_t inputs, float lowest, float scale,
         value = _mm512_mul_ps(_mm512_sub_ps(value, offset), per_step);
         __m512i rounded = _mm512_maskz_cvtps_epi32(there, value);
         __m128i bytes = _mm512_cvtusepi32_epi8(rounded);
-        _mm_storeu_si32(numbers, bytes);
-        _mm_storeu_si32(numbers + GROUP * count, _mm_bsrli_si128(bytes, 4));
-        _mm_storeu_si32(numbers + 2 * GROUP * count, _mm_bsrli_si128(bytes, 8));
-        _mm_storeu_si32(numbers + 3 * GROUP * count, _mm_bsrli_si128(bytes, 12));
+        store_group(numbers, bytes);
+        store_group(numbers + GROUP * count, _mm_bsrli_si128(bytes, 4));
+        store_group(numbers + 2 * GROUP * count, _mm_bsrli_si128(bytes, 8));
+        store_group(numbers + 3 * GROUP * count, _mm_bsrli_si128(bytes, 12));
     }
 }
 
@@ -112,7 +128,8 @@ void quantize(const float *x, int64_t rows, int64_t inputs, Quantized *into)
     }
 }
 
-/* The sums of a tile's rows, every second of them, as numbers in 16 of its columns from one on. */
+/* The sums of a tile's rows, every second of them, as numbers in 16 of its columns from
+ * one on. */
 static void finish(const __m512i *sums, const Linear *linear, const Quantized *x,
                    int64_t row, int64_t count, int64_t column, float *y,
                    int is_rectified)
@@ -125,7 +142,8 @@ static void finish(const __m512i *sums, const Linear *linear, const Quantized *x
     float *out = y + row * linear->outputs + column;
     for (int64_t i = 0; i < count; i++, out += linear->outputs) {
         __m512 scale = _mm512_mul_ps(scales, _mm512_set1_ps(x->scales[row + i]));
-        __m512 rest = _mm512_fmadd_ps(_mm512_set1_ps(x->lowest[row + i]), weights, bias);
+        __m512 lowest = _mm512_set1_ps(x->lowest[row + i]);
+        __m512 rest = _mm512_fmadd_ps(lowest, weights, bias);
         __m512 number = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[2 * i]), scale, rest);
         /* In this order, NaN stays NaN. */
         _mm512_mask_storeu_ps(out, there, _mm512_max_ps(least, number));
@@ -133,27 +151,29 @@ static void finish(const __m512i *sums, const Linear *linear, const Quantized *x
 }
 
 /* Sums in variables of their own: those in arrays would not stay in registers. */
-#define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
+#define EACH_ROW(DO)                                                                   \
+    DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
 #define START(i) __m512i left##i = zero, right##i = zero;
-#define SUM_UP(i)                                                                    \
-    if (i < count) {                                                                 \
-        int32_t four;                                                                \
-        memcpy(&four, numbers + i * GROUP, GROUP);                                   \
-        __m512i each = _mm512_set1_epi32(four);                                      \
-        left##i = _mm512_dpbusd_epi32(left##i, each, first);                         \
-        right##i = _mm512_dpbusd_epi32(right##i, each, second);                      \
+#define SUM_UP(i)                                                                      \
+    if (i < count) {                                                                   \
+        int32_t four;                                                                  \
+        memcpy(&four, numbers + i * GROUP, GROUP);                                     \
+        __m512i each = _mm512_set1_epi32(four);                                        \
+        left##i = _mm512_dpbusd_epi32(left##i, each, first);                           \
+        right##i = _mm512_dpbusd_epi32(right##i, each, second);                        \
     }
-#define KEEP(i)                                                                      \
-    if (i < count) {                                                                 \
-        sums[2 * i] = left##i;                                                       \
-        sums[2 * i + 1] = right##i;                                                  \
+#define KEEP(i)                                                                        \
+    if (i < count) {                                                                   \
+        sums[2 * i] = left##i;                                                         \
+        sums[2 * i + 1] = right##i;                                                    \
     }
 
 /* `count` rows from one on times 32 outputs; the count is a literal where it is
    called. */
-static inline __attribute__((always_inline)) void
-tile(const Linear *linear, const Quantized *x, int64_t row, const int count,
-     int64_t block, float *y, int is_rectified)
+static inline __attribute__((always_inline)) void tile(const Linear *linear,
+                                                       const Quantized *x, int64_t row,
+                                                       const int count, int64_t block,
+                                                       float *y, int is_rectified)
 {
     const int64_t num_groups = groups(linear->inputs);
     const int8_t *weight = linear->packed + block * num_groups * COLUMNS * GROUP;
@@ -182,11 +202,11 @@ tile(const Linear *linear, const Quantized *x, int64_t row, const int count,
 }
 
 static void rows_of_tile(const Linear *linear, const Quantized *x, int64_t row,
-                     int64_t count, int64_t block, float *y, int is_rectified)
+                         int64_t count, int64_t block, float *y, int is_rectified)
 {
-#define CASE(number)                                                                 \
-    case number:                                                                     \
-        tile(linear, x, row, number, block, y, is_rectified);                        \
+#define CASE(number)                                                                   \
+    case number:                                                                       \
+        tile(linear, x, row, number, block, y, is_rectified);                          \
         break
     switch (count) {
         CASE(1);
@@ -214,7 +234,7 @@ typedef struct {
     _Atomic int64_t next; /* block of outputs that nobody has taken */
 } Product;
 
-static void work(void *shared)
+static void multiply_share(void *shared)
 {
     Product *product = shared;
     const int64_t blocks = (product->linear->outputs + COLUMNS - 1) / COLUMNS;
@@ -237,14 +257,14 @@ void multiply(const Linear *linear, const Quantized *x, float *y, int is_rectifi
     Product product = {linear, x, y, is_rectified, 0};
     int is_large = linear->outputs * linear->inputs >= LEAST_SHARED;
     if (num_threads > 1 && is_large && run_in_threads)
-        run_in_threads(work, &product, (unsigned)num_threads, 0);
+        run_in_threads(multiply_share, &product, (unsigned)num_threads, 0);
     else
-        work(&product);
+        multiply_share(&product);
 }
 
 /* y = x W^T + b in one call; 1 if memory is lacking, otherwise 0. */
-int transduce_linear(const Linear *linear, const float *x, int64_t rows, float *y,
-                     int num_threads)
+EXPORTED int transduce_linear(const Linear *linear, const float *x, int64_t rows,
+                              float *y, int num_threads)
 {
     int64_t stride = quantized_stride(linear->inputs);
     uint8_t *room = malloc((size_t)(rows * (stride + 2 * (int64_t)sizeof(float))));

@@ -19,8 +19,8 @@ static inline __m512 lanes_exp(__m512 x)
     const __m512 per_log2 = _mm512_set1_ps(1.44269504088896341f);
     /* Further down it is zero; and in this order, NaN stays NaN. */
     x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);
-    const int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, per_log2), nearest);
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, per_log2),
+                                    _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     /* ln 2 in two parts, so that the rest is exact. */
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
     r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);

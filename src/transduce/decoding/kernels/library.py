@@ -4,28 +4,42 @@ They are compiled as the package is installed, where there is a C compiler.
 """
 
 import ctypes
+import sysconfig
+from contextlib import suppress
 from ctypes import c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from transduce.decoding.kernels.fields import (
+    DecoderFields,
+    LayerFields,
+    LinearFields,
+    StateFields,
+)
 from transduce.device import has_int8_products
 from transduce.errors import RequestError
 
 FOLDER = Path(__file__).parent
+FILE = f"compiled{sysconfig.get_config_var('EXT_SUFFIX')}"
+OUT_OF_MEMORY, NO_TOKEN = 1, 2
+"""What a kernel returns if it has not done what it was to do."""
 
 
 @cache
 def kernels() -> ctypes.CDLL | None:
-    """The library, or none where it was not compiled or the processor cannot run it."""
+    """The library, or none where it was not compiled or the processor cannot run it.
+
+    One that is left of another version of this package is none either.
+    """
     if not has_int8_products():
         return None
-    for path in sorted(FOLDER.glob("compiled*.so")):
-        try:
-            return _declared(ctypes.CDLL(str(path)))
-        except OSError:  # made for another system
-            continue
+    with suppress(OSError, AttributeError):
+        library = _declared(ctypes.CDLL(str(FOLDER / FILE)))
+        if _reads_our_fields(library):
+            return library
     return None
 
 
@@ -36,26 +50,40 @@ def loaded_kernels() -> ctypes.CDLL:
     return library
 
 
-def address(tensor: torch.Tensor | None) -> int | None:
-    """Where a tensor's numbers begin; these must follow each other."""
-    if tensor is None:
-        return None
+def address(tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
+    """Where a tensor's numbers begin; they must be such, and follow each other.
+
+    It is good for as long as the tensor is kept.
+    """
+    assert tensor.dtype == dtype
     assert tensor.is_contiguous()
     return tensor.data_ptr()
 
 
-def require_memory(status: int) -> None:
-    """`RequestError` if a kernel had too little."""
-    if status:
+def require_done(status: int) -> None:
+    """`RequestError` if a kernel had too little memory, `IndexError` for no token."""
+    if status == OUT_OF_MEMORY:
         raise RequestError(
             "Decoding must have memory for a step, but there is none left; give fewer "
             "or shorter sentences at once, or search with a smaller beam."
         )
+    if status == NO_TOKEN:
+        raise IndexError("Ids must be those of tokens, but one is too large.")
+
+
+def _reads_our_fields(library: ctypes.CDLL) -> bool:
+    ours = [LinearFields, LayerFields, DecoderFields, StateFields]
+    sizes = (c_int64 * len(ours))()
+    library.transduce_sizes(sizes)
+    return list(sizes) == [ctypes.sizeof(fields) for fields in ours]
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number = c_void_p, c_int64
+    library.transduce_sizes.argtypes = [pointer]
     library.transduce_use_threads.argtypes = [pointer]
+    library.transduce_padded.argtypes = [number]
+    library.transduce_padded.restype = number
     library.transduce_packed_bytes.argtypes = [number, number]
     library.transduce_packed_bytes.restype = number
     library.transduce_pack.argtypes = [pointer, number, number, *[pointer] * 3]
@@ -65,14 +93,18 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.transduce_best.argtypes = [
         pointer, number, number, pointer, pointer, number, number, *[pointer] * 3
     ]  # fmt: skip
-    library.transduce_use_threads(_threads_of_torch())
+    library.transduce_use_threads(threads_of_torch())
     return library
 
 
-def _threads_of_torch() -> int | None:
-    """How PyTorch's own OpenMP runs a function in its threads, if it is GCC's."""
+def threads_of_torch() -> int | None:
+    """How PyTorch's own OpenMP runs a function in its threads, if it is GCC's.
+
+    Without it a kernel has one thread.
+    """
     folder = Path(torch.__file__).parent / "lib"
-    for path in folder.glob("libgomp*"):
-        run = ctypes.CDLL(str(path)).GOMP_parallel
-        return ctypes.cast(run, c_void_p).value
+    for path in [*map(str, folder.glob("libgomp*")), None]:  # or what is loaded
+        with suppress(OSError, AttributeError):
+            run = ctypes.CDLL(path).GOMP_parallel
+            return ctypes.cast(run, c_void_p).value
     return None

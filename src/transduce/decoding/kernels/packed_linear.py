@@ -7,10 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transduce.decoding.kernels.fields import LinearFields
-from transduce.decoding.kernels.library import address, loaded_kernels, require_memory
-
-TILE = 32
-"""Outputs that a kernel computes at once: what belongs to each is padded to these."""
+from transduce.decoding.kernels.library import (
+    address,
+    loaded_kernels,
+    require_done,
+)
 
 
 class PackedLinear(nn.Module):
@@ -26,22 +27,18 @@ class PackedLinear(nn.Module):
         super().__init__()
         self._library = library = loaded_kernels()
         outputs, inputs = weight.shape
-        padded = -(-outputs // TILE) * TILE
+        padded = library.transduce_padded(outputs)
         num_bytes = library.transduce_packed_bytes(outputs, inputs)
         self._packed = torch.zeros(num_bytes, dtype=torch.int8)
         self._scales, self._sums, self._bias = torch.zeros(3, padded)
         if bias is not None:
             self._bias[:outputs] = bias.detach()
-        library.transduce_pack(
-            address(weight.detach().float().contiguous()),
-            outputs,
-            inputs,
-            *map(address, (self._packed, self._scales, self._sums)),
-        )
+        numbers = weight.detach().float().contiguous()
+        packed = address(self._packed, torch.int8)
+        scales, sums = address(self._scales), address(self._sums)
+        library.transduce_pack(address(numbers), outputs, inputs, packed, scales, sums)
         self.fields = LinearFields(
-            outputs,
-            inputs,
-            *map(address, (self._packed, self._scales, self._sums, self._bias)),
+            outputs, inputs, packed, scales, sums, address(self._bias)
         )
 
     def forward(
@@ -56,5 +53,5 @@ class PackedLinear(nn.Module):
             address(y),
             torch.get_num_threads(),
         )
-        require_memory(status)
+        require_done(status)
         return y

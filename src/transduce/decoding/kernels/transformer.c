@@ -18,8 +18,7 @@ int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
     const int64_t floats = rows * (2 * stack->d_model + wide + heads + 2);
     const int64_t bytes = rows * quantized_stride(inputs);
     slots += LANES;
-    float *room =
-        malloc((size_t)(floats + 2 * slots) * sizeof(float) + (size_t)bytes);
+    float *room = malloc((size_t)(floats + 2 * slots) * sizeof(float) + (size_t)bytes);
     if (!room)
         return 1;
     work->stack = stack;
@@ -40,7 +39,8 @@ int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
 
 void end_work(Work *work) { free(work->room); }
 
-void apply(Work *work, const Linear *linear, const float *x, float *y, int is_rectified)
+void apply_linear(Work *work, const Linear *linear, const float *x, float *y,
+                  int is_rectified)
 {
     quantize(x, work->rows, linear->inputs, &work->quantized);
     multiply(linear, &work->quantized, y, is_rectified, work->num_threads);
@@ -65,7 +65,7 @@ static void normalise(const Work *work, const Norm *norm, float *y)
     }
 }
 
-const float *before(Work *work, const Norm *norm)
+const float *sublayer_input(Work *work, const Norm *norm)
 {
     if (!work->stack->is_pre_norm)
         return work->x;
@@ -73,7 +73,7 @@ const float *before(Work *work, const Norm *norm)
     return work->read;
 }
 
-void after(Work *work, const Norm *norm)
+void add_and_norm(Work *work, const Norm *norm)
 {
     for (int64_t i = 0; i < work->rows * work->stack->d_model; i++)
         work->x[i] += work->read[i];
@@ -88,8 +88,8 @@ static inline __m512 sum_up(__m512 sum, __mmask16 there, __m512 part, const floa
 
 static inline __m128 quarter(__m512 sum)
 {
-    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sum),
-                                _mm512_extractf32x8_ps(sum, 1));
+    __m256 half =
+        _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
@@ -201,11 +201,11 @@ void attend(Work *work, int64_t row, int64_t stride, int64_t sentence, const Sto
 void feed_forward(Work *work, const Layer *layer)
 {
     const Stack *stack = work->stack;
-    apply(work, &layer->inner, before(work, &layer->after_feed_forward), work->wide,
-          !stack->is_silu);
+    apply_linear(work, &layer->inner, sublayer_input(work, &layer->after_feed_forward),
+                 work->wide, !stack->is_silu);
     if (stack->is_silu)
         for (int64_t i = 0; i < work->rows * stack->d_ff; i++)
             work->wide[i] /= 1 + expf(-work->wide[i]);
-    apply(work, &layer->outer, work->wide, work->read, 0);
-    after(work, &layer->after_feed_forward);
+    apply_linear(work, &layer->outer, work->wide, work->read, 0);
+    add_and_norm(work, &layer->after_feed_forward);
 }

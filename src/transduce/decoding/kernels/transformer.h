@@ -1,4 +1,5 @@
-/* The stacks of encoder and decoder (section 3.1; Figure 1), their products in 8 bits. */
+/* The stacks of encoder and decoder (section 3.1; Figure 1), their products in 8 bits.
+ */
 #ifndef TRANSDUCE_TRANSFORMER_H
 #define TRANSDUCE_TRANSFORMER_H
 
@@ -37,31 +38,33 @@ typedef struct {
     const Stack *stack;
     int num_threads;
     int64_t rows;
-    float *x;      /* what passes between layers */
-    float *read;   /* what a sub-layer reads, and what it puts out */
-    float *wide;   /* queries, keys and values, or the inside of a feed-forward network */
-    float *heads;  /* what attention has found */
-    float *scores; /* of one head of a row */
+    float *x;    /* what passes between layers */
+    float *read; /* what a sub-layer reads, and what it puts out */
+    float *wide; /* queries, keys and values, or the inside of a feed-forward network */
+    float *heads;   /* what attention has found */
+    float *scores;  /* of one head of a row */
     int32_t *slots; /* that a row sees */
     Quantized quantized;
     void *room;
 } Work;
 
-/* Room for so many rows, each of which sees so many slots at most; 1 if there is none. */
+/* Room for so many rows, each of which sees so many slots at most; 1 if there is none.
+ */
 int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
                int num_threads);
 void end_work(Work *work);
 
 /* y = x W^T + b, of all rows; if it is to be rectified, max(0, y). */
-void apply(Work *work, const Linear *linear, const float *x, float *y, int is_rectified);
+void apply_linear(Work *work, const Linear *linear, const float *x, float *y,
+                  int is_rectified);
 
 /* What a sub-layer reads. */
-const float *before(Work *work, const Norm *norm);
+const float *sublayer_input(Work *work, const Norm *norm);
 /* What it has put out, in `read`, is added to what it has read. */
-void after(Work *work, const Norm *norm);
+void add_and_norm(Work *work, const Norm *norm);
 
 /* Equation 1 for all heads of a row, whose query stands in `wide`; it sees so many of
-   its sentence's slots. */
+   its sentence's slots, one at least. */
 void attend(Work *work, int64_t row, int64_t stride, int64_t sentence, const Store *key,
             const Store *value, int64_t count);
 void feed_forward(Work *work, const Layer *layer);

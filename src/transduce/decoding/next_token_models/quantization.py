@@ -10,9 +10,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.decoding.kernels.compiled_stacks import CompiledEncoder, CompiledStep
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import PackedLinear
+from transduce.decoding.next_token_models.compiled_stacks import (
+    CompiledEncoder,
+    CompiledStep,
+)
 from transduce.decoding.next_token_models.flat_step import (
     FlatEncoderLayer,
     FlatStep,
@@ -30,8 +33,8 @@ DecodingPrecision = Literal["fp32", "bf16", "int8"]
 
 WITHOUT_KERNELS = (
     "Precision int8 is without its compiled kernels, which make it one and a half to "
-    "four times as fast; they are compiled where there is a C compiler as transduce is "
-    "installed: install gcc, then transduce once more."
+    "four times as fast; they are compiled as transduce is installed, if there is a C "
+    "compiler: install gcc or clang, then transduce once more."
 )
 
 

@@ -4,6 +4,7 @@ Two such processes do more than one with two threads: while one is in Python, th
 multiplies, and no thread waits for another one at each product.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -256,6 +257,7 @@ def _be_copy(searcher: object, connection: Connection) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _let_go_of_files(connection.fileno())
         torch.set_num_threads(1)
+        gc.freeze()  # what there is stays, and need not be looked through again
         with suppress(EOFError, OSError):  # the first process has gone
             _search(searcher, connection)
     finally:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.decoding.kernels.library import kernels
+from transduce.decoding.kernels.library import kernels, threads_of_torch
 from transduce.decoding.kernels.packed_linear import PackedLinear
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
@@ -60,7 +60,17 @@ def test_a_row_does_not_depend_on_those_beside_it():
 
 
 @torch.no_grad()
+def test_weights_of_another_kind_are_read_as_they_are():
+    weight, x = torch.randn(50, 40), torch.randn(3, 50)
+    expected = PackedLinear(weight.t().contiguous(), None)(x)
+    assert torch.equal(PackedLinear(weight.t(), None)(x), expected)
+    in_bf16 = PackedLinear(weight.t().bfloat16(), None)(x)
+    torch.testing.assert_close(in_bf16, expected, atol=0.5, rtol=0.0)
+
+
+@torch.no_grad()
 def test_threads_change_nothing(two_threads):
+    assert threads_of_torch() is not None
     packed, x = PackedLinear(torch.randn(5000, 64), None), torch.randn(30, 64)
     by_two = packed(x)
     torch.set_num_threads(1)

@@ -4,7 +4,7 @@ import ctypes
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor, nn
 
 from transduce.decoding.kernels.fields import (
@@ -16,7 +16,11 @@ from transduce.decoding.kernels.fields import (
     StackFields,
     StateFields,
 )
-from transduce.decoding.kernels.library import address, loaded_kernels, require_memory
+from transduce.decoding.kernels.library import (
+    address,
+    loaded_kernels,
+    require_done,
+)
 from transduce.decoding.kernels.packed_linear import PackedLinear
 from transduce.decoding.next_token_models.flat_step import (
     FlatEncoderLayer,
@@ -33,7 +37,10 @@ from transduce.special_ids import PAD
 
 
 class CompiledEncoder:
-    """`Transformer.encode` with packed linear maps; what it says of padding is zero."""
+    """`Transformer.encode` with packed linear maps; what it says of padding is zero.
+
+    Nobody can look at what it attends to.
+    """
 
     def __init__(self, model: Transformer, layers: list[FlatEncoderLayer]) -> None:
         self._library = loaded_kernels()
@@ -44,18 +51,18 @@ class CompiledEncoder:
 
     def __call__(self, source: Int[Tensor, "batch source"]) -> Memory:
         """Read the sources."""
-        mask = padding_mask(source, PAD)
+        mask = padding_mask(source, PAD).contiguous()
         x = self._model.embed(source, self._model.embedding).contiguous()
         # A neighbourhood as wide as that is everything.
         near = self._model.config.neighbourhood or source.size(1)
-        sources = SourceFields(*source.shape, near, address(mask.contiguous()))
+        sources = SourceFields(*source.shape, near, address(mask, torch.bool))
         status = self._library.transduce_encode(
             ctypes.byref(self._stack),
             ctypes.byref(sources),
             address(x),
             torch.get_num_threads(),
         )
-        require_memory(status)
+        require_done(status)
         return Memory(states=x, mask=mask)
 
 
@@ -77,7 +84,7 @@ class CompiledStep:
         )
 
     def __call__(
-        self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
+        self, last_ids: Int64[Tensor, "sentences group"], state: DecodingState
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; the logits of the next."""
         if self._flat.is_watched:
@@ -90,7 +97,10 @@ class CompiledStep:
             *last_ids.shape,
             seen.size(-1),
             mask.size(-1),
-            *map(address, (last_ids, positions, seen, mask)),
+            address(last_ids, torch.int64),
+            address(positions),
+            address(seen, torch.bool),
+            address(mask, torch.bool),
             ctypes.cast(_stores(state), ctypes.c_void_p),
         )
         logits = positions.new_empty(*last_ids.shape, self._decoder.output.outputs)
@@ -100,7 +110,7 @@ class CompiledStep:
             address(logits),
             torch.get_num_threads(),
         )
-        require_memory(status)
+        require_done(status)
         return logits
 
 
