@@ -16,7 +16,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 STEPS_AHEAD = 16
-"""That there is room for at least, whenever room is made for keys and values."""
+"""That there is room for, whenever room is made for keys and values."""
+WIDE_ROOM = 64
+"""Slots that are room enough for wide groups: these leave so much behind that it is
+better to look for it often."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -186,7 +189,8 @@ class DecodingState:
         """
         if self.num_slots > 0:
             self._close_up()
-        least = self.num_slots + STEPS_AHEAD * self.group_size
+        ahead = max(min(STEPS_AHEAD * self.group_size, WIDE_ROOM), self.group_size)
+        least = self.num_slots + ahead
         self._fit_slots(max(2 * self.num_slots, least))
 
 

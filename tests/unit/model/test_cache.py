@@ -157,4 +157,4 @@ def test_a_wide_group_with_one_past_takes_little_room():
         state.reorder(torch.full((1, 20), 2))
         assert seen[5] == [0, *(100 * t + 2 for t in range(1, token)), 100 * token + 5]
     [layer] = state.layers
-    assert layer.key.size(2) < 400  # a slot for each hypothesis and step: 1,181
+    assert layer.key.size(2) < 300  # a slot for each hypothesis and step: 1,181
