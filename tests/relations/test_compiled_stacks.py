@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from step_sequence import SOURCE, steps
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.quantization import PreparedModel, prepared
@@ -16,7 +17,6 @@ from transduce.special_ids import PAD
 pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
 
 CPU = torch.device("cpu")
-SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, PAD]])
 VARIANTS = [
     {},
     {"positions": "learned", "max_positions": 3},
@@ -36,20 +36,6 @@ def prepared_model(config: ModelConfig) -> PreparedModel:
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
     return prepared(model, "int8", CPU)
-
-
-def steps(decoder: IncrementalDecoder, others: IncrementalDecoder) -> list[Tensor]:
-    """Logits of steps with several hypotheses, some leaving and some joining."""
-    ids = torch.arange(4, 34).view(5, 3, 2) % 23
-    found = [decoder.step(ids[0, :, :1])]
-    decoder.reorder(torch.tensor([[0, 0], [1, 1], [2, 2]]))
-    found.append(decoder.step(ids[1]))
-    decoder.reorder(torch.tensor([[1, 0], [5, 5]]))
-    found.append(decoder.step(ids[2, :2]))
-    others.step(ids[3, :, :1])
-    others.reorder(torch.tensor([[2, 2]]))
-    decoder.join(others)
-    return [*found, *(decoder.step(ids[i]) for i in (3, 4))]
 
 
 def worst(found: Tensor, expected: Tensor) -> float:
@@ -73,8 +59,8 @@ def test_the_encoder_says_the_same(tiny: ModelConfig, variant: dict[str, object]
 def test_the_decoder_says_the_same(tiny: ModelConfig, variant: dict[str, object]):
     ready = prepared_model(replace(tiny, **variant))
     memory = ready.model.encode(SOURCE)
-    made = [IncrementalDecoder(ready.model, memory, ready.step) for _ in range(2)]
-    flat = [IncrementalDecoder(ready.model, memory, ready.step._flat) for _ in range(2)]
+    made = [ready.start(memory) for _ in range(2)]
+    flat = [IncrementalDecoder(ready.model, memory, ready.step) for _ in range(2)]
     for found, expected in zip(steps(*made), steps(*flat), strict=True):
         assert worst(found, expected) < 0.05
 

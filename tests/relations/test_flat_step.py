@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from step_sequence import SOURCE, steps
 from transduce.decoding.next_token_models.flat_step import (
     FlatStep,
     Linear,
@@ -14,9 +15,7 @@ from transduce.decoding.next_token_models.flat_step import (
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.special_ids import PAD
 
-SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, PAD]])
 VARIANTS = [
     {},
     {"positions": "learned", "max_positions": 3},
@@ -26,20 +25,6 @@ VARIANTS = [
     {"d_k": 4, "d_v": 6},
     {"activation": "silu", "output_bias": True, "decoder_layers": 2},
 ]
-
-
-def steps(decoder: IncrementalDecoder, others: IncrementalDecoder) -> list[Tensor]:
-    """Logits of steps with several hypotheses, some leaving and some joining."""
-    ids = torch.arange(4, 34).view(5, 3, 2) % 23
-    found = [decoder.step(ids[0, :, :1])]
-    decoder.reorder(torch.tensor([[0, 0], [1, 1], [2, 2]]))
-    found.append(decoder.step(ids[1]))
-    decoder.reorder(torch.tensor([[1, 0], [5, 5]]))
-    found.append(decoder.step(ids[2, :2]))
-    others.step(ids[3, :, :1])
-    others.reorder(torch.tensor([[2, 2]]))
-    decoder.join(others)
-    return [*found, *(decoder.step(ids[i]) for i in (3, 4))]
 
 
 def test_a_scaled_weight_in_bf16_is_rounded_once(tiny: ModelConfig):

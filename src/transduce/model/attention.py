@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.model.config import Scores
+from transduce.model.operators.linear import Linear
 
 
 def padding_mask(
@@ -48,41 +49,48 @@ def attention_weights(
     A query that may attend to no key attends to all alike.
     """
     if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        # Added, as then the gradient need not be masked.
+        scores = scores + penalty(mask, scores.dtype)
     return scores.softmax(dim=-1)
 
 
-FEW_QUERIES = 16
-"""Up to so many, as in decoding, the fused kernel for CPUs is the slower way."""
+def penalty(
+    mask: Bool[Tensor, "#batch 1 #queries keys"], dtype: torch.dtype
+) -> Float[Tensor, "#batch 1 #queries keys"]:
+    """What takes a score out of the running where the mask is not True."""
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, torch.finfo(dtype).min)
 
 
-def _are_few(queries: Float[Tensor, "batch heads queries d_k"]) -> bool:
-    return queries.size(2) <= FEW_QUERIES and not (
-        queries.is_cuda or torch.is_grad_enabled()
-    )
+FEW_QUERIES, FEW_KEYS = 16, 64
+"""Up to so many queries, as in decoding, or keys, as in training, a CPU is done sooner
+without the fused kernel."""
 
 
-def fused_attention(
+def _is_sooner_done_plainly(
     query: Float[Tensor, "batch heads queries d_k"],
     key: Float[Tensor, "batch heads keys d_k"],
-    value: Float[Tensor, "batch heads keys d_v"],
-    mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
-    scale: float,
-) -> Float[Tensor, "batch heads queries d_v"]:
-    """Equation 1 by PyTorch's kernel, which does not keep the weights.
+) -> bool:
+    """Whether to form the weights, though nobody asks for them."""
+    if query.is_cuda:
+        return False
+    if torch.is_grad_enabled():
+        return key.size(2) <= FEW_KEYS
+    return query.size(2) <= FEW_QUERIES
 
-    Never in bf16 on a CPU: the kernel's backward pass is up to ten times slower there,
-    and took half of the time of training a small model.
+
+def split_heads(
+    x: Float[Tensor, "batch length width"], num_heads: int
+) -> Float[Tensor, "batch heads length head_width"]:
+    """The heads side by side; on a CPU in fp32.
+
+    There PyTorch's kernels for attention in bf16 take up to ten times as long, as they
+    are compiled for each length, or written for fp32.
     """
-    if query.is_cuda or query.dtype != torch.bfloat16:
-        return functional.scaled_dot_product_attention(
-            query, key, value, mask, scale=scale
-        )
-    with torch.autocast(query.device.type, enabled=False):
-        heads = functional.scaled_dot_product_attention(
-            query.float(), key.float(), value.float(), mask, scale=scale
-        )
-    return heads.to(query.dtype)
+    heads = x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    if x.is_cuda or x.dtype != torch.bfloat16:
+        return heads
+    return heads.to(torch.float32, memory_format=torch.contiguous_format)
 
 
 class MultiHeadAttention(nn.Module):
@@ -100,10 +108,10 @@ class MultiHeadAttention(nn.Module):
         self.d_k = d_k
         self.d_v = d_v
         self.scores = scores
-        self.project_query = nn.Linear(d_model, num_heads * d_k)
+        self.project_query = Linear(d_model, num_heads * d_k)
         # One product for both, as the keys and the values come from one place.
-        self.project_key_value = nn.Linear(d_model, num_heads * (d_k + d_v))
-        self.project_output = nn.Linear(num_heads * d_v, d_model)
+        self.project_key_value = Linear(d_model, num_heads * (d_k + d_v))
+        self.project_output = Linear(num_heads * d_v, d_model)
         if scores == "additive":
             self.additive_weight = nn.Parameter(torch.empty(num_heads, d_k))
         self.weights_tap = nn.Identity()
@@ -145,7 +153,7 @@ class MultiHeadAttention(nn.Module):
         key, value = self.project_key_value(memory).split(
             [self.num_heads * self.d_k, self.num_heads * self.d_v], dim=-1
         )
-        return self._split_heads(key), self._split_heads(value)
+        return split_heads(key, self.num_heads), split_heads(value, self.num_heads)
 
     def attend(
         self,
@@ -155,14 +163,26 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch queries d_model"]:
         """Average the values by how well each query matches their keys."""
-        queries = self._split_heads(self.project_query(query))
-        is_tapped = len(self.weights_tap._forward_hooks) > 0
-        if self.scores == "additive" or is_tapped or _are_few(queries):
-            weights = attention_weights(self._scores(queries, key), mask)
-            heads = self.weights_tap(weights) @ value
-        else:
-            heads = fused_attention(queries, key, value, mask, self.scale)
+        queries = split_heads(self.project_query(query), self.num_heads)
+        with torch.autocast("cpu", enabled=False):  # it is in fp32 already
+            heads = self._average(queries, key, value, mask)
         return self.project_output(heads.transpose(1, 2).flatten(2))
+
+    def _average(
+        self,
+        query: Float[Tensor, "batch heads queries d_k"],
+        key: Float[Tensor, "batch heads keys d_k"],
+        value: Float[Tensor, "batch heads keys d_v"],
+        mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
+    ) -> Float[Tensor, "batch heads queries d_v"]:
+        is_tapped = len(self.weights_tap._forward_hooks) > 0
+        is_asked_for = is_tapped or self.scores == "additive"
+        if is_asked_for or _is_sooner_done_plainly(query, key):
+            weights = attention_weights(self._scores(query, key), mask)
+            return self.weights_tap(weights) @ value
+        return functional.scaled_dot_product_attention(
+            query, key, value, mask, scale=self.scale
+        )
 
     @property
     def scale(self) -> float:
@@ -178,8 +198,3 @@ class MultiHeadAttention(nn.Module):
             hidden = torch.tanh(query[..., :, None, :] + key[..., None, :, :])
             return torch.einsum("bhqkd,hd->bhqk", hidden, self.additive_weight)
         return query @ key.transpose(-2, -1) * self.scale
-
-    def _split_heads(
-        self, x: Float[Tensor, "batch length width"]
-    ) -> Float[Tensor, "batch heads length head_width"]:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

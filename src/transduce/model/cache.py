@@ -98,11 +98,16 @@ class DecodingState:
         """Hypotheses of one sentence."""
         return self.past.size(1)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a slot for each hypothesis's newest position."""
+        return self.num_slots + self.group_size <= self.past.size(-1)
+
     def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
         """Take a slot for each hypothesis's newest position; what each sees now."""
+        if not self.has_room:
+            self.make_room()
         group_size = self.group_size
-        if self.num_slots + group_size > self.past.size(-1):
-            self._make_room()
         first = self.num_slots
         own = torch.eye(group_size, dtype=torch.bool, device=self.past.device)
         self.past[:, :, first : first + group_size] = own
@@ -111,6 +116,18 @@ class DecodingState:
         self.lengths = self.lengths + 1
         self.max_length += 1
         return self.past[:, None, :, : self.num_slots]
+
+    def make_room(self) -> None:
+        """Have room for more slots, once those that are nobody's past are gone.
+
+        There are many of these in wide groups, whose hypotheses often have their past
+        in common.
+        """
+        if self.num_slots > 0:
+            self._close_up()
+        ahead = max(min(STEPS_AHEAD * self.group_size, WIDE_ROOM), self.group_size)
+        least = self.num_slots + ahead
+        self._fit_slots(max(2 * self.num_slots, least))
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
         """Keep these hypotheses, in this order; those of a group are of one sentence.
@@ -180,18 +197,6 @@ class DecodingState:
         for layer in self.layers:
             layer.fit_memory(width)
         self.memory_mask = fitted(self.memory_mask, width, dim=3)
-
-    def _make_room(self) -> None:
-        """Have room for more slots, once those that are nobody's past are gone.
-
-        There are many of these in wide groups, whose hypotheses often have their past
-        in common.
-        """
-        if self.num_slots > 0:
-            self._close_up()
-        ahead = max(min(STEPS_AHEAD * self.group_size, WIDE_ROOM), self.group_size)
-        least = self.num_slots + ahead
-        self._fit_slots(max(2 * self.num_slots, least))
 
 
 def fitted(tensor: Tensor, size: int, dim: int) -> Tensor:

@@ -7,6 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from transduce.model.operators.linear import linear
+
 
 class SharedEmbedding(nn.Module):
     """One matrix for source, target and output; scaled on input (section 3.4).
@@ -29,7 +31,7 @@ class SharedEmbedding(nn.Module):
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         """How well each output fits each row: the transposed matrix."""
-        return functional.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 def sinusoids(length: int, d_model: int) -> Float[Tensor, "{length} {d_model}"]:

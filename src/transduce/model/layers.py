@@ -9,7 +9,8 @@ from torch.nn import functional
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.cache import LayerCache
 from transduce.model.config import Activation, ModelConfig, Norm
-from transduce.model.dropout import Dropout
+from transduce.model.operators.dropout import Dropout
+from transduce.model.operators.linear import Linear
 
 
 class FeedForward(nn.Module):
@@ -18,8 +19,8 @@ class FeedForward(nn.Module):
     def __init__(self, d_model: int, d_ff: int, activation: Activation) -> None:
         super().__init__()
         self.activation = activation
-        self.inner = nn.Linear(d_model, d_ff)
-        self.outer = nn.Linear(d_ff, d_model)
+        self.inner = Linear(d_model, d_ff)
+        self.outer = Linear(d_ff, d_model)
         for layer in (self.inner, self.outer):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)

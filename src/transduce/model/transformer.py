@@ -13,13 +13,13 @@ from transduce.model.attention import causal_mask, neighbourhood_mask, padding_m
 from transduce.model.cache import DecodingState
 from transduce.model.config import ModelConfig
 from transduce.model.cost import update_flops
-from transduce.model.dropout import Dropout
 from transduce.model.embedding import (
     LearnedPositions,
     SharedEmbedding,
     SinusoidalPositions,
 )
 from transduce.model.layers import DecoderLayer, EncoderLayer
+from transduce.model.operators.dropout import Dropout
 from transduce.special_ids import PAD
 
 

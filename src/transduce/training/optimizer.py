@@ -26,7 +26,13 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 class WeightOptimizer:
     """Moves all weights of a model, each by the optimizer that is meant for it."""
 
-    def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainingConfig,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Muon's products are made in `dtype`."""
         self._moments = moments_of(model, config)
         self._weights = dict(model.named_parameters())
         by_kind: dict[tuple[str, ...], list[nn.Parameter]] = defaultdict(list)
@@ -41,7 +47,7 @@ class WeightOptimizer:
             )
         ]
         if MUON_MOMENTS in by_kind:
-            self._optimizers.append(Muon(by_kind[MUON_MOMENTS]))
+            self._optimizers.append(Muon(by_kind[MUON_MOMENTS], dtype))
 
     @property
     def has_state(self) -> bool:
@@ -101,8 +107,11 @@ class Muon(torch.optim.Optimizer):
     # not by Adam. After as many updates on Multi30k, the model is better so
     # (benchmarks/results/multi30k.md).
 
-    def __init__(self, matrices: Iterable[nn.Parameter]) -> None:
+    def __init__(
+        self, matrices: Iterable[nn.Parameter], dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__(matrices, {"lr": 0.0})
+        self._dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override] # there is no closure
@@ -125,7 +134,8 @@ class Muon(torch.optim.Optimizer):
         ahead = gradients.lerp(momentum, MOMENTUM)
         # An orthogonal matrix has entries of the size one over the root of this.
         size = ADAM_SIZE * math.sqrt(max(ahead.shape[1:]))
-        moves = orthogonalized(ahead) * size
+        # Singular values need only be near one: bf16 will do (Jordan et al., 2024).
+        moves = orthogonalized(ahead.to(self._dtype)).to(ahead.dtype) * size
         for matrix, move, mean in zip(matrices, moves, momentum, strict=True):
             matrix.add_(move, alpha=-learning_rate)
             self.state[matrix]["momentum"] = mean.clone()
@@ -155,7 +165,11 @@ def orthogonalized(
 def moments_of(model: nn.Module, config: TrainingConfig) -> dict[str, tuple[str, ...]]:
     """What is kept of each weight, by its name."""
     matrices = (
-        {f"{name}.weight" for name, m in model.named_modules() if type(m) is nn.Linear}
+        {
+            f"{name}.weight"
+            for name, m in model.named_modules()
+            if isinstance(m, nn.Linear)
+        }
         if config.optimizer == "muon"
         else set()
     )

@@ -125,7 +125,7 @@ class Trainer:
             self.model, config.label_smoothing, hardware, guidance
         )
         self._joined = processes.join(self._batch_loss)
-        self._optimizer = WeightOptimizer(self.model, config)
+        self._optimizer = WeightOptimizer(self.model, config, hardware.dtype)
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
 
@@ -288,7 +288,8 @@ class Trainer:
         loss = self._joined(batch)
         # Joined processes form the mean of their gradients, but it is to be the sum.
         weight = share.counts * self._processes.count / update.num_target_tokens
-        (loss.smoothed * weight).backward()
+        with torch.autocast("cpu", enabled=False):  # each as it was forwards
+            (loss.smoothed * weight).backward()
         return share.counts * as_tensor(loss)
 
     def _dropout_seed(self, number: int) -> int:

@@ -11,7 +11,6 @@ from transduce.model.attention import (
     MultiHeadAttention,
     attention_weights,
     causal_mask,
-    fused_attention,
     neighbourhood_mask,
     padding_mask,
 )
@@ -141,23 +140,31 @@ def test_scaled_attention_is_pytorchs():
     torch.testing.assert_close(seen[0], weights, atol=1e-5, rtol=1e-5)
 
 
-def test_halves_are_attended_to_as_exactly_as_fp32_can_on_a_cpu():
-    torch.manual_seed(5)
-    halves = [torch.randn(2, 3, 6, 4).bfloat16() for _ in range(3)]
-    for each in halves:
-        each.requires_grad_()
-    wholes = [each.detach().float().requires_grad_() for each in halves]
-    mask = causal_mask(6, 6, CPU)
+def test_on_a_cpu_attention_itself_is_in_fp32():
+    module, seen = random_attention(3, 4, 2, "scaled"), []
+    module.weights_tap.register_forward_hook(lambda _, __, out: seen.append(out))
+    x = torch.randn(2, 6, D_MODEL)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        heads = fused_attention(*halves, mask, 0.5)
-    expected = fused_attention(*wholes, mask, 0.5)
-    assert heads.dtype == torch.bfloat16
-    assert torch.equal(heads, expected.bfloat16())
-    upstream = torch.randn_like(expected).bfloat16()
-    heads.backward(upstream)
-    expected.backward(upstream.float())
-    for half, whole in zip(halves, wholes, strict=True):
-        assert torch.equal(half.grad, whole.grad.bfloat16())
+        found = module(x, x, causal_mask(6, 6, CPU))
+    assert (found.dtype, seen[0].dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(seen[0].sum(dim=-1), torch.ones(2, 3, 6))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_fused_kernel_does_what_is_done_without(monkeypatch, masked):
+    module = random_attention(3, 4, 2, "scaled")
+    x, upstream = torch.randn(2, 2, 6, D_MODEL)
+    mask = causal_mask(6, 6, CPU) if masked else None
+    found = []
+    for few_keys in (0, 6):
+        monkeypatch.setattr("transduce.model.attention.FEW_KEYS", few_keys)
+        module.zero_grad()
+        inputs = x.clone().requires_grad_()
+        outputs = module(inputs, inputs, mask)
+        outputs.backward(upstream)
+        gradients = [weight.grad for weight in module.parameters()]
+        found.append([outputs, inputs.grad, *gradients])
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scores", SCORES)

@@ -1,4 +1,5 @@
 /* A step of the decoder, all layers in one call (Figure 1, right). */
+#include <stdlib.h>
 #include <string.h>
 
 #include "exported.h"
@@ -8,6 +9,7 @@ typedef struct {
     Stack stack;
     const float *embedding; /* a row for each token */
     float embedding_scale;
+    int64_t neighbourhood; /* how far back a position sees */
     Linear output;
 } Decoder;
 
@@ -15,25 +17,43 @@ typedef struct {
     Store key, value, memory_key, memory_value;
 } LayerCache;
 
+/* Where the decoder stands: a group of hypotheses for each sentence. */
 typedef struct {
-    int64_t sentences, group, num_slots, source;
-    const int64_t *last_ids;
-    const float *positions;     /* a row for each sentence */
-    const uint8_t *seen;        /* slots of each hypothesis */
+    int64_t sentences, group;
+    int64_t num_slots, room; /* of a sentence: in use, and in all */
+    int64_t source;
+    uint8_t *past;              /* which slots hold the past of each hypothesis */
+    int64_t *slot_positions;    /* of the tokens in each sentence's slots */
+    int64_t *lengths;           /* positions read of each sentence */
     const uint8_t *memory_mask; /* positions of each sentence */
     const LayerCache *layers;
 } State;
 
-static void embed(const Work *work, const Decoder *decoder, const State *state)
+static void embed(const Work *work, const Decoder *decoder, const State *state,
+                  const int64_t *last_ids, const float *positions)
 {
     const int64_t width = work->stack->d_model;
     for (int64_t row = 0; row < work->rows; row++) {
-        const float *token = decoder->embedding + state->last_ids[row] * width;
-        const float *position = state->positions + row / state->group * width;
+        const float *token = decoder->embedding + last_ids[row] * width;
+        const float *position = positions + state->lengths[row / state->group] * width;
         float *x = work->x + row * width;
         for (int64_t i = 0; i < width; i++)
             x[i] = token[i] * decoder->embedding_scale + position[i];
     }
+}
+
+/* Take a slot for the newest position of each hypothesis. */
+static void take_slots(State *state)
+{
+    const int64_t first = state->num_slots, group = state->group;
+    for (int64_t row = 0; row < state->sentences * group; row++) {
+        uint8_t *past = state->past + row * state->room + first;
+        memset(past, 0, (size_t)group);
+        past[row % group] = 1;
+        state->slot_positions[row / group * state->room + first + row % group] =
+            state->lengths[row / group];
+    }
+    state->num_slots += group;
 }
 
 /* Put the newest keys or values, which stand in columns from `first` on, into the last
@@ -52,19 +72,36 @@ static void store(const Work *work, const State *state, const Store *into,
     }
 }
 
-/* The numbers of those that are seen. */
-static int64_t list_seen(const uint8_t *is_seen, int64_t count, int32_t *numbers)
+/* The slots of a hypothesis's past that are not too far back. */
+static int64_t list_past(const State *state, int64_t neighbourhood, int64_t row,
+                         int32_t *slots)
 {
+    const int64_t sentence = row / state->group;
+    const uint8_t *is_past = state->past + row * state->room;
+    const int64_t *positions = state->slot_positions + sentence * state->room;
+    const int64_t first = state->lengths[sentence] - neighbourhood;
     int64_t found = 0;
-    for (int64_t i = 0; i < count; i++) {
-        numbers[found] = (int32_t)i;
-        found += is_seen[i];
+    for (int64_t i = 0; i < state->num_slots; i++) {
+        slots[found] = (int32_t)i;
+        found += is_past[i] & (positions[i] >= first);
     }
     return found;
 }
 
-static void attend_to_past(Work *work, const Layer *layer, const State *state,
-                           const LayerCache *cache)
+/* The positions of a sentence's memory that are no padding. */
+static int64_t list_memory(const State *state, int64_t sentence, int32_t *slots)
+{
+    const uint8_t *is_there = state->memory_mask + sentence * state->source;
+    int64_t found = 0;
+    for (int64_t i = 0; i < state->source; i++) {
+        slots[found] = (int32_t)i;
+        found += is_there[i];
+    }
+    return found;
+}
+
+static void attend_to_past(Work *work, const Decoder *decoder, const Layer *layer,
+                           const State *state, const LayerCache *cache)
 {
     const Stack *stack = work->stack;
     const int64_t queries = stack->num_heads * stack->d_k;
@@ -74,8 +111,7 @@ static void attend_to_past(Work *work, const Layer *layer, const State *state,
     store(work, state, &cache->key, queries, stack->d_k, stride);
     store(work, state, &cache->value, 2 * queries, stack->d_v, stride);
     for (int64_t row = 0; row < work->rows; row++) {
-        const uint8_t *seen = state->seen + row * state->num_slots;
-        int64_t count = list_seen(seen, state->num_slots, work->slots);
+        int64_t count = list_past(state, decoder->neighbourhood, row, work->slots);
         attend(work, row, stride, row / state->group, &cache->key, &cache->value,
                count);
     }
@@ -91,8 +127,7 @@ static void attend_to_memory(Work *work, const Layer *layer, const State *state,
                  work->wide, 0);
     for (int64_t row = 0; row < work->rows; row++) {
         const int64_t sentence = row / state->group;
-        const uint8_t *mask = state->memory_mask + sentence * state->source;
-        int64_t count = list_seen(mask, state->source, work->slots);
+        int64_t count = list_memory(state, sentence, work->slots);
         attend(work, row, stride, sentence, &cache->memory_key, &cache->memory_value,
                count);
     }
@@ -117,28 +152,65 @@ static int are_tokens(const int64_t *ids, int64_t count, int64_t vocab)
     return 1;
 }
 
-/* The logits after one more token of each hypothesis. 1 if memory is lacking, 2 if one
-   is no token, otherwise 0. */
-EXPORTED int transduce_step(const Decoder *decoder, const State *state, float *logits,
-                            int num_threads)
+/* The logits after one more token of each hypothesis; `positions` has a row for each
+   position up to the newest. 1 if memory is lacking, 2 if one is no token, otherwise 0.
+ */
+EXPORTED int transduce_step(const Decoder *decoder, State *state,
+                            const int64_t *last_ids, const float *positions,
+                            float *logits, int num_threads)
 {
     const Stack *stack = &decoder->stack;
     const int64_t rows = state->sentences * state->group;
-    const int64_t slots =
-        state->num_slots > state->source ? state->num_slots : state->source;
+    const int64_t used = state->num_slots + state->group;
     Work work;
-    if (!are_tokens(state->last_ids, rows, decoder->output.outputs))
+    if (!are_tokens(last_ids, rows, decoder->output.outputs))
         return 2;
-    if (begin_work(&work, stack, rows, slots, num_threads))
+    if (begin_work(&work, stack, rows, used > state->source ? used : state->source,
+                   num_threads))
         return 1;
-    embed(&work, decoder, state);
+    take_slots(state);
+    embed(&work, decoder, state, last_ids, positions);
     for (int64_t i = 0; i < stack->num_layers; i++) {
-        attend_to_past(&work, stack->layers + i, state, state->layers + i);
-        attend_to_memory(&work, stack->layers + i, state, state->layers + i);
-        feed_forward(&work, stack->layers + i);
+        const Layer *layer = stack->layers + i;
+        attend_to_past(&work, decoder, layer, state, state->layers + i);
+        attend_to_memory(&work, layer, state, state->layers + i);
+        feed_forward(&work, layer);
     }
     apply_linear(&work, &decoder->output, sublayer_input(&work, &stack->final), logits,
                  0);
+    for (int64_t i = 0; i < state->sentences; i++)
+        state->lengths[i]++;
     end_work(&work);
+    return 0;
+}
+
+static int are_groups_kept(const State *state, const int64_t *rows)
+{
+    for (int64_t i = 0; i < state->sentences * state->group; i++)
+        if (rows[i] / state->group != i / state->group)
+            return 0;
+    return 1;
+}
+
+/* Let all hypotheses of each sentence go on from these, numbered through all groups. 1
+   if memory is lacking, 3 if they are not of their own group, otherwise 0. */
+EXPORTED int transduce_reorder(const State *state, const int64_t *rows)
+{
+    const int64_t group = state->group;
+    const size_t used = (size_t)state->num_slots;
+    if (!are_groups_kept(state, rows))
+        return 3;
+    uint8_t *before = malloc(used * (size_t)group);
+    if (!before)
+        return 1;
+    for (int64_t i = 0; i < state->sentences * group; i += group) {
+        uint8_t *past = state->past + i * state->room;
+        for (int64_t k = 0; k < group; k++)
+            memcpy(before + k * state->num_slots, past + k * state->room, used);
+        for (int64_t k = 0; k < group; k++)
+            memcpy(past + k * state->room,
+                   before + rows[i + k] % group * state->num_slots, used);
+    }
+    free(before);
     return 0;
 }

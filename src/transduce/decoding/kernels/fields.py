@@ -75,6 +75,7 @@ class DecoderFields(ctypes.Structure):
         ("stack", StackFields),
         ("embedding", c_void_p),
         ("embedding_scale", c_float),
+        ("neighbourhood", c_int64),
         ("output", LinearFields),
     ]
 
@@ -86,10 +87,11 @@ class StateFields(ctypes.Structure):
         ("sentences", c_int64),
         ("group", c_int64),
         ("num_slots", c_int64),
+        ("room", c_int64),
         ("source", c_int64),
-        ("last_ids", c_void_p),
-        ("positions", c_void_p),
-        ("seen", c_void_p),
+        ("past", c_void_p),
+        ("slot_positions", c_void_p),
+        ("lengths", c_void_p),
         ("memory_mask", c_void_p),
-        ("layers", c_void_p),
+        ("layers", POINTER(c_int64)),
     ]

@@ -24,7 +24,7 @@ from transduce.errors import RequestError
 
 FOLDER = Path(__file__).parent
 FILE = f"compiled{sysconfig.get_config_var('EXT_SUFFIX')}"
-OUT_OF_MEMORY, NO_TOKEN = 1, 2
+OUT_OF_MEMORY, NO_TOKEN, OTHER_GROUPS = 1, 2, 3
 """What a kernel returns if it has not done what it was to do."""
 
 
@@ -89,7 +89,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.transduce_pack.argtypes = [pointer, number, number, *[pointer] * 3]
     library.transduce_linear.argtypes = [pointer, pointer, number, pointer, c_int]
     library.transduce_encode.argtypes = [*[pointer] * 3, c_int]
-    library.transduce_step.argtypes = [*[pointer] * 3, c_int]
+    library.transduce_step.argtypes = [*[pointer] * 5, c_int]
+    library.transduce_reorder.argtypes = [pointer, pointer]
     library.transduce_best.argtypes = [
         pointer, number, number, pointer, pointer, number, number, *[pointer] * 3
     ]  # fmt: skip

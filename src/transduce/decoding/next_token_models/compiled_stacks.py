@@ -17,23 +17,28 @@ from transduce.decoding.kernels.fields import (
     StateFields,
 )
 from transduce.decoding.kernels.library import (
+    OTHER_GROUPS,
     address,
     loaded_kernels,
     require_done,
 )
 from transduce.decoding.kernels.packed_linear import PackedLinear
 from transduce.decoding.next_token_models.flat_step import (
-    FlatEncoderLayer,
+    FlatDecoderLayer,
     FlatLayer,
     FlatResidual,
     FlatStep,
     Linear,
 )
+from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.model.attention import padding_mask
 from transduce.model.cache import DecodingState
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Memory, Transformer
 from transduce.special_ids import PAD
+
+FAR = 2**62
+"""A neighbourhood that is everything."""
 
 
 class CompiledEncoder:
@@ -42,11 +47,11 @@ class CompiledEncoder:
     Nobody can look at what it attends to.
     """
 
-    def __init__(self, model: Transformer, layers: list[FlatEncoderLayer]) -> None:
+    def __init__(self, model: Transformer, layers: list[FlatLayer]) -> None:
         self._library = loaded_kernels()
         self._model = model
         self._layers = layers  # whose numbers must stay
-        fields = (LayerFields * len(layers))(*map(_encoder_layer_fields, layers))
+        fields = (LayerFields * len(layers))(*map(_layer_fields, layers))
         self._stack = _stack_fields(model.config, fields, model.encoder_norm)
 
     def __call__(self, source: Int[Tensor, "batch source"]) -> Memory:
@@ -66,52 +71,118 @@ class CompiledEncoder:
         return Memory(states=x, mask=mask)
 
 
-class CompiledStep:
+class CompiledDecoder(IncrementalDecoder):
+    """A model that has read sources; its steps are calls of a kernel.
+
+    Whose past a slot is, and how far each sentence is, the kernel keeps up itself, in
+    the tensors of the state.
+    """
+
+    def __init__(self, stack: "CompiledStack", memory: Memory) -> None:
+        super().__init__(stack.model, memory, stack.flat)
+        self._stack = stack
+        self._fields: StateFields | None = None
+        """Where the state's tensors are, until others take their place."""
+
+    def step(
+        self, last_ids: Int64[Tensor, "sentences group"]
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; the logits of the next."""
+        if self._stack.flat.is_watched:
+            self._fields = None
+            return super().step(last_ids)
+        if not self._state.has_room:
+            self._state.make_room()
+            self._fields = None
+        if self._fields is None:
+            self._fields = self._described()
+        logits = self._stack.step(last_ids, self._fields, self._state.max_length)
+        self._state.num_slots = self._fields.num_slots
+        self._state.max_length += 1
+        return logits
+
+    def reorder(self, rows: Int64[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order."""
+        if self._fields is None or not self._stack.reorder(rows, self._fields):
+            self._fields = None
+            super().reorder(rows)
+
+    def join(self, other: IncrementalDecoder) -> None:
+        """Put the sentences of another behind one's own."""
+        self._fields = None
+        super().join(other)
+
+    def _described(self) -> StateFields:
+        state = self._state
+        # What has been cut is not in one piece.
+        state.past = state.past.contiguous()
+        state.positions = state.positions.contiguous()
+        state.memory_mask = state.memory_mask.contiguous()
+        return StateFields(
+            sentences=state.past.size(0),
+            group=state.group_size,
+            num_slots=state.num_slots,
+            room=state.past.size(2),
+            source=state.memory_mask.size(3),
+            past=address(state.past, torch.bool),
+            slot_positions=address(state.positions, torch.int64),
+            lengths=address(state.lengths, torch.int64),
+            memory_mask=address(state.memory_mask, torch.bool),
+            layers=_stores(state),
+        )
+
+
+class CompiledStack:
     """What a flat step of packed linear maps does, without an operator between them."""
 
     def __init__(
         self, model: Transformer, flat: FlatStep, output: PackedLinear
     ) -> None:
+        self.model = model
+        self.flat = flat
         self._library = loaded_kernels()
-        self._model = model
-        self._flat = flat
-        layers = (LayerFields * len(flat.layers))(*map(_layer_fields, flat.layers))
+        fields = map(_decoder_layer_fields, flat.layers)
+        layers = (LayerFields * len(flat.layers))(*fields)
+        neighbourhood = model.config.neighbourhood
         self._decoder = DecoderFields(
             stack=_stack_fields(model.config, layers, model.decoder_norm),
             embedding=address(model.output_weight),
             embedding_scale=math.sqrt(model.config.d_model),
+            neighbourhood=FAR if neighbourhood is None else neighbourhood,
             output=output.fields,
         )
 
-    def __call__(
-        self, last_ids: Int64[Tensor, "sentences group"], state: DecodingState
+    def step(
+        self,
+        last_ids: Int64[Tensor, "sentences group"],
+        state: StateFields,
+        position: int,
     ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the logits of the next."""
-        if self._flat.is_watched:
-            return self._flat(last_ids, state)
-        positions = self._model.positions.at(state.lengths, state.max_length)
-        seen = self._model.see(state).contiguous()
-        mask = state.memory_mask.contiguous()
+        """The logits after one more token of each, at that position at most."""
         last_ids = last_ids.contiguous()
-        fields = StateFields(
-            *last_ids.shape,
-            seen.size(-1),
-            mask.size(-1),
-            address(last_ids, torch.int64),
-            address(positions),
-            address(seen, torch.bool),
-            address(mask, torch.bool),
-            ctypes.cast(_stores(state), ctypes.c_void_p),
-        )
+        positions = self.model.positions(0, position + 1, last_ids.device)
         logits = positions.new_empty(*last_ids.shape, self._decoder.output.outputs)
         status = self._library.transduce_step(
             ctypes.byref(self._decoder),
-            ctypes.byref(fields),
+            ctypes.byref(state),
+            address(last_ids, torch.int64),
+            address(positions),
             address(logits),
             torch.get_num_threads(),
         )
         require_done(status)
         return logits
+
+    def reorder(self, rows: Int64[Tensor, "kept group"], state: StateFields) -> bool:
+        """Whether all sentences are kept, with groups as large; if so, it is done."""
+        if rows.shape != (state.sentences, state.group):
+            return False
+        rows = rows.contiguous()
+        status = self._library.transduce_reorder(
+            ctypes.byref(state), address(rows, torch.int64)
+        )
+        require_done(status)
+        return bool(status != OTHER_GROUPS)
 
 
 def _stack_fields(
@@ -136,29 +207,24 @@ def _stack_fields(
     )
 
 
-def _encoder_layer_fields(layer: FlatEncoderLayer) -> LayerFields:
-    return LayerFields(
-        query_key_value=_linear_fields(layer.query_key_value),
-        own_output=_linear_fields(layer.own_output),
-        inner=_linear_fields(layer.inner),
-        outer=_linear_fields(layer.outer),
-        after_own=_norm_fields(layer.after_own),
-        after_feed_forward=_norm_fields(layer.after_feed_forward),
-    )
-
-
 def _layer_fields(layer: FlatLayer) -> LayerFields:
+    """Those of an encoder's layer; what makes it a decoder's is left empty."""
     return LayerFields(
         query_key_value=_linear_fields(layer.query_key_value),
         own_output=_linear_fields(layer.own.output),
-        memory_query=_linear_fields(layer.memory_query),
-        memory_output=_linear_fields(layer.memory.output),
         inner=_linear_fields(layer.inner),
         outer=_linear_fields(layer.outer),
         after_own=_norm_fields(layer.after_own),
-        after_memory=_norm_fields(layer.after_memory),
         after_feed_forward=_norm_fields(layer.after_feed_forward),
     )
+
+
+def _decoder_layer_fields(layer: FlatDecoderLayer) -> LayerFields:
+    fields = _layer_fields(layer)
+    fields.memory_query = _linear_fields(layer.memory_query)
+    fields.memory_output = _linear_fields(layer.memory.output)
+    fields.after_memory = _norm_fields(layer.after_memory)
+    return fields
 
 
 def _linear_fields(linear: Linear) -> LinearFields:

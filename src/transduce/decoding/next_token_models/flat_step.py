@@ -6,15 +6,16 @@ layers, and no module is called. What comes out is what `Transformer.step` gives
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, penalty, split_heads
 from transduce.model.cache import DecodingState, LayerCache
 from transduce.model.layers import DecoderLayer, EncoderLayer, ResidualConnection
+from transduce.model.operators.linear import linear
 from transduce.model.transformer import Transformer
 
 Linear = Callable[[Tensor], Tensor]
@@ -24,7 +25,7 @@ MakeLinear = Callable[[Tensor, Tensor], Linear]
 
 def plain_linear(weight: Tensor, bias: Tensor) -> Linear:
     """A linear map in the weight's own precision."""
-    return lambda x: functional.linear(x, weight, bias)
+    return lambda x: linear(x, weight, bias)
 
 
 class FlatStep:
@@ -42,7 +43,8 @@ class FlatStep:
     ) -> None:
         self._model = model
         self.layers = [
-            FlatLayer(each, make_linear, dtype) for each in model.decoder_layers
+            FlatDecoderLayer(cast(DecoderLayer, each), make_linear, dtype)
+            for each in model.decoder_layers
         ]
 
     @property
@@ -57,45 +59,43 @@ class FlatStep:
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; the logits of the next."""
         x, seen = self._model.enter(last_ids, state)
-        others = _penalty(seen, x.dtype)
-        padding = _penalty(state.memory_mask, x.dtype)
+        others = penalty(seen, x.dtype)
+        padding = penalty(state.memory_mask, x.dtype)
         for layer, cache in zip(self.layers, state.layers, strict=True):
             x = layer.step(x, cache, others, padding)
         return self._model.logits(self._model.decoder_norm(x))
 
 
-class FlatEncoderLayer:
+class FlatLayer:
     """A layer of the encoder as the maps and norms that it consists of."""
 
-    def __init__(self, layer: nn.Module, make_linear: MakeLinear) -> None:
-        assert isinstance(layer, EncoderLayer)
+    def __init__(
+        self,
+        layer: EncoderLayer | DecoderLayer,
+        make_linear: MakeLinear,
+        dtype: torch.dtype,
+    ) -> None:
         own, network = layer.self_attention, layer.feed_forward
-        self.query_key_value = make_linear(*_query_key_value(own))
-        self.own_output = _flat(own.project_output, make_linear)
+        self.query_key_value = make_linear(*_rounded(_query_key_value(own), dtype))
+        self.own = FlatAttention(own, make_linear)
         self.inner = _flat(network.inner, make_linear)
         self.outer = _flat(network.outer, make_linear)
         self.after_own = FlatResidual(layer.after_self_attention)
         self.after_feed_forward = FlatResidual(layer.after_feed_forward)
 
 
-class FlatLayer:
-    """A decoder layer as the maps and norms that it consists of."""
+class FlatDecoderLayer(FlatLayer):
+    """One of the decoder, which attends to the memory too."""
 
     def __init__(
-        self, layer: nn.Module, make_linear: MakeLinear, dtype: torch.dtype
+        self, layer: DecoderLayer, make_linear: MakeLinear, dtype: torch.dtype
     ) -> None:
-        assert isinstance(layer, DecoderLayer)
-        own, memory = layer.self_attention, layer.memory_attention
-        self.own = FlatAttention(own, make_linear)
-        self.query_key_value = make_linear(*_rounded(_query_key_value(own), dtype))
+        super().__init__(layer, make_linear, dtype)
+        memory = layer.memory_attention
         self.memory_query = make_linear(*_rounded(_query(memory), dtype))
         self.memory = FlatAttention(memory, make_linear)
-        self.inner = _flat(layer.feed_forward.inner, make_linear)
-        self._activated = layer.feed_forward.activated
-        self.outer = _flat(layer.feed_forward.outer, make_linear)
-        self.after_own = FlatResidual(layer.after_self_attention)
         self.after_memory = FlatResidual(layer.after_memory_attention)
-        self.after_feed_forward = FlatResidual(layer.after_feed_forward)
+        self._activated = layer.feed_forward.activated
 
     def step(
         self,
@@ -146,9 +146,7 @@ class FlatAttention:
         self, x: Float[Tensor, "sentences group width"]
     ) -> Float[Tensor, "sentences heads group head_width"]:
         """Side by side."""
-        sentences, group, width = x.shape
-        shape = (sentences, group, self._num_heads, width // self._num_heads)
-        return x.view(shape).transpose(1, 2)
+        return split_heads(x, self._num_heads)
 
     def attend(
         self,
@@ -206,11 +204,3 @@ def _query_key_value(attention: MultiHeadAttention) -> Affine:
 
 def _flat(linear: nn.Linear, make_linear: MakeLinear) -> Linear:
     return make_linear(linear.weight, linear.bias)
-
-
-def _penalty(
-    seen: Bool[Tensor, "sentences 1 queries keys"], dtype: torch.dtype
-) -> Float[Tensor, "sentences 1 queries keys"]:
-    """What takes a score out of the running where nothing is to be seen."""
-    zero = torch.zeros((), dtype=dtype, device=seen.device)
-    return torch.where(seen, zero, torch.finfo(dtype).min)

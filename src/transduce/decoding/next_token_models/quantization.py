@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Literal, cast, get_args
 
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import PackedLinear
 from transduce.decoding.next_token_models.compiled_stacks import (
+    CompiledDecoder,
     CompiledEncoder,
-    CompiledStep,
+    CompiledStack,
 )
 from transduce.decoding.next_token_models.flat_step import (
-    FlatEncoderLayer,
+    FlatLayer,
     FlatStep,
     MakeLinear,
     plain_linear,
@@ -26,10 +27,18 @@ from transduce.decoding.next_token_models.incremental import IncrementalDecoder,
 from transduce.device import has_int8_products, is_good_at_bf16, keep_freed_memory
 from transduce.errors import ConfigError, RequestError
 from transduce.model.embedding import SharedEmbedding
+from transduce.model.layers import EncoderLayer
 from transduce.model.transformer import Memory, Transformer
 
 DecodingPrecision = Literal["fp32", "bf16", "int8"]
 """Of the matrix products of decoding: fp32 is exact."""
+
+MakePacked = Callable[[Tensor, Tensor | None], nn.Module]
+"""Of a weight and a bias: their linear map in 8 bits."""
+Encode = Callable[[Tensor], Memory]
+"""`Transformer.encode`, or what does the same."""
+Start = Callable[[Memory], IncrementalDecoder]
+"""What reads translations of the sources that the memory is of."""
 
 WITHOUT_KERNELS = (
     "Precision int8 is without its compiled kernels, which make it one and a half to "
@@ -48,12 +57,6 @@ def available(device: torch.device) -> list[DecodingPrecision]:
     return found
 
 
-MakePacked = Callable[[Tensor, Tensor | None], nn.Module]
-"""Of a weight and a bias: their linear map in 8 bits."""
-Encode = Callable[[Tensor], Memory]
-"""`Transformer.encode`, or what does the same."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel:
     """A model on its device, ready to decode in a precision."""
@@ -62,11 +65,13 @@ class PreparedModel:
     encode: Encode
     """What `model.encode` does, as fast as may be."""
     step: Step
-    """What `model.step` does, as fast as may be."""
+    """What `model.step` does, fast, and watched if anyone looks at attention."""
+    start: Start
+    """The decoder before its first step, as fast as may be."""
 
     def read(self, source: Int[Tensor, "batch source"]) -> IncrementalDecoder:
         """The model, which has read sources, and reads their translations."""
-        return IncrementalDecoder(self.model, self.encode(source), self.step)
+        return self.start(self.encode(source))
 
 
 def prepared(
@@ -90,8 +95,7 @@ def prepared(
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     model = model.to(device)
     step = _step(model, plain_linear, dtype)
-    model = model.to(dtype)
-    return PreparedModel(model=model, encode=model.encode, step=step)
+    return _by_operators(model.to(dtype), step)
 
 
 @torch.no_grad()
@@ -105,21 +109,35 @@ def _step(model: Transformer, make_linear: MakeLinear, dtype: torch.dtype) -> St
 def _prepared_in_int8(model: Transformer) -> PreparedModel:
     # Unlike the paper: 8 bits, if they are asked for, for speed on processors that
     # multiply them faster.
-    if kernels() is None:
+    has_kernels = kernels() is not None
+    if not has_kernels:
         warnings.warn(WITHOUT_KERNELS, RuntimeWarning, stacklevel=2)
     # A matrix that both have is packed once.
-    packed: MakePacked = cache(Int8Linear if kernels() is None else PackedLinear)
+    packed: MakePacked = cache(PackedLinear if has_kernels else Int8Linear)
     step = _step(model, packed, torch.float32)
-    if kernels() is None or not isinstance(step, FlatStep):
-        model = _in_int8(model, packed)
-        return PreparedModel(model=model, encode=model.encode, step=step)
-    layers = [FlatEncoderLayer(each, packed) for each in model.encoder_layers]
+    if not has_kernels or not isinstance(step, FlatStep):
+        return _by_operators(_in_int8(model, packed), step)
+    layers = [
+        FlatLayer(cast(EncoderLayer, each), packed, torch.float32)
+        for each in model.encoder_layers
+    ]
     model = _in_int8(model, packed)
     output = cast(Int8Embedding, model.output_embedding).output
+    stack = CompiledStack(model, step, cast(PackedLinear, output))
     return PreparedModel(
         model=model,
         encode=CompiledEncoder(model, layers),
-        step=CompiledStep(model, step, cast(PackedLinear, output)),
+        step=step,
+        start=partial(CompiledDecoder, stack),
+    )
+
+
+def _by_operators(model: Transformer, step: Step) -> PreparedModel:
+    return PreparedModel(
+        model=model,
+        encode=model.encode,
+        step=step,
+        start=lambda memory: IncrementalDecoder(model, memory, step),
     )
 
 

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.model.operators.linear import in_blocks, is_in_blocks
+
 LOGIT_ROWS = 256
 """Rows of logits in memory at a time: few enough for a processor's cache."""
 GPU_LOGIT_ROWS = 2_048
@@ -44,7 +46,7 @@ def smoothed_cross_entropy(
         matrix = output_weight.to(dtype)
         sums = output_weight.new_zeros(2)
         for rows, targets in _in_chunks(states, target_out):
-            logits = rows.to(dtype) @ matrix.T
+            logits = _logits(rows, matrix)
             _, log_total = _softmax(logits, output_weight.dtype)
             sums += _losses(logits, log_total, targets, label_smoothing)
         smoothed, negative_log_likelihood = sums.unbind()
@@ -70,17 +72,17 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         sums = output_weight.new_zeros(2)
         weight_gradient = torch.zeros_like(output_weight)
         state_gradients = [states[:0].to(dtype)]
-        for rows, targets in _in_chunks(states.to(dtype), target_out):
-            logits = rows @ matrix.T
+        for rows, targets in _in_chunks(states, target_out):
+            logits = _logits(rows, matrix)
             probabilities, log_total = _softmax(logits, output_weight.dtype)
             sums += _losses(logits, log_total, targets, label_smoothing)
             # From here on the probabilities become the gradient of the logits.
             gradient = probabilities.sub_(label_smoothing / len(matrix))
             row = torch.arange(len(rows), device=targets.device)
             gradient[row, targets] -= 1 - label_smoothing
-            gradient = gradient.to(dtype)
-            state_gradients.append(gradient @ matrix)
-            weight_gradient += gradient.T @ rows
+            gradient = _as_factor(gradient, matrix)
+            state_gradients.append((gradient @ matrix)[: len(rows)])
+            weight_gradient += gradient.T @ _as_factor(rows, matrix)
         ctx.save_for_backward(torch.cat(state_gradients), weight_gradient)
         smoothed, negative_log_likelihood = sums.unbind()
         ctx.mark_non_differentiable(negative_log_likelihood)
@@ -92,6 +94,19 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, None, None, None]:
         states, output_weight = ctx.saved_tensors
         return gradients[0] * states, gradients[0] * output_weight, None, None, None
+
+
+def _logits(
+    states: Float[Tensor, "chunk d_model"], matrix: Float[Tensor, "vocab d_model"]
+) -> Float[Tensor, "chunk vocab"]:
+    return (_as_factor(states, matrix) @ matrix.T)[: len(states)]
+
+
+def _as_factor(
+    rows: Float[Tensor, "chunk width"], matrix: Float[Tensor, "vocab d_model"]
+) -> Float[Tensor, "_ width"]:
+    """As they are multiplied with the matrix; there may be zeros behind them."""
+    return in_blocks(rows) if is_in_blocks(matrix) else rows.to(matrix.dtype)
 
 
 def _in_chunks(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transduce.model.dropout import Dropout
+from transduce.model.operators.dropout import Dropout
 
 SIZE = 200_000
 RATES = [0.1, 0.3, 0.5]

@@ -1,0 +1,1 @@
+"""What runs as fast as a processor can, where PyTorch's own operators do not."""
