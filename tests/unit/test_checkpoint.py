@@ -19,16 +19,13 @@ from transduce import checkpoint as module
 from transduce.checkpoint import (
     Checkpoint,
     checkpoints_of,
-    clear_leftovers,
     find_model,
     load_model,
     load_tensors,
     newest_first,
     read_json,
-    remove_folder,
     save_model,
     save_tensors,
-    write_folder,
 )
 from transduce.errors import CheckpointError
 from transduce.model.transformer import Transformer
@@ -508,135 +505,6 @@ def test_where_a_run_was_stopped_stands_among_its_checkpoints(
     assert [path.name for path in newest_first(tmp_path)] == expected
 
 
-def failing(error: BaseException) -> Callable[[Path], None]:
-    def write(new: Path) -> None:
-        (new / CONFIG).write_text("half", encoding="utf-8")
-        raise error
-
-    return write
-
-
-@pytest.mark.parametrize(
-    ("number", "remedy"),
-    [
-        (errno.ENOSPC, "No space left on device.*free some space and try"),
-        (errno.EDQUOT, "quota exceeded.*free some space and try"),
-        (errno.EIO, "error.*mend that and try"),
-    ],
-)
-def test_a_folder_that_cannot_be_written_leaves_the_old_one(folder, number, remedy):
-    before = contents(folder)
-    error = OSError(number, os.strerror(number))
-    with pytest.raises(CheckpointError, match=f"^{folder}: cannot be saved .*{remedy}"):
-        write_folder(folder, failing(error))
-    assert contents(folder) == before
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
-
-
-def test_a_folder_that_cannot_be_written_leaves_nothing_where_nothing_was(tmp_path):
-    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.raises(CheckpointError, match="free some space"):
-        write_folder(tmp_path / "model", failing(error))
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("slip")], ids=repr)
-def test_any_other_failure_passes_through_and_leaves_the_old_folder(folder, error):
-    before = contents(folder)
-    with pytest.raises(type(error)):
-        write_folder(folder, failing(error))
-    assert contents(folder) == before
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
-
-
-def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(folder, monkeypatch):
-    before = contents(folder)
-    rename = Path.rename
-
-    def refuse_the_new(path: Path, target: Path) -> Path:
-        if path.name.endswith("-new"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", refuse_the_new)
-    with pytest.raises(CheckpointError, match="cannot be saved"):
-        write_folder(folder, lambda new: (new / CONFIG).touch())
-    assert contents(folder) == before
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows cannot claim a folder")
-def test_a_folder_is_written_by_one_process_at_a_time(folder):
-    def write(new: Path) -> None:
-        (new / CONFIG).touch()
-        message = f"{folder}: must be written by one process at a time, but another"
-        with pytest.raises(CheckpointError, match=message):
-            write_folder(folder, lambda _: None)
-        (new / WEIGHTS).touch()
-
-    write_folder(folder, write)
-    assert set(contents(folder)) == {CONFIG, WEIGHTS}
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows cannot claim a folder")
-def test_a_disk_that_knows_of_no_claims_is_written_to(folder, monkeypatch):
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    write_folder(folder, lambda new: (new / CONFIG).touch())
-    assert set(contents(folder)) == {CONFIG}
-
-
-def test_what_an_earlier_crash_left_is_cleared(folder, tmp_path):
-    (outside := tmp_path / "outside").mkdir()
-    (outside / "kept").touch()
-    for name in (".model.transduce-new", ".model.transduce-old"):
-        (folder.parent / name / "sub").mkdir(parents=True)
-        (folder.parent / name / "sub" / "junk").touch()
-        (folder.parent / name / "link").symlink_to(outside)
-    write_folder(folder, lambda new: (new / CONFIG).touch())
-    assert set(contents(folder)) == {CONFIG}
-    assert {path.name for path in tmp_path.iterdir()} == {"model", "outside"}
-    assert (outside / "kept").exists()
-
-
-def test_what_a_crash_cut_short_is_undone_or_completed(tmp_path):
-    for name in ("there", ".mine", ".there.transduce-old", ".away.transduce-old"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / CONFIG).write_text(name)
-    for name in (".there.transduce-new", ".another.transduce-gone"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / CONFIG).touch()
-    clear_leftovers(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"there", "away", ".mine"}
-    assert (tmp_path / "there" / CONFIG).read_text() == "there"
-    assert (tmp_path / "away" / CONFIG).read_text() == ".away.transduce-old"
-
-
-def test_a_removal_cut_short_leaves_nothing_to_put_back(folder, monkeypatch):
-    remove = module._remove
-    monkeypatch.setattr(module, "_remove", lambda _: None)
-    remove_folder(folder)
-    monkeypatch.setattr(module, "_remove", remove)
-    clear_leftovers(folder.parent)
-    assert list(folder.parent.iterdir()) == []
-
-
-def test_a_parent_that_is_a_file_is_told(tmp_path):
-    (tmp_path / "run").touch()
-    with pytest.raises(CheckpointError, match="cannot be saved .*directory"):
-        write_folder(tmp_path / "run" / "model", lambda new: None)
-
-
-def test_subfolders_are_kept(tmp_path):
-    def write(new: Path) -> None:
-        (new / "inner").mkdir()
-        (new / "inner" / "file").write_text("text", encoding="utf-8")
-
-    write_folder(tmp_path / "model", write)
-    assert (tmp_path / "model" / "inner" / "file").read_text(encoding="utf-8") == "text"
-
-
 @pytest.mark.parametrize(
     ("text", "number"),
     [
@@ -684,34 +552,6 @@ def test_tensors_read_are_the_tensors_saved(tmp_path, dtype):
 def test_a_json_object_is_read(tmp_path):
     (tmp_path / "x.json").write_text('{"ä": [1]}', encoding="utf-8")
     assert read_json(tmp_path / "x.json") == {"ä": [1]}
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/fd").exists(), reason="the system does not tell open files"
-)
-def test_files_and_folder_are_forced_to_disk_before_they_are_put_in_place(
-    tmp_path, monkeypatch
-):
-    events: list[str] = []
-    fsync, rename = os.fsync, Path.rename
-
-    def note_fsync(descriptor: int) -> None:
-        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        fsync(descriptor)
-
-    def note_rename(path: Path, target: Path) -> Path:
-        events.append(f"{path.name} -> {target.name}")
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(Path, "rename", note_rename)
-    write_folder(tmp_path / "model", lambda new: (new / CONFIG).touch())
-    assert events == [
-        CONFIG,
-        ".model.transduce-new",
-        ".model.transduce-new -> model",
-        tmp_path.name,
-    ]
 
 
 def test_building_a_model_does_not_load_the_compiler(trained_checkpoint, tmp_path):

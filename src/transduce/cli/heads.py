@@ -15,7 +15,7 @@ from transduce.analysis.head_survey.survey import (
     tree_pairs,
 )
 from transduce.cli.options import Files, require_both
-from transduce.cli.reports import finish, require_new
+from transduce.cli.reports import finish, require_new_or_empty
 from transduce.corpora.grammar_treebank import held_out_trees
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
@@ -61,7 +61,7 @@ def heads(
     if sentences < 1:
         raise ConfigError(f"`sentences` must be at least 1, but is {sentences}.")
     require_both(source, target)
-    require_new(out)
+    require_new_or_empty(out)
     translator = load(model, device=device)
     annotated = None
     with Console(stderr=True).status("Reading...") as status:

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from transduce.checkpoint import write_folder
 from transduce.errors import ConfigError
 from transduce.report.content import Report
 from transduce.report.markdown import write_markdown
 from transduce.report.page import as_page
 from transduce.report.terminal import show
+from transduce.whole_folders import write_folder
 
 
-def require_new(out: Path) -> None:
+def require_new_or_empty(out: Path) -> None:
     """`ConfigError` if the folder would take the place of another's files."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(

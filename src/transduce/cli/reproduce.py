@@ -20,7 +20,7 @@ from transduce.cli.experiment import (
     fetched,
 )
 from transduce.cli.options import Assignments, Files, changed
-from transduce.cli.reports import finish, require_new
+from transduce.cli.reports import finish, require_new_or_empty
 from transduce.device import Precision, choose_hardware, keep_freed_memory
 from transduce.errors import ConfigError
 from transduce.evaluation.significance import Trials
@@ -70,7 +70,7 @@ def table1(*, out: Path, max_rounds: int = 40) -> None:
     """
     if max_rounds < 1:
         raise ConfigError(f"`max_rounds` must be at least 1, but is {max_rounds}.")
-    require_new(out)
+    require_new_or_empty(out)
     keep_freed_memory()  # for it would be paid for again in every turn
     machine = describe_machine(("torch", "numpy"), torch.device("cpu"))
     with Console(stderr=True).status("Starting...") as status:
@@ -123,7 +123,7 @@ def table2(
     """
     if bool(runs) != bool(source):
         raise ConfigError("Runs and a --source to translate must go together.")
-    require_new(out)
+    require_new_or_empty(out)
     costs = tuple(training_cost(name) for name in presets)
     load = os.getloadavg()[0]
     with Console(stderr=True).status(
@@ -286,7 +286,7 @@ def table4(
             "What the trees are of must be told, for F1 says nothing without it: "
             "--treebank and --split."
         )
-    require_new(out)
+    require_new_or_empty(out)
     given: dict[Setting, Pairs] = {
         "WSJ only": wsj_only,
         "semi-supervised": semi_supervised,

@@ -8,14 +8,7 @@ from pathlib import Path
 import torch
 
 from transduce.analysis.learning_curve import draw_learning_curve
-from transduce.checkpoint import (
-    AVERAGED,
-    BEST,
-    Checkpoint,
-    load_model,
-    remove_folder,
-    save_model,
-)
+from transduce.checkpoint import AVERAGED, BEST, Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
 from transduce.device import Hardware, keep_freed_memory
@@ -50,6 +43,7 @@ from transduce.training.trainer import (
     Trainer,
     TrainingState,
 )
+from transduce.whole_folders import remove_folder
 
 LOG_STEPS = 10
 """Updates between lines of the log."""

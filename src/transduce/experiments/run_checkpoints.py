@@ -9,7 +9,6 @@ from transduce.checkpoint import (
     Checkpoint,
     load_model,
     newest_first,
-    remove_folder,
 )
 from transduce.errors import CheckpointError, VersionError
 from transduce.experiments.run_folder import RunFolder
@@ -18,6 +17,7 @@ from transduce.training.config import TrainingConfig
 from transduce.training.optimizer import require_moments
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import TrainingState
+from transduce.whole_folders import remove_folder
 
 
 class RunCheckpoints:

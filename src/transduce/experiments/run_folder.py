@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from transduce.checkpoint import (
-    CHECKPOINTS,
-    STOPPED,
-    checkpoints_of,
-    clear_leftovers,
-    read_json,
-    write_folder,
-)
+from transduce.checkpoint import CHECKPOINTS, STOPPED, checkpoints_of, read_json
 from transduce.claims import claim
 from transduce.device import Precision
 from transduce.errors import CheckpointError, ConfigError, VersionError
@@ -37,6 +30,7 @@ from transduce.preparation.treebank import (
     prepare_treebank,
 )
 from transduce.settings import apply_mapping
+from transduce.whole_folders import clear_leftovers, write_folder
 
 FORMAT = 1
 RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"

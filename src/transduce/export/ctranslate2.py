@@ -23,7 +23,7 @@ from ctranslate2.specs.common_spec import Activation
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.checkpoint import Checkpoint, write_folder
+from transduce.checkpoint import Checkpoint
 from transduce.export.mapping import (
     Affine,
     Stack,
@@ -37,6 +37,7 @@ from transduce.export.proof import GreedyOutput, Proof, prove, require_short
 from transduce.model.embedding import sinusoids
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.tokenizer import SPECIAL_PIECES
+from transduce.whole_folders import write_folder
 
 MAX_POSITIONS = 2_048
 """Positions in a table: CTranslate2's own sinusoids are others than the paper's."""

@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from transduce.checkpoint import Checkpoint, write_folder
+from transduce.checkpoint import Checkpoint
 from transduce.export.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
 from transduce.export.mapping import (
     Affine,
@@ -47,6 +47,7 @@ from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import SPECIAL_PIECES, SubwordTokenizer, Tokenizer
+from transduce.whole_folders import write_folder
 
 TARGET = "Hugging Face Marian"
 MAX_POSITIONS = 1_024

@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.export import Dim
 
-from transduce.checkpoint import Checkpoint, write_folder
+from transduce.checkpoint import Checkpoint
 from transduce.export.mapping import require_one_vocabulary
 from transduce.export.portable_tokenizer import write_portable
 from transduce.export.proof import GreedyOutput, Proof, prove, require_short
@@ -33,6 +33,7 @@ from transduce.model.attention import neighbourhood_mask
 from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
+from transduce.whole_folders import write_folder
 
 ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"
 TARGET = "ONNX"

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from transduce.checkpoint import Checkpoint, load_model, write_folder, write_model
+from transduce.checkpoint import Checkpoint, load_model, write_model
 from transduce.errors import RequestError
 from transduce.export.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
 from transduce.export.proof import Proof, prove, require_short
 from transduce.importing.marian_settings import SETTINGS, MarianSettings, read_settings
 from transduce.importing.marian_tokenizer import read_tokenizer
 from transduce.importing.marian_weights import PICKLE, WEIGHTS, read_weights
+from transduce.whole_folders import write_folder
 
 
 def import_model(origin: Path, out: Path, sentences: Sequence[str]) -> Proof:

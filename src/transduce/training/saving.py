@@ -9,11 +9,11 @@ from transduce.checkpoint import (
     load_tensors,
     read_json,
     save_tensors,
-    write_folder,
     write_model,
 )
 from transduce.errors import CheckpointError
 from transduce.training.trainer import Progress, TrainingState
+from transduce.whole_folders import write_folder
 
 STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from transduce.checkpoint import write_folder
 from transduce.corpora.grammar_treebank import held_out_trees, training_trees
 from transduce.decoding.parsing.parse_scores import ParseScore, score_parses
 from transduce.decoding.translator import load
@@ -18,6 +17,7 @@ from transduce.experiments.run_folder import PICTURE
 from transduce.parsing.trees import Tree
 from transduce.preparation.treebank import TreebankFiles, read_treebank
 from transduce.text.corpus import write_lines
+from transduce.whole_folders import write_folder
 
 NUM_TRAINING, NUM_DEV, NUM_TEST = 10_000, 100, 300
 SEED = 1

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from transduce.checkpoint import write_folder
 from transduce.decoding.translator import load
 from transduce.device import Hardware
 from transduce.errors import ConfigError
@@ -17,6 +16,7 @@ from transduce.experiments.run_folder import PICTURE
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.text.corpus import read_text, write_lines
 from transduce.text.grammar import Grammar, GrammarSentence
+from transduce.whole_folders import write_folder
 
 NUM_TRAINING, NUM_DEV, NUM_TEST = 30_000, 300, 500
 SEED = 1

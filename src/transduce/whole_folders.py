@@ -1,0 +1,118 @@
+"""Folders that appear whole or not at all, whatever stops a process or a machine."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from transduce.claims import claim
+from transduce.errors import CheckpointError
+
+Made = TypeVar("Made")
+
+
+def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
+    """Let `write` fill a new folder, then put it in place of the old; what it returns.
+
+    `CheckpointError` if the disk is full, or another process is writing the same
+    folder; what was there before stays.
+    """
+    folder = folder.absolute()
+    missing_parents = [parent for parent in folder.parents if not parent.exists()]
+    new = folder.with_name(f".{folder.name}.transduce-new")
+    try:
+        new.mkdir(parents=True, exist_ok=True)
+        refusal = CheckpointError(
+            f"{folder}: must be written by one process at a time, but another one is "
+            "at it; wait for it, or name another folder."
+        )
+        with claim(new, refusal):
+            try:
+                _clear(new)  # a crash may have left something
+                made = write(new)
+                _sync(new)
+                _put_in_place(new, folder)
+                return made
+            finally:
+                _remove(new)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space" if full else "mend that"
+        raise CheckpointError(
+            f"{folder}: cannot be saved ({error.strerror or error}); {remedy} and try "
+            "again. What was saved before is still there."
+        ) from None
+    finally:
+        for parent in missing_parents:
+            with suppress(OSError):  # it is in use
+                parent.rmdir()
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder at once; a crash on the way leaves none of that name."""
+    going = folder.with_name(f".{folder.name}.transduce-gone")
+    _remove(going)
+    folder.rename(going)
+    _remove(going)
+
+
+def clear_leftovers(parent: Path) -> None:
+    """Undo or complete what a crash has cut short; nobody else may write there."""
+    for left in list(parent.glob(".*.transduce-*")):
+        name, _, kind = left.name[1:].rpartition(".transduce-")
+        folder = left.with_name(name)
+        if kind == "old" and not folder.exists():
+            left.rename(folder)
+        else:
+            _remove(left)
+
+
+def _put_in_place(new: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.transduce-old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)  # a crash came between the two moves below
+    if folder.exists():
+        _remove(old)
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except BaseException:
+        if old.exists():
+            old.rename(folder)
+        raise
+    _sync_folder(folder.parent)
+    _remove(old)
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            _remove(path)
+        else:
+            path.unlink()
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Force the folder's files to the disk, so that a rename cannot outrun them."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            _sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # Windows cannot open a folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
