@@ -11,13 +11,22 @@ SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, P
 
 def steps(decoder: IncrementalDecoder, others: IncrementalDecoder) -> list[Tensor]:
     """Logits of steps with several hypotheses, some leaving and some joining."""
-    ids = torch.arange(4, 34).view(5, 3, 2) % 23
+    ids = torch.arange(4, 4 + 26 * 6).view(26, 3, 2) % 23
     found = [decoder.step(ids[0, :, :1])]
     decoder.reorder(torch.tensor([[0, 0], [1, 1], [2, 2]]))
     found.append(decoder.step(ids[1]))
+    # Within groups; then groups change places.
+    decoder.reorder(torch.tensor([[1, 0], [3, 3], [4, 5]]))
+    found.append(decoder.step(ids[2]))
+    decoder.reorder(torch.tensor([[2, 3], [0, 1], [4, 4]]))
+    found.append(decoder.step(ids[3]))
     decoder.reorder(torch.tensor([[1, 0], [5, 5]]))
-    found.append(decoder.step(ids[2, :2]))
-    others.step(ids[3, :, :1])
+    found.append(decoder.step(ids[4, :2]))
+    others.step(ids[5, :, :1])
     others.reorder(torch.tensor([[2, 2]]))
     decoder.join(others)
-    return [*found, *(decoder.step(ids[i]) for i in (3, 4))]
+    # At once, and beyond the room that there is.
+    for each in ids[6:]:
+        decoder.reorder(torch.tensor([[1, 0], [2, 2], [4, 5]]))
+        found.append(decoder.step(each))
+    return found

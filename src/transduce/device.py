@@ -24,6 +24,12 @@ WIDE = 128
 """d_model from which on bf16 pays on a processor that has it without matrix units:
 below, its products gain less than casting loses."""
 
+CONTAINER_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux tells a container how many bytes of memory it may have."""
+
 Precision = Literal["auto", "fp32", "bf16"]
 
 
@@ -42,10 +48,13 @@ class Hardware:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def memory_bytes(self) -> int:
-        """What the device has in all."""
+        """What the device has in all, or lets this container have."""
         if self.device.type == "cuda":
             return torch.cuda.mem_get_info(self.device)[1]
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        files = [path for path in CONTAINER_LIMITS if path.is_file()]
+        limits = [path.read_text(encoding="ascii").strip() for path in files]
+        return min([present, *(int(limit) for limit in limits if limit.isdigit())])
 
     @property
     def precision(self) -> Precision:

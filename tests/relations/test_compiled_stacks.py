@@ -93,6 +93,20 @@ def test_who_looks_at_attention_sees_it(tiny: ModelConfig):
 
 
 @torch.no_grad()
+def test_who_looks_on_for_a_step_changes_nothing(tiny: ModelConfig):
+    ready = prepared_model(tiny)
+    ids = torch.tensor([[7], [8], [9]])
+    watched, alone = ready.read(SOURCE), ready.read(SOURCE)
+    tap = ready.model.decoder_layers[0].memory_attention.weights_tap
+    for step in range(4):
+        hook = tap.register_forward_hook(lambda *_: None) if step in (0, 2) else None
+        found = watched.step(ids + step)
+        if hook is not None:
+            hook.remove()
+        assert worst(found, alone.step(ids + step)) < 0.05
+
+
+@torch.no_grad()
 def test_sources_may_stand_in_columns(tiny: ModelConfig):
     ready = prepared_model(tiny)
     in_columns = SOURCE.t().contiguous().t()
@@ -101,9 +115,11 @@ def test_sources_may_stand_in_columns(tiny: ModelConfig):
 
 @torch.no_grad()
 def test_what_is_no_token_is_refused(tiny: ModelConfig):
-    decoder = prepared_model(tiny).read(SOURCE)
+    ready, ids = prepared_model(tiny), torch.tensor([[7], [8], [9]])
+    decoder, other = ready.read(SOURCE), ready.read(SOURCE)
     with pytest.raises(IndexError, match="Ids must be those of tokens, but one is"):
         decoder.step(torch.full((3, 1), tiny.vocab_size))
+    assert torch.equal(decoder.step(ids), other.step(ids))
 
 
 @torch.no_grad()

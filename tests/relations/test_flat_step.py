@@ -9,7 +9,7 @@ from torch import Tensor
 from step_sequence import SOURCE, steps
 from transduce.decoding.next_token_models.flat_step import (
     FlatStep,
-    Linear,
+    LinearMap,
     plain_linear,
 )
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
@@ -35,7 +35,7 @@ def test_a_scaled_weight_in_bf16_is_rounded_once(tiny: ModelConfig):
     assert not torch.equal(scaled, projection.weight.bfloat16() * 6**-0.5)
     made: list[Tensor] = []
 
-    def make_linear(weight: Tensor, bias: Tensor) -> Linear:
+    def make_linear(weight: Tensor, bias: Tensor) -> LinearMap:
         made.append(weight)
         return plain_linear(weight, bias)
 

@@ -205,3 +205,19 @@ def test_the_memory_of_children_is_what_only_they_have():
         child.communicate(b"\n")
     assert 50 * 2**20 <= grown < 100 * 2**20
     assert memory_of_children() < before + 50 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("1000000\n", 1_000_000), ("max\n", None), ("9223372036854771712\n", None)],
+)
+def test_a_container_has_less_memory_than_its_machine(
+    tmp_path, monkeypatch, limit, expected
+):
+    hardware = choose_hardware("cpu")
+    (tmp_path / "memory.max").write_text(limit)
+    files = (tmp_path / "memory.max", tmp_path / "absent")
+    monkeypatch.setattr("transduce.device.CONTAINER_LIMITS", ())
+    present = hardware.memory_bytes()
+    monkeypatch.setattr("transduce.device.CONTAINER_LIMITS", files)
+    assert hardware.memory_bytes() == (expected or present)

@@ -95,16 +95,13 @@ class BeamSearch:
         if self._coverage is not None:
             self._coverages = self._coverage().double().cpu().numpy()
         is_end = candidates.tokens == self._eos
-        self._finish(candidates, is_end)
-        # The best of those that go on; behind them what does not.
-        order = np.argsort(is_end, axis=1, kind="stable")[:, : self._config.beam_size]
-        sentences = np.arange(len(order))[:, None]
-        parents = candidates.parents[sentences, order]
-        tokens = candidates.tokens[sentences, order]
-        totals = candidates.log_probabilities[sentences, order]
-        is_end = is_end[sentences, order]
-        rows = sentences * self._ids.shape[1] + parents
-        self._append(parents, tokens, np.where(is_end, -math.inf, totals))
+        if is_end.any():
+            self._finish(candidates, is_end)
+            candidates = candidates.without(is_end)
+        size = self._config.beam_size
+        parents, tokens = candidates.parents[:, :size], candidates.tokens[:, :size]
+        rows = np.arange(len(parents))[:, None] * self._ids.shape[1] + parents
+        self._append(parents, tokens, candidates.log_probabilities[:, :size])
         best = self._log_probabilities.max(axis=1).tolist()
         lengths = self._lengths.tolist()
         kept = [
@@ -112,9 +109,11 @@ class BeamSearch:
             for i, beam in enumerate(self.live)
             if not beam.is_done(best[i], lengths[i])
         ]
-        self._cut_short(kept)
-        self._keep(kept)
-        return torch.from_numpy(rows[kept]), torch.from_numpy(tokens[kept])
+        if len(kept) < len(self.live):
+            self._cut_short(kept)
+            self._keep(kept)
+            rows, tokens = rows[kept], tokens[kept]
+        return torch.from_numpy(rows), torch.from_numpy(tokens)
 
     def join(self, other: "BeamSearch") -> None:
         """Put the sentences of another, which has grown too, behind one's own."""
@@ -198,8 +197,6 @@ class BeamSearch:
                 self.live[i].finish(*self._path(i, hypothesis), coverage)
 
     def _keep(self, kept: list[int]) -> None:
-        if len(kept) == len(self.live):
-            return
         self.live = [self.live[i] for i in kept]
         self._lengths = self._lengths[kept]
         self._coverages = self._coverages[kept]

@@ -33,6 +33,17 @@ class Candidates:
     """The hypothesis of the group that each goes on from."""
     tokens: Int64[np.ndarray, "sentences candidates"]
 
+    def without(self, is_out: Bool[np.ndarray, "sentences candidates"]) -> "Candidates":
+        """The others first; behind them those that are out, as impossible."""
+        order = np.argsort(is_out, axis=1, kind="stable")
+        sentences = np.arange(len(order))[:, None]
+        totals = np.where(is_out, -math.inf, self.log_probabilities)
+        return Candidates(
+            log_probabilities=totals[sentences, order],
+            parents=self.parents[sentences, order],
+            tokens=self.tokens[sentences, order],
+        )
+
 
 def now_excluded(
     excluded: Excluded,

@@ -50,11 +50,11 @@ def attention_weights(
     """
     if mask is not None:
         # Added, as then the gradient need not be masked.
-        scores = scores + penalty(mask, scores.dtype)
+        scores = scores + additive_mask(mask, scores.dtype)
     return scores.softmax(dim=-1)
 
 
-def penalty(
+def additive_mask(
     mask: Bool[Tensor, "#batch 1 #queries keys"], dtype: torch.dtype
 ) -> Float[Tensor, "#batch 1 #queries keys"]:
     """What takes a score out of the running where the mask is not True."""
@@ -195,6 +195,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "batch heads queries keys"]:
         if self.scores == "additive":
             # Bahdanau et al. (2015); the two matrices are the projections.
+            weight = self.additive_weight.to(query.dtype)
             hidden = torch.tanh(query[..., :, None, :] + key[..., None, :, :])
-            return torch.einsum("bhqkd,hd->bhqk", hidden, self.additive_weight)
+            return torch.einsum("bhqkd,hd->bhqk", hidden, weight)
         return query @ key.transpose(-2, -1) * self.scale

@@ -143,9 +143,9 @@ class Transformer(nn.Module):
         positions = self.positions.at(state.lengths, state.max_length)
         x = self.output_embedding(last_ids)
         x = self.dropout(x + positions[:, None].to(x.dtype))
-        return x, self.see(state)
+        return x, self._see(state)
 
-    def see(self, state: DecodingState) -> Bool[Tensor, "sentences 1 group slots"]:
+    def _see(self, state: DecodingState) -> Bool[Tensor, "sentences 1 group slots"]:
         """Take a slot for each hypothesis's newest position; what each sees now."""
         mask = state.advance()
         if self.config.neighbourhood is not None:

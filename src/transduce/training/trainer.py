@@ -254,7 +254,7 @@ class Trainer:
         shares = self._processes.share(self._cut(update.batches))
         losses = torch.zeros(2, device=self._hardware.device)
         batches = read_ahead(self._load(share) for share in shares)
-        # One context for all batches, so that weights are cast once an update.
+        # One context for all batches, so that a GPU casts weights once an update.
         with self._hardware.autocast(), self._processes.in_step():
             for share, batch in zip(shares, batches, strict=True):
                 is_last = share is shares[-1]

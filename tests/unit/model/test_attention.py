@@ -150,6 +150,21 @@ def test_on_a_cpu_attention_itself_is_in_fp32():
     torch.testing.assert_close(seen[0].sum(dim=-1), torch.ones(2, 3, 6))
 
 
+def test_the_fused_kernel_for_a_cpu_is_asked_in_fp32(monkeypatch):
+    fused, seen = functional.scaled_dot_product_attention, []
+
+    def note(*factors: Tensor, **settings: object) -> Tensor:
+        seen.extend(each.dtype for each in factors[:3])
+        return fused(*factors, **settings)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", note)
+    monkeypatch.setattr("transduce.model.attention.FEW_KEYS", 0)
+    module, x = random_attention(3, 4, 2, "scaled"), torch.randn(2, 6, D_MODEL)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        module(x, x, None)
+    assert seen == [torch.float32] * 3
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_fused_kernel_does_what_is_done_without(monkeypatch, masked):
     module = random_attention(3, 4, 2, "scaled")

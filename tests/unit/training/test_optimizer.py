@@ -33,13 +33,16 @@ def test_singular_values_are_brought_near_one(shape):
     torch.testing.assert_close(found, left @ right, atol=0.35, rtol=0)
 
 
-def test_muon_moves_as_that_of_torch_does():
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 0.01), (torch.bfloat16, 0.005)]
+)
+def test_muon_moves_as_that_of_torch_does(dtype, tolerance):
     """Which multiplies in bf16, and so only roughly."""
     ours = [nn.Parameter(torch.randn(6, 4)) for _ in range(2)]
     ours.append(nn.Parameter(torch.randn(3, 7)))
     theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
     start = [weight.detach().clone() for weight in ours]
-    mine = Muon(ours)
+    mine = Muon(ours, dtype)
     mine.param_groups[0]["lr"] = 0.1
     peer = torch.optim.Muon(
         theirs,
@@ -56,7 +59,7 @@ def test_muon_moves_as_that_of_torch_does():
         peer.step()
     for our, their, first in zip(ours, theirs, start, strict=True):
         assert (our - first).abs().mean() > 0.01
-        torch.testing.assert_close(our, their, atol=0.01, rtol=0)
+        torch.testing.assert_close(our, their, atol=tolerance, rtol=0)
 
 
 def test_only_the_layers_matrices_have_muon(tiny):

@@ -423,6 +423,31 @@ def test_bf16_trains_like_fp32(make_trainer):
     assert {p.dtype for p in half.model.parameters()} == {torch.float32}
 
 
+def test_muon_multiplies_in_the_precision_of_the_hardware(make_trainer, monkeypatch):
+    seen: list[torch.dtype] = []
+
+    def note(matrices: Tensor) -> Tensor:
+        seen.append(matrices.dtype)
+        return matrices
+
+    monkeypatch.setattr("transduce.training.optimizer.orthogonalized", note)
+    config = replace(CONFIG, steps=1, optimizer="muon")
+    for dtype in (torch.float32, torch.bfloat16):
+        seen.clear()
+        run(make_trainer(config, dtype=dtype))
+        assert set(seen) == {dtype}
+
+
+def test_gradients_are_not_cast_on_a_cpu(make_trainer):
+    """PyTorch would, of products that are in fp32 forwards."""
+    trainer, seen = make_trainer(dtype=torch.bfloat16), []
+    trainer.model.embedding.weight.register_hook(
+        lambda _: seen.append(torch.is_autocast_enabled("cpu"))
+    )
+    run(trainer)
+    assert set(seen) == {False}
+
+
 def test_the_defaults_are_the_papers():
     config = TrainingConfig()
     assert (config.steps, config.warmup_steps) == (100_000, 4_000)

@@ -187,7 +187,7 @@ EXPORTED int transduce_step(const Decoder *decoder, State *state,
 static int are_groups_kept(const State *state, const int64_t *rows)
 {
     for (int64_t i = 0; i < state->sentences * state->group; i++)
-        if (rows[i] / state->group != i / state->group)
+        if (rows[i] < 0 || rows[i] / state->group != i / state->group)
             return 0;
     return 1;
 }

@@ -81,7 +81,8 @@ void add_and_norm(Work *work, const Norm *norm)
         normalise(work, norm, work->x);
 }
 
-static inline __m512 sum_up(__m512 sum, __mmask16 there, __m512 part, const float *numbers)
+static inline __m512 sum_up(__m512 sum, __mmask16 there, __m512 part,
+                            const float *numbers)
 {
     return _mm512_fmadd_ps(part, _mm512_maskz_loadu_ps(there, numbers), sum);
 }

@@ -28,7 +28,7 @@ from transduce.decoding.next_token_models.flat_step import (
     FlatLayer,
     FlatResidual,
     FlatStep,
-    Linear,
+    LinearMap,
 )
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.model.attention import padding_mask
@@ -92,8 +92,8 @@ class CompiledDecoder(IncrementalDecoder):
             self._fields = None
             return super().step(last_ids)
         if not self._state.has_room:
-            self._state.make_room()
             self._fields = None
+            self._state.make_room()
         if self._fields is None:
             self._fields = self._described()
         logits = self._stack.step(last_ids, self._fields, self._state.max_length)
@@ -159,6 +159,7 @@ class CompiledStack:
         position: int,
     ) -> Float[Tensor, "sentences group vocab"]:
         """The logits after one more token of each, at that position at most."""
+        assert last_ids.shape == (state.sentences, state.group)
         last_ids = last_ids.contiguous()
         positions = self.model.positions(0, position + 1, last_ids.device)
         logits = positions.new_empty(*last_ids.shape, self._decoder.output.outputs)
@@ -227,7 +228,7 @@ def _decoder_layer_fields(layer: FlatDecoderLayer) -> LayerFields:
     return fields
 
 
-def _linear_fields(linear: Linear) -> LinearFields:
+def _linear_fields(linear: LinearMap) -> LinearFields:
     assert isinstance(linear, PackedLinear)
     return linear.fields
 

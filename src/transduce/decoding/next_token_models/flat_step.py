@@ -12,18 +12,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.model.attention import MultiHeadAttention, penalty, split_heads
+from transduce.model.attention import MultiHeadAttention, additive_mask, split_heads
 from transduce.model.cache import DecodingState, LayerCache
 from transduce.model.layers import DecoderLayer, EncoderLayer, ResidualConnection
 from transduce.model.operators.linear import linear
 from transduce.model.transformer import Transformer
 
-Linear = Callable[[Tensor], Tensor]
-MakeLinear = Callable[[Tensor, Tensor], Linear]
+LinearMap = Callable[[Tensor], Tensor]
+MakeLinear = Callable[[Tensor, Tensor], LinearMap]
 """Of a weight and a bias."""
 
 
-def plain_linear(weight: Tensor, bias: Tensor) -> Linear:
+def plain_linear(weight: Tensor, bias: Tensor) -> LinearMap:
     """A linear map in the weight's own precision."""
     return lambda x: linear(x, weight, bias)
 
@@ -59,8 +59,8 @@ class FlatStep:
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; the logits of the next."""
         x, seen = self._model.enter(last_ids, state)
-        others = penalty(seen, x.dtype)
-        padding = penalty(state.memory_mask, x.dtype)
+        others = additive_mask(seen, x.dtype)
+        padding = additive_mask(state.memory_mask, x.dtype)
         for layer, cache in zip(self.layers, state.layers, strict=True):
             x = layer.step(x, cache, others, padding)
         return self._model.logits(self._model.decoder_norm(x))
@@ -202,5 +202,5 @@ def _query_key_value(attention: MultiHeadAttention) -> Affine:
     return torch.cat([weight, projection.weight]), torch.cat([bias, projection.bias])
 
 
-def _flat(linear: nn.Linear, make_linear: MakeLinear) -> Linear:
-    return make_linear(linear.weight, linear.bias)
+def _flat(layer: nn.Linear, make_linear: MakeLinear) -> LinearMap:
+    return make_linear(layer.weight, layer.bias)

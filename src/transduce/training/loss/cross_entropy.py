@@ -45,8 +45,8 @@ def smoothed_cross_entropy(
     else:
         matrix = output_weight.to(dtype)
         sums = output_weight.new_zeros(2)
-        for rows, targets in _in_chunks(states, target_out):
-            logits = _logits(rows, matrix)
+        for chunk, targets in _in_chunks(states, target_out):
+            logits = (_as_factor(chunk, matrix) @ matrix.T)[: len(chunk)]
             _, log_total = _softmax(logits, output_weight.dtype)
             sums += _losses(logits, log_total, targets, label_smoothing)
         smoothed, negative_log_likelihood = sums.unbind()
@@ -72,17 +72,18 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         sums = output_weight.new_zeros(2)
         weight_gradient = torch.zeros_like(output_weight)
         state_gradients = [states[:0].to(dtype)]
-        for rows, targets in _in_chunks(states, target_out):
-            logits = _logits(rows, matrix)
+        for chunk, targets in _in_chunks(states, target_out):
+            rows = _as_factor(chunk, matrix)
+            logits = (rows @ matrix.T)[: len(chunk)]
             probabilities, log_total = _softmax(logits, output_weight.dtype)
             sums += _losses(logits, log_total, targets, label_smoothing)
             # From here on the probabilities become the gradient of the logits.
             gradient = probabilities.sub_(label_smoothing / len(matrix))
-            row = torch.arange(len(rows), device=targets.device)
+            row = torch.arange(len(chunk), device=targets.device)
             gradient[row, targets] -= 1 - label_smoothing
             gradient = _as_factor(gradient, matrix)
-            state_gradients.append((gradient @ matrix)[: len(rows)])
-            weight_gradient += gradient.T @ _as_factor(rows, matrix)
+            state_gradients.append((gradient @ matrix)[: len(chunk)])
+            weight_gradient += gradient.T @ rows
         ctx.save_for_backward(torch.cat(state_gradients), weight_gradient)
         smoothed, negative_log_likelihood = sums.unbind()
         ctx.mark_non_differentiable(negative_log_likelihood)
@@ -94,12 +95,6 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, None, None, None]:
         states, output_weight = ctx.saved_tensors
         return gradients[0] * states, gradients[0] * output_weight, None, None, None
-
-
-def _logits(
-    states: Float[Tensor, "chunk d_model"], matrix: Float[Tensor, "vocab d_model"]
-) -> Float[Tensor, "chunk vocab"]:
-    return (_as_factor(states, matrix) @ matrix.T)[: len(states)]
 
 
 def _as_factor(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from transduce.decoding.next_token_models.quantization import (
 )
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError
+from transduce.model.transformer import Transformer
 
 CPU = torch.device("cpu")
 needs_int8 = pytest.mark.skipif(
@@ -83,8 +86,10 @@ def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):
     assert translator.translate(["one two"])[0].hypotheses
 
 
-def test_all_weights_of_a_step_are_in_bf16(trained_checkpoint):
-    prepared_model = prepared(trained_checkpoint.build(), "bf16", CPU)
+@pytest.mark.parametrize("scores", ["scaled", "additive"])
+def test_all_weights_of_a_step_are_in_bf16(tiny, scores):
+    model = Transformer(replace(tiny, scores=scores)).eval()
+    prepared_model = prepared(model, "bf16", CPU)
     state = prepared_model.model.start(prepared_model.model.encode(torch.tensor([[5]])))
     logits = prepared_model.step(torch.tensor([[1]]), state)
     assert logits.dtype == torch.bfloat16
@@ -94,7 +99,7 @@ def test_all_weights_of_a_step_are_in_bf16(trained_checkpoint):
 @needs_int8
 def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint):
     model = prepared(trained_checkpoint.build(), "int8", CPU).model
-    assert not [m for m in model.modules() if type(m) is nn.Linear]
+    assert not [m for m in model.modules() if isinstance(m, nn.Linear)]
     assert isinstance(model.embedding.output, Int8Linear | PackedLinear)
     ids = torch.tensor([[5, 6]])
     expected = trained_checkpoint.build().embedding(ids)
