@@ -1,9 +1,10 @@
 """What is decoded in a batch that is refilled is what is decoded alone."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from transduce.decoding.greedy_search import GreedySearch, greedy_search
 from transduce.decoding.sampling import Sampling, SamplingConfig, sample
 from transduce.decoding.search import Decoding, Hypothesis
 from transduce.decoding.streaming import refilled_batch
-from transduce.decoding.streaming.refilled_batch import search_all
+from transduce.decoding.streaming.refilled_batch import search_in_steps
 from transduce.decoding.streaming.windows import in_order
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
@@ -27,6 +28,12 @@ from transduce.search_config import SearchConfig
 
 BOS, EOS, VOCAB_SIZE = 1, 2, 11
 CPU = torch.device("cpu")
+
+
+def all_done(
+    lengths: Sequence[int], room: int, begin: refilled_batch.Begin
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    return chain.from_iterable(search_in_steps(lengths, room, begin))
 
 
 class RandomModel:
@@ -105,7 +112,7 @@ def _alone(number: int, length: int, config: SearchConfig) -> list[Hypothesis]:
 def test_no_room_and_no_order_changes_what_is_found(
     config: SearchConfig, lengths: list[int], room: int
 ) -> None:
-    done = search_all(lengths, room, lambda numbers: _begun(lengths, config, numbers))
+    done = all_done(lengths, room, lambda numbers: _begun(lengths, config, numbers))
     found = list(in_order(done))
     expected = [_alone(i, length, config) for i, length in enumerate(lengths)]
     assert found == expected
@@ -125,7 +132,7 @@ def test_no_room_changes_what_is_drawn(lengths: list[int], room: int) -> None:
         sample(RandomModel([i]), [length + 3], [(i, 0)], config, bos=BOS, eos=EOS)[0]
         for i, length in enumerate(lengths)
     ]
-    assert list(in_order(search_all(lengths, room, begin))) == expected
+    assert list(in_order(all_done(lengths, room, begin))) == expected
 
 
 def test_those_that_wait_take_the_place_of_those_that_are_done() -> None:
@@ -137,7 +144,7 @@ def test_those_that_wait_take_the_place_of_those_that_are_done() -> None:
         begun.append(model)
         return Decoding(model, GreedySearch([9] * len(numbers), CASES["greedy"], 2), 1)
 
-    assert len(list(search_all(lengths, 32, begin))) == 20
+    assert len(list(all_done(lengths, 32, begin))) == 20
     first, *others = begun
     assert first.most == 8
     # They came while others were on their way, at least a quarter of the batch.
@@ -159,7 +166,7 @@ def test_a_sentence_is_handed_out_as_soon_as_it_is_done() -> None:
             Watched(numbers), GreedySearch(limits, CASES["greedy"], EOS), BOS
         )
 
-    steps = [len(going_on) for _ in search_all(lengths, 99, begin)]
+    steps = [len(going_on) for _ in all_done(lengths, 99, begin)]
     assert steps[0] < steps[-1] == len(going_on)
 
 
@@ -185,7 +192,7 @@ def test_what_is_decoded_together_has_room_padding_included(
             Watched(numbers), GreedySearch(limits, CASES["greedy"], EOS), BOS
         )
 
-    assert len(list(search_all(lengths, room, begin))) == len(lengths)
+    assert len(list(all_done(lengths, room, begin))) == len(lengths)
 
 
 def _translators(

@@ -5,7 +5,6 @@ So the batch stays as full as memory and matrix products like it.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 
 import torch
 
@@ -31,21 +30,15 @@ def batch_positions(device: torch.device) -> int:
     return max(memory // POSITION_BYTES, BATCH_POSITIONS)
 
 
-def search_all(
-    lengths: Sequence[int], room: int, begin: Begin
-) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """The number and the hypotheses of each sentence, as soon as it is done.
-
-    The batch has `room` for so many positions, padding included, or for one sentence
-    that is longer. The longest come first, so that few are padded much.
-    """
-    return chain.from_iterable(search_in_steps(lengths, room, begin))
-
-
 def search_in_steps(
     lengths: Sequence[int], room: int, begin: Begin
 ) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
-    """The same, with those together that are done by the same step."""
+    """The number and the hypotheses of each sentence, as soon as it is done.
+
+    Those are together that are done by the same step. The batch has `room` for so many
+    positions, padding included, or for one sentence that is longer. The longest come
+    first, so that few are padded much.
+    """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     waiting = deque(order)
     batch = _Batch(lengths, room)
