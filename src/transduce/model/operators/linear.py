@@ -28,8 +28,10 @@ def linear(
     """x W^T + b."""
     if not is_in_blocks(weight):
         return functional.linear(x, weight, bias)
-    y: Tensor = _LinearInBlocks.apply(x, weight, bias)  # type: ignore[no-untyped-call] # torch's own
-    return y
+    if torch.is_grad_enabled():
+        y: Tensor = _LinearInBlocks.apply(x, weight, bias)  # type: ignore[no-untyped-call] # torch's own
+        return y
+    return _product(x, in_blocks(x.flatten(0, -2)), weight.to(torch.bfloat16), bias)
 
 
 def is_in_blocks(weight: Tensor) -> bool:
@@ -64,21 +66,27 @@ def in_blocks(
     return blocks
 
 
+def _product(
+    x: Float[Tensor, "*rows inputs"],
+    blocks: Float[Tensor, "blocks inputs"],
+    matrix: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None,
+) -> Float[Tensor, "*rows outputs"]:
+    """Of x, which the blocks are of."""
+    y = functional.linear(blocks, matrix, None if bias is None else bias.to(matrix))
+    shape = x.shape[:-1]
+    return y[: shape.numel()].view(*shape, len(matrix))
+
+
 class _LinearInBlocks(torch.autograd.Function):
     """A linear map in bf16, forwards and backwards."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows = x.flatten(0, -2)
-        blocks, matrix = in_blocks(rows), weight.to(torch.bfloat16)
+        blocks, matrix = in_blocks(x.flatten(0, -2)), weight.to(torch.bfloat16)
         ctx.save_for_backward(blocks, matrix)
         ctx.dtypes = x.dtype, weight.dtype
-        y = (
-            blocks @ matrix.t()
-            if bias is None
-            else torch.addmm(bias.to(torch.bfloat16), blocks, matrix.t())
-        )
-        return y[: len(rows)].view(*x.shape[:-1], len(matrix))
+        return _product(x, blocks, matrix, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
