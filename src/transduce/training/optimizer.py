@@ -164,15 +164,11 @@ def orthogonalized(
 
 def moments_of(model: nn.Module, config: TrainingConfig) -> dict[str, tuple[str, ...]]:
     """What is kept of each weight, by its name."""
-    matrices = (
-        {
-            f"{name}.weight"
-            for name, m in model.named_modules()
-            if isinstance(m, nn.Linear)
-        }
-        if config.optimizer == "muon"
-        else set()
-    )
+    matrices = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and config.optimizer == "muon"
+    }
     return {
         name: MUON_MOMENTS if name in matrices else ADAM_MOMENTS
         for name, _ in model.named_parameters()

@@ -22,6 +22,7 @@ def test_watching_finds_what_translating_finds(
 ) -> None:
     translator = Translator(trained_checkpoint, torch.device("cpu"))
     (translation,) = translator.translate([TEXT])
+    # Both in fp32, but sums are taken in other orders.
     assert [h.score for h in tree.hypotheses] == [
         pytest.approx(h.score, rel=1e-5) for h in translation.hypotheses
     ]

@@ -55,9 +55,8 @@ def in_blocks(
     Of less than a block there are as many rows as the next power of two.
     """
     count = len(rows)
-    padded = (
-        -(-count // BLOCK) * BLOCK if count > BLOCK else 1 << (count - 1).bit_length()
-    )
+    block = BLOCK if count > BLOCK else 1 << (count - 1).bit_length()
+    padded = -(-count // block) * block
     if count in (0, padded):
         return rows.to(torch.bfloat16)
     blocks = rows.new_empty(padded, rows.size(1), dtype=torch.bfloat16)
