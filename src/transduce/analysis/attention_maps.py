@@ -4,6 +4,7 @@ Needs of a model what `Transformer` has: `encode`, `decode`, and layers whose
 attentions let their weights pass through a tap.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -105,11 +106,14 @@ def without_head(attention: MultiHeadAttention, head: int) -> Iterator[None]:
 
 @contextmanager
 def _watched(attention: MultiHeadAttention) -> Iterator[list[Tensor]]:
-    """The weights of all heads, each time the attention is asked."""
+    """The weights of all heads, each time this thread asks the attention."""
     seen: list[Tensor] = []
+    watching = threading.get_ident()
 
     def keep(_: nn.Module, __: object, weights: Tensor) -> None:
-        seen.append(weights)
+        # Another thread may translate by the same model meanwhile.
+        if threading.get_ident() == watching:
+            seen.append(weights)
 
     hook = attention.weights_tap.register_forward_hook(keep)
     try:

@@ -1,4 +1,5 @@
 import math
+from threading import Thread
 
 import pytest
 import torch
@@ -98,6 +99,23 @@ def test_looking_changes_nothing_and_leaves_no_hook(model: Transformer) -> None:
     assert torch.equal(before, after)
     for layers in attentions(model).values():
         assert [len(each.weights_tap._forward_hooks) for each in layers] == [0, 0]
+
+
+def test_what_another_thread_does_meanwhile_is_not_seen(model: Transformer) -> None:
+    alone = attention_maps(model, SOURCE, TARGET_IN)
+    elsewhere = Thread(target=lambda: model(SOURCE[1:], TARGET_IN[1:]))
+
+    def begin(*_: object) -> None:
+        if elsewhere.ident is None:
+            elsewhere.start()
+            elsewhere.join()
+
+    model.encoder_layers[1].register_forward_pre_hook(begin)
+    beside = attention_maps(model, SOURCE, TARGET_IN)
+    assert elsewhere.ident is not None
+    for one, other in zip(alone, beside, strict=True):
+        assert torch.equal(one.encoder, other.encoder)
+        assert torch.equal(one.encoder_decoder, other.encoder_decoder)
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "encoder-decoder"])
