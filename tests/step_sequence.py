@@ -11,7 +11,7 @@ SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, P
 
 def steps(decoder: IncrementalDecoder, others: IncrementalDecoder) -> list[Tensor]:
     """Logits of steps with several hypotheses, some leaving and some joining."""
-    ids = torch.arange(4, 4 + 26 * 6).view(26, 3, 2) % 23
+    ids = torch.arange(4, 4 + 46 * 6).view(46, 3, 2) % 23
     found = [decoder.step(ids[0, :, :1])]
     decoder.reorder(torch.tensor([[0, 0], [1, 1], [2, 2]]))
     found.append(decoder.step(ids[1]))
@@ -22,11 +22,15 @@ def steps(decoder: IncrementalDecoder, others: IncrementalDecoder) -> list[Tenso
     found.append(decoder.step(ids[3]))
     decoder.reorder(torch.tensor([[1, 0], [5, 5]]))
     found.append(decoder.step(ids[4, :2]))
+    # Beyond the room that there is, without the one that has left.
+    for each in ids[26:]:
+        decoder.reorder(torch.tensor([[1, 0], [2, 2]]))
+        found.append(decoder.step(each[:2]))
     others.step(ids[5, :, :1])
     others.reorder(torch.tensor([[2, 2]]))
     decoder.join(others)
-    # At once, and beyond the room that there is.
-    for each in ids[6:]:
+    # At once, and again beyond the room that there is.
+    for each in ids[6:26]:
         decoder.reorder(torch.tensor([[1, 0], [2, 2], [4, 5]]))
         found.append(decoder.step(each))
     return found

@@ -13,18 +13,14 @@ out the sequence that takes the likeliest token each time, and end badly.
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decoding.candidates import (
-    Candidates,
-    Excluded,
-    best_candidates,
-    now_excluded,
-)
+from transduce.decoding.candidates import Excluded, best_candidates, now_excluded
 from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
 from transduce.search_config import SearchConfig
 
@@ -67,200 +63,180 @@ class BeamSearch:
         coverage: Coverage | None = None,
     ) -> None:
         """Coverage must be there if the config has a penalty for it."""
-        count = len(max_lengths)
-        self.live = [
-            _Beam(limit, tuple(prefix), config)
-            for limit, prefix in zip(max_lengths, prefixes or [()] * count, strict=True)
-        ]
+        each = zip(max_lengths, prefixes or [()] * len(max_lengths), strict=True)
+        self.live = [_Beam(limit, prefix, eos, config) for limit, prefix in each]
         self._config = config
-        self._eos = eos
         self._excluded = excluded
         self._coverage = coverage
-        self._coverages = np.zeros((count, 1))
-        """Of the hypotheses that go on."""
-        self._log_probabilities = np.zeros((count, 1))
-        """Of the hypotheses that go on."""
-        self._lengths = np.zeros(count, dtype=np.int64)
-        """Tokens of each sentence's hypotheses."""
-        self._ids = np.empty((count, 1, 0), dtype=np.int64)
-        """The last of them are a hypothesis's tokens, as many as its length."""
-        self._gains = np.empty((count, 1, 0))
-        """What each token has added to its hypothesis's log-probability."""
 
     def grow(
         self, logits: Float[Tensor, "sentences group vocab"]
     ) -> tuple[Int[Tensor, "kept beam"], Int[Tensor, "kept beam"]]:
         """Take the best candidates; the rows that go on, and what they read next."""
-        candidates = self._candidates(logits)
-        if self._coverage is not None:
-            self._coverages = self._coverage().double().cpu().numpy()
-        is_end = candidates.tokens == self._eos
-        if is_end.any():
-            self._finish(candidates, is_end)
-            candidates = candidates.without(is_end)
-        size = self._config.beam_size
-        parents, tokens = candidates.parents[:, :size], candidates.tokens[:, :size]
-        rows = np.arange(len(parents))[:, None] * self._ids.shape[1] + parents
-        self._append(parents, tokens, candidates.log_probabilities[:, :size])
-        best = self._log_probabilities.max(axis=1).tolist()
-        lengths = self._lengths.tolist()
-        kept = [
-            i
-            for i, beam in enumerate(self.live)
-            if not beam.is_done(best[i], lengths[i])
-        ]
-        if len(kept) < len(self.live):
-            self._cut_short(kept)
-            self._keep(kept)
-            rows, tokens = rows[kept], tokens[kept]
-        return torch.from_numpy(rows), torch.from_numpy(tokens)
-
-    def join(self, other: "BeamSearch") -> None:
-        """Put the sentences of another, which has grown too, behind one's own."""
-        both = (self, other)
-        width = max(each._ids.shape[2] for each in both)
-        self._ids = np.concatenate([_widened(each._ids, width) for each in both])
-        self._gains = np.concatenate([_widened(each._gains, width) for each in both])
-        self._lengths = np.concatenate([each._lengths for each in both])
-        self._coverages = np.concatenate([each._coverages for each in both])
-        self._log_probabilities = np.concatenate(
-            [each._log_probabilities for each in both]
-        )
-        self.live = [*self.live, *other.live]
-
-    def _candidates(self, logits: Float[Tensor, "sentences group vocab"]) -> Candidates:
-        lengths = self._lengths.tolist()
-        return best_candidates(
+        found = best_candidates(
             logits,
-            self._log_probabilities,
+            [beam.log_probabilities for beam in self.live],
             2 * self._config.beam_size,
             excluded=now_excluded(self._excluded),
             forced={
-                i: beam.prefix[length]
-                for i, (beam, length) in enumerate(zip(self.live, lengths, strict=True))
-                if length < len(beam.prefix)
+                i: token
+                for i, beam in enumerate(self.live)
+                if (token := beam.forced) is not None
             },
             diversity=self._config.diversity,
         )
-
-    def _finish(
-        self, candidates: Candidates, is_end: Bool[np.ndarray, "sentences candidates"]
-    ) -> None:
-        is_possible = candidates.log_probabilities > -math.inf
-        is_long = self._lengths >= self._config.min_length
-        ends = np.argwhere(is_end & is_possible & is_long[:, None]).tolist()
-        for i, j in ends:
-            parent = int(candidates.parents[i, j])
-            before = self._log_probabilities[i, parent]
-            ids, gains = self._path(i, parent)
-            gain = candidates.log_probabilities[i, j] - before
-            coverage = float(self._coverages[i, parent])
-            self.live[i].finish(ids, np.append(gains, gain), coverage)
-
-    def _path(
-        self, sentence: int, hypothesis: int
-    ) -> tuple[Int64[np.ndarray, " length"], Float64[np.ndarray, " length"]]:
-        """The tokens of a hypothesis, and what each has added."""
-        first = self._ids.shape[2] - self._lengths[sentence]
-        return (
-            self._ids[sentence, hypothesis, first:],
-            self._gains[sentence, hypothesis, first:],
+        if self._coverage is not None:
+            of_groups = self._coverage().double().tolist()
+            for beam, coverages in zip(self.live, of_groups, strict=True):
+                beam.coverages = coverages
+        of_sentences = zip(
+            found.log_probabilities, found.parents, found.tokens, strict=True
         )
-
-    def _append(
-        self,
-        parents: Int64[np.ndarray, "sentences group"],
-        tokens: Int64[np.ndarray, "sentences group"],
-        totals: Float64[np.ndarray, "sentences group"],
-    ) -> None:
-        """Let hypotheses be what their parents were, with one more token each."""
-        sentences = np.arange(len(parents))[:, None]
-        ids = self._ids[sentences, parents]
-        gains = self._gains[sentences, parents]
-        before = self._log_probabilities[sentences, parents]
-        with np.errstate(invalid="ignore"):  # of what does not go on
-            gain = totals - before
-        self._ids = np.concatenate([ids, tokens[..., None]], axis=2)
-        self._gains = np.concatenate([gains, gain[..., None]], axis=2)
-        self._coverages = self._coverages[sentences, parents]
-        self._log_probabilities = totals
-        self._lengths = self._lengths + 1
-
-    def _cut_short(self, kept: list[int]) -> None:
-        """What was cut short is better than nothing, where nothing has ended."""
-        for i in set(range(len(self.live))).difference(kept):
-            if self.live[i].has_finished:
-                continue
-            going_on = np.flatnonzero(self._log_probabilities[i] > -math.inf)
-            for hypothesis in going_on.tolist():
-                coverage = float(self._coverages[i, hypothesis])
-                self.live[i].finish(*self._path(i, hypothesis), coverage)
-
-    def _keep(self, kept: list[int]) -> None:
+        for beam, candidates in zip(self.live, of_sentences, strict=True):
+            beam.grow(*candidates)
+        kept = [i for i, beam in enumerate(self.live) if not beam.is_done]
         self.live = [self.live[i] for i in kept]
-        self._lengths = self._lengths[kept]
-        self._coverages = self._coverages[kept]
-        self._log_probabilities = self._log_probabilities[kept]
-        first = self._ids.shape[2] - int(self._lengths.max(initial=0))
-        self._ids = self._ids[kept, :, first:]
-        self._gains = self._gains[kept, :, first:]
+        size, group_size = self._config.beam_size, logits.size(1)
+        rows = [
+            [i * group_size + parent for parent in beam.parents]
+            for i, beam in zip(kept, self.live, strict=True)
+        ]
+        last_ids = [beam.last_ids for beam in self.live]
+        both = torch.tensor([rows, last_ids], dtype=torch.int64)
+        parents, tokens = both.view(2, len(kept), size)
+        return parents, tokens
+
+    def join(self, other: "BeamSearch") -> None:
+        """Put the sentences of another, which has grown too, behind one's own."""
+        self.live = [*self.live, *other.live]
+
+
+class _Step(NamedTuple):
+    """The hypotheses that went on, by their last tokens."""
+
+    parents: list[int]
+    """Which of the step before each goes on from."""
+    tokens: list[int]
+    log_probabilities: list[float]
+    """Of all tokens so far."""
+
+
+class _End(NamedTuple):
+    """A hypothesis that goes on no more."""
+
+    score: float
+    log_probability: float
+    num_steps: int
+    """By which its tokens were found, its end not counted."""
+    last: int
+    """Its number in the last of these."""
+    is_finished: bool
 
 
 class _Beam:
-    """What has been found for one sentence."""
+    """The hypotheses of one sentence.
+
+    Each step says only what it has added, so that what goes on twice is not copied.
+    """
 
     def __init__(
-        self, max_length: int, prefix: tuple[int, ...], config: SearchConfig
+        self, max_length: int, prefix: Sequence[int], eos: int, config: SearchConfig
     ) -> None:
-        self.prefix = prefix
+        self.log_probabilities = [0.0]
+        """Of the hypotheses that go on."""
+        self.coverages: list[float] = []
+        """Theirs, if anybody asks for it."""
         self._max_length = max_length
+        self._prefix = prefix
+        self._eos = eos
         self._config = config
-        self._finished: list[Hypothesis] = []
+        self._steps: list[_Step] = []
+        self._ends: list[_End] = []
         """The best of them, best first."""
 
     @property
-    def has_finished(self) -> bool:
-        """Whether any hypothesis has."""
-        return bool(self._finished)
+    def forced(self) -> int | None:
+        """The only token that may come next, if there is such."""
+        length = len(self._steps)
+        return self._prefix[length] if length < len(self._prefix) else None
 
-    def finish(
-        self,
-        ids: Int64[np.ndarray, " length"],
-        gains: Float64[np.ndarray, " tokens"],
-        coverage: float,
+    @property
+    def parents(self) -> list[int]:
+        """Of the hypotheses that go on."""
+        return self._steps[-1].parents
+
+    @property
+    def last_ids(self) -> list[int]:
+        """Of each that goes on."""
+        return self._steps[-1].tokens
+
+    def grow(
+        self, log_probabilities: list[float], parents: list[int], tokens: list[int]
     ) -> None:
-        """Keep a hypothesis; the gain of its end, if it has one, comes last."""
-        total = float(gains.sum())
-        score = self._config.score(total, len(gains), coverage)
-        finished = Hypothesis(
-            ids=tuple(ids.tolist()),
-            log_probability=total,
-            token_log_probabilities=tuple(gains.tolist()),
-            score=score,
-            is_finished=len(gains) > len(ids),
-        )
-        ranked = sorted([*self._finished, finished], key=lambda h: -h.score)
-        self._finished = ranked[: self._config.beam_size]
+        """Let the best candidates go on, and those that end be kept."""
+        step = _Step([], [], [])
+        is_long = len(self._steps) >= self._config.min_length
+        candidates = zip(log_probabilities, parents, tokens, strict=True)
+        for log_probability, parent, token in candidates:
+            if token == self._eos and log_probability > -math.inf:
+                if is_long:
+                    self._end(log_probability, parent, is_finished=True)
+            elif len(step.tokens) < self._config.beam_size:
+                step.parents.append(parent)
+                step.tokens.append(token)
+                step.log_probabilities.append(log_probability)
+        self._steps.append(step)
+        self.log_probabilities = step.log_probabilities
+        if self.coverages:
+            self.coverages = [self.coverages[parent] for parent in step.parents]
 
-    def is_done(self, best_log_probability: float, length: int) -> bool:
+    @property
+    def is_done(self) -> bool:
         """Whether nothing unfinished can overtake those that are asked for."""
-        if best_log_probability == -math.inf or length >= self._max_length:
+        best = max(self.log_probabilities)
+        if best == -math.inf or len(self._steps) >= self._max_length:
             return True
         num_best = self._config.num_best
-        if len(self._finished) < num_best:
+        if len(self._ends) < num_best:
             return False
         # Log-probabilities only fall, the divisor never does, and coverage adds
         # nothing, so that nothing unfinished can score above this.
-        bound = self._config.score(best_log_probability, self._max_length)
-        return self._finished[num_best - 1].score >= bound
+        bound = self._config.score(best, self._max_length)
+        return self._ends[num_best - 1].score >= bound
 
     def hypotheses(self) -> list[Hypothesis]:
         """The finished ones, best first; if there are none, those cut short."""
-        return self._finished
+        if not self._ends:
+            for number, log_probability in enumerate(self.log_probabilities):
+                if log_probability > -math.inf:
+                    self._end(log_probability, number, is_finished=False)
+        return [self._hypothesis(end) for end in self._ends]
 
+    def _end(self, log_probability: float, last: int, *, is_finished: bool) -> None:
+        """Keep a hypothesis, if it is among the best."""
+        num_steps = len(self._steps)
+        coverage = self.coverages[last] if self.coverages else 0.0
+        score = self._config.score(log_probability, num_steps + is_finished, coverage)
+        size, ends = self._config.beam_size, self._ends
+        if len(ends) == size and score <= ends[-1].score:
+            return
+        ends.append(_End(score, log_probability, num_steps, last, is_finished))
+        ends.sort(key=lambda end: -end.score)
+        del ends[size:]
 
-def _widened(
-    paths: Shaped[np.ndarray, "sentences group length"], width: int
-) -> Shaped[np.ndarray, "sentences group {width}"]:
-    """With room before the tokens."""
-    return np.pad(paths, ((0, 0), (0, 0), (width - paths.shape[2], 0)))
+    def _hypothesis(self, end: _End) -> Hypothesis:
+        ids, totals, number = [], [end.log_probability], end.last
+        if not end.is_finished:
+            totals.clear()
+        for step in reversed(self._steps[: end.num_steps]):
+            ids.append(step.tokens[number])
+            totals.append(step.log_probabilities[number])
+            number = step.parents[number]
+        gains = (now - before for before, now in pairwise([0.0, *reversed(totals)]))
+        return Hypothesis(
+            ids=tuple(reversed(ids)),
+            log_probability=end.log_probability,
+            token_log_probabilities=tuple(gains),
+            score=end.score,
+            is_finished=end.is_finished,
+        )

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, Shaped
+from jaxtyping import Bool, Float, Float64, Int, Shaped
 from torch import Tensor
 
-from transduce.decoding.kernels.best_tokens import best_tokens, can_find_best
+from transduce.decoding.kernels.found_candidates import (
+    can_find_candidates,
+    found_candidates,
+)
 
-LikelyTokens = tuple[
-    Float32[np.ndarray, "sentences group found"],
-    Int64[np.ndarray, "sentences group found"],
-]
-"""Log-probabilities and tokens of each hypothesis, best first."""
 BLOCK = 64
 """Tokens of which only the best is looked at first."""
 Excluded = Sequence[int] | Callable[[], Bool[Tensor, "sentences group vocab"]]
@@ -25,24 +23,13 @@ model has read of each hypothesis."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The likeliest ways to go on, best first."""
+    """The likeliest ways to go on of each sentence, best first."""
 
-    log_probabilities: Float64[np.ndarray, "sentences candidates"]
+    log_probabilities: list[list[float]]
     """Of the whole sequence; minus infinity where there is no further candidate."""
-    parents: Int64[np.ndarray, "sentences candidates"]
+    parents: list[list[int]]
     """The hypothesis of the group that each goes on from."""
-    tokens: Int64[np.ndarray, "sentences candidates"]
-
-    def without(self, is_out: Bool[np.ndarray, "sentences candidates"]) -> "Candidates":
-        """The others first; behind them those that are out, as impossible."""
-        order = np.argsort(is_out, axis=1, kind="stable")
-        sentences = np.arange(len(order))[:, None]
-        totals = np.where(is_out, -math.inf, self.log_probabilities)
-        return Candidates(
-            log_probabilities=totals[sentences, order],
-            parents=self.parents[sentences, order],
-            tokens=self.tokens[sentences, order],
-        )
+    tokens: list[list[int]]
 
 
 def now_excluded(
@@ -54,7 +41,7 @@ def now_excluded(
 
 def best_candidates(
     logits: Float[Tensor, "sentences group vocab"],
-    log_probabilities: Float64[np.ndarray, "sentences group"],
+    log_probabilities: Sequence[Sequence[float]],
     count: int,
     *,
     excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"] = (),
@@ -66,58 +53,50 @@ def best_candidates(
     `log_probabilities` are those of the hypotheses so far. `forced` has the only token
     that some sentences may go on with.
     """
-    values, tokens = likeliest(logits, count, excluded, forced)
-    totals = values + log_probabilities[..., None]
-    ranked = totals - diversity * np.arange(values.shape[-1]) if diversity else totals
-    chosen = np.argsort(-_flat(ranked), axis=1, kind="stable")[:, :count]
-    sentences = np.arange(len(chosen))[:, None]
+    totals = torch.tensor(log_probabilities, dtype=torch.float64)
+    find = found_candidates if can_find_candidates(logits) else _found_by_torch
+    found = find(logits, totals, count, excluded, forced or {}, diversity)
+    log_probabilities, parents, tokens = (each.tolist() for each in found)
     return Candidates(
-        log_probabilities=_filled(_flat(totals)[sentences, chosen], count, -math.inf),
-        parents=_filled(chosen // values.shape[-1], count, 0),
-        tokens=_filled(_flat(tokens)[sentences, chosen], count, 0),
+        log_probabilities=log_probabilities, parents=parents, tokens=tokens
     )
-
-
-def likeliest(
-    logits: Float[Tensor, "sentences group vocab"],
-    count: int,
-    excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"] = (),
-    forced: Mapping[int, int] | None = None,
-) -> LikelyTokens:
-    """The likeliest tokens after each hypothesis, so many if there are."""
-    find = _found_by_kernel if can_find_best(logits) else _found_by_torch
-    return find(logits, count, excluded, forced or {})
-
-
-def _found_by_kernel(
-    logits: Float[Tensor, "sentences group vocab"],
-    count: int,
-    excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"],
-    forced: Mapping[int, int],
-) -> LikelyTokens:
-    best = best_tokens(logits, count, excluded)
-    for sentence, token in forced.items():
-        only = logits[sentence, :, token].numpy() - best.log_sums[sentence]
-        if isinstance(excluded, Tensor):
-            only[excluded[sentence, :, token].cpu().numpy()] = -math.inf
-        elif token in excluded:
-            only[:] = -math.inf
-        best.values[sentence] = -math.inf
-        best.values[sentence, :, 0] = only
-        best.tokens[sentence] = token
-    return best.values, best.tokens
 
 
 def _found_by_torch(
     logits: Float[Tensor, "sentences group vocab"],
+    totals: Float64[Tensor, "sentences group"],
     count: int,
     excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"],
     forced: Mapping[int, int],
-) -> LikelyTokens:
+    diversity: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `found_candidates` finds, on any device and in any precision."""
     # Not the logits minus their `logsumexp`: that takes twice as long.
     log_probs = logits.float().log_softmax(dim=-1)
+    is_nan = _numpy(log_probs[..., 0].isnan())  # as then all are
+    _exclude(log_probs, excluded, forced)
+    # What is left is little: numpy is done with it sooner.
+    values, tokens = map(_numpy, _largest(log_probs, count))
+    values[is_nan] = math.nan
+    after = values + totals.numpy()[..., None]
+    ranked = after - diversity * np.arange(values.shape[-1]) if diversity else after
+    chosen = np.argsort(-_flat(ranked), axis=1, kind="stable")[:, :count]
+    sentences = np.arange(len(chosen))[:, None]
+    return (
+        _filled(_flat(after)[sentences, chosen], count, -math.inf),
+        _filled(chosen // values.shape[-1], count, 0),
+        _filled(_flat(tokens)[sentences, chosen], count, 0),
+    )
+
+
+def _exclude(
+    log_probs: Float[Tensor, "sentences group vocab"],
+    excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"],
+    forced: Mapping[int, int],
+) -> None:
+    """Let what may not come be impossible, in place."""
     if isinstance(excluded, Tensor):
-        log_probs = log_probs.masked_fill(excluded.to(logits.device), -math.inf)
+        log_probs.masked_fill_(excluded.to(log_probs.device), -math.inf)
     else:
         for token in excluded:
             log_probs[..., token] = -math.inf
@@ -125,9 +104,6 @@ def _found_by_torch(
         only = log_probs[sentence, :, token].clone()
         log_probs[sentence] = -math.inf
         log_probs[sentence, :, token] = only
-    # What is left is little: numpy is done with it sooner.
-    values, tokens = map(_numpy, _largest(log_probs, count))
-    return values, tokens
 
 
 def _flat(

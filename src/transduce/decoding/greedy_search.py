@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decoding.candidates import Excluded, likeliest, now_excluded
+from transduce.decoding.candidates import Excluded, best_candidates, now_excluded
 from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
 from transduce.search_config import SearchConfig
 
@@ -49,9 +48,9 @@ class GreedySearch:
         self, logits: Float[Tensor, "sentences 1 vocab"]
     ) -> tuple[Int[Tensor, "kept 1"], Int[Tensor, "kept 1"]]:
         """Take the likeliest; the rows that go on, and what they read next."""
-        count = len(self.live)
-        values, best = likeliest(
+        found = best_candidates(
             logits,
+            [[0.0]] * len(self.live),
             2,
             excluded=now_excluded(self._excluded),
             forced={
@@ -60,17 +59,16 @@ class GreedySearch:
                 if (token := path.forced) is not None
             },
         )
-        # The second best, if the best is an end that comes too early.
-        must_go_on = np.array([path.must_go_on for path in self.live])
-        chosen = ((best[:, 0, 0] == self._eos) & must_go_on).astype(int)
-        tokens = best[np.arange(count), 0, chosen]
-        gains = values[np.arange(count), 0, chosen].tolist()
-        for path, token, gain in zip(self.live, tokens.tolist(), gains, strict=True):
-            path.append(token, gain)
-        rows = [row for row, path in enumerate(self.live) if not path.is_done]
-        self.live = [self.live[row] for row in rows]
-        kept = np.array(rows, dtype=np.int64)
-        return torch.from_numpy(kept[:, None]), torch.from_numpy(tokens[kept, None])
+        for path, gains, tokens in zip(
+            self.live, found.log_probabilities, found.tokens, strict=True
+        ):
+            path.grow(gains, tokens)
+        kept = [i for i, path in enumerate(self.live) if not path.is_done]
+        self.live = [self.live[i] for i in kept]
+        last_ids = [path.last_id for path in self.live]
+        both = torch.tensor([kept, last_ids], dtype=torch.int64)
+        rows, tokens = both[..., None]
+        return rows, tokens
 
     def join(self, other: "GreedySearch") -> None:
         """Put the sentences of another behind one's own."""
@@ -97,16 +95,19 @@ class _Path:
         return self._prefix[length] if length < len(self._prefix) else None
 
     @property
-    def must_go_on(self) -> bool:
-        return len(self._ids) < self._config.min_length
+    def last_id(self) -> int:
+        return self._ids[-1]
 
     @property
     def is_done(self) -> bool:
         return self._is_finished or len(self._ids) >= self._max_length
 
-    def append(self, token: int, gain: float) -> None:
-        self._ids.append(token)
-        self._gains.append(gain)
+    def grow(self, gains: Sequence[float], tokens: Sequence[int]) -> None:
+        """By the better of two tokens; not by an end that comes too early."""
+        is_early = len(self._ids) < self._config.min_length
+        chosen = 1 if is_early and tokens[0] == self._eos else 0
+        self._ids.append(tokens[chosen])
+        self._gains.append(gains[chosen])
 
     def hypotheses(self) -> list[Hypothesis]:
         """The only one."""

@@ -140,11 +140,15 @@ class DecodingState:
         self.past = self.past[sentences[:, None], parents]
         unchanged = torch.arange(len(self.memory_mask), device=rows.device)
         if not torch.equal(sentences, unchanged):
-            for layer in self.layers:
-                layer.keep_sentences(sentences)
-            self.memory_mask = self.memory_mask.index_select(0, sentences)
-            self.positions = self.positions.index_select(0, sentences)
             self.lengths = self.lengths.index_select(0, sentences)
+            self.keep_stores(sentences)
+
+    def keep_stores(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Keep what these sentences have stored, in this order."""
+        for layer in self.layers:
+            layer.keep_sentences(sentences)
+        self.memory_mask = self.memory_mask.index_select(0, sentences)
+        self.positions = self.positions.index_select(0, sentences)
 
     def _are_all(self, rows: Int[Tensor, "kept group"]) -> bool:
         """Whether all go on as they stand."""

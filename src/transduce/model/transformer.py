@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from transduce.model.attention import causal_mask, neighbourhood_mask, padding_mask
-from transduce.model.cache import DecodingState
+from transduce.model.cache import STEPS_AHEAD, DecodingState
 from transduce.model.config import ModelConfig
 from transduce.model.cost import update_flops
 from transduce.model.embedding import (
@@ -114,13 +114,13 @@ class Transformer(nn.Module):
 
     def start(self, memory: Memory) -> DecodingState:
         """The state before the first step, with one hypothesis a sentence."""
-        device, num_sentences = memory.mask.device, len(memory.mask)
+        mask, sentences = memory.mask, len(memory.mask)
         return DecodingState(
             layers=[layer.start(memory.states) for layer in self._decoder()],
-            memory_mask=memory.mask,
-            past=torch.empty(num_sentences, 1, 0, dtype=torch.bool, device=device),
-            positions=torch.empty(num_sentences, 0, dtype=torch.int64, device=device),
-            lengths=torch.zeros(num_sentences, dtype=torch.int64, device=device),
+            memory_mask=mask,
+            past=mask.new_zeros(sentences, 1, STEPS_AHEAD),
+            positions=mask.new_zeros(sentences, STEPS_AHEAD, dtype=torch.int64),
+            lengths=mask.new_zeros(sentences, dtype=torch.int64),
         )
 
     def step(

@@ -292,16 +292,18 @@ def test_the_best_candidates_are_those_of_sorting_all(
     so_far = np.array([[0.0, -0.5], [-1.0, -1.1], [-2.0, -math.inf]])
     totals = logits.double().log_softmax(-1) + torch.from_numpy(so_far)[..., None]
     expected, indices = totals.flatten(1).topk(min(count, 2 * vocab_size))
-    found = best_candidates(logits.clone(), so_far, count)
+    found = best_candidates(logits.clone(), so_far.tolist(), count)
     known = min(count, 2 * min(count, vocab_size))
-    assert found.tokens.shape == (3, count)
-    log_probabilities = found.log_probabilities[:, :known]
+    found_totals = np.array(found.log_probabilities)
+    assert found_totals.shape == (3, count)
+    log_probabilities = found_totals[:, :known]
     np.testing.assert_allclose(
         log_probabilities, expected[:, :known], rtol=1e-6, atol=1e-6
     )
-    assert (found.log_probabilities[:, known:] == -math.inf).all()
+    assert (found_totals[:, known:] == -math.inf).all()
     is_possible = log_probabilities > -math.inf
-    places = (found.parents * vocab_size + found.tokens)[:, :known]
+    parents, tokens = np.array(found.parents), np.array(found.tokens)
+    places = (parents * vocab_size + tokens)[:, :known]
     assert (places == indices[:, :known].numpy())[is_possible].all()
 
 

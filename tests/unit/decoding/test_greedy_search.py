@@ -123,3 +123,14 @@ def test_a_prefix_is_kept_and_counted() -> None:
         [math.log(0.3), math.log(0.1)]
     )
     assert [other] == search([9])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_numbers_it_finds_none_even_if_one_token_alone_may_come(dtype) -> None:
+    class Damaged(Chain):
+        TABLE = torch.full((4, 4), math.nan, dtype=dtype)
+
+    [[found]] = greedy_search(
+        Damaged(), [3], SearchConfig(), bos=BOS, eos=EOS, excluded=(BOS, A, B)
+    )
+    assert math.isnan(found.log_probability)

@@ -1,5 +1,6 @@
 /* The likeliest next tokens, without a matrix of log-probabilities. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "exported.h"
 #include "lanes.h"
@@ -95,26 +96,121 @@ static float log_sum_exp(const float *row, int64_t vocab, float highest)
     return highest + logf(_mm512_reduce_add_ps(sum));
 }
 
-/* The log-probabilities and the tokens of the `count` largest of each row, best first,
-   and the logarithm of each row's sum of exponentials. Where a row has fewer that are
-   not excluded, minus infinity; where one has NaN, NaN. */
-EXPORTED void transduce_best(const float *logits, int64_t rows, int64_t vocab,
-                             const uint8_t *excluded, const int64_t *never,
-                             int64_t num_never, int64_t count, float *values,
-                             int64_t *tokens, float *log_sums)
+/* The largest of a row that may come, as log-probabilities, the best first. Where there
+   are fewer, minus infinity; where the row has NaN, NaN. */
+static void find_likeliest(const float *row, int64_t vocab, const Excluded *excluded,
+                           int64_t forced, Best *best)
 {
-    for (int64_t row = 0; row < rows; row++) {
-        const float *of_row = logits + row * vocab;
-        Best best = {count, values + row * count, tokens + row * count};
-        for (int64_t i = 0; i < count; i++) {
-            best.values[i] = -INFINITY;
-            best.tokens[i] = 0;
-        }
-        Excluded out = {excluded ? excluded + row * vocab : 0, never, num_never};
-        float highest = find_best(of_row, vocab, &out, &best);
-        float log_sum = log_sum_exp(of_row, vocab, highest);
-        for (int64_t i = 0; i < count; i++)
-            best.values[i] -= log_sum;
-        log_sums[row] = log_sum;
+    for (int64_t i = 0; i < best->count; i++) {
+        best->values[i] = -INFINITY;
+        best->tokens[i] = 0;
     }
+    float highest = find_best(row, vocab, excluded, best);
+    float log_sum = log_sum_exp(row, vocab, highest);
+    for (int64_t i = 0; i < best->count; i++)
+        best->values[i] -= log_sum;
+    if (forced < 0)
+        return;
+    for (int64_t i = 0; i < best->count; i++) {
+        best->values[i] = -INFINITY - log_sum; /* NaN, if that is NaN */
+        best->tokens[i] = forced;
+    }
+    if (!is_excluded(excluded, forced))
+        best->values[0] = row[forced] - log_sum;
+}
+
+/* What is asked for, and where it is to be put. */
+typedef struct {
+    const float *logits;
+    int64_t sentences, group, vocab;
+    const double *totals; /* log-probabilities of the hypotheses so far */
+    const uint8_t *mask;  /* of the logits: which tokens may not come, or none */
+    const int64_t *never; /* tokens that may not come at all */
+    int64_t num_never;
+    const int64_t *forced; /* the only token of each sentence, or -1 */
+    double diversity;      /* how far the k-th of a hypothesis is put back, times k */
+    int64_t count;         /* wanted of each sentence */
+    double *found_totals;
+    int64_t *found_parents, *found_tokens;
+} CandidateSearch;
+
+/* Whether one stands before another: NaN is behind all. */
+static int is_before(double one, double other)
+{
+    return one > other || (isnan(other) && !isnan(one));
+}
+
+/* Merge what was found for the hypotheses of a sentence, of equals the first. */
+static void merge(const CandidateSearch *asked, int64_t sentence, const Best *best,
+                  int64_t *taken)
+{
+    int64_t group = asked->group, count = asked->count;
+    for (int64_t h = 0; h < group; h++)
+        taken[h] = 0;
+    for (int64_t place = 0; place < count; place++) {
+        int64_t parent = -1;
+        double highest = 0.0, its_total = -INFINITY;
+        for (int64_t h = 0; h < group; h++) {
+            if (taken[h] == best[h].count)
+                continue;
+            double total =
+                (double)best[h].values[taken[h]] + asked->totals[sentence * group + h];
+            double rank = total - asked->diversity * (double)taken[h];
+            if (parent < 0 || is_before(rank, highest)) {
+                parent = h;
+                highest = rank;
+                its_total = total;
+            }
+        }
+        int64_t at = sentence * count + place;
+        asked->found_totals[at] = its_total;
+        asked->found_parents[at] = parent < 0 ? 0 : parent;
+        asked->found_tokens[at] = parent < 0 ? 0 : best[parent].tokens[taken[parent]];
+        if (parent >= 0)
+            taken[parent]++;
+    }
+}
+
+static void find_of_sentence(const CandidateSearch *asked, int64_t sentence, Best *best,
+                             int64_t *taken)
+{
+    int64_t forced = asked->forced ? asked->forced[sentence] : -1;
+    for (int64_t h = 0; h < asked->group; h++) {
+        int64_t first = (sentence * asked->group + h) * asked->vocab;
+        Excluded out = {asked->mask ? asked->mask + first : 0, asked->never,
+                        asked->num_never};
+        find_likeliest(asked->logits + first, asked->vocab, &out, forced, &best[h]);
+    }
+    merge(asked, sentence, best, taken);
+}
+
+/* The `count` likeliest ways to go on of each sentence, the best first: what their
+   totals then are, which hypothesis they go on from, and by which token. Where there
+   are fewer, minus infinity; after a hypothesis whose row has NaN, NaN. 1 if memory is
+   lacking, 2 if what is forced is no token, otherwise 0. */
+EXPORTED int transduce_candidates(const CandidateSearch *asked)
+{
+    for (int64_t i = 0; asked->forced && i < asked->sentences; i++)
+        if (asked->forced[i] < -1 || asked->forced[i] >= asked->vocab)
+            return 2;
+    int64_t each = asked->count < asked->vocab ? asked->count : asked->vocab;
+    size_t group = (size_t)asked->group, all = group * (size_t)each;
+    Best *best = malloc(group * sizeof *best);
+    int64_t *numbers = malloc((all + group) * sizeof *numbers);
+    float *values = malloc(all * sizeof *values);
+    int is_done = best && numbers && values;
+    for (int64_t h = 0; is_done && h < asked->group; h++)
+        best[h] = (Best){each, values + h * each, numbers + h * each};
+    for (int64_t i = 0; is_done && i < asked->sentences; i++)
+        find_of_sentence(asked, i, best, numbers + all);
+    free(values);
+    free(numbers);
+    free(best);
+    return !is_done;
+}
+
+/* So that others can see whether they mean the same. */
+EXPORTED int64_t transduce_candidate_search_size(void)
+{
+    return sizeof(CandidateSearch);
 }

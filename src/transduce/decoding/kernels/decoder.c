@@ -17,15 +17,17 @@ typedef struct {
     Store key, value, memory_key, memory_value;
 } LayerCache;
 
-/* Where the decoder stands: a group of hypotheses for each sentence. */
+/* Where the decoder stands: a group of hypotheses for each sentence. What is large has
+   places of its own, so that it need not be moved when sentences leave. */
 typedef struct {
     int64_t sentences, group;
     int64_t num_slots, room; /* of a sentence: in use, and in all */
     int64_t source;
     uint8_t *past;              /* which slots hold the past of each hypothesis */
-    int64_t *slot_positions;    /* of the tokens in each sentence's slots */
     int64_t *lengths;           /* positions read of each sentence */
-    const uint8_t *memory_mask; /* positions of each sentence */
+    int64_t *places;            /* of each sentence in what follows */
+    int64_t *slot_positions;    /* of the tokens in the slots of each place */
+    const uint8_t *memory_mask; /* positions of each place */
     const LayerCache *layers;
 } State;
 
@@ -50,8 +52,9 @@ static void take_slots(State *state)
         uint8_t *past = state->past + row * state->room + first;
         memset(past, 0, (size_t)group);
         past[row % group] = 1;
-        state->slot_positions[row / group * state->room + first + row % group] =
-            state->lengths[row / group];
+        int64_t *positions =
+            state->slot_positions + state->places[row / group] * state->room;
+        positions[first + row % group] = state->lengths[row / group];
     }
     state->num_slots += group;
 }
@@ -63,8 +66,8 @@ static void store(const Work *work, const State *state, const Store *into,
 {
     for (int64_t row = 0; row < work->rows; row++) {
         int64_t slot = state->num_slots - state->group + row % state->group;
-        float *to = into->numbers + row / state->group * into->per_sentence +
-                    slot * into->per_slot;
+        int64_t place = state->places[row / state->group];
+        float *to = into->numbers + place * into->per_sentence + slot * into->per_slot;
         const float *from = work->wide + row * stride + first;
         for (int64_t head = 0; head < work->stack->num_heads; head++)
             memcpy(to + head * into->per_head, from + head * width,
@@ -78,7 +81,8 @@ static int64_t list_past(const State *state, int64_t neighbourhood, int64_t row,
 {
     const int64_t sentence = row / state->group;
     const uint8_t *is_past = state->past + row * state->room;
-    const int64_t *positions = state->slot_positions + sentence * state->room;
+    const int64_t *positions =
+        state->slot_positions + state->places[sentence] * state->room;
     const int64_t first = state->lengths[sentence] - neighbourhood;
     int64_t found = 0;
     for (int64_t i = 0; i < state->num_slots; i++) {
@@ -89,9 +93,9 @@ static int64_t list_past(const State *state, int64_t neighbourhood, int64_t row,
 }
 
 /* The positions of a sentence's memory that are no padding. */
-static int64_t list_memory(const State *state, int64_t sentence, int32_t *slots)
+static int64_t list_memory(const State *state, int64_t place, int32_t *slots)
 {
-    const uint8_t *is_there = state->memory_mask + sentence * state->source;
+    const uint8_t *is_there = state->memory_mask + place * state->source;
     int64_t found = 0;
     for (int64_t i = 0; i < state->source; i++) {
         slots[found] = (int32_t)i;
@@ -112,8 +116,8 @@ static void attend_to_past(Work *work, const Decoder *decoder, const Layer *laye
     store(work, state, &cache->value, 2 * queries, stack->d_v, stride);
     for (int64_t row = 0; row < work->rows; row++) {
         int64_t count = list_past(state, decoder->neighbourhood, row, work->slots);
-        attend(work, row, stride, row / state->group, &cache->key, &cache->value,
-               count);
+        attend(work, row, stride, state->places[row / state->group], &cache->key,
+               &cache->value, count);
     }
     apply_linear(work, &layer->own_output, work->heads, work->read, 0);
     add_and_norm(work, &layer->after_own);
@@ -126,9 +130,9 @@ static void attend_to_memory(Work *work, const Layer *layer, const State *state,
     apply_linear(work, &layer->memory_query, sublayer_input(work, &layer->after_memory),
                  work->wide, 0);
     for (int64_t row = 0; row < work->rows; row++) {
-        const int64_t sentence = row / state->group;
-        int64_t count = list_memory(state, sentence, work->slots);
-        attend(work, row, stride, sentence, &cache->memory_key, &cache->memory_value,
+        const int64_t place = state->places[row / state->group];
+        int64_t count = list_memory(state, place, work->slots);
+        attend(work, row, stride, place, &cache->memory_key, &cache->memory_value,
                count);
     }
     apply_linear(work, &layer->memory_output, work->heads, work->read, 0);
@@ -184,33 +188,48 @@ EXPORTED int transduce_step(const Decoder *decoder, State *state,
     return 0;
 }
 
-static int are_groups_kept(const State *state, const int64_t *rows)
+/* Whether each of so many groups is of one sentence, and these stand in order. */
+static int are_in_order(const State *state, const int64_t *rows, int64_t sentences)
 {
-    for (int64_t i = 0; i < state->sentences * state->group; i++)
-        if (rows[i] < 0 || rows[i] / state->group != i / state->group)
+    int64_t last = -1;
+    for (int64_t i = 0; i < sentences; i++) {
+        const int64_t *group = rows + i * state->group,
+                      sentence = *group / state->group;
+        if (sentence <= last || sentence >= state->sentences)
             return 0;
+        for (int64_t k = 0; k < state->group; k++)
+            if (group[k] < 0 || group[k] / state->group != sentence)
+                return 0;
+        last = sentence;
+    }
     return 1;
 }
 
-/* Let all hypotheses of each sentence go on from these, numbered through all groups. 1
-   if memory is lacking, 3 if they are not of their own group, otherwise 0. */
-EXPORTED int transduce_reorder(const State *state, const int64_t *rows)
+/* Keep so many sentences, each with these of its hypotheses, numbered through all
+   groups. 1 if memory is lacking, 3 if they are not of one sentence each, or these in
+   another order, otherwise 0. */
+EXPORTED int transduce_reorder(State *state, const int64_t *rows, int64_t sentences)
 {
     const int64_t group = state->group;
     const size_t used = (size_t)state->num_slots;
-    if (!are_groups_kept(state, rows))
+    if (!are_in_order(state, rows, sentences))
         return 3;
     uint8_t *before = malloc(used * (size_t)group);
     if (!before)
         return 1;
-    for (int64_t i = 0; i < state->sentences * group; i += group) {
-        uint8_t *past = state->past + i * state->room;
+    for (int64_t i = 0; i < sentences; i++) {
+        const int64_t sentence = rows[i * group] / group; /* not before i */
+        const uint8_t *from = state->past + sentence * group * state->room;
+        uint8_t *to = state->past + i * group * state->room;
         for (int64_t k = 0; k < group; k++)
-            memcpy(before + k * state->num_slots, past + k * state->room, used);
+            memcpy(before + k * state->num_slots, from + k * state->room, used);
         for (int64_t k = 0; k < group; k++)
-            memcpy(past + k * state->room,
-                   before + rows[i + k] % group * state->num_slots, used);
+            memcpy(to + k * state->room,
+                   before + rows[i * group + k] % group * state->num_slots, used);
+        state->lengths[i] = state->lengths[sentence];
+        state->places[i] = state->places[sentence];
     }
+    state->sentences = sentences;
     free(before);
     return 0;
 }

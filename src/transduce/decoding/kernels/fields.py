@@ -1,7 +1,7 @@
 """What the kernels read, field by field as in their C."""
 
 import ctypes
-from ctypes import POINTER, c_float, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int64, c_void_p
 
 
 class LinearFields(ctypes.Structure):
@@ -90,8 +90,30 @@ class StateFields(ctypes.Structure):
         ("room", c_int64),
         ("source", c_int64),
         ("past", c_void_p),
-        ("slot_positions", c_void_p),
         ("lengths", c_void_p),
+        ("places", c_void_p),
+        ("slot_positions", c_void_p),
         ("memory_mask", c_void_p),
         ("layers", POINTER(c_int64)),
+    ]
+
+
+class CandidateSearchFields(ctypes.Structure):
+    """`CandidateSearch` of candidates.c."""
+
+    _fields_ = [
+        ("logits", c_void_p),
+        ("sentences", c_int64),
+        ("group", c_int64),
+        ("vocab", c_int64),
+        ("totals", c_void_p),
+        ("mask", c_void_p),
+        ("never", c_void_p),
+        ("num_never", c_int64),
+        ("forced", c_void_p),
+        ("diversity", c_double),
+        ("count", c_int64),
+        ("found_totals", c_void_p),
+        ("found_parents", c_void_p),
+        ("found_tokens", c_void_p),
     ]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from transduce.decoding.kernels.fields import (
+    CandidateSearchFields,
     DecoderFields,
     LayerFields,
     LinearFields,
@@ -75,7 +76,8 @@ def _reads_our_fields(library: ctypes.CDLL) -> bool:
     ours = [LinearFields, LayerFields, DecoderFields, StateFields]
     sizes = (c_int64 * len(ours))()
     library.transduce_sizes(sizes)
-    return list(sizes) == [ctypes.sizeof(fields) for fields in ours]
+    found = [*sizes, library.transduce_candidate_search_size()]
+    return found == [ctypes.sizeof(each) for each in (*ours, CandidateSearchFields)]
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -90,10 +92,10 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.transduce_linear.argtypes = [pointer, pointer, number, pointer, c_int]
     library.transduce_encode.argtypes = [*[pointer] * 3, c_int]
     library.transduce_step.argtypes = [*[pointer] * 5, c_int]
-    library.transduce_reorder.argtypes = [pointer, pointer]
-    library.transduce_best.argtypes = [
-        pointer, number, number, pointer, pointer, number, number, *[pointer] * 3
-    ]  # fmt: skip
+    library.transduce_reorder.argtypes = [pointer, pointer, number]
+    library.transduce_candidates.argtypes = [pointer]
+    library.transduce_candidate_search_size.argtypes = []
+    library.transduce_candidate_search_size.restype = number
     library.transduce_use_threads(threads_of_torch())
     return library
 

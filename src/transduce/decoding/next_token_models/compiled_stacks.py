@@ -74,62 +74,85 @@ class CompiledEncoder:
 class CompiledDecoder(IncrementalDecoder):
     """A model that has read sources; its steps are calls of a kernel.
 
-    Whose past a slot is, and how far each sentence is, the kernel keeps up itself, in
-    the tensors of the state.
+    Whose past a slot is, how far each sentence is and which are still there, the kernel
+    keeps up itself, in the tensors of the state. Of sentences that have left, keys and
+    values are still there until room is made for others.
     """
 
     def __init__(self, stack: "CompiledStack", memory: Memory) -> None:
         super().__init__(stack.model, memory, stack.flat)
         self._stack = stack
-        self._fields: StateFields | None = None
-        """Where the state's tensors are, until others take their place."""
+        self._lent: _LentState | None = None
+        """The state while the kernel keeps it up."""
 
     def step(
         self, last_ids: Int64[Tensor, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; the logits of the next."""
         if self._stack.flat.is_watched:
-            self._fields = None
+            self._taken_back()
             return super().step(last_ids)
         if not self._state.has_room:
-            self._fields = None
-            self._state.make_room()
-        if self._fields is None:
-            self._fields = self._described()
-        logits = self._stack.step(last_ids, self._fields, self._state.max_length)
-        self._state.num_slots = self._fields.num_slots
+            self._taken_back().make_room()
+        if self._lent is None:
+            self._lent = _LentState(self._state, self._stack.model)
+        logits = self._stack.step(last_ids, self._lent.fields, self._lent.positions)
+        self._state.num_slots = self._lent.fields.num_slots
         self._state.max_length += 1
         return logits
 
     def reorder(self, rows: Int64[Tensor, "kept group"]) -> None:
         """Keep these hypotheses, in this order."""
-        if self._fields is None or not self._stack.reorder(rows, self._fields):
-            self._fields = None
-            super().reorder(rows)
+        if self._lent is None or not self._stack.reorder(rows, self._lent.fields):
+            self._taken_back().reorder(rows)
 
     def join(self, other: IncrementalDecoder) -> None:
         """Put the sentences of another behind one's own."""
-        self._fields = None
-        super().join(other)
+        assert isinstance(other, CompiledDecoder)
+        self._taken_back().join(other._taken_back())
 
-    def _described(self) -> StateFields:
-        state = self._state
+    def _taken_back(self) -> DecodingState:
+        if self._lent is not None:
+            self._lent.give_back()
+            self._lent = None
+        return self._state
+
+
+class _LentState:
+    """A decoding state that a kernel keeps up, until it is given back."""
+
+    def __init__(self, state: DecodingState, model: Transformer) -> None:
         # What has been cut is not in one piece.
         state.past = state.past.contiguous()
         state.positions = state.positions.contiguous()
         state.memory_mask = state.memory_mask.contiguous()
-        return StateFields(
+        self._state = state
+        self._places = torch.arange(len(state.lengths))
+        steps = (state.past.size(2) - state.num_slots) // state.group_size
+        self.positions = model.positions(
+            0, state.max_length + steps, state.past.device
+        ).contiguous()
+        """Of the model: all that there is room for."""
+        self.fields = StateFields(
             sentences=state.past.size(0),
             group=state.group_size,
             num_slots=state.num_slots,
             room=state.past.size(2),
             source=state.memory_mask.size(3),
             past=address(state.past, torch.bool),
-            slot_positions=address(state.positions, torch.int64),
             lengths=address(state.lengths, torch.int64),
+            places=address(self._places, torch.int64),
+            slot_positions=address(state.positions, torch.int64),
             memory_mask=address(state.memory_mask, torch.bool),
             layers=_stores(state),
         )
+
+    def give_back(self) -> None:
+        """Let those sentences go that have left."""
+        state, left = self._state, self.fields.sentences
+        if left < len(state.lengths):
+            state.past, state.lengths = state.past[:left], state.lengths[:left]
+            state.keep_stores(self._places[:left])
 
 
 class CompiledStack:
@@ -156,12 +179,11 @@ class CompiledStack:
         self,
         last_ids: Int64[Tensor, "sentences group"],
         state: StateFields,
-        position: int,
+        positions: Float[Tensor, "positions d_model"],
     ) -> Float[Tensor, "sentences group vocab"]:
-        """The logits after one more token of each, at that position at most."""
+        """The logits after one more token of each; there are positions enough."""
         assert last_ids.shape == (state.sentences, state.group)
         last_ids = last_ids.contiguous()
-        positions = self.model.positions(0, position + 1, last_ids.device)
         logits = positions.new_empty(*last_ids.shape, self._decoder.output.outputs)
         status = self._library.transduce_step(
             ctypes.byref(self._decoder),
@@ -175,12 +197,12 @@ class CompiledStack:
         return logits
 
     def reorder(self, rows: Int64[Tensor, "kept group"], state: StateFields) -> bool:
-        """Whether all sentences are kept, with groups as large; if so, it is done."""
-        if rows.shape != (state.sentences, state.group):
+        """Whether groups stay as large and sentences in order; if so, it is done."""
+        if rows.size(1) != state.group:
             return False
         rows = rows.contiguous()
         status = self._library.transduce_reorder(
-            ctypes.byref(state), address(rows, torch.int64)
+            ctypes.byref(state), address(rows, torch.int64), len(rows)
         )
         require_done(status)
         return bool(status != OTHER_GROUPS)

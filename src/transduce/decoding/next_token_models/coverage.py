@@ -10,7 +10,7 @@ from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import Memory, Transformer
 
 
-class CoverageDecoder:
+class CoverageDecoder(IncrementalDecoder):
     """An incremental decoder, and the attention that its hypotheses have paid so far.
 
     It is that of the last layer, the mean of its heads.
@@ -20,7 +20,7 @@ class CoverageDecoder:
         self, model: Transformer, memory: Memory, step: Step | None = None
     ) -> None:
         """`step` does what the model's own does, if it is given."""
-        self._decoder = IncrementalDecoder(model, memory, step)
+        super().__init__(model, memory, step)
         last_layer = model.decoder_layers[-1]
         assert isinstance(last_layer, DecoderLayer)
         self._tap = last_layer.memory_attention.weights_tap
@@ -34,7 +34,7 @@ class CoverageDecoder:
         """Read one more token of each hypothesis; the logits of the next."""
         tap = self._tap.register_forward_hook(self._watch)
         try:
-            return self._decoder.step(last_ids)
+            return super().step(last_ids)
         finally:
             tap.remove()
 
@@ -43,12 +43,13 @@ class CoverageDecoder:
         group_size = self._attention.size(1)
         sentences, parents = rows[:, :1] // group_size, rows % group_size
         self._attention = self._attention[sentences, parents]
-        self._decoder.reorder(rows)
+        super().reorder(rows)
 
-    def join(self, other: "CoverageDecoder") -> None:
+    def join(self, other: IncrementalDecoder) -> None:
         """Put the sentences of another behind one's own."""
-        self._decoder.join(other._decoder)
-        width = self._decoder.memory_mask.size(-1)
+        assert isinstance(other, CoverageDecoder)
+        super().join(other)
+        width = self._state.memory_mask.size(-1)
         both = (self._attention, other._attention)
         self._attention = torch.cat([fitted(each, width, dim=2) for each in both])
 
@@ -57,7 +58,7 @@ class CoverageDecoder:
         # Attention that is too little for a number is still not quite none.
         least = torch.finfo(self._attention.dtype).tiny
         logs = self._attention.clamp(min=least, max=1).log()
-        return logs.masked_fill(~self._decoder.memory_mask[:, 0], 0.0).sum(dim=-1)
+        return logs.masked_fill(~self._state.memory_mask[:, 0], 0.0).sum(dim=-1)
 
     def _watch(
         self,

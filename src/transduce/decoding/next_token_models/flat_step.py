@@ -5,7 +5,7 @@ here the projections of a self-attention are one product, masks are made once fo
 layers, and no module is called. What comes out is what `Transformer.step` gives.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
@@ -42,17 +42,18 @@ class FlatStep:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._model = model
-        self.layers = [
-            FlatDecoderLayer(cast(DecoderLayer, each), make_linear, dtype)
-            for each in model.decoder_layers
+        layers = cast(Iterable[DecoderLayer], model.decoder_layers)
+        self.layers = [FlatDecoderLayer(each, make_linear, dtype) for each in layers]
+        self._hooks = [
+            attention.weights_tap._forward_hooks
+            for layer in layers
+            for attention in (layer.self_attention, layer.memory_attention)
         ]
 
     @property
     def is_watched(self) -> bool:
         """Whether someone looks at what hypotheses attend to."""
-        return any(
-            layer.own.is_watched or layer.memory.is_watched for layer in self.layers
-        )
+        return any(self._hooks)
 
     def __call__(
         self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
@@ -137,11 +138,6 @@ class FlatAttention:
         self._tap = attention.weights_tap
         self.output = _flat(attention.project_output, make_linear)
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether someone looks at its weights."""
-        return bool(self._tap._forward_hooks)
-
     def heads(
         self, x: Float[Tensor, "sentences group width"]
     ) -> Float[Tensor, "sentences heads group head_width"]:
@@ -157,7 +153,7 @@ class FlatAttention:
     ) -> Float[Tensor, "sentences group d_model"]:
         scores = self.heads(query) @ key.transpose(2, 3)
         weights = scores.add_(penalty).softmax(dim=-1)
-        if self.is_watched:
+        if self._tap._forward_hooks:
             weights = self._tap(weights)
         return self.output((weights @ value).transpose(1, 2).flatten(2))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.model.cache import DecodingState
@@ -21,11 +21,6 @@ class IncrementalDecoder:
         """`step` does what the model's own does, if it is given."""
         self._step = step or model.step
         self._state: DecodingState = model.start(memory)
-
-    @property
-    def memory_mask(self) -> Bool[Tensor, "sentences 1 1 source"]:
-        """Which positions of the memory are no padding."""
-        return self._state.memory_mask
 
     def step(
         self, last_ids: Int[Tensor, "sentences group"]

@@ -90,8 +90,11 @@ class _Batch:
 
     @torch.inference_mode()
     def advance(self) -> None:
+        """Until one of the sentences is done."""
         assert self._running is not None
-        self._running.advance()
+        num_live = len(self._live)
+        while len(self._live) == num_live:
+            self._running.advance()
 
     def take_done(self) -> list[tuple[int, list[Hypothesis]]]:
         """Those that are done and have not been taken, by number."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.decoding.kernels import best_tokens
+from transduce.decoding.kernels import found_candidates
 from transduce.decoding.kernels.packed_linear import PackedLinear
 from transduce.decoding.next_token_models import quantization
 from transduce.decoding.next_token_models.quantization import (
@@ -55,7 +55,7 @@ def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus)
 
 @pytest.fixture
 def no_kernels(monkeypatch):
-    for module in (quantization, best_tokens):
+    for module in (quantization, found_candidates):
         monkeypatch.setattr(module, "kernels", lambda: None)
 
 

@@ -1,0 +1,86 @@
+"""The likeliest ways to go on, by a kernel of our own."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Int64
+from torch import Tensor
+
+from transduce.decoding.kernels.fields import CandidateSearchFields
+from transduce.decoding.kernels.library import (
+    address,
+    kernels,
+    loaded_kernels,
+    require_done,
+)
+
+NOT_FORCED = -1
+
+
+def can_find_candidates(logits: Tensor) -> bool:
+    """Whether the kernel takes these."""
+    is_plain = logits.dtype == torch.float32 and logits.is_cpu
+    return is_plain and kernels() is not None
+
+
+def found_candidates(
+    logits: Float[Tensor, "sentences group vocab"],
+    totals: Float64[Tensor, "sentences group"],
+    count: int,
+    excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"],
+    forced: Mapping[int, int],
+    diversity: float,
+) -> tuple[
+    Float64[Tensor, "sentences candidates"],
+    Int64[Tensor, "sentences candidates"],
+    Int64[Tensor, "sentences candidates"],
+]:
+    """`count` of each sentence: their log-probabilities, hypotheses and tokens."""
+    logits, totals = logits.contiguous(), totals.contiguous()
+    sentences, group, vocab = logits.shape
+    found_totals = totals.new_empty(sentences, count)
+    found = torch.empty(2, sentences, count, dtype=torch.int64)
+    parents, tokens = found.unbind()
+    # These must be there until the kernel is done.
+    mask, never = _excluded(logits, excluded)
+    only = _forced(sentences, forced) if forced else None
+    fields = CandidateSearchFields(
+        address(logits),
+        sentences,
+        group,
+        vocab,
+        address(totals, torch.float64),
+        None if mask is None else address(mask, torch.bool),
+        address(never, torch.int64),
+        len(never),
+        None if only is None else address(only, torch.int64),
+        diversity,
+        count,
+        address(found_totals, torch.float64),
+        address(parents, torch.int64),
+        address(tokens, torch.int64),
+    )
+    require_done(loaded_kernels().transduce_candidates(ctypes.byref(fields)))
+    return found_totals, parents, tokens
+
+
+def _excluded(
+    logits: Tensor, excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"]
+) -> tuple[Bool[Tensor, "sentences group vocab"] | None, Int[Tensor, " tokens"]]:
+    """As a mask and as numbers of tokens."""
+    if not isinstance(excluded, Tensor):
+        return None, _numbers(tuple(excluded))
+    assert excluded.shape == logits.shape
+    return excluded.cpu().contiguous(), _numbers(())
+
+
+@cache
+def _numbers(tokens: tuple[int, ...]) -> Int[Tensor, " tokens"]:
+    return torch.tensor(tokens, dtype=torch.int64)
+
+
+def _forced(sentences: int, forced: Mapping[int, int]) -> Int[Tensor, " sentences"]:
+    assert min(forced.values()) > NOT_FORCED
+    return torch.tensor([forced.get(i, NOT_FORCED) for i in range(sentences)])
