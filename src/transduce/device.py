@@ -1,10 +1,12 @@
 """Where to compute, and in which precision."""
 
 import ctypes
+import math
 import os
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +26,11 @@ WIDE = 128
 """d_model from which on bf16 pays on a processor that has it without matrix units:
 below, its products gain less than casting loses."""
 
-CONTAINER_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Where Linux tells a container how many bytes of memory it may have."""
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+"""Where Linux tells what containers, and the jobs of a cluster, may have."""
+
+PROC = Path("/proc")
+"""Where it tells what it has, and each process."""
 
 Precision = Literal["auto", "fp32", "bf16"]
 
@@ -52,9 +54,7 @@ class Hardware:
         if self.device.type == "cuda":
             return torch.cuda.mem_get_info(self.device)[1]
         present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        files = [path for path in CONTAINER_LIMITS if path.is_file()]
-        limits = [path.read_text(encoding="ascii").strip() for path in files]
-        return min([present, *(int(limit) for limit in limits if limit.isdigit())])
+        return min([present, *(group.limit for group in _memory_groups())])
 
     @property
     def precision(self) -> Precision:
@@ -114,23 +114,91 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # Not what `getrusage` says if it can be helped: that may be the parent's peak.
-    status = Path("/proc/self/status")
-    text = status.read_text(encoding="utf-8") if status.is_file() else ""
-    if found := re.search(r"VmHWM:\s*(\d+) kB", text):
-        return 1024 * int(found[1])
+    if (peak := _told_bytes("self/status", "VmHWM")) is not None:
+        return peak
     import resource  # which Windows has not
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
+def forget_peak_memory(device: torch.device) -> None:
+    """Let the peak be what is held now; on a CPU only Linux does."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        (PROC / "self" / "clear_refs").write_text("5", encoding="ascii")
+
+
+def free_memory(num_processes: int) -> float:
+    """Bytes of the machine's that this process may take beyond those that it holds.
+
+    So many processes may do so alike. Infinite where the system does not tell.
+    """
+    free = _told_bytes("meminfo", "MemAvailable")
+    if free is None:
+        return math.inf
+    left = [group.limit - group.used() for group in _memory_groups()]
+    return max(min([free, *left]) / num_processes, 0.0)
+
+
+def _told_bytes(file: str, name: str) -> int | None:
+    path = PROC / file
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found = re.search(rf"{name}:\s*(\d+) kB", text)
+    return 1024 * int(found[1]) if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MemoryGroup:
+    """Processes that share a limit: those of a container, or of a cluster's job."""
+
+    folder: Path
+    limit: int
+    usage: str
+    """The file that says what is in use."""
+    cache: str
+    """What the statistics call that part of it which can be done without."""
+
+    def used(self) -> int:
+        """Bytes that cannot be had by others."""
+        path = self.folder / "memory.stat"  # which not all systems have
+        statistics = path.read_text(encoding="ascii") if path.is_file() else ""
+        found = re.search(rf"^{self.cache} (\d+)$", statistics, re.MULTILINE)
+        usage = int((self.folder / self.usage).read_text(encoding="ascii"))
+        return usage - (int(found[1]) if found else 0)
+
+
+def _memory_groups() -> Iterator[_MemoryGroup]:
+    """Those that this process is in, directly or not, and that have a limit."""
+    path = PROC / "self" / "cgroup"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for line in lines:
+        _, kinds, group = line.split(":", 2)
+        if not kinds:
+            root, limit = CONTROL_GROUPS, "memory.max"
+            usage, cache = "memory.current", "inactive_file"
+        elif "memory" in kinds.split(","):
+            root, limit = CONTROL_GROUPS / "memory", "memory.limit_in_bytes"
+            usage, cache = "memory.usage_in_bytes", "total_inactive_file"
+        else:
+            continue
+        # A container may see only the outermost, which is then its own.
+        for each in (Path(group), *Path(group).parents):
+            folder = root / each.relative_to("/")
+            with suppress(OSError, ValueError):  # it is not there, or has no limit
+                most = int((folder / limit).read_text(encoding="ascii"))
+                yield _MemoryGroup(folder=folder, limit=most, usage=usage, cache=cache)
+
+
 def memory_of_children() -> int:
     """Bytes that only they have, of the processes that this one has begun; resident."""
     num_bytes = 0
-    for children in Path("/proc/self/task").glob("*/children"):
+    for children in (PROC / "self" / "task").glob("*/children"):
         for child in children.read_text(encoding="utf-8").split():
             with suppress(OSError):  # it has ended
-                text = Path(f"/proc/{child}/smaps_rollup").read_text(encoding="utf-8")
+                text = (PROC / child / "smaps_rollup").read_text(encoding="utf-8")
                 found = re.findall(r"Private_(?:Clean|Dirty):\s*(\d+) kB", text)
                 num_bytes += 1024 * sum(map(int, found))
     return num_bytes
@@ -174,6 +242,12 @@ def keep_freed_memory() -> None:
         return  # older versions refuse so much, and the rest would then do harm
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     libc.mallopt(M_TOP_PAD, 2**28)
+
+
+def return_freed_memory() -> None:
+    """Let glibc give back to the system what is free, where it is the C library."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def has_int8_products() -> bool:

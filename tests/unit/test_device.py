@@ -1,6 +1,7 @@
 """Where to compute: what is asked for, what there is, what is faster."""
 
 import ctypes
+import math
 import platform
 import resource
 import subprocess
@@ -13,10 +14,13 @@ import torch
 from transduce.device import (
     Hardware,
     choose_hardware,
+    forget_peak_memory,
+    free_memory,
     keep_freed_memory,
     leave_a_core,
     memory_of_children,
     peak_memory,
+    return_freed_memory,
     used_memory,
 )
 from transduce.errors import ConfigError, RequestError
@@ -207,17 +211,94 @@ def test_the_memory_of_children_is_what_only_they_have():
     assert memory_of_children() < before + 50 * 2**20
 
 
+@pytest.fixture
+def linux(tmp_path, monkeypatch):
+    """Files in the place of the system's, in which it tells of memory."""
+    monkeypatch.setattr("transduce.device.PROC", tmp_path)
+    monkeypatch.setattr("transduce.device.CONTROL_GROUPS", tmp_path / "groups")
+
+    def write(files: dict[str, str]) -> None:
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    write({"self/cgroup": "", "self/status": "VmHWM: 90 kB\n"})
+    return write
+
+
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [("1000000\n", 1_000_000), ("max\n", None), ("9223372036854771712\n", None)],
 )
-def test_a_container_has_less_memory_than_its_machine(
-    tmp_path, monkeypatch, limit, expected
+@pytest.mark.parametrize("place", ["job/step", "job", "."])
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("0::/job/step", "{}/memory.max"),
+        ("9:cpu,memory:/job/step", "memory/{}/memory.limit_in_bytes"),
+    ],
+)
+def test_a_container_or_job_has_less_memory_than_its_machine(
+    linux, limit, expected, place, line, file
 ):
     hardware = choose_hardware("cpu")
-    (tmp_path / "memory.max").write_text(limit)
-    files = (tmp_path / "memory.max", tmp_path / "absent")
-    monkeypatch.setattr("transduce.device.CONTAINER_LIMITS", ())
     present = hardware.memory_bytes()
-    monkeypatch.setattr("transduce.device.CONTAINER_LIMITS", files)
+    linux({"self/cgroup": f"7:cpuset:/other\n{line}\n"})
+    assert hardware.memory_bytes() == present
+    linux({f"groups/{file.format(place)}": limit})
     assert hardware.memory_bytes() == (expected or present)
+
+
+@pytest.mark.parametrize(
+    ("line", "limit", "usage", "cache"),
+    [
+        ("0::/job", "job/memory.max", "job/memory.current", "inactive_file"),
+        (
+            "9:memory:/job",
+            "memory/job/memory.limit_in_bytes",
+            "memory/job/memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    ],
+)
+def test_memory_is_free_if_neither_the_machine_nor_a_group_has_run_out(
+    linux, line, limit, usage, cache
+):
+    linux({"meminfo": "MemTotal: 900 kB\nMemAvailable: 400 kB\n"})
+    assert free_memory(1) == 400 * 1024
+    assert free_memory(2) == 200 * 1024
+    linux({"self/cgroup": f"{line}\n", f"groups/{limit}": "300000"})
+    folder = f"groups/{limit}".rpartition("/")[0]
+    linux(
+        {
+            f"groups/{usage}": "120000\n",
+            f"{folder}/memory.stat": f"a 7\n{cache} 20000\n",
+        }
+    )
+    assert free_memory(1) == 200_000
+    assert free_memory(2) == 100_000
+    linux({f"groups/{usage}": "330000\n"})
+    assert free_memory(1) == 0
+
+
+def test_a_group_that_does_not_tell_of_its_cache_has_none(linux):
+    linux({"meminfo": "MemAvailable: 400 kB\n", "self/cgroup": "0::/\n"})
+    linux({"groups/memory.max": "300000", "groups/memory.current": "120000\n"})
+    assert free_memory(1) == 180_000
+
+
+def test_where_the_system_does_not_tell_memory_has_no_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("transduce.device.PROC", tmp_path)
+    assert free_memory(1) == math.inf
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets")
+def test_a_peak_can_be_forgotten():
+    held = torch.ones(2**26)  # 256 MiB
+    before = peak_memory(CPU)
+    assert held.sum() == 2**26
+    del held
+    return_freed_memory()
+    forget_peak_memory(CPU)
+    assert peak_memory(CPU) < before - 2**27

@@ -2,7 +2,7 @@
 
 Each has the whole model and takes a share of every update's batches; gradients are
 summed over all. What starts the processes tells them of each other by the variables of
-torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+torchrun: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 import os
@@ -43,6 +43,8 @@ class Processes:
 
     rank: int = 0
     count: int = 1
+    count_here: int = 1
+    """Of them on this machine."""
 
     @property
     def is_first(self) -> bool:
@@ -142,7 +144,7 @@ def joined(device: torch.device) -> Iterator[Processes]:
         device_id=device if is_gpu else None,
     )
     try:
-        yield Processes(rank=rank, count=count)
+        yield Processes(rank=rank, count=count, count_here=_local_count(count))
     finally:
         distributed.destroy_process_group()
 
@@ -162,6 +164,13 @@ def apart(model: nn.Module) -> AbstractContextManager[object]:
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
     return nullcontext()
+
+
+def _local_count(count: int) -> int:
+    """How many of them this machine has: all, if nobody says otherwise."""
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        return count
+    return max(_variable("LOCAL_WORLD_SIZE"), 1)
 
 
 def _require_meeting_point() -> None:

@@ -7,6 +7,9 @@ import gc
 import math
 import sys
 import time
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +17,13 @@ import torch
 from jaxtyping import Integer
 
 from transduce.data.batches import Batcher
-from transduce.device import Hardware, peak_memory
+from transduce.device import (
+    Hardware,
+    forget_peak_memory,
+    free_memory,
+    peak_memory,
+    return_freed_memory,
+)
 from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -22,6 +31,10 @@ from transduce.training.loss.batch_loss import BatchLoss
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, four bytes each."""
+PART = 4
+"""Of a batch, the fourth part at most is to tell how much memory the whole takes."""
+SAFE_SHARE = 0.8
+"""Of free memory: what is taken is not quite in proportion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,37 +67,79 @@ def require_memory(config: ModelConfig, hardware: Hardware) -> None:
         )
 
 
-def fit(batch_loss: BatchLoss, batcher: Batcher, hardware: Hardware) -> Fit:
+def fit(
+    batch_loss: BatchLoss, batcher: Batcher, hardware: Hardware, num_processes: int = 1
+) -> Fit:
     """Form the gradient of the longest batch, halved until memory suffices.
 
-    `ConfigError` if not even one pair fits. The model's gradients are gone afterwards.
+    So many processes of this machine do so at once. `ConfigError` if not even one pair
+    fits. The model's gradients are gone afterwards.
     """
-    indices, was_cut, seconds = batcher.longest_batch(), False, math.nan
+    indices = longest = batcher.longest_batch()
+    seconds = math.nan
+    batch_loss.train()
+    if hardware.device.type == "cpu":
+        with _out_of_memory_suppressed():  # what fits is then found out below
+            count = _foreseen(batch_loss, batcher, longest, hardware, num_processes)
+            indices = longest[:count]
     while True:
-        try:
-            if hardware.device.type == "cuda":
-                # What was too much is not what the run will take.
-                torch.cuda.reset_peak_memory_stats(hardware.device)
-            seconds = _try(batch_loss, batcher, indices, hardware)
+        _free(batch_loss, hardware)
+        # What was too much is not what the run will take.
+        forget_peak_memory(hardware.device)
+        with _out_of_memory_suppressed():
+            # The first time warms up.
+            for _ in range(2):
+                seconds = _try(batch_loss, batcher, indices, hardware)
             break
-        except RuntimeError as error:
-            if not _is_out_of_memory(error):
-                raise
         if len(indices) == 1:
             raise ConfigError(
                 "The longest pair must fit in memory, but does not; make the model or "
                 "`batching.max_length` smaller."
             )
-        _free(batch_loss, hardware)
-        indices, was_cut = indices[: -(-len(indices) // 2)], True
+        indices = indices[: -(-len(indices) // 2)]
     _free(batch_loss, hardware)
     max_positions = batcher.num_positions(indices)
     return Fit(
         max_positions=max_positions,
-        was_cut=was_cut,
+        was_cut=len(indices) < len(longest),
         seconds=seconds / max_positions,
         peak_bytes=peak_memory(hardware.device),
     )
+
+
+def _foreseen(
+    batch_loss: BatchLoss,
+    batcher: Batcher,
+    longest: Integer[np.ndarray, " pairs"],
+    hardware: Hardware,
+    num_processes: int,
+) -> int:
+    """How many of the pairs memory will bear, by what one, two, four... of them take.
+
+    A system that has none left ends a process, without an error to learn from.
+    """
+    # From now on there are gradients, and what is made once.
+    _try(batch_loss, batcher, longest[:1], hardware)
+    gc.collect()
+    return_freed_memory()
+    forget_peak_memory(hardware.device)
+    peak, positions = peak_memory(hardware.device), 0
+    bound = peak + SAFE_SHARE * free_memory(num_processes)
+    fitting, count = len(longest), 1
+    while count < len(longest) and count <= min(fitting, max(len(longest) // PART, 2)):
+        before, at = peak, positions
+        _try(batch_loss, batcher, longest[:count], hardware)
+        peak = peak_memory(hardware.device)
+        positions = batcher.num_positions(longest[:count])
+        # A position's; by the first trial alone also what any batch takes.
+        each = max((peak - before) / (positions - at), 1)
+        fitting = bisect_right(
+            range(1, len(longest) + 1),
+            positions + max(bound - peak, 0) / each,
+            key=lambda number: batcher.num_positions(longest[:number]),
+        )
+        count *= 2
+    return fitting
 
 
 def _try(
@@ -93,16 +148,12 @@ def _try(
     indices: Integer[np.ndarray, " pairs"],
     hardware: Hardware,
 ) -> float:
-    """Seconds of the second of two times, as the first one warms up."""
-    batch_loss.train()
-    seconds = math.nan
-    for _ in range(2):
-        started = time.perf_counter()
-        batch_loss(batcher.load(indices)).smoothed.backward()
-        if hardware.device.type == "cuda":
-            torch.cuda.synchronize(hardware.device)
-        seconds = time.perf_counter() - started
-    return seconds
+    """Seconds that the gradient of a batch takes."""
+    started = time.perf_counter()
+    batch_loss(batcher.load(indices)).smoothed.backward()
+    if hardware.device.type == "cuda":
+        torch.cuda.synchronize(hardware.device)
+    return time.perf_counter() - started
 
 
 def _free(batch_loss: BatchLoss, hardware: Hardware) -> None:
@@ -110,9 +161,16 @@ def _free(batch_loss: BatchLoss, hardware: Hardware) -> None:
     gc.collect()
     if hardware.device.type == "cuda":
         torch.cuda.empty_cache()
+    else:
+        return_freed_memory()
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    # A CPU has no error of its own for it.
-    is_gpu = isinstance(error, torch.OutOfMemoryError)
-    return is_gpu or "can't allocate memory" in str(error)
+@contextmanager
+def _out_of_memory_suppressed() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        # A CPU has no error of its own for it.
+        is_gpu = isinstance(error, torch.OutOfMemoryError)
+        if not is_gpu and "can't allocate memory" not in str(error):
+            raise

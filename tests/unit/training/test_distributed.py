@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import distributed
 
 from transduce.errors import ConfigError
 from transduce.training.distributed import (
@@ -90,6 +91,17 @@ def test_variables_that_are_not_whole_are_refused(variables, name, value, messag
         variables.setenv(name, value)
     with pytest.raises(ConfigError, match=message), joined(torch.device("cpu")):
         pass
+
+
+@pytest.mark.parametrize(("told", "expected"), [("1", 1), (None, 2)])
+def test_how_many_a_machine_has_is_told_or_all(variables, monkeypatch, told, expected):
+    monkeypatch.setattr(distributed, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(distributed, "destroy_process_group", lambda: None)
+    variables.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if told is not None:
+        variables.setenv("LOCAL_WORLD_SIZE", told)
+    with joined(torch.device("cpu")) as processes:
+        assert (processes.count, processes.count_here) == (2, expected)
 
 
 def test_a_local_rank_must_be_there(variables):
