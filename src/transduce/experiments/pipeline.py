@@ -132,7 +132,7 @@ class _Run:
     def train(self, corpus: PreparedCorpus | None) -> None:
         keep_freed_memory()
         trainer = self._restored_trainer()
-        fitted = trainer.fit()
+        fitted = trainer.fit(self._earlier_cut())
         self._observer.started(
             RunStart(
                 config=self._config,
@@ -150,6 +150,16 @@ class _Run:
         self._train_to_the_end(trainer)
         if self._processes.is_first:
             self._observer.finished(self._finish(trainer))
+
+    def _earlier_cut(self) -> int | None:
+        """Positions at a time when the run was last gone on with, if it was cut.
+
+        So it goes on: cut otherwise, it would have other dropout.
+        """
+        starts = [each for each in self._folder.read_log() if each["kind"] == "start"]
+        if not starts or not starts[-1]["was_cut"]:
+            return None
+        return int(starts[-1]["max_positions"])
 
     def _log_start(self, step: int, fitted: Fit) -> None:
         """On what the run goes on, unless it is done."""

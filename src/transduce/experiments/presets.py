@@ -118,6 +118,8 @@ PRESETS = {
             warmup_steps=1_500,
             learning_rate_scale=1.77,
             optimizer="muon",
+            cooldown_share=0.36,
+            weight_decay=0.1,
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),

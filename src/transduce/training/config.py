@@ -19,6 +19,9 @@ class TrainingConfig:
     """Updates during which the learning rate grows (equation 3)."""
     learning_rate_scale: float = 1.0
     """Factor on equation 3."""
+    cooldown_share: float = 0.0
+    """What part of all updates, the last, has it also fall to zero in a line. A run
+    whose patience is spent may end before."""
     optimizer: OptimizerKind = "adam"
     """Adam for all weights, or Muon for the matrices of the layers."""
     beta1: float = 0.9
@@ -27,6 +30,9 @@ class TrainingConfig:
     """Adam's decay of the gradients' square."""
     epsilon: float = 1e-9
     """Adam's guard against division by zero."""
+    weight_decay: float = 0.0
+    """What share of itself a matrix of the layers loses in an update, at a learning
+    rate of one."""
     label_smoothing: float = 0.1
     """Epsilon_ls (section 5.4)."""
     checkpoint_minutes: float = 10.0
@@ -53,19 +59,20 @@ class TrainingConfig:
     def _check_numbers(self) -> None:
         counts = ("steps", "warmup_steps", "keep_checkpoints")
         for name in (*counts, "checkpoint_steps", "patience"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(
-                    f"`training.{name}` must be at least 1, but is {value}."
-                )
+            value = getattr(self, name)
+            _require(name, value, "at least 1", is_so=value is None or value >= 1)
         for name in ("label_smoothing", "beta1", "beta2"):
-            if not 0 <= (value := getattr(self, name)) < 1:
-                raise ConfigError(
-                    f"`training.{name}` must be at least 0 and below 1, but is {value}."
-                )
+            value = getattr(self, name)
+            _require(name, value, "at least 0 and below 1", is_so=0 <= value < 1)
         for name in ("learning_rate_scale", "epsilon", "checkpoint_minutes"):
-            if not 0 < (value := getattr(self, name)) < math.inf:
-                raise ConfigError(f"`training.{name}` must be above 0, but is {value}.")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(
-                f"`training.seed` must be from 0 to 2^63 - 1, but is {self.seed}."
-            )
+            value = getattr(self, name)
+            _require(name, value, "above 0", is_so=0 < value < math.inf)
+        decay, share = self.weight_decay, self.cooldown_share
+        _require("weight_decay", decay, "at least 0", is_so=0 <= decay < math.inf)
+        _require("cooldown_share", share, "from 0 to 1", is_so=0 <= share <= 1)
+        _require("seed", self.seed, "from 0 to 2^63 - 1", is_so=0 <= self.seed < 2**63)
+
+
+def _require(name: str, value: object, bound: str, *, is_so: bool) -> None:
+    if not is_so:
+        raise ConfigError(f"`training.{name}` must be {bound}, but is {value}.")

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -33,8 +33,10 @@ class WeightOptimizer:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Muon's products are made in `dtype`."""
+        self._weight_decay = config.weight_decay
         self._moments = moments_of(model, config)
         self._weights = dict(model.named_parameters())
+        self._matrices = [self._weights[name] for name in matrices_of(model)]
         by_kind: dict[tuple[str, ...], list[nn.Parameter]] = defaultdict(list)
         for name, weight in self._weights.items():
             by_kind[self._moments[name]].append(weight)
@@ -61,6 +63,12 @@ class WeightOptimizer:
 
     def step(self, learning_rate: float) -> None:
         """Move the weights by their gradients."""
+        if self._weight_decay > 0:
+            # Unlike the paper: matrices shrink, if that is asked for, apart from what
+            # their gradients do (Loshchilov and Hutter, 2019).
+            kept = max(1 - learning_rate * self._weight_decay, 0.0)
+            with torch.no_grad():
+                torch._foreach_mul_(cast(list[Tensor], self._matrices), kept)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -162,13 +170,18 @@ def orthogonalized(
     return x.mT if is_tall else x
 
 
-def moments_of(model: nn.Module, config: TrainingConfig) -> dict[str, tuple[str, ...]]:
-    """What is kept of each weight, by its name."""
-    matrices = {
+def matrices_of(model: nn.Module) -> set[str]:
+    """The names of those of the layers' linear maps; no embedding is one."""
+    return {
         f"{name}.weight"
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and config.optimizer == "muon"
+        if isinstance(module, nn.Linear)
     }
+
+
+def moments_of(model: nn.Module, config: TrainingConfig) -> dict[str, tuple[str, ...]]:
+    """What is kept of each weight, by its name."""
+    matrices = matrices_of(model) if config.optimizer == "muon" else set()
     return {
         name: MUON_MOMENTS if name in matrices else ADAM_MOMENTS
         for name, _ in model.named_parameters()

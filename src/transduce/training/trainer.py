@@ -27,7 +27,7 @@ from transduce.training.optimizer import (
     WeightOptimizer,
     require_moments,
 )
-from transduce.training.schedule import learning_rate
+from transduce.training.schedule import scheduled_rate
 
 RECENT = 0.02
 """Weight of one update in the recent loss: about fifty updates count."""
@@ -129,19 +129,21 @@ class Trainer:
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
 
-    def fit(self) -> Fit:
+    def fit(self, most: int | None = None) -> Fit:
         """Find out how much of an update fits in memory; from here on it is cut so.
 
-        All processes agree on that; time and memory are this one's. `ConfigError` if
-        not even one pair fits.
+        To so many positions at most, if there is a bound. All processes agree on that;
+        time and memory are this one's. `ConfigError` if not even one pair fits.
         """
         weights = [] if self._optimizer.has_state else self.model.parameters()
         # What Adam will hold must have its room.
         moments = [torch.ones_like(w) for w in weights for _ in ADAM_MOMENTS]
-        found = fit(self._batch_loss, self._batcher, self._hardware)
+        sharing = self._processes.count_here
+        found = fit(self._batch_loss, self._batcher, self._hardware, sharing)
         del moments
         # All cut alike: else a pair could fall to two of them, or to none.
         bound = float(found.max_positions) if found.was_cut else math.inf
+        bound = min(bound, math.inf if most is None else float(most))
         bound = self._processes.least(bound, self._hardware.device)
         if math.isinf(bound):
             self._max_positions = None
@@ -342,12 +344,8 @@ class Trainer:
         )
 
     def _learning_rate(self) -> float:
-        return learning_rate(
-            self.progress.step,
-            self.model.config.d_model,
-            self._config.warmup_steps,
-            self._config.learning_rate_scale * self.progress.rate_factor,
-        )
+        d_model, factor = self.model.config.d_model, self.progress.rate_factor
+        return factor * scheduled_rate(self.progress.step, d_model, self._config)
 
     def _is_checkpoint_due(self) -> bool:
         if self._config.checkpoint_steps is not None:

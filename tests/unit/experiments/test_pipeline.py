@@ -16,8 +16,9 @@ from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
 from transduce.preparation.corpus_files import CorpusFiles
+from transduce.training import fitting
 from transduce.training.averaging import average
-from transduce.training.schedule import learning_rate
+from transduce.training.schedule import scheduled_rate
 from transduce.training.trainer import DivergedError, StepReport, Trainer
 
 TINY = replace(
@@ -232,7 +233,7 @@ def test_a_run_that_diverges_goes_back_and_on_more_slowly(
     )
     [logged] = [e for e in RunFolder(out).read_log() if e["step"] == 10]
     assert logged["learning_rate"] == pytest.approx(
-        0.5 * learning_rate(10, 32, 10, TINY.training.learning_rate_scale)
+        0.5 * scheduled_rate(10, 32, TINY.training)
     )
 
 
@@ -305,6 +306,30 @@ def test_a_run_that_is_done_is_left_as_it_is_when_resumed(
     assert notes.starts[0].first_step == 12
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert (out / "log.jsonl").read_text() == log
+
+
+class Impatient(Notes):
+    """One that does not let a run end."""
+
+    def stepped(self, report: StepReport) -> None:
+        super().stepped(report)
+        if report.step == 5:
+            raise RuntimeError("Enough.")
+
+
+def test_a_run_that_was_cut_to_memory_goes_on_as_it_was(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    out, notes = tmp_path / "run", Notes()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fitting, "free_memory", lambda _: 0.0)
+        with pytest.raises(RuntimeError, match="Enough"):
+            train(files, TINY, out, CPU, Impatient())
+    resume(out, CPU, notes)
+    starts = [each for each in RunFolder(out).read_log() if each["kind"] == "start"]
+    assert [each["step"] for each in starts] == [0, 4]
+    assert [each["was_cut"] for each in starts] == [True, True]
+    assert starts[0]["max_positions"] == starts[1]["max_positions"]
 
 
 def test_settings_that_agree_are_not_refused(

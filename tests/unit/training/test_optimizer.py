@@ -1,10 +1,11 @@
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, ConfigError
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig
 from transduce.training.optimizer import (
@@ -12,6 +13,7 @@ from transduce.training.optimizer import (
     MUON_MOMENTS,
     Muon,
     WeightOptimizer,
+    matrices_of,
     moments_of,
     orthogonalized,
     require_moments,
@@ -116,3 +118,63 @@ def test_a_cleared_optimizer_begins_anew(tiny):
     moved(model, optimizer, 1)
     optimizer.clear()
     assert not optimizer.has_state
+
+
+def test_the_layers_matrices_decay_as_those_of_adamw(tiny):
+    config = TrainingConfig(weight_decay=0.3)
+    ours = Transformer(replace(tiny, num_layers=1))
+    theirs = deepcopy(ours)
+    weights, matrices = dict(theirs.named_parameters()), matrices_of(theirs)
+    assert 0 < len(matrices) < len(weights)
+    peer = torch.optim.AdamW(
+        [
+            {"params": [w for name, w in weights.items() if name in matrices]},
+            {
+                "params": [w for name, w in weights.items() if name not in matrices],
+                "weight_decay": 0.0,
+            },
+        ],
+        lr=0.1,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+    )
+    optimizer = WeightOptimizer(ours, config)
+    for _ in range(3):
+        for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
+            our.grad = torch.randn_like(our)
+            their.grad = our.grad.clone()
+        optimizer.step(0.1)
+        peer.step()
+    for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(our, their, atol=1e-6, rtol=1e-5)
+
+
+def test_muon_decays_too_and_never_past_nothing(tiny):
+    config = TrainingConfig(optimizer="muon", weight_decay=4.0)
+    model = Transformer(replace(tiny, num_layers=1))
+    weights, matrices = dict(model.named_parameters()), matrices_of(model)
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    for weight in weights.values():
+        weight.grad = torch.zeros_like(weight)
+    optimizer = WeightOptimizer(model, config)
+    optimizer.step(0.1)
+    for name, weight in weights.items():
+        expected = before[name] * (0.6 if name in matrices else 1)
+        torch.testing.assert_close(weight.detach(), expected, atol=1e-6, rtol=1e-5)
+    optimizer.step(1.0)
+    assert all(weights[name].abs().max() < 1e-6 for name in matrices)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bound"),
+    [
+        ("weight_decay", -1.0, "at least 0"),
+        ("cooldown_share", -0.1, "from 0 to 1"),
+        ("cooldown_share", 1.1, "from 0 to 1"),
+    ],
+)
+def test_what_takes_away_has_bounds(name, value, bound):
+    message = f"`training.{name}` must be {bound}, but is {value}"
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig(**{name: value})

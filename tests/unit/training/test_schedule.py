@@ -2,7 +2,8 @@
 
 import pytest
 
-from transduce.training.schedule import learning_rate
+from transduce.training.config import TrainingConfig
+from transduce.training.schedule import learning_rate, scheduled_rate
 
 
 @pytest.mark.parametrize(("d_model", "peak"), [(512, 6.99e-4), (1024, 4.94e-4)])
@@ -31,8 +32,18 @@ def test_equation_3_by_hand(step, rate):
     assert learning_rate(step, 512, 4_000) == pytest.approx(rate, rel=1e-4)
 
 
-@pytest.mark.parametrize("step", [1, 100, 10_000])
+@pytest.mark.parametrize("step", [1, 100, 10_000, 200_000])
 def test_the_scale_is_a_factor(step):
-    assert learning_rate(step, 64, 400, scale=0.25) == pytest.approx(
-        learning_rate(step, 64, 400) / 4
-    )
+    config = TrainingConfig(warmup_steps=400, learning_rate_scale=0.25)
+    expected = learning_rate(step, 64, 400) / 4
+    assert scheduled_rate(step, 64, config) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("step", "share"),
+    [(1, 1), (600, 1), (601, 400 / 401), (800, 201 / 401), (1_000, 1 / 401)],
+)
+def test_in_the_last_steps_it_also_falls_in_a_line(step, share):
+    config = TrainingConfig(steps=1_000, warmup_steps=100, cooldown_share=0.4)
+    expected = learning_rate(step, 64, 100) * share
+    assert scheduled_rate(step, 64, config) == pytest.approx(expected, rel=1e-12)

@@ -14,6 +14,7 @@ from transduce.data.batches import Batcher, BatchingConfig
 from transduce.errors import ConfigError, TransduceError
 from transduce.model.cost import update_flops
 from transduce.model.transformer import Transformer
+from transduce.training import fitting as fitting_module
 from transduce.training.config import TrainingConfig
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.loss.batch_loss import BatchLoss
@@ -507,7 +508,7 @@ def test_batches_are_cut_until_they_fit(make_trainer, monkeypatch, positions):
     trainer = make_trainer()
     fit = trainer.fit()
     assert fit.was_cut
-    assert fit.max_positions <= positions < tried[0]
+    assert fit.max_positions <= positions < max(tried)
     del tried[:]
     reports = run(trainer)
     assert max(tried) <= positions
@@ -544,6 +545,39 @@ def test_trying_what_fits_changes_nothing(make_trainer):
     assert fit.peak_bytes > 1e6
     assert all(parameter.grad is None for parameter in tried.model.parameters())
     assert [r.loss for r in run(tried)] == [r.loss for r in run(plain)]
+
+
+@pytest.mark.parametrize(
+    ("free", "least"), [(80, 19), (120, 19), (180, 80), (10_000, 200)]
+)
+@pytest.mark.parametrize("num_processes", [1, 3])
+def test_a_cpu_is_not_asked_for_more_than_it_has(
+    make_trainer, monkeypatch, free, least, num_processes
+):
+    """A position takes a byte here, beside forty that any batch takes."""
+    tried = refuse_more_than(10**9, monkeypatch)
+
+    def free_memory(sharing: int) -> float:
+        return num_processes * free / (fitting_module.SAFE_SHARE * sharing)
+
+    def peak_memory(_: torch.device) -> int:
+        # What is made once, and gradients, are there after the first batch.
+        return 1_000 + (40 + max(tried[1:]) if tried[1:] else 0)
+
+    monkeypatch.setattr(fitting_module, "forget_peak_memory", lambda _: None)
+    monkeypatch.setattr(fitting_module, "peak_memory", peak_memory)
+    monkeypatch.setattr(fitting_module, "free_memory", free_memory)
+    processes = Processes(count_here=num_processes)
+    batching = replace(BATCHING, batch_tokens=120)
+    fit = make_trainer(batching=batching, processes=processes).fit()
+    assert least <= fit.max_positions <= free - 40
+    assert fit.max_positions == max(tried)
+    assert fit.was_cut == (free < 1_000)
+
+
+def test_a_run_that_was_cut_goes_on_so(make_trainer):
+    fit = make_trainer().fit(most=30)
+    assert (fit.max_positions, fit.was_cut) == (30, True)
 
 
 def test_a_pair_that_does_not_fit_is_told_of(make_trainer, monkeypatch):

@@ -1,7 +1,7 @@
 """Ours and the peers, each as a process that makes one update at each turn."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -70,7 +70,6 @@ def our_trainer(task: TrainingTask) -> Trainer:
     return Trainer(
         Transformer(task.model),
         task.batcher(task.dataset()),
-        # The peers have Adam.
-        replace(task.run.training, steps=task.steps, optimizer="adam"),
+        task.training,
         task.hardware,
     )

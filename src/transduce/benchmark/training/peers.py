@@ -21,7 +21,7 @@ from transduce.data.batches import Update
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import sinusoids
 from transduce.special_ids import PAD
-from transduce.training.schedule import learning_rate
+from transduce.training.schedule import scheduled_rate
 
 MARIAN, TORCH = "Hugging Face Marian", "torch.nn.Transformer"
 
@@ -122,7 +122,7 @@ class PeerTrainer:
 
     def __init__(self, model: nn.Module, task: TrainingTask) -> None:
         self._task = task
-        self._config = task.run.training
+        self._config = task.training
         self._dataset = task.dataset()
         self._batcher = task.batcher(self._dataset)
         self._model = model.to(task.hardware.device).train()
@@ -140,12 +140,7 @@ class PeerTrainer:
             on_step(update, self._step(step, update))
 
     def _step(self, step: int, update: Update) -> float:
-        rate = learning_rate(
-            step,
-            self._task.model.d_model,
-            self._config.warmup_steps,
-            self._config.learning_rate_scale,
-        )
+        rate = scheduled_rate(step, self._task.model.d_model, self._config)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad()

@@ -14,6 +14,7 @@ from transduce.experiments.presets import RunConfig
 from transduce.model.config import ModelConfig
 from transduce.model.cost import update_flops
 from transduce.special_ids import EOS
+from transduce.training.config import TrainingConfig
 
 MEAN_LENGTH, LENGTH_SPREAD, LONGEST = 25, 0.6, 100
 """Of a source in tokens, log-normal: about what pieces of news text have."""
@@ -36,6 +37,17 @@ class TrainingTask:
     def model(self) -> ModelConfig:
         """With the vocabulary that the run's tokenizer is to have."""
         return replace(self.run.model, vocab_size=self.run.tokenizer.vocab_size)
+
+    @property
+    def training(self) -> TrainingConfig:
+        """The regime that all have: what the peers lack is not ours either."""
+        return replace(
+            self.run.training,
+            steps=self.steps,
+            optimizer="adam",
+            cooldown_share=0.0,
+            weight_decay=0.0,
+        )
 
     def dataset(self) -> Dataset:
         """Always the same for the same task."""

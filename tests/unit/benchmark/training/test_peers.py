@@ -177,6 +177,18 @@ def test_a_peer_of_the_same_weights_has_the_same_losses(task, peer_like):
     assert ours[0][1] != pytest.approx(ours[2][1], abs=1e-3)
 
 
+def test_what_peers_lack_ours_does_without(task):
+    training = replace(
+        task.run.training, optimizer="muon", cooldown_share=1.0, weight_decay=9.0
+    )
+    changed = replace(task, run=replace(task.run, training=training))
+    losses = []
+    for each in (task, changed):
+        torch.manual_seed(1)
+        losses.append(our_losses(our_trainer(each)))
+    assert losses[0] == losses[1]
+
+
 def test_a_pre_norm_peer_has_the_same_losses_as_well(task):
     pre_norm = replace(task.run, model=replace(task.run.model, norm="pre"))
     changed = replace(task, run=pre_norm)

@@ -27,7 +27,7 @@ from transduce.experiments.tables.table3.rows import (
 )
 from transduce.model.cost import count_parameters
 from transduce.text.corpus import read_text
-from transduce.training.schedule import learning_rate
+from transduce.training.schedule import scheduled_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,13 +176,8 @@ def _result(
 
 def _was_slowed(run: RowRun) -> bool:
     """Whether it ended at a lower learning rate than it was to have."""
-    last, training = run.last_entry("step"), run.config.training
-    asked = learning_rate(
-        last["step"],
-        run.config.model.d_model,
-        training.warmup_steps,
-        training.learning_rate_scale,
-    )
+    last, config = run.last_entry("step"), run.config
+    asked = scheduled_rate(last["step"], config.model.d_model, config.training)
     return last["learning_rate"] < asked and not math.isclose(
         last["learning_rate"], asked
     )
