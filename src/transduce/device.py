@@ -250,12 +250,12 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def has_int8_products() -> bool:
-    """Whether this processor multiplies numbers of 8 bits several at a time."""
-    path = Path("/proc/cpuinfo")
+def processor_flags() -> frozenset[str]:
+    """What this processor can do, as Linux names it; none where it does not tell."""
+    path = PROC / "cpuinfo"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    # Without these, PyTorch's sums of 16 bits would overflow; it knows no other VNNI.
-    return re.search(r"\bavx512_vnni\b", text) is not None
+    flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return frozenset(flags[1].split()) if flags else frozenset()
 
 
 def is_good_at_bf16(device: str) -> bool:

@@ -20,6 +20,7 @@ from transduce.device import (
     leave_a_core,
     memory_of_children,
     peak_memory,
+    processor_flags,
     return_freed_memory,
     used_memory,
 )
@@ -302,3 +303,11 @@ def test_a_peak_can_be_forgotten():
     return_freed_memory()
     forget_peak_memory(CPU)
     assert peak_memory(CPU) < before - 2**27
+
+
+def test_what_a_processor_can_do_is_read(linux):
+    assert processor_flags() == frozenset()
+    linux({"cpuinfo": "processor\t: 0\nBogoMIPS\t: 50.00\n"})
+    assert processor_flags() == frozenset()
+    linux({"cpuinfo": "flags\t\t: fpu avx2 fma\nbugs\t: none\nvmx flags\t: vnmi\n"})
+    assert processor_flags() == {"fpu", "avx2", "fma"}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from transduce.device import processor_flags
+
 MATRIX_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 """Instructions that decide how fast matrix products are."""
 
@@ -52,8 +54,7 @@ def describe_processor() -> str:
     names = re.findall(r"^model name\s*: (.*)", text, flags=re.MULTILINE)
     if not names:
         return platform.processor() or platform.machine()
-    flags = set(re.findall(r"^flags\s*: (.*)", text, flags=re.MULTILINE)[0].split())
-    found = [flag for flag in MATRIX_FLAGS if flag in flags]
+    found = [flag for flag in MATRIX_FLAGS if flag in processor_flags()]
     return f"{len(names)} x {names[0]} ({', '.join(found)})"
 
 

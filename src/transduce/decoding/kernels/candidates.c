@@ -40,21 +40,21 @@ static int is_excluded(const Excluded *excluded, int64_t token)
     return 0;
 }
 
-static __m512 lanes_of(const float *row, int64_t first, int64_t vocab)
+/* As many values as there are lanes, behind the last minus infinity. */
+static Lanes values_from(const float *row, int64_t first, int64_t vocab)
 {
-    const __m512 none = _mm512_set1_ps(-INFINITY);
-    if (first >= vocab)
-        return none;
-    return _mm512_mask_loadu_ps(none, lanes_left(vocab - first), row + first);
+    if (vocab - first >= LANES)
+        return lanes_at(row + first);
+    const Mask there = first_lanes(vocab - first);
+    return lanes_where(there, lanes_load(there, row + first), lanes_of(-INFINITY));
 }
 
-/* Put in those of sixteen that are larger than the last. */
-static void insert_lanes(Best *best, const float *row, int64_t first, __m512 values,
+/* Put in those that are larger than the last. */
+static void insert_lanes(Best *best, const float *row, int64_t first, Lanes values,
                          const Excluded *excluded)
 {
-    __m512 last = _mm512_set1_ps(best->values[best->count - 1]);
-    __mmask16 better = _mm512_cmp_ps_mask(values, last, _CMP_GT_OQ);
-    for (; better; better &= (__mmask16)(better - 1)) {
+    uint32_t better = lanes_above(values, lanes_of(best->values[best->count - 1]));
+    for (; better; better &= better - 1) {
         int64_t token = first + __builtin_ctz(better);
         if (row[token] > best->values[best->count - 1] && !is_excluded(excluded, token))
             insert(best, row[token], token);
@@ -65,35 +65,31 @@ static void insert_lanes(Best *best, const float *row, int64_t first, __m512 val
 static float find_best(const float *row, int64_t vocab, const Excluded *excluded,
                        Best *best)
 {
-    __m512 highest = _mm512_set1_ps(-INFINITY);
+    Lanes highest = lanes_of(-INFINITY);
     for (int64_t i = 0; i < vocab; i += 4 * LANES) {
-        __m512 values[4];
+        Lanes values[4];
         for (int k = 0; k < 4; k++)
-            values[k] = lanes_of(row, i + k * LANES, vocab);
-        __m512 largest = _mm512_max_ps(_mm512_max_ps(values[0], values[1]),
-                                       _mm512_max_ps(values[2], values[3]));
+            values[k] = values_from(row, i + k * LANES, vocab);
+        Lanes largest =
+            lanes_max(lanes_max(values[0], values[1]), lanes_max(values[2], values[3]));
         /* Of few blocks any is among the best: most are passed over. */
-        __m512 last = _mm512_set1_ps(best->values[best->count - 1]);
-        if (_mm512_cmp_ps_mask(largest, last, _CMP_GT_OQ))
+        if (lanes_above(largest, lanes_of(best->values[best->count - 1])))
             for (int k = 0; k < 4; k++)
                 insert_lanes(best, row, i + k * LANES, values[k], excluded);
-        highest = _mm512_max_ps(largest, highest);
+        highest = lanes_max(largest, highest);
     }
-    return _mm512_reduce_max_ps(highest);
+    return highest_lane(highest);
 }
 
 static float log_sum_exp(const float *row, int64_t vocab, float highest)
 {
     if (highest == -INFINITY)
         return NAN; /* as 0 / 0: there is no distribution */
-    __m512 sum = _mm512_setzero_ps(), offset = _mm512_set1_ps(highest);
-    for (int64_t i = 0; i < vocab; i += LANES) {
-        __mmask16 there = lanes_left(vocab - i);
-        __m512 value = _mm512_maskz_loadu_ps(there, row + i);
-        __m512 each = lanes_exp(_mm512_sub_ps(value, offset));
-        sum = _mm512_mask_add_ps(sum, there, sum, each);
-    }
-    return highest + logf(_mm512_reduce_add_ps(sum));
+    const Lanes offset = lanes_of(highest);
+    Lanes sum = lanes_of(0.0f);
+    for (int64_t i = 0; i < vocab; i += LANES)
+        sum += lanes_exp(values_from(row, i, vocab) - offset);
+    return highest + logf(sum_of_lanes(sum));
 }
 
 /* The largest of a row that may come, as log-probabilities, the best first. Where there

@@ -1,7 +1,6 @@
 /* Matrix products of 8-bit numbers: packing, rounding, multiplying. */
 #include "int8_product.h"
 
-#include <immintrin.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -10,17 +9,19 @@
 #include "exported.h"
 #include "lanes.h"
 
-#define COLUMNS 32 /* outputs of a tile: two registers */
-#define ROWS 12    /* of a tile: twice as many registers of sums */
-#define GROUP 4    /* inputs that one instruction sums up */
-#define TASK 4     /* tiles' widths of outputs that a thread takes at a time */
+#define COLUMNS (2 * LANES)         /* outputs of a tile: two registers */
+#define ROWS (LANES == 16 ? 12 : 6) /* of a tile: twice as many registers of sums */
+#define GROUP_BYTES 4 /* of a row's numbers, whose products one instruction sums up */
+#define GROUP (GROUP_BYTES / NUMBER_BYTES)
+#define LINE 64           /* bytes of the processor's cache */
+#define TASK (64 / LANES) /* tiles' widths of outputs that a thread takes at a time */
 #define LEAST_SHARED (128 * 1024) /* weights, below which one thread is faster */
 
 static int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
 
 int64_t quantized_stride(int64_t inputs)
 {
-    return (inputs + LANES - 1) / LANES * LANES;
+    return (inputs + LANES - 1) / LANES * LANES * NUMBER_BYTES;
 }
 
 /* Of PyTorch's own OpenMP, whose threads are there anyway; NULL if it is another's. */
@@ -70,16 +71,16 @@ EXPORTED void transduce_pack(const float *weight, int64_t outputs, int64_t input
    range. */
 static void measure_row(const float *x, int64_t inputs, float *lowest, float *scale)
 {
-    __m512 low = _mm512_set1_ps(INFINITY), high = _mm512_set1_ps(-INFINITY);
-    __mmask16 nan = 0;
+    Lanes low = lanes_of(INFINITY), high = lanes_of(-INFINITY);
+    uint32_t nan = 0;
     for (int64_t i = 0; i < inputs; i += LANES) {
-        __mmask16 there = lanes_left(inputs - i);
-        __m512 value = _mm512_maskz_loadu_ps(there, x + i);
-        low = _mm512_mask_min_ps(low, there, low, value);
-        high = _mm512_mask_max_ps(high, there, high, value);
-        nan |= _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+        const Mask there = first_lanes(inputs - i);
+        const Lanes value = lanes_load(there, x + i);
+        low = lanes_where(there, lanes_min(low, value), low);
+        high = lanes_where(there, lanes_max(high, value), high);
+        nan |= lanes_nan(value);
     }
-    float least = _mm512_reduce_min_ps(low), most = _mm512_reduce_max_ps(high);
+    float least = lowest_lane(low), most = highest_lane(high);
     *scale = most > least ? (most - least) / 255.0f : 1.0f;
     *lowest = nan ? NAN : least;
 }
@@ -87,24 +88,23 @@ static void measure_row(const float *x, int64_t inputs, float *lowest, float *sc
 static inline void store_group(uint8_t *numbers, __m128i bytes)
 {
     int32_t four = _mm_cvtsi128_si32(bytes);
-    memcpy(numbers, &four, GROUP);
+    memcpy(numbers, &four, GROUP_BYTES);
 }
 
-/* Round a row of a tile of `count`: four numbers of each row after four. */
+/* Round a row of a tile of `count`: a group of each row after one. */
 static void round_row(const float *x, int64_t inputs, float lowest, float scale,
                       int64_t count, uint8_t *numbers)
 {
-    __m512 offset = _mm512_set1_ps(lowest), per_step = _mm512_set1_ps(1.0f / scale);
-    for (int64_t i = 0; i < inputs; i += LANES, numbers += LANES * count) {
-        __mmask16 there = lanes_left(inputs - i);
-        __m512 value = _mm512_maskz_loadu_ps(there, x + i);
-        value = _mm512_mul_ps(_mm512_sub_ps(value, offset), per_step);
-        __m512i rounded = _mm512_maskz_cvtps_epi32(there, value);
-        __m128i bytes = _mm512_cvtusepi32_epi8(rounded);
+    const Lanes offset = lanes_of(lowest), per_step = lanes_of(1.0f / scale);
+    const int64_t apart = GROUP_BYTES * count;
+    for (int64_t i = 0; i < inputs; i += LANES, numbers += 4 * apart) {
+        /* What is behind the last is multiplied by weights of zero. */
+        const Lanes value = lanes_load(first_lanes(inputs - i), x + i);
+        const __m128i bytes = lanes_to_numbers((value - offset) * per_step);
         store_group(numbers, bytes);
-        store_group(numbers + GROUP * count, _mm_bsrli_si128(bytes, 4));
-        store_group(numbers + 2 * GROUP * count, _mm_bsrli_si128(bytes, 8));
-        store_group(numbers + 3 * GROUP * count, _mm_bsrli_si128(bytes, 12));
+        store_group(numbers + apart, _mm_bsrli_si128(bytes, 4));
+        store_group(numbers + 2 * apart, _mm_bsrli_si128(bytes, 8));
+        store_group(numbers + 3 * apart, _mm_bsrli_si128(bytes, 12));
     }
 }
 
@@ -124,43 +124,40 @@ void quantize(const float *x, int64_t rows, int64_t inputs, Quantized *into)
         uint8_t *tile = into->numbers + row / ROWS * ROWS * into->stride;
         measure_row(of_row, inputs, into->lowest + row, into->scales + row);
         round_row(of_row, inputs, into->lowest[row], into->scales[row],
-                  tile_rows(row, rows), tile + row % ROWS * GROUP);
+                  tile_rows(row, rows), tile + row % ROWS * GROUP_BYTES);
     }
 }
 
-/* The sums of a tile's rows, every second of them, as numbers in 16 of its columns from
- * one on. */
-static void finish(const __m512i *sums, const Linear *linear, const Quantized *x,
+/* The sums of a tile's rows, every second of them, as numbers in half of its columns,
+   from one on. */
+static void finish(const Sums *sums, const Linear *linear, const Quantized *x,
                    int64_t row, int64_t count, int64_t column, float *y,
                    int is_rectified)
 {
-    const __m512 scales = _mm512_loadu_ps(linear->scales + column);
-    const __m512 weights = _mm512_loadu_ps(linear->sums + column);
-    const __m512 bias = _mm512_loadu_ps(linear->bias + column);
-    const __m512 least = _mm512_set1_ps(is_rectified ? 0.0f : -INFINITY);
-    const __mmask16 there = lanes_left(linear->outputs - column);
+    const Lanes scales = lanes_at(linear->scales + column);
+    const Lanes weights = lanes_at(linear->sums + column);
+    const Lanes bias = lanes_at(linear->bias + column);
+    const Lanes least = lanes_of(is_rectified ? 0.0f : -INFINITY);
     float *out = y + row * linear->outputs + column;
     for (int64_t i = 0; i < count; i++, out += linear->outputs) {
-        __m512 scale = _mm512_mul_ps(scales, _mm512_set1_ps(x->scales[row + i]));
-        __m512 lowest = _mm512_set1_ps(x->lowest[row + i]);
-        __m512 rest = _mm512_fmadd_ps(lowest, weights, bias);
-        __m512 number = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[2 * i]), scale, rest);
+        Lanes scale = scales * lanes_of(x->scales[row + i]);
+        Lanes rest = lanes_fma(lanes_of(x->lowest[row + i]), weights, bias);
+        Lanes number = lanes_fma(lanes_of_sums(sums[2 * i]), scale, rest);
         /* In this order, NaN stays NaN. */
-        _mm512_mask_storeu_ps(out, there, _mm512_max_ps(least, number));
+        lanes_store(out, linear->outputs - column, lanes_max(least, number));
     }
 }
 
 /* Sums in variables of their own: those in arrays would not stay in registers. */
 #define EACH_ROW(DO)                                                                   \
     DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
-#define START(i) __m512i left##i = zero, right##i = zero;
+#define START(i) Sums left##i = no_sums(), right##i = no_sums();
 #define SUM_UP(i)                                                                      \
     if (i < count) {                                                                   \
-        int32_t four;                                                                  \
-        memcpy(&four, numbers + i * GROUP, GROUP);                                     \
-        __m512i each = _mm512_set1_epi32(four);                                        \
-        left##i = _mm512_dpbusd_epi32(left##i, each, first);                           \
-        right##i = _mm512_dpbusd_epi32(right##i, each, second);                        \
+        int32_t group;                                                                 \
+        memcpy(&group, numbers + i * GROUP_BYTES, GROUP_BYTES);                        \
+        left##i = sum_products(left##i, group, first);                                 \
+        right##i = sum_products(right##i, group, second);                              \
     }
 #define KEEP(i)                                                                        \
     if (i < count) {                                                                   \
@@ -168,8 +165,8 @@ static void finish(const __m512i *sums, const Linear *linear, const Quantized *x
         sums[2 * i + 1] = right##i;                                                    \
     }
 
-/* `count` rows from one on times 32 outputs; the count is a literal where it is
-   called. */
+/* `count` rows from one on times the outputs of a block; the count is a literal where
+   it is called. */
 static inline __attribute__((always_inline)) void tile(const Linear *linear,
                                                        const Quantized *x, int64_t row,
                                                        const int count, int64_t block,
@@ -179,21 +176,20 @@ static inline __attribute__((always_inline)) void tile(const Linear *linear,
     const int8_t *weight = linear->packed + block * num_groups * COLUMNS * GROUP;
     const uint8_t *numbers = x->numbers + row * x->stride;
     const int64_t ahead = num_groups * COLUMNS * GROUP;
-    const __m512i zero = _mm512_setzero_si512();
     EACH_ROW(START)
-    for (int64_t group = 0; group < num_groups; group++) {
-        __m512i first = _mm512_loadu_si512(weight);
-        __m512i second = _mm512_loadu_si512(weight + LANES * GROUP);
-        /* What the next 32 outputs have here. */
-        if (count > 1) {
-            _mm_prefetch(weight + ahead, _MM_HINT_T1);
-            _mm_prefetch(weight + ahead + LANES * GROUP, _MM_HINT_T1);
-        }
+#pragma GCC unroll UNROLLED
+    for (int64_t i = 0; i < num_groups; i++) {
+        const Weights first = load_weights(weight);
+        const Weights second = load_weights(weight + LANES * GROUP);
+        /* What the next block has here. */
+        if (count > 1 && i * COLUMNS * GROUP % LINE == 0)
+            for (int64_t at = 0; at < COLUMNS * GROUP; at += LINE)
+                _mm_prefetch(weight + ahead + at, _MM_HINT_T1);
         EACH_ROW(SUM_UP)
         weight += COLUMNS * GROUP;
-        numbers += count * GROUP;
+        numbers += count * GROUP_BYTES;
     }
-    __m512i sums[2 * ROWS];
+    Sums sums[2 * ROWS];
     EACH_ROW(KEEP)
     const int64_t column = block * COLUMNS;
     finish(sums, linear, x, row, count, column, y, is_rectified);
@@ -214,12 +210,14 @@ static void rows_of_tile(const Linear *linear, const Quantized *x, int64_t row,
         CASE(3);
         CASE(4);
         CASE(5);
+#if ROWS > 6
         CASE(6);
         CASE(7);
         CASE(8);
         CASE(9);
         CASE(10);
         CASE(11);
+#endif
     default:
         tile(linear, x, row, ROWS, block, y, is_rectified);
     }

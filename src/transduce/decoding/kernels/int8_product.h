@@ -1,4 +1,4 @@
-/* Matrix products of 8-bit numbers (AVX-512 VNNI). */
+/* Matrix products of 8-bit numbers. */
 #ifndef TRANSDUCE_INT8_PRODUCT_H
 #define TRANSDUCE_INT8_PRODUCT_H
 
@@ -7,17 +7,17 @@
 /* A linear map: weights in signed 8 bits, with a scale for each output. */
 typedef struct {
     int64_t outputs, inputs;
-    const int8_t *packed; /* 32 outputs after 32, of each 4 inputs after 4 */
-    const float *scales;  /* of each output; padded, as sums and bias are, to 32 */
+    const int8_t *packed; /* blocks of outputs, of each a group of inputs after one */
+    const float *scales;  /* of each output; padded, as sums and bias are, to blocks */
     const float *sums;    /* of each output's weights, scaled */
     const float *bias;
 } Linear;
 
-/* Rows in unsigned 8 bits: what a number n of a row stands for is
+/* Rows as numbers from 0 to 255: what a number n of a row stands for is
    lowest + scale * n. */
 typedef struct {
-    int64_t rows, stride;
-    uint8_t *numbers;
+    int64_t rows, stride; /* in bytes */
+    uint8_t *numbers;     /* each in as many bytes as the product wants */
     float *scales, *lowest;
 } Quantized;
 

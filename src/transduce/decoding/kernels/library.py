@@ -20,11 +20,16 @@ from transduce.decoding.kernels.fields import (
     LinearFields,
     StateFields,
 )
-from transduce.device import has_int8_products
+from transduce.device import processor_flags
 from transduce.errors import RequestError
 
 FOLDER = Path(__file__).parent
-FILE = f"compiled{sysconfig.get_config_var('EXT_SUFFIX')}"
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+BUILDS = {
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma"},
+    "avx2": {"avx2", "fma"},
+}
+"""What a processor must be able to do, for each library; the fastest comes first."""
 OUT_OF_MEMORY, NO_TOKEN, OTHER_GROUPS = 1, 2, 3
 """What a kernel returns if it has not done what it was to do."""
 
@@ -35,13 +40,8 @@ def kernels() -> ctypes.CDLL | None:
 
     One that is left of another version of this package is none either.
     """
-    if not has_int8_products():
-        return None
-    with suppress(OSError, AttributeError):
-        library = _declared(ctypes.CDLL(str(FOLDER / FILE)))
-        if _reads_our_fields(library):
-            return library
-    return None
+    runnable = (name for name, need in BUILDS.items() if need <= processor_flags())
+    return next(filter(None, map(_loaded, runnable)), None)
 
 
 def loaded_kernels() -> ctypes.CDLL:
@@ -70,6 +70,14 @@ def require_done(status: int) -> None:
         )
     if status == NO_TOKEN:
         raise IndexError("Ids must be those of tokens, but one is too large.")
+
+
+def _loaded(build: str) -> ctypes.CDLL | None:
+    with suppress(OSError, AttributeError):
+        library = _declared(ctypes.CDLL(str(FOLDER / f"{build}{SUFFIX}")))
+        if _reads_our_fields(library):
+            return library
+    return None
 
 
 def _reads_our_fields(library: ctypes.CDLL) -> bool:

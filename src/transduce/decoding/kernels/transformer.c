@@ -81,17 +81,9 @@ void add_and_norm(Work *work, const Norm *norm)
         normalise(work, norm, work->x);
 }
 
-static inline __m512 sum_up(__m512 sum, __mmask16 there, __m512 part,
-                            const float *numbers)
+static inline Lanes sum_up(Lanes sum, Mask there, Lanes part, const float *numbers)
 {
-    return _mm512_fmadd_ps(part, _mm512_maskz_loadu_ps(there, numbers), sum);
-}
-
-static inline __m128 quarter(__m512 sum)
-{
-    __m256 half =
-        _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    return lanes_fma(part, lanes_load(there, numbers), sum);
 }
 
 /* The products of a query with four keys: side by side, as each alone would wait. */
@@ -100,17 +92,17 @@ static __m128 four_products(const float *query, const float *key, const int32_t 
 {
     const float *one = key + slots[0] * stride, *two = key + slots[1] * stride;
     const float *three = key + slots[2] * stride, *four = key + slots[3] * stride;
-    __m512 first = _mm512_setzero_ps(), second = first, third = first, fourth = first;
+    Lanes first = lanes_of(0.0f), second = first, third = first, fourth = first;
     for (int64_t i = 0; i < width; i += LANES) {
-        const __mmask16 there = lanes_left(width - i);
-        const __m512 part = _mm512_maskz_loadu_ps(there, query + i);
+        const Mask there = first_lanes(width - i);
+        const Lanes part = lanes_load(there, query + i);
         first = sum_up(first, there, part, one + i);
         second = sum_up(second, there, part, two + i);
         third = sum_up(third, there, part, three + i);
         fourth = sum_up(fourth, there, part, four + i);
     }
-    return _mm_hadd_ps(_mm_hadd_ps(quarter(first), quarter(second)),
-                       _mm_hadd_ps(quarter(third), quarter(fourth)));
+    return _mm_hadd_ps(_mm_hadd_ps(sums_of_quarters(first), sums_of_quarters(second)),
+                       _mm_hadd_ps(sums_of_quarters(third), sums_of_quarters(fourth)));
 }
 
 /* The products of a query with the keys that it sees. Behind these slots stand some
@@ -129,40 +121,40 @@ static float exponentials(float *scores, int64_t count)
     float highest = -INFINITY;
     for (int64_t i = 0; i < count; i++)
         highest = scores[i] > highest ? scores[i] : highest;
-    __m512 sum = _mm512_setzero_ps(), offset = _mm512_set1_ps(highest);
+    const Lanes zero = lanes_of(0.0f), offset = lanes_of(highest);
+    Lanes sum = zero;
     for (int64_t i = 0; i < count; i += LANES) {
-        __mmask16 there = lanes_left(count - i);
-        __m512 each = _mm512_maskz_loadu_ps(there, scores + i);
-        each = lanes_exp(_mm512_sub_ps(each, offset));
-        _mm512_mask_storeu_ps(scores + i, there, each);
-        sum = _mm512_mask_add_ps(sum, there, sum, each);
+        const Mask there = first_lanes(count - i);
+        const Lanes each = lanes_exp(lanes_load(there, scores + i) - offset);
+        lanes_store(scores + i, count - i, each);
+        sum += lanes_where(there, each, zero);
     }
-    return _mm512_reduce_add_ps(sum);
+    return sum_of_lanes(sum);
 }
 
-/* Those of the values that it sees in 64 columns from one on, each times its score. */
+/* Those of the values that it sees in four times as many columns as there are lanes,
+   from one on, each times its score. */
 static void average_columns(const Work *work, const float *value, int64_t stride,
-                            int64_t count, int64_t column, __m512 factor, float *out)
+                            int64_t count, int64_t column, Lanes factor, float *out)
 {
     const int64_t left = work->stack->d_v - column;
-    const __mmask16 in_first = lanes_left(left);
-    const __mmask16 in_second = left > LANES ? lanes_left(left - LANES) : 0;
-    const __mmask16 in_third = left > 2 * LANES ? lanes_left(left - 2 * LANES) : 0;
-    const __mmask16 in_fourth = left > 3 * LANES ? lanes_left(left - 3 * LANES) : 0;
-    __m512 first = _mm512_setzero_ps(), second = first, third = first, fourth = first;
+    const Mask in_first = first_lanes(left), in_second = first_lanes(left - LANES);
+    const Mask in_third = first_lanes(left - 2 * LANES);
+    const Mask in_fourth = first_lanes(left - 3 * LANES);
+    Lanes first = lanes_of(0.0f), second = first, third = first, fourth = first;
     for (int64_t i = 0; i < count; i++) {
         const float *from = value + work->slots[i] * stride + column;
-        const __m512 score = _mm512_set1_ps(work->scores[i]);
+        const Lanes score = lanes_of(work->scores[i]);
         first = sum_up(first, in_first, score, from);
         second = sum_up(second, in_second, score, from + LANES);
         third = sum_up(third, in_third, score, from + 2 * LANES);
         fourth = sum_up(fourth, in_fourth, score, from + 3 * LANES);
     }
     out += column;
-    _mm512_mask_storeu_ps(out, in_first, _mm512_mul_ps(first, factor));
-    _mm512_mask_storeu_ps(out + LANES, in_second, _mm512_mul_ps(second, factor));
-    _mm512_mask_storeu_ps(out + 2 * LANES, in_third, _mm512_mul_ps(third, factor));
-    _mm512_mask_storeu_ps(out + 3 * LANES, in_fourth, _mm512_mul_ps(fourth, factor));
+    lanes_store(out, left, first * factor);
+    lanes_store(out + LANES, left - LANES, second * factor);
+    lanes_store(out + 2 * LANES, left - 2 * LANES, third * factor);
+    lanes_store(out + 3 * LANES, left - 3 * LANES, fourth * factor);
 }
 
 /* One head of a row; the scale is in the query already. */
@@ -172,7 +164,7 @@ static void attend_head(Work *work, const float *query, const float *key,
 {
     multiply_keys(work, query, key, key_stride, count);
     const float sum = exponentials(work->scores, count);
-    const __m512 factor = _mm512_set1_ps(1 / sum);
+    const Lanes factor = lanes_of(1 / sum);
     for (int64_t column = 0; column < work->stack->d_v; column += 4 * LANES)
         average_columns(work, value, value_stride, count, column, factor, out);
 }

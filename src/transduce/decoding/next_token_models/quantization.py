@@ -24,7 +24,7 @@ from transduce.decoding.next_token_models.flat_step import (
     plain_linear,
 )
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder, Step
-from transduce.device import has_int8_products, is_good_at_bf16, keep_freed_memory
+from transduce.device import is_good_at_bf16, keep_freed_memory, processor_flags
 from transduce.errors import ConfigError, RequestError
 from transduce.model.embedding import SharedEmbedding
 from transduce.model.layers import EncoderLayer
@@ -52,7 +52,7 @@ def available(device: torch.device) -> list[DecodingPrecision]:
     found: list[DecodingPrecision] = ["fp32"]
     if is_good_at_bf16(device.type):
         found.append("bf16")
-    if device.type == "cpu" and has_int8_products():
+    if device.type == "cpu" and _has_int8():
         found.append("int8")
     return found
 
@@ -141,16 +141,24 @@ def _by_operators(model: Transformer, step: Step) -> PreparedModel:
     )
 
 
+def _has_int8() -> bool:
+    """Whether there are kernels for int8, ours or those of PyTorch."""
+    # On other processors, PyTorch's sums of 16 bits would overflow.
+    return kernels() is not None or "avx512_vnni" in processor_flags()
+
+
 def _require_int8(device: torch.device) -> None:
     if device.type != "cpu":
         raise RequestError(
             f"Precision int8 must have a CPU, but the device is {device.type}; use "
             "--device cpu, or precision bf16."
         )
-    if not has_int8_products():
+    if not _has_int8():
         raise RequestError(
-            "Precision int8 must have a processor with AVX-512 VNNI instructions, but "
-            "this one has none; use precision fp32 or bf16."
+            "Precision int8 must have an x86 processor with AVX2 instructions, and "
+            "kernels that are compiled as transduce is installed, but one of them is "
+            "lacking; install gcc or clang, then transduce once more, or use precision "
+            "fp32."
         )
 
 

@@ -9,12 +9,14 @@ import torch
 from transduce.decoding.kernels import library
 from transduce.decoding.kernels.fields import LinearFields
 from transduce.decoding.kernels.library import (
+    BUILDS,
     OUT_OF_MEMORY,
     address,
     kernels,
     require_done,
 )
-from transduce.device import has_int8_products
+from transduce.decoding.kernels.packed_linear import PackedLinear
+from transduce.device import processor_flags
 from transduce.errors import RequestError
 
 
@@ -25,15 +27,40 @@ def asked_anew():
     kernels.cache_clear()
 
 
-@pytest.mark.skipif(not has_int8_products(), reason="this processor has no VNNI")
+def runnable(build: str) -> bool:
+    return BUILDS[build] <= processor_flags()
+
+
+@pytest.fixture(params=BUILDS)
+def build(request, monkeypatch, asked_anew):
+    """Each that this processor can run, as if it could run no other."""
+    if not runnable(request.param):
+        pytest.skip("this processor cannot run it")
+    monkeypatch.setattr(library, "processor_flags", lambda: BUILDS[request.param])
+    return request.param
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_they_are_compiled_where_they_can_be():
-    assert isinstance(kernels(), ctypes.CDLL)
+def test_each_is_compiled_and_found_where_it_can_run(build):
+    assert isinstance(found := kernels(), ctypes.CDLL)
+    assert Path(found._name).name.startswith(build)
+
+
+@pytest.mark.skipif(not runnable("avx512"), reason="this processor can run but one")
+@pytest.mark.usefixtures("asked_anew")
+@torch.no_grad()
+def test_all_say_the_same(monkeypatch):
+    weight, bias, x = torch.randn(70, 33), torch.randn(70), torch.randn(13, 33)
+    best = PackedLinear(weight, bias)(x)
+    monkeypatch.setattr(library, "processor_flags", lambda: BUILDS["avx2"])
+    kernels.cache_clear()
+    other = PackedLinear(weight, bias)
+    torch.testing.assert_close(other(x), best, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.usefixtures("asked_anew")
 def test_a_processor_that_cannot_run_them_has_none(monkeypatch):
-    monkeypatch.setattr(library, "has_int8_products", lambda: False)
+    monkeypatch.setattr(library, "processor_flags", lambda: {"avx", "avx512f"})
     assert kernels() is None
 
 
@@ -46,15 +73,17 @@ def test_an_installation_without_a_compiler_has_none(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("asked_anew")
 def test_what_was_compiled_for_another_system_is_passed_over(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "FOLDER", tmp_path)
-    (tmp_path / library.FILE).write_bytes(b"not for this one")
+    for build in BUILDS:
+        (tmp_path / f"{build}{library.SUFFIX}").write_bytes(b"not for this one")
     assert kernels() is None
 
 
 @pytest.mark.usefixtures("asked_anew")
-def test_what_lacks_a_kernel_is_passed_over(monkeypatch):
+def test_what_lacks_a_kernel_is_passed_over(monkeypatch, tmp_path):
     # A library, but not that one.
-    monkeypatch.setattr(library, "FOLDER", Path(math.__file__).parent)
-    monkeypatch.setattr(library, "FILE", Path(math.__file__).name)
+    for build in BUILDS:
+        shutil.copy(math.__file__, tmp_path / f"{build}{library.SUFFIX}")
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
     assert kernels() is None
 
 

@@ -1,0 +1,147 @@
+/* What a processor with AVX2 does to eight numbers at once. */
+#ifndef TRANSDUCE_AVX2_H
+#define TRANSDUCE_AVX2_H
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+
+#define LANES 8
+
+typedef __m256 Lanes;
+typedef __m256i Sums;    /* of products, in 32 bits */
+typedef __m256i Weights; /* of as many outputs as there are lanes */
+typedef __m256i Mask;    /* some of the lanes */
+
+/* Those lanes that hold one of `left` numbers, of which there may be none. */
+static inline Mask first_lanes(int64_t left)
+{
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    int first = left <= 0 ? 0 : left >= LANES ? LANES : (int)left;
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(first), lanes);
+}
+
+static inline Lanes lanes_of(float number) { return _mm256_set1_ps(number); }
+
+/* One where the mask says so, elsewhere the other. */
+static inline Lanes lanes_where(Mask mask, Lanes one, Lanes other)
+{
+    return _mm256_blendv_ps(other, one, _mm256_castsi256_ps(mask));
+}
+
+static inline Lanes lanes_at(const float *from) { return _mm256_loadu_ps(from); }
+
+/* Numbers that are there; the others are not read, and zero. */
+static inline Lanes lanes_load(Mask there, const float *from)
+{
+    return _mm256_maskload_ps(from, there);
+}
+
+/* The first `left` lanes; the others are not written. */
+static inline void lanes_store(float *to, int64_t left, Lanes x)
+{
+    /* By a mask it is slow on some processors. */
+    if (left >= LANES)
+        _mm256_storeu_ps(to, x);
+    else
+        _mm256_maskstore_ps(to, first_lanes(left), x);
+}
+
+/* one * other + sum */
+static inline Lanes lanes_fma(Lanes one, Lanes other, Lanes sum)
+{
+    return _mm256_fmadd_ps(one, other, sum);
+}
+
+/* The second, if one is NaN. */
+static inline Lanes lanes_max(Lanes one, Lanes other)
+{
+    return _mm256_max_ps(one, other);
+}
+
+static inline Lanes lanes_min(Lanes one, Lanes other)
+{
+    return _mm256_min_ps(one, other);
+}
+
+static inline Lanes lanes_round(Lanes x)
+{
+    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+/* x times 2 to the power of n, a whole number that is not above 127; zero, if that is
+   too small. */
+static inline Lanes lanes_scale(Lanes x, Lanes n)
+{
+    const __m256i exponent =
+        _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    const __m256 power = _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+    const __m256 is_large = _mm256_cmp_ps(n, _mm256_set1_ps(-127.0f), _CMP_NLE_UQ);
+    return _mm256_and_ps(_mm256_mul_ps(x, power), is_large);
+}
+
+/* A bit for each lane. */
+static inline uint32_t lanes_above(Lanes one, Lanes other)
+{
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(one, other, _CMP_GT_OQ));
+}
+
+static inline uint32_t lanes_nan(Lanes x)
+{
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
+/* Four sums that have the same sum. */
+static inline __m128 sums_of_quarters(Lanes x)
+{
+    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+}
+
+static inline float highest_lane(Lanes x)
+{
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+static inline float lowest_lane(Lanes x)
+{
+    return -highest_lane(_mm256_sub_ps(_mm256_setzero_ps(), x));
+}
+
+static inline float sum_of_lanes(Lanes x)
+{
+    __m128 four = sums_of_quarters(x);
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+/* Numbers from 0 to 255 are kept in 16 bits, since sums of products of bytes would
+   overflow; one instruction sums up two products, and is as fast. */
+#define NUMBER_BYTES 2
+enum { UNROLLED = 4 }; /* times the loop over groups of numbers */
+
+static inline __m128i lanes_to_numbers(Lanes x)
+{
+    const __m256i whole = _mm256_cvtps_epi32(x);
+    return _mm_packus_epi32(_mm256_castsi256_si128(whole),
+                            _mm256_extracti128_si256(whole, 1));
+}
+
+static inline Lanes lanes_of_sums(Sums sums) { return _mm256_cvtepi32_ps(sums); }
+static inline Sums no_sums(void) { return _mm256_setzero_si256(); }
+
+/* Of each output, two weights. */
+static inline Weights load_weights(const int8_t *from)
+{
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+}
+
+/* To each sum, the products of its output's weights with two numbers of a row. */
+static inline Sums sum_products(Sums sums, int32_t numbers, Weights weights)
+{
+    return _mm256_add_epi32(sums,
+                            _mm256_madd_epi16(_mm256_set1_epi32(numbers), weights));
+}
+
+#endif

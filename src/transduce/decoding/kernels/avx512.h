@@ -1,0 +1,118 @@
+/* What a processor with AVX-512 VNNI does to sixteen numbers at once. */
+#ifndef TRANSDUCE_AVX512_H
+#define TRANSDUCE_AVX512_H
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+
+#define LANES 16
+
+typedef __m512 Lanes;
+typedef __m512i Sums;    /* of products, in 32 bits */
+typedef __m512i Weights; /* of as many outputs as there are lanes */
+typedef __mmask16 Mask;  /* some of the lanes */
+
+/* Those lanes that hold one of `left` numbers, of which there may be none. */
+static inline Mask first_lanes(int64_t left)
+{
+    if (left <= 0)
+        return 0;
+    return left >= LANES ? (Mask)0xFFFF : (Mask)((1u << left) - 1u);
+}
+
+static inline Lanes lanes_of(float number) { return _mm512_set1_ps(number); }
+
+/* One where the mask says so, elsewhere the other. */
+static inline Lanes lanes_where(Mask mask, Lanes one, Lanes other)
+{
+    return _mm512_mask_blend_ps(mask, other, one);
+}
+
+static inline Lanes lanes_at(const float *from) { return _mm512_loadu_ps(from); }
+
+/* Numbers that are there; the others are not read, and zero. */
+static inline Lanes lanes_load(Mask there, const float *from)
+{
+    return _mm512_maskz_loadu_ps(there, from);
+}
+
+/* The first `left` lanes; the others are not written. */
+static inline void lanes_store(float *to, int64_t left, Lanes x)
+{
+    _mm512_mask_storeu_ps(to, first_lanes(left), x);
+}
+
+/* one * other + sum */
+static inline Lanes lanes_fma(Lanes one, Lanes other, Lanes sum)
+{
+    return _mm512_fmadd_ps(one, other, sum);
+}
+
+/* The second, if one is NaN. */
+static inline Lanes lanes_max(Lanes one, Lanes other)
+{
+    return _mm512_max_ps(one, other);
+}
+
+static inline Lanes lanes_min(Lanes one, Lanes other)
+{
+    return _mm512_min_ps(one, other);
+}
+
+static inline Lanes lanes_round(Lanes x)
+{
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+/* x times 2 to the power of n, a whole number that is not above 127. */
+static inline Lanes lanes_scale(Lanes x, Lanes n) { return _mm512_scalef_ps(x, n); }
+
+/* A bit for each lane. */
+static inline uint32_t lanes_above(Lanes one, Lanes other)
+{
+    return _mm512_cmp_ps_mask(one, other, _CMP_GT_OQ);
+}
+
+static inline uint32_t lanes_nan(Lanes x)
+{
+    return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+}
+
+static inline float highest_lane(Lanes x) { return _mm512_reduce_max_ps(x); }
+static inline float lowest_lane(Lanes x) { return _mm512_reduce_min_ps(x); }
+static inline float sum_of_lanes(Lanes x) { return _mm512_reduce_add_ps(x); }
+
+/* Four sums that have the same sum. */
+static inline __m128 sums_of_quarters(Lanes x)
+{
+    __m256 half =
+        _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+/* Numbers from 0 to 255 are kept in a byte; one instruction sums up four products. */
+#define NUMBER_BYTES 1
+enum { UNROLLED = 1 }; /* times the loop over groups of numbers */
+
+static inline __m128i lanes_to_numbers(Lanes x)
+{
+    return _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x));
+}
+
+static inline Lanes lanes_of_sums(Sums sums) { return _mm512_cvtepi32_ps(sums); }
+static inline Sums no_sums(void) { return _mm512_setzero_si512(); }
+
+/* Of each output, four weights. */
+static inline Weights load_weights(const int8_t *from)
+{
+    return _mm512_loadu_si512(from);
+}
+
+/* To each sum, the products of its output's weights with four numbers of a row. */
+static inline Sums sum_products(Sums sums, int32_t numbers, Weights weights)
+{
+    return _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(numbers), weights);
+}
+
+#endif
