@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from transduce.cli.lines import source_lines, write_translations
 from transduce.cli.options import Files
-from transduce.decoding.next_token_models.quantization import DecodingPrecision
+from transduce.decoding.next_token_models.prepared_model import DecodingPrecision
 from transduce.decoding.sampling import SamplingConfig
 from transduce.decoding.translator import load
 

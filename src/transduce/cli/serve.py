@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transduce.decoding.next_token_models.quantization import DecodingPrecision
+from transduce.decoding.next_token_models.prepared_model import DecodingPrecision
 from transduce.decoding.streaming.processes import default_processes
 from transduce.decoding.translator import load
 from transduce.device import choose_hardware, leave_a_core

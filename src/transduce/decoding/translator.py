@@ -16,7 +16,7 @@ from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.next_token_models.coverage import CoverageDecoder
 from transduce.decoding.next_token_models.ensemble import Ensemble
-from transduce.decoding.next_token_models.quantization import (
+from transduce.decoding.next_token_models.prepared_model import (
     DecodingPrecision,
     PreparedModel,
     prepared,

@@ -9,9 +9,7 @@
 #define LANES 8
 
 typedef __m256 Lanes;
-typedef __m256i Sums;    /* of products, in 32 bits */
-typedef __m256i Weights; /* of as many outputs as there are lanes */
-typedef __m256i Mask;    /* some of the lanes */
+typedef __m256i Mask; /* some of the lanes */
 
 /* Those lanes that hold one of `left` numbers, of which there may be none. */
 static inline Mask first_lanes(int64_t left)
@@ -119,7 +117,7 @@ static inline float sum_of_lanes(Lanes x)
 /* Numbers from 0 to 255 are kept in 16 bits, since sums of products of bytes would
    overflow; one instruction sums up two products, and is as fast. */
 #define NUMBER_BYTES 2
-enum { UNROLLED = 4 }; /* times the loop over groups of numbers */
+enum { UNROLLED = 4 }; /* times the loop over groups of inputs */
 
 static inline __m128i lanes_to_numbers(Lanes x)
 {
@@ -128,20 +126,25 @@ static inline __m128i lanes_to_numbers(Lanes x)
                             _mm256_extracti128_si256(whole, 1));
 }
 
-static inline Lanes lanes_of_sums(Sums sums) { return _mm256_cvtepi32_ps(sums); }
-static inline Sums no_sums(void) { return _mm256_setzero_si256(); }
+/* What sums in 32 bits are as numbers. */
+static inline Lanes lanes_of_sums(Lanes sums)
+{
+    return _mm256_cvtepi32_ps(_mm256_castps_si256(sums));
+}
 
 /* Of each output, two weights. */
-static inline Weights load_weights(const int8_t *from)
+static inline Lanes load_int8_weights(const int8_t *from)
 {
-    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+    return _mm256_castsi256_ps(
+        _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from)));
 }
 
 /* To each sum, the products of its output's weights with two numbers of a row. */
-static inline Sums sum_products(Sums sums, int32_t numbers, Weights weights)
+static inline Lanes add_int8_products(Lanes sums, int32_t numbers, Lanes weights)
 {
-    return _mm256_add_epi32(sums,
-                            _mm256_madd_epi16(_mm256_set1_epi32(numbers), weights));
+    const __m256i products =
+        _mm256_madd_epi16(_mm256_set1_epi32(numbers), _mm256_castps_si256(weights));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sums), products));
 }
 
 #endif

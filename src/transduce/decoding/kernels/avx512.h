@@ -9,9 +9,7 @@
 #define LANES 16
 
 typedef __m512 Lanes;
-typedef __m512i Sums;    /* of products, in 32 bits */
-typedef __m512i Weights; /* of as many outputs as there are lanes */
-typedef __mmask16 Mask;  /* some of the lanes */
+typedef __mmask16 Mask; /* some of the lanes */
 
 /* Those lanes that hold one of `left` numbers, of which there may be none. */
 static inline Mask first_lanes(int64_t left)
@@ -93,26 +91,31 @@ static inline __m128 sums_of_quarters(Lanes x)
 
 /* Numbers from 0 to 255 are kept in a byte; one instruction sums up four products. */
 #define NUMBER_BYTES 1
-enum { UNROLLED = 1 }; /* times the loop over groups of numbers */
+enum { UNROLLED = 1 }; /* times the loop over groups of inputs */
 
 static inline __m128i lanes_to_numbers(Lanes x)
 {
     return _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x));
 }
 
-static inline Lanes lanes_of_sums(Sums sums) { return _mm512_cvtepi32_ps(sums); }
-static inline Sums no_sums(void) { return _mm512_setzero_si512(); }
+/* What sums in 32 bits are as numbers. */
+static inline Lanes lanes_of_sums(Lanes sums)
+{
+    return _mm512_cvtepi32_ps(_mm512_castps_si512(sums));
+}
 
 /* Of each output, four weights. */
-static inline Weights load_weights(const int8_t *from)
+static inline Lanes load_int8_weights(const int8_t *from)
 {
-    return _mm512_loadu_si512(from);
+    return _mm512_castsi512_ps(_mm512_loadu_si512(from));
 }
 
 /* To each sum, the products of its output's weights with four numbers of a row. */
-static inline Sums sum_products(Sums sums, int32_t numbers, Weights weights)
+static inline Lanes add_int8_products(Lanes sums, int32_t numbers, Lanes weights)
 {
-    return _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(numbers), weights);
+    return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sums),
+                                                   _mm512_set1_epi32(numbers),
+                                                   _mm512_castps_si512(weights)));
 }
 
 #endif

@@ -5,7 +5,7 @@ from ctypes import POINTER, c_double, c_float, c_int64, c_void_p
 
 
 class LinearFields(ctypes.Structure):
-    """`Linear` of int8_product.h."""
+    """`Linear` of linear.h."""
 
     _fields_ = [
         ("outputs", c_int64),

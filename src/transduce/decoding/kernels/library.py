@@ -94,9 +94,10 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.transduce_use_threads.argtypes = [pointer]
     library.transduce_padded.argtypes = [number]
     library.transduce_padded.restype = number
-    library.transduce_packed_bytes.argtypes = [number, number]
+    library.transduce_packed_bytes.argtypes = [number, number, c_int]
     library.transduce_packed_bytes.restype = number
-    library.transduce_pack.argtypes = [pointer, number, number, *[pointer] * 3]
+    library.transduce_pack.argtypes = [pointer, number, number, pointer]
+    library.transduce_pack_int8.argtypes = [pointer, number, number, *[pointer] * 3]
     library.transduce_linear.argtypes = [pointer, pointer, number, pointer, c_int]
     library.transduce_encode.argtypes = [*[pointer] * 3, c_int]
     library.transduce_step.argtypes = [*[pointer] * 5, c_int]

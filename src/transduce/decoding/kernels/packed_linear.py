@@ -1,4 +1,4 @@
-"""Linear maps in 8 bits, by kernels of our own."""
+"""Linear maps by kernels of our own, in fp32 or in 8 bits."""
 
 import ctypes
 
@@ -15,31 +15,21 @@ from transduce.decoding.kernels.library import (
 
 
 class PackedLinear(nn.Module):
-    """A linear map with weights of 8 bits, an own scale for each output.
+    """A linear map whose weights stand in the order in which the kernels read them.
 
-    What it reads is put into 8 bits as it comes, each row with a scale and an offset of
-    its own; so what comes out does not depend on the rows beside it.
+    What comes out of a row does not depend on the rows beside it.
     """
 
     def __init__(
         self, weight: Float[Tensor, "outputs inputs"], bias: Tensor | None
     ) -> None:
         super().__init__()
-        self._library = library = loaded_kernels()
-        outputs, inputs = weight.shape
-        padded = library.transduce_padded(outputs)
-        num_bytes = library.transduce_packed_bytes(outputs, inputs)
-        self._packed = torch.zeros(num_bytes, dtype=torch.int8)
-        self._scales, self._sums, self._bias = torch.zeros(3, padded)
+        self._library = loaded_kernels()
+        outputs = len(weight)
+        self._bias = torch.zeros(self._library.transduce_padded(outputs))
         if bias is not None:
             self._bias[:outputs] = bias.detach()
-        numbers = weight.detach().float().contiguous()
-        packed = address(self._packed, torch.int8)
-        scales, sums = address(self._scales), address(self._sums)
-        library.transduce_pack(address(numbers), outputs, inputs, packed, scales, sums)
-        self.fields = LinearFields(
-            outputs, inputs, packed, scales, sums, address(self._bias)
-        )
+        self.fields = self._pack(weight.detach().float().contiguous())
 
     def forward(
         self, x: Float[Tensor, "*rows inputs"]
@@ -55,3 +45,36 @@ class PackedLinear(nn.Module):
         )
         require_done(status)
         return y
+
+    def _pack(self, weight: Float[Tensor, "outputs inputs"]) -> LinearFields:
+        raise NotImplementedError
+
+
+class PackedFloats(PackedLinear):
+    """That with weights of 32 bits, as they are."""
+
+    def _pack(self, weight: Float[Tensor, "outputs inputs"]) -> LinearFields:
+        num_bytes = self._library.transduce_packed_bytes(*weight.shape, False)
+        self._packed = torch.zeros(num_bytes // 4)
+        packed = address(self._packed)
+        self._library.transduce_pack(address(weight), *weight.shape, packed)
+        return LinearFields(*weight.shape, packed, None, None, address(self._bias))
+
+
+class PackedInt8(PackedLinear):
+    """That with weights of 8 bits, an own scale for each output.
+
+    What it reads is put into 8 bits as it comes, each row with a scale and an offset of
+    its own.
+    """
+
+    def _pack(self, weight: Float[Tensor, "outputs inputs"]) -> LinearFields:
+        num_bytes = self._library.transduce_packed_bytes(*weight.shape, True)
+        self._packed = torch.zeros(num_bytes, dtype=torch.int8)
+        self._scales, self._sums = torch.zeros(2, len(self._bias))
+        packed = address(self._packed, torch.int8)
+        scales, sums = address(self._scales), address(self._sums)
+        self._library.transduce_pack_int8(
+            address(weight), *weight.shape, packed, scales, sums
+        )
+        return LinearFields(*weight.shape, packed, scales, sums, address(self._bias))

@@ -16,7 +16,7 @@ int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
     const int64_t wide = largest(2 * queries + heads, stack->d_ff);
     const int64_t inputs = largest(largest(stack->d_model, stack->d_ff), heads);
     const int64_t floats = rows * (2 * stack->d_model + wide + heads + 2);
-    const int64_t bytes = rows * quantized_stride(inputs);
+    const int64_t bytes = rows * row_bytes(inputs);
     slots += LANES;
     float *room = malloc((size_t)(floats + 2 * slots) * sizeof(float) + (size_t)bytes);
     if (!room)
@@ -29,11 +29,11 @@ int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
     work->read = work->x + rows * stack->d_model;
     work->wide = work->read + rows * stack->d_model;
     work->heads = work->wide + rows * wide;
-    work->quantized.scales = work->heads + rows * heads;
-    work->quantized.lowest = work->quantized.scales + rows;
-    work->scores = work->quantized.lowest + rows;
+    work->arranged.scales = work->heads + rows * heads;
+    work->arranged.lowest = work->arranged.scales + rows;
+    work->scores = work->arranged.lowest + rows;
     work->slots = (int32_t *)(work->scores + slots);
-    work->quantized.numbers = (uint8_t *)(work->slots + slots);
+    work->arranged.numbers = (uint8_t *)(work->slots + slots);
     return 0;
 }
 
@@ -42,8 +42,8 @@ void end_work(Work *work) { free(work->room); }
 void apply_linear(Work *work, const Linear *linear, const float *x, float *y,
                   int is_rectified)
 {
-    quantize(x, work->rows, linear->inputs, &work->quantized);
-    multiply(linear, &work->quantized, y, is_rectified, work->num_threads);
+    arrange_rows(linear, x, work->rows, &work->arranged);
+    multiply(linear, &work->arranged, y, is_rectified, work->num_threads);
 }
 
 static void normalise(const Work *work, const Norm *norm, float *y)

@@ -1,11 +1,10 @@
-/* The stacks of encoder and decoder (section 3.1; Figure 1), their products in 8 bits.
- */
+/* The stacks of encoder and decoder (section 3.1; Figure 1). */
 #ifndef TRANSDUCE_TRANSFORMER_H
 #define TRANSDUCE_TRANSFORMER_H
 
 #include <stdint.h>
 
-#include "int8_product.h"
+#include "linear.h"
 
 typedef struct {
     const float *weight, *bias;
@@ -44,7 +43,7 @@ typedef struct {
     float *heads;   /* what attention has found */
     float *scores;  /* of one head of a row */
     int32_t *slots; /* that a row sees */
-    Quantized quantized;
+    Rows arranged;  /* what a product reads */
     void *room;
 } Work;
 

@@ -1,4 +1,4 @@
-"""Encoder and decoder, each as one call of a kernel, in 8 bits."""
+"""Encoder and decoder, each as one call of a kernel, in fp32 or in 8 bits."""
 
 import ctypes
 import math

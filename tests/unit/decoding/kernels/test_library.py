@@ -15,7 +15,7 @@ from transduce.decoding.kernels.library import (
     kernels,
     require_done,
 )
-from transduce.decoding.kernels.packed_linear import PackedLinear
+from transduce.decoding.kernels.packed_linear import PackedInt8
 from transduce.device import processor_flags
 from transduce.errors import RequestError
 
@@ -51,10 +51,10 @@ def test_each_is_compiled_and_found_where_it_can_run(build):
 @torch.no_grad()
 def test_all_say_the_same(monkeypatch):
     weight, bias, x = torch.randn(70, 33), torch.randn(70), torch.randn(13, 33)
-    best = PackedLinear(weight, bias)(x)
+    best = PackedInt8(weight, bias)(x)
     monkeypatch.setattr(library, "processor_flags", lambda: BUILDS["avx2"])
     kernels.cache_clear()
-    other = PackedLinear(weight, bias)
+    other = PackedInt8(weight, bias)
     torch.testing.assert_close(other(x), best, rtol=1e-6, atol=1e-5)
 
 

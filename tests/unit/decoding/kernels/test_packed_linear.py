@@ -3,9 +3,20 @@ import torch
 from torch import nn
 
 from transduce.decoding.kernels.library import kernels, threads_of_torch
-from transduce.decoding.kernels.packed_linear import PackedLinear
+from transduce.decoding.kernels.packed_linear import (
+    PackedFloats,
+    PackedInt8,
+    PackedLinear,
+)
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+
+
+@pytest.fixture(params=[PackedFloats, PackedInt8])
+def packed_linear(request) -> type[PackedLinear]:
+    """Each kind."""
+    return request.param
+
 
 SIZES = [(1, 1), (3, 5), (16, 32), (17, 33), (64, 48), (129, 70), (512, 2048)]
 
@@ -19,7 +30,7 @@ def test_products_in_8_bits_are_near_the_true_ones(inputs, outputs, rows):
     linear.weight[0] *= 100
     x = torch.randn(rows, inputs) + 3
     x[0] *= 1000
-    found, expected = PackedLinear(linear.weight, linear.bias)(x), linear(x)
+    found, expected = PackedInt8(linear.weight, linear.bias)(x), linear(x)
     # Each number is off by half a step of its row's range at most.
     step = (x.amax(dim=1) - x.amin(dim=1)) / 255
     weight_step = linear.weight.abs().amax(dim=1) / 127
@@ -30,49 +41,62 @@ def test_products_in_8_bits_are_near_the_true_ones(inputs, outputs, rows):
     assert ((found - expected).abs() <= bound + 1e-4 * expected.abs().max()).all()
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 11, 12, 13, 25])
+@torch.no_grad()
+def test_products_in_fp32_are_the_true_ones(inputs, outputs, rows):
+    linear = nn.Linear(inputs, outputs).double()
+    x = torch.randn(rows, inputs, dtype=torch.float64) + 3
+    found = PackedFloats(linear.weight, linear.bias)(x)
+    largest = (x.abs() @ linear.weight.abs().t()).amax()
+    torch.testing.assert_close(
+        found.double(), linear(x), rtol=0.0, atol=float(largest) * 1e-6
+    )
+
+
 @torch.no_grad()
 def test_small_whole_numbers_are_exact():
     weight = torch.randint(-127, 128, (45, 37)).float()
     weight[:, 0] = 127
     x = torch.randint(0, 256, (14, 37)).float()
     x[:, 0], x[:, 1] = 0, 255
-    found = PackedLinear(weight, None)(x)
+    found = PackedInt8(weight, None)(x)
     torch.testing.assert_close(found, x @ weight.t(), rtol=1e-6, atol=0.0)
 
 
-def test_shapes_are_those_of_a_linear_map():
-    packed = PackedLinear(torch.ones(3, 4), torch.tensor([0.0, 1.0, 2.0]))
+def test_shapes_are_those_of_a_linear_map(packed_linear):
+    packed = packed_linear(torch.ones(3, 4), torch.tensor([0.0, 1.0, 2.0]))
     expected = torch.tensor([4.0, 5.0, 6.0]).expand(2, 5, 3)
     torch.testing.assert_close(packed(torch.ones(2, 5, 4)), expected)
     assert packed(torch.ones(0, 5, 4)).shape == (0, 5, 3)
 
 
-def test_an_output_of_zeros_is_zero():
-    found = PackedLinear(torch.zeros(4, 8), None)(torch.randn(2, 8))
+def test_an_output_of_zeros_is_zero(packed_linear):
+    found = packed_linear(torch.zeros(4, 8), None)(torch.randn(2, 8))
     assert torch.equal(found, torch.zeros(2, 4))
 
 
 @torch.no_grad()
-def test_a_row_does_not_depend_on_those_beside_it():
-    packed, x = PackedLinear(torch.randn(40, 50), torch.randn(40)), torch.randn(27, 50)
+def test_a_row_does_not_depend_on_those_beside_it(packed_linear):
+    packed, x = packed_linear(torch.randn(40, 50), torch.randn(40)), torch.randn(27, 50)
     alone = torch.cat([packed(row[None]) for row in x])
     assert torch.equal(packed(x), alone)
 
 
 @torch.no_grad()
-def test_weights_of_another_kind_are_read_as_they_are():
+def test_weights_of_another_kind_are_read_as_they_are(packed_linear):
     weight, x = torch.randn(50, 40), torch.randn(3, 50)
-    expected = PackedLinear(weight.t().contiguous(), None)(x)
-    assert torch.equal(PackedLinear(weight.t(), None)(x), expected)
+    expected = packed_linear(weight.t().contiguous(), None)(x)
+    assert torch.equal(packed_linear(weight.t(), None)(x), expected)
     in_bf16 = weight.t().bfloat16()
-    expected = PackedLinear(in_bf16.float(), None)(x)
-    assert torch.equal(PackedLinear(in_bf16, None)(x), expected)
+    expected = packed_linear(in_bf16.float(), None)(x)
+    assert torch.equal(packed_linear(in_bf16, None)(x), expected)
 
 
 @torch.no_grad()
-def test_threads_change_nothing(two_threads):
+def test_threads_change_nothing(two_threads, packed_linear):
     assert threads_of_torch() is not None
-    packed, x = PackedLinear(torch.randn(5000, 64), None), torch.randn(30, 64)
+    packed, x = packed_linear(torch.randn(5000, 64), None), torch.randn(30, 64)
     by_two = packed(x)
     torch.set_num_threads(1)
     assert torch.equal(packed(x), by_two)
@@ -86,14 +110,14 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def test_what_is_no_number_stays_none():
+def test_what_is_no_number_stays_none(packed_linear):
     weight, x = torch.randn(40, 20), torch.randn(3, 20)
     x[1, 7] = torch.nan
-    assert PackedLinear(weight, None)(x).isnan().any(dim=1).tolist() == [
+    assert packed_linear(weight, None)(x).isnan().any(dim=1).tolist() == [
         False,
         True,
         False,
     ]
     weight[33, 2] = torch.nan
-    found = PackedLinear(weight, None)(x[:1])
+    found = packed_linear(weight, None)(x[:1])
     assert found.isnan().nonzero().tolist() == [[0, 33]]

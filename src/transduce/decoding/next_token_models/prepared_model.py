@@ -1,4 +1,4 @@
-"""Models whose matrix products are in fewer bits than 32, for speed."""
+"""Models made ready to decode, by kernels of our own or in fewer bits than 32."""
 
 import warnings
 from collections.abc import Callable
@@ -11,7 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.decoding.kernels.library import kernels
-from transduce.decoding.kernels.packed_linear import PackedLinear
+from transduce.decoding.kernels.packed_linear import (
+    PackedFloats,
+    PackedInt8,
+    PackedLinear,
+)
 from transduce.decoding.next_token_models.compiled_stacks import (
     CompiledDecoder,
     CompiledEncoder,
@@ -34,7 +38,7 @@ DecodingPrecision = Literal["fp32", "bf16", "int8"]
 """Of the matrix products of decoding: fp32 is exact."""
 
 MakePacked = Callable[[Tensor, Tensor | None], nn.Module]
-"""Of a weight and a bias: their linear map in 8 bits."""
+"""Of a weight and a bias: their linear map, ready for a kernel."""
 Encode = Callable[[Tensor], Memory]
 """`Transformer.encode`, or what does the same."""
 Start = Callable[[Memory], IncrementalDecoder]
@@ -89,11 +93,15 @@ def prepared(
         keep_freed_memory()  # each step allots the logits of all hypotheses
     if precision == "int8":
         _require_int8(device)
-        return _prepared_in_int8(model)
+        # Unlike the paper: 8 bits, if they are asked for, for speed on processors that
+        # multiply them faster.
+        return _packed(model, PackedInt8 if kernels() else _by_torch_in_int8())
+    model = model.to(device)
+    if precision == "fp32" and device.type == "cpu" and kernels():
+        return _packed(model, PackedFloats)
     # Unlike the paper: bf16, if it is asked for, several times faster where the
     # processor has it.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    model = model.to(device)
     step = _step(model, plain_linear, dtype)
     return _by_operators(model.to(dtype), step)
 
@@ -106,30 +114,28 @@ def _step(model: Transformer, make_linear: MakeLinear, dtype: torch.dtype) -> St
 
 
 @torch.no_grad()
-def _prepared_in_int8(model: Transformer) -> PreparedModel:
-    # Unlike the paper: 8 bits, if they are asked for, for speed on processors that
-    # multiply them faster.
-    has_kernels = kernels() is not None
-    if not has_kernels:
-        warnings.warn(WITHOUT_KERNELS, RuntimeWarning, stacklevel=2)
-    # A matrix that both have is packed once.
-    packed: MakePacked = cache(PackedLinear if has_kernels else Int8Linear)
+def _packed(model: Transformer, make_linear: MakePacked) -> PreparedModel:
+    """By kernels of our own, where there are such."""
+    packed: MakePacked = cache(make_linear)  # a matrix that both have is packed once
     step = _step(model, packed, torch.float32)
-    if not has_kernels or not isinstance(step, FlatStep):
-        return _by_operators(_in_int8(model, packed), step)
-    layers = [
-        FlatLayer(cast(EncoderLayer, each), packed, torch.float32)
-        for each in model.encoder_layers
-    ]
-    model = _in_int8(model, packed)
-    output = cast(Int8Embedding, model.output_embedding).output
+    if not kernels() or not isinstance(step, FlatStep):
+        return _by_operators(_with_packed_maps(model, packed), step)
+    layers = [cast(EncoderLayer, each) for each in model.encoder_layers]
+    encoder = [FlatLayer(each, packed, torch.float32) for each in layers]
+    model = _with_packed_maps(model, packed)
+    output = cast(PackedEmbedding, model.output_embedding).output
     stack = CompiledStack(model, step, cast(PackedLinear, output))
     return PreparedModel(
         model=model,
-        encode=CompiledEncoder(model, layers),
+        encode=CompiledEncoder(model, encoder),
         step=step,
         start=partial(CompiledDecoder, stack),
     )
+
+
+def _by_torch_in_int8() -> MakePacked:
+    warnings.warn(WITHOUT_KERNELS, RuntimeWarning, stacklevel=3)
+    return Int8Linear
 
 
 def _by_operators(model: Transformer, step: Step) -> PreparedModel:
@@ -195,8 +201,8 @@ class Int8Linear(nn.Module):
         return torch.ops.quantized.linear_dynamic(x, self._packed, False)
 
 
-class Int8Embedding(SharedEmbedding):
-    """That of the target, its product with the decoder's states in 8 bits."""
+class PackedEmbedding(SharedEmbedding):
+    """That of the target, its product with the decoder's states by a packed map."""
 
     def __init__(self, embedding: SharedEmbedding, packed: MakePacked) -> None:
         nn.Module.__init__(self)  # the weight is there
@@ -209,11 +215,11 @@ class Int8Embedding(SharedEmbedding):
         return cast(Tensor, self.output(x))
 
 
-def _in_int8(model: Transformer, packed: MakePacked) -> Transformer:
+def _with_packed_maps(model: Transformer, packed: MakePacked) -> Transformer:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 module.add_module(name, packed(child.weight, child.bias))
     name = "embedding" if model.target_embedding is None else "target_embedding"
-    model.add_module(name, Int8Embedding(model.output_embedding, packed))
+    model.add_module(name, PackedEmbedding(model.output_embedding, packed))
     return model

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from transduce.decoding.kernels import found_candidates
-from transduce.decoding.kernels.packed_linear import PackedLinear
-from transduce.decoding.next_token_models import quantization
-from transduce.decoding.next_token_models.quantization import (
+from transduce.decoding.kernels.packed_linear import PackedInt8
+from transduce.decoding.next_token_models import prepared_model
+from transduce.decoding.next_token_models.prepared_model import (
     Int8Linear,
     available,
     prepared,
@@ -60,7 +60,7 @@ def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus)
 
 @pytest.fixture
 def no_kernels(monkeypatch):
-    for module in (quantization, found_candidates):
+    for module in (prepared_model, found_candidates):
         monkeypatch.setattr(module, "kernels", lambda: None)
 
 
@@ -77,7 +77,7 @@ def test_without_kernels_of_ours_those_of_pytorch_serve(trained_checkpoint, corp
 
 def test_freed_memory_is_kept_on_a_cpu(trained_checkpoint, monkeypatch):
     calls = []
-    monkeypatch.setattr(quantization, "keep_freed_memory", lambda: calls.append(1))
+    monkeypatch.setattr(prepared_model, "keep_freed_memory", lambda: calls.append(1))
     prepared(trained_checkpoint.build(), "fp32", torch.device("meta"))
     assert not calls
     prepared(trained_checkpoint.build(), "fp32", CPU)
@@ -105,7 +105,7 @@ def test_all_weights_of_a_step_are_in_bf16(tiny, scores):
 def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint):
     model = prepared(trained_checkpoint.build(), "int8", CPU).model
     assert not [m for m in model.modules() if isinstance(m, nn.Linear)]
-    assert isinstance(model.embedding.output, Int8Linear | PackedLinear)
+    assert isinstance(model.embedding.output, Int8Linear | PackedInt8)
     ids = torch.tensor([[5, 6]])
     expected = trained_checkpoint.build().embedding(ids)
     assert torch.equal(model.embedding(ids), expected)
@@ -113,7 +113,7 @@ def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint
 
 @pytest.mark.usefixtures("no_kernels")
 def test_int8_without_kernels_or_vnni_is_refused(trained_checkpoint, monkeypatch):
-    monkeypatch.setattr(quantization, "processor_flags", lambda: {"avx2", "fma"})
+    monkeypatch.setattr(prepared_model, "processor_flags", lambda: {"avx2", "fma"})
     message = "int8 must have an x86 processor with AVX2 instructions, and kernels"
     with pytest.raises(RequestError, match=message):
         Translator(trained_checkpoint, CPU, precision="int8")

@@ -1,0 +1,34 @@
+/* Linear maps, in fp32 or with weights of 8 bits. */
+#ifndef TRANSDUCE_LINEAR_H
+#define TRANSDUCE_LINEAR_H
+
+#include <stdint.h>
+
+/* y = x W^T + b. What belongs to each output is padded to whole blocks of them. */
+typedef struct {
+    int64_t outputs, inputs;
+    const void *packed;  /* blocks of outputs, of each a group of inputs after one */
+    const float *scales; /* of each output's weights, if they are in 8 bits, or none */
+    const float *sums;   /* of these weights, scaled */
+    const float *bias;
+} Linear;
+
+/* Rows as a product reads them: a group of inputs of each row of a tile after one. */
+typedef struct {
+    int64_t rows, stride; /* in bytes */
+    uint8_t *numbers;
+    /* In 8 bits, what a number n of a row stands for is lowest + scale * n. */
+    float *scales, *lowest;
+} Rows;
+
+/* Bytes that are enough for a row of so many inputs. */
+int64_t row_bytes(int64_t inputs);
+
+/* Put rows in order for a product, for which there is room. */
+void arrange_rows(const Linear *linear, const float *x, int64_t rows, Rows *into);
+
+/* y = x W^T + b, row by row; if it is to be rectified, max(0, y). */
+void multiply(const Linear *linear, const Rows *x, float *y, int is_rectified,
+              int num_threads);
+
+#endif

@@ -1,0 +1,41 @@
+/* How a product is cut: tiles of some rows times a block of outputs. */
+#ifndef TRANSDUCE_TILES_H
+#define TRANSDUCE_TILES_H
+
+#include "lanes.h"
+#include "linear.h"
+
+#define COLUMNS (2 * LANES)         /* outputs of a block: two registers */
+#define ROWS (LANES == 16 ? 12 : 6) /* of a tile: twice as many registers of sums */
+#define GROUP_BYTES 4               /* of a row, which are read at once */
+
+/* Inputs whose numbers are read at once. */
+static inline int64_t group_size(int is_int8)
+{
+    return is_int8 ? GROUP_BYTES / NUMBER_BYTES : 1;
+}
+
+/* Bytes of the weights by which a block multiplies these. */
+static inline int64_t step_bytes(int is_int8)
+{
+    return COLUMNS * (is_int8 ? group_size(is_int8) : (int64_t)sizeof(float));
+}
+
+static inline int64_t num_groups(int64_t inputs, int is_int8)
+{
+    return (inputs + group_size(is_int8) - 1) / group_size(is_int8);
+}
+
+static inline int64_t num_blocks(int64_t outputs)
+{
+    return (outputs + COLUMNS - 1) / COLUMNS;
+}
+
+/* Rows of the tile that a row belongs to. */
+static inline int64_t tile_rows(int64_t row, int64_t rows)
+{
+    int64_t first = row / ROWS * ROWS;
+    return rows - first < ROWS ? rows - first : ROWS;
+}
+
+#endif
