@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -102,8 +103,8 @@ class BeamSearch:
             for i, beam in zip(kept, self.live, strict=True)
         ]
         last_ids = [beam.last_ids for beam in self.live]
-        both = torch.tensor([rows, last_ids], dtype=torch.int64)
-        parents, tokens = both.view(2, len(kept), size)
+        both = np.array([rows, last_ids], dtype=np.int64).reshape(2, len(kept), size)
+        parents, tokens = map(torch.from_numpy, both)
         return parents, tokens
 
     def join(self, other: "BeamSearch") -> None:

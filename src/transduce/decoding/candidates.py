@@ -53,7 +53,8 @@ def best_candidates(
     `log_probabilities` are those of the hypotheses so far. `forced` has the only token
     that some sentences may go on with.
     """
-    totals = torch.tensor(log_probabilities, dtype=torch.float64)
+    # By way of numpy, which reads lists several times as fast.
+    totals = torch.from_numpy(np.array(log_probabilities, dtype=np.float64))
     find = found_candidates if can_find_candidates(logits) else _found_by_torch
     found = find(logits, totals, count, excluded, forced or {}, diversity)
     log_probabilities, parents, tokens = (each.tolist() for each in found)

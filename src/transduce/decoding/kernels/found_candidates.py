@@ -40,9 +40,9 @@ def found_candidates(
     """`count` of each sentence: their log-probabilities, hypotheses and tokens."""
     logits, totals = logits.contiguous(), totals.contiguous()
     sentences, group, vocab = logits.shape
-    found_totals = totals.new_empty(sentences, count)
-    found = torch.empty(2, sentences, count, dtype=torch.int64)
-    parents, tokens = found.unbind()
+    found_totals = torch.empty(sentences, count, dtype=torch.float64)
+    parents = torch.empty(sentences, count, dtype=torch.int64)
+    tokens = torch.empty(sentences, count, dtype=torch.int64)
     # These must be there until the kernel is done.
     mask, never = _excluded(logits, excluded)
     only = _forced(sentences, forced) if forced else None
