@@ -48,10 +48,14 @@ def by_hand(attention: Any, query: Tensor, memory: Tensor, is_causal: bool) -> T
 )
 @torch.no_grad()
 def test_weights_are_those_of_the_parameters(
-    translator: Translator, kind: AttentionKind, side: str, name: str
+    trained_checkpoint: Checkpoint,
+    translator: Translator,
+    kind: AttentionKind,
+    side: str,
+    name: str,
 ) -> None:
     found = attend(translator, SOURCE, TARGET)
-    model: Any = translator.models[0].model
+    model: Any = trained_checkpoint.build()
     attention = getattr(getattr(model, side)[0], name)
     seen: list[tuple[Tensor, ...]] = []
     handle = attention.register_forward_pre_hook(

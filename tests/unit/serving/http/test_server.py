@@ -1,6 +1,7 @@
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -181,9 +182,10 @@ def test_a_translation_is_scored_as_offline(http: RunningServer) -> None:
 def test_an_impossible_translation_has_no_perplexity(http: RunningServer) -> None:
     body = {"source": ["one"], "target": ["eins"], "model": "de-en"}
     translator = http.models[1].queue.translator
-    weight = translator.models[0].model.embedding.weight
+    last: Any = translator.models[0].model.decoder_layers[-1]
+    weight = last.after_feed_forward.norm.weight
     before = weight.detach().clone()
-    weight.data.mul_(1e4)
+    weight.data.mul_(-1e4)
     try:
         [score] = http.post("/v1/score", body).json
     finally:
