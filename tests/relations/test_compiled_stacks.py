@@ -48,12 +48,17 @@ def precision(request: pytest.FixtureRequest) -> DecodingPrecision:
     return found
 
 
-def prepared_model(config: ModelConfig, precision: DecodingPrecision) -> PreparedModel:
+def perturbed(config: ModelConfig) -> Transformer:
+    """A new model, without biases of zero."""
     model = Transformer(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
-    return prepared(model, precision, CPU)
+    return model
+
+
+def prepared_model(config: ModelConfig, precision: DecodingPrecision) -> PreparedModel:
+    return prepared(perturbed(config), precision, CPU)
 
 
 def require_near(found: Tensor, expected: Tensor, precision: DecodingPrecision) -> None:
@@ -91,9 +96,9 @@ def test_the_decoder_says_the_same(
 @torch.no_grad()
 def test_in_fp32_they_are_the_model(tiny: ModelConfig, variant: dict[str, object]):
     torch.manual_seed(1)
-    plain = Transformer(replace(tiny, **variant)).eval()
+    plain = perturbed(replace(tiny, **variant))
     torch.manual_seed(1)
-    ready = prepared(Transformer(replace(tiny, **variant)).eval(), "fp32", CPU)
+    ready = prepared_model(replace(tiny, **variant), "fp32")
     memory = plain.encode(SOURCE)
     is_text = SOURCE != PAD
     require_near(ready.encode(SOURCE).states[is_text], memory.states[is_text], "fp32")
@@ -176,3 +181,15 @@ def test_a_weight_that_is_no_number_shows(
     ready.model.encoder_layers[0].after_self_attention.norm.bias[3] = torch.nan
     states = ready.encode(SOURCE).states
     assert states[SOURCE != PAD].isnan().all()
+
+
+@torch.no_grad()
+def test_a_model_that_is_cast_leaves_what_was_made_of_it(
+    tiny: ModelConfig, precision: DecodingPrecision
+):
+    ready, ids = prepared_model(tiny, precision), torch.tensor([[7], [8], [9]])
+    decoder, other = ready.read(SOURCE), ready.read(SOURCE)
+    expected = other.step(ids)
+    for weight in ready.model.double().parameters():
+        weight.fill_(torch.nan)
+    assert torch.equal(decoder.step(ids), expected)

@@ -54,7 +54,8 @@ def describe_processor() -> str:
     names = re.findall(r"^model name\s*: (.*)", text, flags=re.MULTILINE)
     if not names:
         return platform.processor() or platform.machine()
-    found = [flag for flag in MATRIX_FLAGS if flag in processor_flags()]
+    flags = processor_flags()
+    found = [flag for flag in MATRIX_FLAGS if flag in flags]
     return f"{len(names)} x {names[0]} ({', '.join(found)})"
 
 

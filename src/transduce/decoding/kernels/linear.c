@@ -9,8 +9,8 @@
 #include "exported.h"
 #include "tiles.h"
 
-#define LINE 64                   /* bytes of the processor's cache */
-#define TASK (64 / LANES)         /* blocks of outputs that a thread takes at a time */
+#define LINE 64 /* bytes of the processor's cache */
+#define PARTS 4 /* of a thread's share, as some threads may be slower */
 #define LEAST_SHARED (128 * 1024) /* weights, below which one thread is faster */
 
 typedef struct {
@@ -18,7 +18,8 @@ typedef struct {
     const Rows *x;
     float *y;
     int is_rectified;
-    _Atomic int64_t next; /* block of outputs that nobody has taken */
+    int64_t task;         /* blocks of outputs that a thread takes at a time */
+    _Atomic int64_t next; /* that nobody has taken */
 } Product;
 
 /* Of PyTorch's own OpenMP, whose threads are there anyway; NULL if it is another's. */
@@ -156,6 +157,7 @@ rows_of_tile(const Product *product, const int is_int8, int64_t row, int64_t blo
 #undef CASE
 }
 
+/* One for each kind of numbers, which is a literal in all that it is made of. */
 static void multiply_block(const Product *product, int64_t block)
 {
     for (int64_t row = 0; row < product->x->rows; row += ROWS)
@@ -173,10 +175,11 @@ static void multiply_share(void *shared)
     Product *product = shared;
     const int64_t blocks = num_blocks(product->linear->outputs);
     for (;;) {
-        int64_t first = atomic_fetch_add(&product->next, TASK);
+        int64_t first = atomic_fetch_add(&product->next, product->task);
+        int64_t end = first + product->task;
         if (first >= blocks)
             return;
-        for (int64_t block = first; block < first + TASK && block < blocks; block++)
+        for (int64_t block = first; block < end && block < blocks; block++)
             if (product->linear->scales)
                 multiply_int8_block(product, block);
             else
@@ -187,7 +190,8 @@ static void multiply_share(void *shared)
 void multiply(const Linear *linear, const Rows *x, float *y, int is_rectified,
               int num_threads)
 {
-    Product product = {linear, x, y, is_rectified, 0};
+    int64_t task = num_blocks(linear->outputs) / (PARTS * (int64_t)num_threads);
+    Product product = {linear, x, y, is_rectified, task ? task : 1, 0};
     int is_large = linear->outputs * linear->inputs >= LEAST_SHARED;
     if (num_threads > 1 && is_large && run_in_threads)
         run_in_threads(multiply_share, &product, (unsigned)num_threads, 0);

@@ -50,7 +50,7 @@ class CompiledEncoder:
     def __init__(self, model: Transformer, layers: list[FlatLayer]) -> None:
         self._library = loaded_kernels()
         self._model = model
-        self._layers = layers  # whose numbers must stay
+        self._numbers = [layers, _storage(model)]  # which must stay
         fields = (LayerFields * len(layers))(*map(_layer_fields, layers))
         self._stack = _stack_fields(model.config, fields, model.encoder_norm)
 
@@ -163,6 +163,7 @@ class CompiledStack:
     ) -> None:
         self.model = model
         self.flat = flat
+        self._numbers = _storage(model)  # which must stay
         self._library = loaded_kernels()
         fields = map(_decoder_layer_fields, flat.layers)
         layers = (LayerFields * len(flat.layers))(*fields)
@@ -206,6 +207,11 @@ class CompiledStack:
         )
         require_done(status)
         return bool(status != OTHER_GROUPS)
+
+
+def _storage(model: Transformer) -> list[Tensor]:
+    """What the model's numbers stand in now, though it may be cast afterwards."""
+    return [each.detach() for each in model.parameters()]
 
 
 def _stack_fields(

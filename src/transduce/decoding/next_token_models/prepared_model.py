@@ -81,7 +81,7 @@ class PreparedModel:
 def prepared(
     model: Transformer, precision: DecodingPrecision, device: torch.device
 ) -> PreparedModel:
-    """The model made ready, in place.
+    """The model made ready, in place; of what is packed, it has the weights no more.
 
     `RequestError` if the device cannot.
     """
@@ -98,7 +98,7 @@ def prepared(
         return _packed(model, PackedInt8 if kernels() else _by_torch_in_int8())
     model = model.to(device)
     if precision == "fp32" and device.type == "cpu" and kernels():
-        return _packed(model, PackedFloats)
+        return _packed(model.float(), PackedFloats)
     # Unlike the paper: bf16, if it is asked for, several times faster where the
     # processor has it.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -159,13 +159,18 @@ def _require_int8(device: torch.device) -> None:
             f"Precision int8 must have a CPU, but the device is {device.type}; use "
             "--device cpu, or precision bf16."
         )
-    if not _has_int8():
+    if _has_int8():
+        return
+    if "avx2" in processor_flags():
         raise RequestError(
-            "Precision int8 must have an x86 processor with AVX2 instructions, and "
-            "kernels that are compiled as transduce is installed, but one of them is "
-            "lacking; install gcc or clang, then transduce once more, or use precision "
-            "fp32."
+            "Precision int8 must have kernels here that are compiled as transduce is "
+            "installed, but there are none; install gcc or clang, then transduce once "
+            "more, or use precision fp32."
         )
+    raise RequestError(
+        "Precision int8 must have an x86 processor with AVX2 instructions under Linux, "
+        "but none is seen here; use precision fp32 or bf16."
+    )
 
 
 class Int8Linear(nn.Module):

@@ -46,6 +46,16 @@ def test_each_is_compiled_and_found_where_it_can_run(build):
     assert Path(found._name).name.startswith(build)
 
 
+@pytest.mark.skipif(not runnable("avx2"), reason="this processor can run none")
+@pytest.mark.usefixtures("asked_anew")
+def test_the_next_best_serves_where_one_is_lacking(monkeypatch, tmp_path):
+    shutil.copy(library.FOLDER / f"avx2{library.SUFFIX}", tmp_path)
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    every = frozenset().union(*BUILDS.values())
+    monkeypatch.setattr(library, "processor_flags", lambda: every)
+    assert Path(kernels()._name) == tmp_path / f"avx2{library.SUFFIX}"
+
+
 @pytest.mark.skipif(not runnable("avx512"), reason="this processor can run but one")
 @pytest.mark.usefixtures("asked_anew")
 @torch.no_grad()

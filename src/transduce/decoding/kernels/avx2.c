@@ -1,0 +1,9 @@
+/* All kernels, for processors with AVX2. */
+/* clang-format off */
+#include "candidates.c"
+#include "decoder.c"
+#include "encoder.c"
+#include "linear.c"
+#include "packing.c"
+#include "rows.c"
+#include "transformer.c"

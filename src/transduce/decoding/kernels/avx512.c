@@ -1,0 +1,9 @@
+/* All kernels, for processors with AVX-512 VNNI. */
+/* clang-format off */
+#include "candidates.c"
+#include "decoder.c"
+#include "encoder.c"
+#include "linear.c"
+#include "packing.c"
+#include "rows.c"
+#include "transformer.c"
