@@ -193,3 +193,21 @@ def test_a_model_that_is_cast_leaves_what_was_made_of_it(
     for weight in ready.model.double().parameters():
         weight.fill_(torch.nan)
     assert torch.equal(decoder.step(ids), expected)
+
+
+@torch.no_grad()
+def test_threads_change_nothing(tiny: ModelConfig, precision: DecodingPrecision):
+    ready, before = prepared_model(tiny, precision), torch.get_num_threads()
+    # Enough that all is shared: attention, norms, and rows put in order.
+    source, ids = SOURCE.repeat(64, 1), torch.arange(5, 197)[:, None] % tiny.vocab_size
+    found = []
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            decoder = ready.read(source)
+            logits = [decoder.step(ids), decoder.step(ids.flip(0))]
+            found.append((ready.encode(source).states, *logits))
+    finally:
+        torch.set_num_threads(before)
+    for shared in found[1:]:
+        assert all(map(torch.equal, found[0], shared))

@@ -6,4 +6,5 @@
 #include "linear.c"
 #include "packing.c"
 #include "rows.c"
+#include "threads.c"
 #include "transformer.c"

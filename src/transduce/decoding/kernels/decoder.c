@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "exported.h"
+#include "threads.h"
 #include "transformer.h"
 
 typedef struct {
@@ -104,6 +105,39 @@ static int64_t list_memory(const State *state, int64_t place, int32_t *slots)
     return found;
 }
 
+typedef struct {
+    Work *work;
+    const State *state;
+    const LayerCache *cache;
+    int64_t neighbourhood;
+    int64_t stride; /* between the queries of rows */
+} StepAttention;
+
+static void past_of_rows(void *shared, int64_t first, int64_t end, int worker)
+{
+    const StepAttention *asked = shared;
+    const State *state = asked->state;
+    Work work = of_worker(asked->work, worker);
+    for (int64_t row = first; row < end; row++) {
+        int64_t count = list_past(state, asked->neighbourhood, row, work.slots);
+        attend(&work, row, asked->stride, state->places[row / state->group],
+               &asked->cache->key, &asked->cache->value, count);
+    }
+}
+
+static void memory_of_rows(void *shared, int64_t first, int64_t end, int worker)
+{
+    const StepAttention *asked = shared;
+    const State *state = asked->state;
+    Work work = of_worker(asked->work, worker);
+    for (int64_t row = first; row < end; row++) {
+        const int64_t place = state->places[row / state->group];
+        int64_t count = list_memory(state, place, work.slots);
+        attend(&work, row, asked->stride, place, &asked->cache->memory_key,
+               &asked->cache->memory_value, count);
+    }
+}
+
 static void attend_to_past(Work *work, const Decoder *decoder, const Layer *layer,
                            const State *state, const LayerCache *cache)
 {
@@ -114,11 +148,8 @@ static void attend_to_past(Work *work, const Decoder *decoder, const Layer *laye
                  work->wide, 0);
     store(work, state, &cache->key, queries, stack->d_k, stride);
     store(work, state, &cache->value, 2 * queries, stack->d_v, stride);
-    for (int64_t row = 0; row < work->rows; row++) {
-        int64_t count = list_past(state, decoder->neighbourhood, row, work->slots);
-        attend(work, row, stride, state->places[row / state->group], &cache->key,
-               &cache->value, count);
-    }
+    StepAttention asked = {work, state, cache, decoder->neighbourhood, stride};
+    share_out(past_of_rows, &asked, work->rows, LEAST_ATTENDING, work->num_threads);
     apply_linear(work, &layer->own_output, work->heads, work->read, 0);
     add_and_norm(work, &layer->after_own);
 }
@@ -129,12 +160,8 @@ static void attend_to_memory(Work *work, const Layer *layer, const State *state,
     const int64_t stride = layer->memory_query.outputs;
     apply_linear(work, &layer->memory_query, sublayer_input(work, &layer->after_memory),
                  work->wide, 0);
-    for (int64_t row = 0; row < work->rows; row++) {
-        const int64_t place = state->places[row / state->group];
-        int64_t count = list_memory(state, place, work->slots);
-        attend(work, row, stride, place, &cache->memory_key, &cache->memory_value,
-               count);
-    }
+    StepAttention asked = {work, state, cache, 0, stride};
+    share_out(memory_of_rows, &asked, work->rows, LEAST_ATTENDING, work->num_threads);
     apply_linear(work, &layer->memory_output, work->heads, work->read, 0);
     add_and_norm(work, &layer->after_memory);
 }

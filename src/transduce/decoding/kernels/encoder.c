@@ -2,21 +2,13 @@
 #include <string.h>
 
 #include "exported.h"
+#include "threads.h"
 #include "transformer.h"
 
 typedef struct {
     int64_t sentences, source, neighbourhood;
     const uint8_t *mask; /* positions of each sentence that are no padding */
 } Sources;
-
-/* Positions that are no padding. */
-static int64_t num_rows(const Sources *sources)
-{
-    int64_t rows = 0;
-    for (int64_t i = 0; i < sources->sentences * sources->source; i++)
-        rows += sources->mask[i];
-    return rows;
-}
 
 /* Which positions near a row's own it sees, of a sentence of so many. */
 static int64_t list_near(const Sources *sources, int64_t own, int64_t length,
@@ -31,27 +23,47 @@ static int64_t list_near(const Sources *sources, int64_t own, int64_t length,
     return found;
 }
 
+/* Positions that are no padding, of the sentences from the first to before the end. */
+static int64_t num_rows(const Sources *sources, int64_t first, int64_t end)
+{
+    int64_t rows = 0;
+    for (int64_t i = first * sources->source; i < end * sources->source; i++)
+        rows += sources->mask[i];
+    return rows;
+}
+
+typedef struct {
+    Work *work;
+    const Sources *sources;
+    int64_t stride; /* between the queries of rows */
+} SentenceAttention;
+
+static void attend_in_sentences(void *shared, int64_t first, int64_t end, int worker)
+{
+    const SentenceAttention *asked = shared;
+    const Stack *stack = asked->work->stack;
+    const int64_t queries = stack->num_heads * stack->d_k, stride = asked->stride;
+    Work work = of_worker(asked->work, worker);
+    int64_t begin = num_rows(asked->sources, 0, first);
+    for (int64_t sentence = first; sentence < end; sentence++) {
+        const int64_t length = num_rows(asked->sources, sentence, sentence + 1);
+        float *keys = work.wide + begin * stride + queries;
+        const Store key = {keys, 0, stack->d_k, stride};
+        const Store value = {keys + queries, 0, stack->d_v, stride};
+        for (int64_t own = 0; own < length; own++) {
+            int64_t count = list_near(asked->sources, own, length, work.slots);
+            attend(&work, begin + own, stride, 0, &key, &value, count);
+        }
+        begin += length;
+    }
+}
+
 static void attend_to_sentences(Work *work, const Layer *layer, const Sources *sources)
 {
-    const Stack *stack = work->stack;
-    const int64_t queries = stack->num_heads * stack->d_k;
-    const int64_t stride = layer->query_key_value.outputs;
     apply_linear(work, &layer->query_key_value, sublayer_input(work, &layer->after_own),
                  work->wide, 0);
-    int64_t first = 0;
-    for (int64_t sentence = 0; sentence < sources->sentences; sentence++) {
-        int64_t length = 0;
-        for (int64_t i = 0; i < sources->source; i++)
-            length += sources->mask[sentence * sources->source + i];
-        float *keys = work->wide + first * stride + queries;
-        Store key = {keys, 0, stack->d_k, stride};
-        Store value = {keys + queries, 0, stack->d_v, stride};
-        for (int64_t own = 0; own < length; own++) {
-            int64_t count = list_near(sources, own, length, work->slots);
-            attend(work, first + own, stride, 0, &key, &value, count);
-        }
-        first += length;
-    }
+    SentenceAttention asked = {work, sources, layer->query_key_value.outputs};
+    share_out(attend_in_sentences, &asked, sources->sentences, 1, work->num_threads);
     apply_linear(work, &layer->own_output, work->heads, work->read, 0);
     add_and_norm(work, &layer->after_own);
 }
@@ -64,7 +76,8 @@ EXPORTED int transduce_encode(const Stack *stack, const Sources *sources, float 
     const int64_t width = stack->d_model;
     const int64_t padded = sources->sentences * sources->source;
     Work work;
-    if (begin_work(&work, stack, num_rows(sources), sources->source, num_threads))
+    if (begin_work(&work, stack, num_rows(sources, 0, sources->sentences),
+                   sources->source, num_threads))
         return 1;
     float *row = work.x;
     for (int64_t i = 0; i < padded; i++)

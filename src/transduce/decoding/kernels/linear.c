@@ -2,15 +2,14 @@
 #include "linear.h"
 
 #include <math.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "exported.h"
+#include "threads.h"
 #include "tiles.h"
 
-#define LINE 64 /* bytes of the processor's cache */
-#define PARTS 4 /* of a thread's share, as some threads may be slower */
+#define LINE 64                   /* bytes of the processor's cache */
 #define LEAST_SHARED (128 * 1024) /* weights, below which one thread is faster */
 
 typedef struct {
@@ -18,17 +17,7 @@ typedef struct {
     const Rows *x;
     float *y;
     int is_rectified;
-    int64_t task;         /* blocks of outputs that a thread takes at a time */
-    _Atomic int64_t next; /* that nobody has taken */
 } Product;
-
-/* Of PyTorch's own OpenMP, whose threads are there anyway; NULL if it is another's. */
-static void (*run_in_threads)(void (*)(void *), void *, unsigned, unsigned);
-
-EXPORTED void transduce_use_threads(void *gomp_parallel)
-{
-    *(void **)&run_in_threads = gomp_parallel;
-}
 
 /* What the sums of a row's products are, in the lanes from an output on. */
 static inline Lanes numbers_of(const Product *product, const int is_int8, Lanes sums,
@@ -170,33 +159,24 @@ static void multiply_int8_block(const Product *product, int64_t block)
         rows_of_tile(product, 1, row, block);
 }
 
-static void multiply_share(void *shared)
+static void multiply_blocks(void *shared, int64_t first, int64_t end, int worker)
 {
-    Product *product = shared;
-    const int64_t blocks = num_blocks(product->linear->outputs);
-    for (;;) {
-        int64_t first = atomic_fetch_add(&product->next, product->task);
-        int64_t end = first + product->task;
-        if (first >= blocks)
-            return;
-        for (int64_t block = first; block < end && block < blocks; block++)
-            if (product->linear->scales)
-                multiply_int8_block(product, block);
-            else
-                multiply_block(product, block);
-    }
+    const Product *product = shared;
+    (void)worker;
+    for (int64_t block = first; block < end; block++)
+        if (product->linear->scales)
+            multiply_int8_block(product, block);
+        else
+            multiply_block(product, block);
 }
 
 void multiply(const Linear *linear, const Rows *x, float *y, int is_rectified,
               int num_threads)
 {
-    int64_t task = num_blocks(linear->outputs) / (PARTS * (int64_t)num_threads);
-    Product product = {linear, x, y, is_rectified, task ? task : 1, 0};
-    int is_large = linear->outputs * linear->inputs >= LEAST_SHARED;
-    if (num_threads > 1 && is_large && run_in_threads)
-        run_in_threads(multiply_share, &product, (unsigned)num_threads, 0);
-    else
-        multiply_share(&product);
+    Product product = {linear, x, y, is_rectified};
+    const int is_large = linear->outputs * linear->inputs >= LEAST_SHARED;
+    share_out(multiply_blocks, &product, num_blocks(linear->outputs), 1,
+              is_large ? num_threads : 1);
 }
 
 /* y = x W^T + b in one call; 1 if memory is lacking, otherwise 0. */
@@ -209,7 +189,7 @@ EXPORTED int transduce_linear(const Linear *linear, const float *x, int64_t rows
         return 1;
     float *scales = (float *)(room + rows * stride);
     Rows arranged = {rows, stride, room, scales, scales + rows};
-    arrange_rows(linear, x, rows, &arranged);
+    arrange_rows(linear, x, rows, &arranged, num_threads);
     multiply(linear, &arranged, y, 0, num_threads);
     free(room);
     return 0;

@@ -25,7 +25,8 @@ typedef struct {
 int64_t row_bytes(int64_t inputs);
 
 /* Put rows in order for a product, for which there is room. */
-void arrange_rows(const Linear *linear, const float *x, int64_t rows, Rows *into);
+void arrange_rows(const Linear *linear, const float *x, int64_t rows, Rows *into,
+                  int num_threads);
 
 /* y = x W^T + b, row by row; if it is to be rectified, max(0, y). */
 void multiply(const Linear *linear, const Rows *x, float *y, int is_rectified,

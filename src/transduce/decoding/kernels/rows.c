@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "threads.h"
 #include "tiles.h"
 
 int64_t row_bytes(int64_t inputs)
@@ -55,21 +56,37 @@ static void copy_row(const float *x, int64_t inputs, int64_t apart, uint8_t *num
         memcpy(numbers, x + i, sizeof *x);
 }
 
-void arrange_rows(const Linear *linear, const float *x, int64_t rows, Rows *into)
+typedef struct {
+    const Linear *linear;
+    const float *x;
+    Rows *into;
+} Arrangement;
+
+static void arrange_part(void *shared, int64_t first, int64_t end, int worker)
 {
-    const int64_t inputs = linear->inputs;
-    into->rows = rows;
-    into->stride = row_bytes(inputs);
-    for (int64_t row = 0; row < rows; row++) {
-        const float *of_row = x + row * inputs;
-        const int64_t apart = tile_rows(row, rows) * GROUP_BYTES;
+    const Arrangement *asked = shared;
+    const Rows *into = asked->into;
+    const int64_t inputs = asked->linear->inputs;
+    (void)worker;
+    for (int64_t row = first; row < end; row++) {
+        const float *of_row = asked->x + row * inputs;
+        const int64_t apart = tile_rows(row, into->rows) * GROUP_BYTES;
         uint8_t *tile = into->numbers + row / ROWS * ROWS * into->stride;
         uint8_t *numbers = tile + row % ROWS * GROUP_BYTES;
-        if (linear->scales) {
+        if (asked->linear->scales) {
             measure_row(of_row, inputs, into->lowest + row, into->scales + row);
             round_row(of_row, inputs, into->lowest[row], into->scales[row], apart,
                       numbers);
         } else
             copy_row(of_row, inputs, apart, numbers);
     }
+}
+
+void arrange_rows(const Linear *linear, const float *x, int64_t rows, Rows *into,
+                  int num_threads)
+{
+    Arrangement asked = {linear, x, into};
+    into->rows = rows;
+    into->stride = row_bytes(linear->inputs);
+    share_out(arrange_part, &asked, rows, LEAST_ROWS, num_threads);
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "lanes.h"
+#include "threads.h"
 
 static int64_t largest(int64_t one, int64_t other) { return one > other ? one : other; }
 
@@ -17,7 +18,7 @@ int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
     const int64_t inputs = largest(largest(stack->d_model, stack->d_ff), heads);
     const int64_t floats = rows * (2 * stack->d_model + wide + heads + 2);
     const int64_t bytes = rows * row_bytes(inputs);
-    slots += LANES;
+    slots = (slots + LANES) * num_threads;
     float *room = malloc((size_t)(floats + 2 * slots) * sizeof(float) + (size_t)bytes);
     if (!room)
         return 1;
@@ -31,6 +32,7 @@ int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
     work->heads = work->wide + rows * wide;
     work->arranged.scales = work->heads + rows * heads;
     work->arranged.lowest = work->arranged.scales + rows;
+    work->most_slots = slots / num_threads;
     work->scores = work->arranged.lowest + rows;
     work->slots = (int32_t *)(work->scores + slots);
     work->arranged.numbers = (uint8_t *)(work->slots + slots);
@@ -39,29 +41,57 @@ int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
 
 void end_work(Work *work) { free(work->room); }
 
+Work of_worker(const Work *work, int worker)
+{
+    Work own = *work;
+    own.scores += worker * work->most_slots;
+    own.slots += worker * work->most_slots;
+    return own;
+}
+
 void apply_linear(Work *work, const Linear *linear, const float *x, float *y,
                   int is_rectified)
 {
-    arrange_rows(linear, x, work->rows, &work->arranged);
+    arrange_rows(linear, x, work->rows, &work->arranged, work->num_threads);
     multiply(linear, &work->arranged, y, is_rectified, work->num_threads);
 }
 
-static void normalise(const Work *work, const Norm *norm, float *y)
+typedef struct {
+    const Work *work;
+    const Norm *norm;
+    const float *added; /* before, or none */
+    float *y;           /* normalised, or none */
+} Sum;
+
+static void normalise_row(const float *x, int64_t width, float epsilon,
+                          const Norm *norm, float *y)
 {
-    const int64_t width = work->stack->d_model;
-    for (int64_t row = 0; row < work->rows; row++) {
-        const float *of_row = work->x + row * width;
-        float *to = y + row * width;
-        float mean = 0, variance = 0;
-        for (int64_t i = 0; i < width; i++)
-            mean += of_row[i];
-        mean /= (float)width;
-        for (int64_t i = 0; i < width; i++)
-            variance += (of_row[i] - mean) * (of_row[i] - mean);
-        variance /= (float)width;
-        float factor = 1 / sqrtf(variance + work->stack->norm_epsilon);
-        for (int64_t i = 0; i < width; i++)
-            to[i] = (of_row[i] - mean) * factor * norm->weight[i] + norm->bias[i];
+    float mean = 0, variance = 0;
+    for (int64_t i = 0; i < width; i++)
+        mean += x[i];
+    mean /= (float)width;
+    for (int64_t i = 0; i < width; i++)
+        variance += (x[i] - mean) * (x[i] - mean);
+    variance /= (float)width;
+    float factor = 1 / sqrtf(variance + epsilon);
+    for (int64_t i = 0; i < width; i++)
+        y[i] = (x[i] - mean) * factor * norm->weight[i] + norm->bias[i];
+}
+
+static void sum_rows(void *shared, int64_t first, int64_t end, int worker)
+{
+    const Sum *sum = shared;
+    const Stack *stack = sum->work->stack;
+    const int64_t width = stack->d_model;
+    (void)worker;
+    for (int64_t row = first; row < end; row++) {
+        float *x = sum->work->x + row * width;
+        if (sum->added)
+            for (int64_t i = 0; i < width; i++)
+                x[i] += sum->added[row * width + i];
+        if (sum->y)
+            normalise_row(x, width, stack->norm_epsilon, sum->norm,
+                          sum->y + row * width);
     }
 }
 
@@ -69,16 +99,15 @@ const float *sublayer_input(Work *work, const Norm *norm)
 {
     if (!work->stack->is_pre_norm)
         return work->x;
-    normalise(work, norm, work->read);
+    Sum sum = {work, norm, NULL, work->read};
+    share_out(sum_rows, &sum, work->rows, LEAST_ROWS, work->num_threads);
     return work->read;
 }
 
 void add_and_norm(Work *work, const Norm *norm)
 {
-    for (int64_t i = 0; i < work->rows * work->stack->d_model; i++)
-        work->x[i] += work->read[i];
-    if (!work->stack->is_pre_norm)
-        normalise(work, norm, work->x);
+    Sum sum = {work, norm, work->read, work->stack->is_pre_norm ? NULL : work->x};
+    share_out(sum_rows, &sum, work->rows, LEAST_ROWS, work->num_threads);
 }
 
 static inline Lanes sum_up(Lanes sum, Mask there, Lanes part, const float *numbers)

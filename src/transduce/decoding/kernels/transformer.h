@@ -40,9 +40,10 @@ typedef struct {
     float *x;    /* what passes between layers */
     float *read; /* what a sub-layer reads, and what it puts out */
     float *wide; /* queries, keys and values, or the inside of a feed-forward network */
-    float *heads;   /* what attention has found */
-    float *scores;  /* of one head of a row */
-    int32_t *slots; /* that a row sees */
+    float *heads; /* what attention has found */
+    int64_t most_slots;
+    float *scores;  /* of one head of a row, for each worker */
+    int32_t *slots; /* that a row sees, for each worker */
     Rows arranged;  /* what a product reads */
     void *room;
 } Work;
@@ -52,6 +53,9 @@ typedef struct {
 int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
                int num_threads);
 void end_work(Work *work);
+
+/* As one of its workers sees it, with scores and slots of its own. */
+Work of_worker(const Work *work, int worker);
 
 /* y = x W^T + b, of all rows; if it is to be rectified, max(0, y). */
 void apply_linear(Work *work, const Linear *linear, const float *x, float *y,
