@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, save_model
+from transduce.decoding import translator as translator_module
 from transduce.decoding.streaming import processes
 from transduce.decoding.streaming.processes import (
     MAX_PROCESSES,
@@ -285,7 +286,8 @@ def test_none_is_as_many_as_pay(
     trained_checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_model(trained_checkpoint, tmp_path / "model")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    # Not `torch.get_num_threads`, which the copies would see too.
+    monkeypatch.setattr(translator_module, "default_processes", lambda _: 2)
     translator = load(tmp_path / "model", num_processes=None)
     assert len(children()) == 2
     assert len(list(islice(translator.translate_stream(SENTENCES), 3))) == 3
