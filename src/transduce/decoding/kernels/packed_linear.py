@@ -1,6 +1,7 @@
 """Linear maps by kernels of our own, in fp32 or in 8 bits."""
 
 import ctypes
+from abc import ABC, abstractmethod
 
 import torch
 from jaxtyping import Float
@@ -14,7 +15,7 @@ from transduce.decoding.kernels.library import (
 )
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(nn.Module, ABC):
     """A linear map whose weights stand in the order in which the kernels read them.
 
     What comes out of a row does not depend on the rows beside it.
@@ -46,8 +47,9 @@ class PackedLinear(nn.Module):
         require_done(status)
         return y
 
+    @abstractmethod
     def _pack(self, weight: Float[Tensor, "outputs inputs"]) -> LinearFields:
-        raise NotImplementedError
+        """The map as the kernels read it; what that points to is kept."""
 
 
 class PackedFloats(PackedLinear):

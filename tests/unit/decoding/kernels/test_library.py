@@ -15,7 +15,7 @@ from transduce.decoding.kernels.library import (
     kernels,
     require_done,
 )
-from transduce.decoding.kernels.packed_linear import PackedInt8
+from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
 from transduce.device import processor_flags
 from transduce.errors import RequestError
 
@@ -58,13 +58,14 @@ def test_the_next_best_serves_where_one_is_lacking(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(not runnable("avx512"), reason="this processor can run but one")
 @pytest.mark.usefixtures("asked_anew")
+@pytest.mark.parametrize("packed_linear", [PackedFloats, PackedInt8])
 @torch.no_grad()
-def test_all_say_the_same(monkeypatch):
+def test_all_say_the_same(monkeypatch, packed_linear):
     weight, bias, x = torch.randn(70, 33), torch.randn(70), torch.randn(13, 33)
-    best = PackedInt8(weight, bias)(x)
+    best = packed_linear(weight, bias)(x)
     monkeypatch.setattr(library, "processor_flags", lambda: BUILDS["avx2"])
     kernels.cache_clear()
-    other = PackedInt8(weight, bias)
+    other = packed_linear(weight, bias)
     torch.testing.assert_close(other(x), best, rtol=1e-6, atol=1e-5)
 
 
