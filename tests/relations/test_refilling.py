@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.beam_search import BeamSearch, beam_search
 from transduce.decoding.greedy_search import GreedySearch, greedy_search
+from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.sampling import Sampling, SamplingConfig, sample
-from transduce.decoding.search import Decoding, Hypothesis
+from transduce.decoding.search import Decoding
 from transduce.decoding.streaming import refilled_batch
 from transduce.decoding.streaming.refilled_batch import search_in_steps
 from transduce.decoding.streaming.windows import in_order

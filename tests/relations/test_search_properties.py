@@ -8,12 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import beam_search
+from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.scoring import score_targets
-from transduce.decoding.search import Hypothesis, JoinableModel
+from transduce.decoding.search import JoinableModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig

@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.search import Decoding, Hypothesis
+from transduce.decoding.search import Decoding
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS

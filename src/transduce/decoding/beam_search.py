@@ -13,16 +13,24 @@ out the sequence that takes the likeliest token each time, and end badly.
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
-from transduce.decoding.candidates import Excluded, best_candidates, now_excluded
-from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
+from transduce.decoding.candidates import (
+    Candidates,
+    Excluded,
+    best_candidates,
+    now_excluded,
+)
+from transduce.decoding.hypotheses import End, Hypothesis, Step, traced
+from transduce.decoding.kernels.compiled_beams import CompiledBeams
+from transduce.decoding.kernels.found_candidates import NOT_FORCED
+from transduce.decoding.kernels.library import kernels
+from transduce.decoding.search import Decoding, NextTokenModel, SentenceSearch
 from transduce.search_config import SearchConfig
 
 Coverage = Callable[[], Float[Tensor, "sentences group"]]
@@ -64,74 +72,101 @@ class BeamSearch:
         coverage: Coverage | None = None,
     ) -> None:
         """Coverage must be there if the config has a penalty for it."""
-        each = zip(max_lengths, prefixes or [()] * len(max_lengths), strict=True)
-        self.live = [_Beam(limit, prefix, eos, config) for limit, prefix in each]
+        prefixes = prefixes or [()] * len(max_lengths)
+        self._beams: CompiledBeams | _Beams
+        if coverage is None and kernels() is not None:
+            self._beams = CompiledBeams(max_lengths, prefixes, eos, config)
+        else:
+            self._beams = _Beams(max_lengths, prefixes, eos, config, coverage)
         self._config = config
         self._excluded = excluded
-        self._coverage = coverage
+
+    @property
+    def live(self) -> Sequence[SentenceSearch]:
+        """Those that are not done."""
+        return self._beams.live
 
     def grow(
         self, logits: Float[Tensor, "sentences group vocab"]
     ) -> tuple[Int[Tensor, "kept beam"], Int[Tensor, "kept beam"]]:
-        """Take the best candidates; the rows that go on, and what they read next."""
+        """Take the best candidates; the rows that go on, and what they read next.
+
+        Both are good until the next call.
+        """
         found = best_candidates(
             logits,
-            [beam.log_probabilities for beam in self.live],
+            self._beams.log_probabilities,
             2 * self._config.beam_size,
             excluded=now_excluded(self._excluded),
-            forced={
-                i: token
-                for i, beam in enumerate(self.live)
-                if (token := beam.forced) is not None
-            },
+            forced=self._beams.forced,
             diversity=self._config.diversity,
         )
+        return self._beams.grow(found, logits.size(1))
+
+    def join(self, other: "BeamSearch") -> None:
+        """Put the sentences of another, which has grown too, behind one's own."""
+        theirs: Any = other._beams  # of the same kind
+        self._beams.join(theirs)
+
+
+class _Beams:
+    """Those that are live, in lists: where there is no kernel that lets them grow.
+
+    And what `CompiledBeams` is to do.
+    """
+
+    def __init__(
+        self,
+        max_lengths: Sequence[int],
+        prefixes: Sequence[Sequence[int]],
+        eos: int,
+        config: SearchConfig,
+        coverage: Coverage | None,
+    ) -> None:
+        each = zip(max_lengths, prefixes, strict=True)
+        self.live = [_Beam(limit, prefix, eos, config) for limit, prefix in each]
+        self._size = config.beam_size
+        self._coverage = coverage
+
+    @property
+    def log_probabilities(self) -> Float64[Tensor, "sentences group"]:
+        """Of the hypotheses that go on."""
+        # By way of numpy, which reads lists several times as fast.
+        each = np.array([beam.log_probabilities for beam in self.live])
+        return torch.from_numpy(each.reshape(len(self.live), -1))
+
+    @property
+    def forced(self) -> Int64[Tensor, " sentences"] | None:
+        """The only token that may come next in each sentence."""
+        each = [beam.forced for beam in self.live]
+        return torch.tensor(each) if max(each, default=NOT_FORCED) >= 0 else None
+
+    def grow(
+        self, found: Candidates, group: int
+    ) -> tuple[Int64[Tensor, "kept beam"], Int64[Tensor, "kept beam"]]:
+        """Take the best; the rows that go on, and what they read next."""
         if self._coverage is not None:
             of_groups = self._coverage().double().tolist()
             for beam, coverages in zip(self.live, of_groups, strict=True):
                 beam.coverages = coverages
-        of_sentences = zip(
-            found.log_probabilities, found.parents, found.tokens, strict=True
-        )
+        each = (found.log_probabilities, found.parents, found.tokens)
+        of_sentences = zip(*(numbers.tolist() for numbers in each), strict=True)
         for beam, candidates in zip(self.live, of_sentences, strict=True):
             beam.grow(*candidates)
         kept = [i for i, beam in enumerate(self.live) if not beam.is_done]
         self.live = [self.live[i] for i in kept]
-        size, group_size = self._config.beam_size, logits.size(1)
         rows = [
-            [i * group_size + parent for parent in beam.parents]
+            [i * group + parent for parent in beam.parents]
             for i, beam in zip(kept, self.live, strict=True)
         ]
         last_ids = [beam.last_ids for beam in self.live]
-        both = np.array([rows, last_ids], dtype=np.int64).reshape(2, len(kept), size)
-        parents, tokens = map(torch.from_numpy, both)
+        both = np.array([rows, last_ids], dtype=np.int64)
+        parents, tokens = torch.from_numpy(both.reshape(2, len(kept), self._size))
         return parents, tokens
 
-    def join(self, other: "BeamSearch") -> None:
+    def join(self, other: "_Beams") -> None:
         """Put the sentences of another, which has grown too, behind one's own."""
         self.live = [*self.live, *other.live]
-
-
-class _Step(NamedTuple):
-    """The hypotheses that went on, by their last tokens."""
-
-    parents: list[int]
-    """Which of the step before each goes on from."""
-    tokens: list[int]
-    log_probabilities: list[float]
-    """Of all tokens so far."""
-
-
-class _End(NamedTuple):
-    """A hypothesis that goes on no more."""
-
-    score: float
-    log_probability: float
-    num_steps: int
-    """By which its tokens were found, its end not counted."""
-    last: int
-    """Its number in the last of these."""
-    is_finished: bool
 
 
 class _Beam:
@@ -151,15 +186,15 @@ class _Beam:
         self._prefix = prefix
         self._eos = eos
         self._config = config
-        self._steps: list[_Step] = []
-        self._ends: list[_End] = []
+        self._steps: list[Step] = []
+        self._ends: list[End] = []
         """The best of them, best first."""
 
     @property
-    def forced(self) -> int | None:
+    def forced(self) -> int:
         """The only token that may come next, if there is such."""
         length = len(self._steps)
-        return self._prefix[length] if length < len(self._prefix) else None
+        return self._prefix[length] if length < len(self._prefix) else NOT_FORCED
 
     @property
     def parents(self) -> list[int]:
@@ -175,7 +210,7 @@ class _Beam:
         self, log_probabilities: list[float], parents: list[int], tokens: list[int]
     ) -> None:
         """Let the best candidates go on, and those that end be kept."""
-        step = _Step([], [], [])
+        step = Step([], [], [])
         is_long = len(self._steps) >= self._config.min_length
         candidates = zip(log_probabilities, parents, tokens, strict=True)
         for log_probability, parent, token in candidates:
@@ -211,7 +246,7 @@ class _Beam:
             for number, log_probability in enumerate(self.log_probabilities):
                 if log_probability > -math.inf:
                     self._end(log_probability, number, is_finished=False)
-        return [self._hypothesis(end) for end in self._ends]
+        return [traced(end, self._steps) for end in self._ends]
 
     def _end(self, log_probability: float, last: int, *, is_finished: bool) -> None:
         """Keep a hypothesis, if it is among the best."""
@@ -221,23 +256,6 @@ class _Beam:
         size, ends = self._config.beam_size, self._ends
         if len(ends) == size and score <= ends[-1].score:
             return
-        ends.append(_End(score, log_probability, num_steps, last, is_finished))
+        ends.append(End(score, log_probability, num_steps, last, is_finished))
         ends.sort(key=lambda end: -end.score)
         del ends[size:]
-
-    def _hypothesis(self, end: _End) -> Hypothesis:
-        ids, totals, number = [], [end.log_probability], end.last
-        if not end.is_finished:
-            totals.clear()
-        for step in reversed(self._steps[: end.num_steps]):
-            ids.append(step.tokens[number])
-            totals.append(step.log_probabilities[number])
-            number = step.parents[number]
-        gains = (now - before for before, now in pairwise([0.0, *reversed(totals)]))
-        return Hypothesis(
-            ids=tuple(reversed(ids)),
-            log_probability=end.log_probability,
-            token_log_probabilities=tuple(gains),
-            score=end.score,
-            is_finished=end.is_finished,
-        )

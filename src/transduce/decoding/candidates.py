@@ -1,15 +1,16 @@
 """The likeliest ways to go on, of all hypotheses of a sentence at once."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Shaped
+from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
 from transduce.decoding.kernels.found_candidates import (
+    NOT_FORCED,
     can_find_candidates,
     found_candidates,
 )
@@ -25,11 +26,11 @@ model has read of each hypothesis."""
 class Candidates:
     """The likeliest ways to go on of each sentence, best first."""
 
-    log_probabilities: list[list[float]]
+    log_probabilities: Float64[Tensor, "sentences candidates"]
     """Of the whole sequence; minus infinity where there is no further candidate."""
-    parents: list[list[int]]
+    parents: Int64[Tensor, "sentences candidates"]
     """The hypothesis of the group that each goes on from."""
-    tokens: list[list[int]]
+    tokens: Int64[Tensor, "sentences candidates"]
 
 
 def now_excluded(
@@ -41,23 +42,21 @@ def now_excluded(
 
 def best_candidates(
     logits: Float[Tensor, "sentences group vocab"],
-    log_probabilities: Sequence[Sequence[float]],
+    log_probabilities: Float64[Tensor, "sentences group"],
     count: int,
     *,
     excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"] = (),
-    forced: Mapping[int, int] | None = None,
+    forced: Int64[Tensor, " sentences"] | None = None,
     diversity: float = 0.0,
 ) -> Candidates:
     """The likeliest `count` tokens after the hypotheses of each sentence.
 
     `log_probabilities` are those of the hypotheses so far. `forced` has the only token
-    that some sentences may go on with.
+    that a sentence may go on with, or `NOT_FORCED`. What is found is on the CPU.
     """
-    # By way of numpy, which reads lists several times as fast.
-    totals = torch.from_numpy(np.array(log_probabilities, dtype=np.float64))
     find = found_candidates if can_find_candidates(logits) else _found_by_torch
-    found = find(logits, totals, count, excluded, forced or {}, diversity)
-    log_probabilities, parents, tokens = (each.tolist() for each in found)
+    found = find(logits, log_probabilities, count, excluded, forced, diversity)
+    log_probabilities, parents, tokens = found
     return Candidates(
         log_probabilities=log_probabilities, parents=parents, tokens=tokens
     )
@@ -68,9 +67,9 @@ def _found_by_torch(
     totals: Float64[Tensor, "sentences group"],
     count: int,
     excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"],
-    forced: Mapping[int, int],
+    forced: Int64[Tensor, " sentences"] | None,
     diversity: float,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """What `found_candidates` finds, on any device and in any precision."""
     # Not the logits minus their `logsumexp`: that takes twice as long.
     log_probs = logits.float().log_softmax(dim=-1)
@@ -93,7 +92,7 @@ def _found_by_torch(
 def _exclude(
     log_probs: Float[Tensor, "sentences group vocab"],
     excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"],
-    forced: Mapping[int, int],
+    forced: Int64[Tensor, " sentences"] | None,
 ) -> None:
     """Let what may not come be impossible, in place."""
     if isinstance(excluded, Tensor):
@@ -101,7 +100,9 @@ def _exclude(
     else:
         for token in excluded:
             log_probs[..., token] = -math.inf
-    for sentence, token in forced.items():
+    for sentence, token in enumerate([] if forced is None else forced.tolist()):
+        if token == NOT_FORCED:
+            continue
         only = log_probs[sentence, :, token].clone()
         log_probs[sentence] = -math.inf
         log_probs[sentence, :, token] = only
@@ -115,12 +116,11 @@ def _flat(
 
 def _filled(
     each: Shaped[np.ndarray, "sentences found"], count: int, filling: float | int
-) -> Shaped[np.ndarray, "sentences {count}"]:
+) -> Shaped[Tensor, "sentences {count}"]:
     """With so many columns."""
     missing = count - each.shape[1]
-    if not missing:
-        return each
-    return np.pad(each, ((0, 0), (0, missing)), constant_values=filling)
+    filled = np.pad(each, ((0, 0), (0, missing)), constant_values=filling)
+    return torch.from_numpy(filled)
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decoding.candidates import Excluded, best_candidates, now_excluded
-from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
+from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.kernels.found_candidates import NOT_FORCED
+from transduce.decoding.search import Decoding, NextTokenModel
 from transduce.search_config import SearchConfig
 
 
@@ -48,27 +51,22 @@ class GreedySearch:
         self, logits: Float[Tensor, "sentences 1 vocab"]
     ) -> tuple[Int[Tensor, "kept 1"], Int[Tensor, "kept 1"]]:
         """Take the likeliest; the rows that go on, and what they read next."""
+        forced = [path.forced for path in self.live]
         found = best_candidates(
             logits,
-            [[0.0]] * len(self.live),
+            torch.zeros(len(self.live), 1, dtype=torch.float64),
             2,
             excluded=now_excluded(self._excluded),
-            forced={
-                i: token
-                for i, path in enumerate(self.live)
-                if (token := path.forced) is not None
-            },
+            forced=torch.tensor(forced) if max(forced) >= 0 else None,
         )
-        for path, gains, tokens in zip(
-            self.live, found.log_probabilities, found.tokens, strict=True
-        ):
-            path.grow(gains, tokens)
+        gains, tokens = found.log_probabilities.tolist(), found.tokens.tolist()
+        for path, of_path, likeliest in zip(self.live, gains, tokens, strict=True):
+            path.grow(of_path, likeliest)
         kept = [i for i, path in enumerate(self.live) if not path.is_done]
         self.live = [self.live[i] for i in kept]
         last_ids = [path.last_id for path in self.live]
-        both = torch.tensor([kept, last_ids], dtype=torch.int64)
-        rows, tokens = both[..., None]
-        return rows, tokens
+        rows, last = torch.from_numpy(np.array([kept, last_ids], dtype=np.int64))
+        return rows[:, None], last[:, None]
 
     def join(self, other: "GreedySearch") -> None:
         """Put the sentences of another behind one's own."""
@@ -89,10 +87,10 @@ class _Path:
         self._config = config
 
     @property
-    def forced(self) -> int | None:
+    def forced(self) -> int:
         """The only token that may come next, if there is such."""
         length = len(self._ids)
-        return self._prefix[length] if length < len(self._prefix) else None
+        return self._prefix[length] if length < len(self._prefix) else NOT_FORCED
 
     @property
     def last_id(self) -> int:

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
+from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.search import Decoding, NextTokenModel
 from transduce.errors import ConfigError
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 1_000

@@ -5,13 +5,13 @@ Sentences that are done leave the batch, and others can join.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.decoding.hypotheses import Hypothesis
 from transduce.errors import CheckpointError
 
 
@@ -47,22 +47,6 @@ class JoinableModel(NextTokenModel, Protocol):
         Its groups are as large, and it is of no use any more.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hypothesis:
-    """A decoded sequence without its special tokens."""
-
-    ids: tuple[int, ...]
-    log_probability: float
-    """Natural logarithm, the end token counted."""
-    token_log_probabilities: tuple[float, ...]
-    """Of each id and, if it is finished, of the end token."""
-    score: float
-    """Log-probability over the length penalty, and what coverage takes from it: what
-    search maximizes."""
-    is_finished: bool = True
-    """Whether it ended by itself, not by the limit of length."""
 
 
 def require_numbers(log_probabilities: Sequence[float]) -> None:

@@ -14,6 +14,7 @@ from transduce.checkpoint import Checkpoint, load_model
 from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.next_token_models.coverage import CoverageDecoder
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.prepared_model import (
@@ -26,7 +27,6 @@ from transduce.decoding.sampling import Sampling, SamplingConfig
 from transduce.decoding.scoring import TargetScore, score_targets, similar_lengths
 from transduce.decoding.search import (
     Decoding,
-    Hypothesis,
     JoinableModel,
     require_numbers,
 )

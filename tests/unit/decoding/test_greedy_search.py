@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from transduce.decoding.greedy_search import greedy_search
-from transduce.decoding.search import Hypothesis
+from transduce.decoding.hypotheses import Hypothesis
 from transduce.search_config import SearchConfig
 
 BOS, EOS, A, B = range(4)

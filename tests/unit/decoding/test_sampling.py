@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.sampling import SamplingConfig, sample
-from transduce.decoding.search import Hypothesis
 from transduce.errors import ConfigError
 
 BOS, EOS, A, B, C = range(5)

@@ -1,5 +1,6 @@
 /* All kernels, for processors with AVX2. */
 /* clang-format off */
+#include "beams.c"
 #include "candidates.c"
 #include "decoder.c"
 #include "encoder.c"
@@ -8,3 +9,4 @@
 #include "rows.c"
 #include "threads.c"
 #include "transformer.c"
+#include "sizes.c"

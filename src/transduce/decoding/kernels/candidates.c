@@ -204,9 +204,3 @@ EXPORTED int transduce_candidates(const CandidateSearch *asked)
     free(best);
     return !is_done;
 }
-
-/* So that others can see whether they mean the same. */
-EXPORTED int64_t transduce_candidate_search_size(void)
-{
-    return sizeof(CandidateSearch);
-}

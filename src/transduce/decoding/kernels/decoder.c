@@ -166,15 +166,6 @@ static void attend_to_memory(Work *work, const Layer *layer, const State *state,
     add_and_norm(work, &layer->after_memory);
 }
 
-/* Sizes of what is read here, so that others can see whether they mean the same. */
-EXPORTED void transduce_sizes(int64_t sizes[4])
-{
-    sizes[0] = sizeof(Linear);
-    sizes[1] = sizeof(Layer);
-    sizes[2] = sizeof(Decoder);
-    sizes[3] = sizeof(State);
-}
-
 static int are_tokens(const int64_t *ids, int64_t count, int64_t vocab)
 {
     for (int64_t i = 0; i < count; i++)

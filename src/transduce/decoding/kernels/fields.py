@@ -117,3 +117,38 @@ class CandidateSearchFields(ctypes.Structure):
         ("found_parents", c_void_p),
         ("found_tokens", c_void_p),
     ]
+
+
+class BeamFields(ctypes.Structure):
+    """`Beam` of beams.c."""
+
+    _fields_ = [
+        ("max_length", c_int64),
+        ("last_divisor", c_double),
+        ("prefix_length", c_int64),
+        ("prefix", c_void_p),
+        ("num_steps", c_int64),
+        ("num_ends", c_int64),
+        ("totals", c_void_p),
+        ("parents", c_void_p),
+        ("tokens", c_void_p),
+        ("ends", c_void_p),
+    ]
+
+
+class BeamsFields(ctypes.Structure):
+    """`Beams` of beams.c."""
+
+    _fields_ = [
+        ("sentences", c_int64),
+        ("size", c_int64),
+        ("eos", c_int64),
+        ("min_length", c_int64),
+        ("num_best", c_int64),
+        ("divisors", c_void_p),
+        ("live", c_void_p),
+        ("totals", c_void_p),
+        ("rows", c_void_p),
+        ("tokens", c_void_p),
+        ("forced", c_void_p),
+    ]

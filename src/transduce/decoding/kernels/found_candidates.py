@@ -1,7 +1,7 @@
 """The likeliest ways to go on, by a kernel of our own."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -17,6 +17,7 @@ from transduce.decoding.kernels.library import (
 )
 
 NOT_FORCED = -1
+"""Of a sentence that may go on with any token."""
 
 
 def can_find_candidates(logits: Tensor) -> bool:
@@ -30,7 +31,7 @@ def found_candidates(
     totals: Float64[Tensor, "sentences group"],
     count: int,
     excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"],
-    forced: Mapping[int, int],
+    forced: Int64[Tensor, " sentences"] | None,
     diversity: float,
 ) -> tuple[
     Float64[Tensor, "sentences candidates"],
@@ -40,12 +41,10 @@ def found_candidates(
     """`count` of each sentence: their log-probabilities, hypotheses and tokens."""
     logits, totals = logits.contiguous(), totals.contiguous()
     sentences, group, vocab = logits.shape
-    found_totals = torch.empty(sentences, count, dtype=torch.float64)
-    parents = torch.empty(sentences, count, dtype=torch.int64)
-    tokens = torch.empty(sentences, count, dtype=torch.int64)
+    found = torch.empty(3, sentences, count, dtype=torch.int64)
+    first, plane = address(found, torch.int64), sentences * count * found.itemsize
     # These must be there until the kernel is done.
     mask, never = _excluded(logits, excluded)
-    only = _forced(sentences, forced) if forced else None
     fields = CandidateSearchFields(
         address(logits),
         sentences,
@@ -55,15 +54,16 @@ def found_candidates(
         None if mask is None else address(mask, torch.bool),
         address(never, torch.int64),
         len(never),
-        None if only is None else address(only, torch.int64),
+        None if forced is None else address(forced, torch.int64),
         diversity,
         count,
-        address(found_totals, torch.float64),
-        address(parents, torch.int64),
-        address(tokens, torch.int64),
+        first,
+        first + plane,
+        first + 2 * plane,
     )
     require_done(loaded_kernels().transduce_candidates(ctypes.byref(fields)))
-    return found_totals, parents, tokens
+    totals, parents, tokens = found
+    return totals.view(torch.float64), parents, tokens
 
 
 def _excluded(
@@ -79,8 +79,3 @@ def _excluded(
 @cache
 def _numbers(tokens: tuple[int, ...]) -> Int[Tensor, " tokens"]:
     return torch.tensor(tokens, dtype=torch.int64)
-
-
-def _forced(sentences: int, forced: Mapping[int, int]) -> Int[Tensor, " sentences"]:
-    assert min(forced.values()) > NOT_FORCED
-    return torch.tensor([forced.get(i, NOT_FORCED) for i in range(sentences)])

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from transduce.decoding.kernels.fields import (
+    BeamFields,
+    BeamsFields,
     CandidateSearchFields,
     DecoderFields,
     LayerFields,
@@ -82,10 +84,10 @@ def _loaded(build: str) -> ctypes.CDLL | None:
 
 def _reads_our_fields(library: ctypes.CDLL) -> bool:
     ours = [LinearFields, LayerFields, DecoderFields, StateFields]
+    ours += [CandidateSearchFields, BeamFields, BeamsFields]
     sizes = (c_int64 * len(ours))()
     library.transduce_sizes(sizes)
-    found = [*sizes, library.transduce_candidate_search_size()]
-    return found == [ctypes.sizeof(each) for each in (*ours, CandidateSearchFields)]
+    return list(sizes) == list(map(ctypes.sizeof, ours))
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -103,8 +105,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.transduce_step.argtypes = [*[pointer] * 5, c_int]
     library.transduce_reorder.argtypes = [pointer, pointer, number]
     library.transduce_candidates.argtypes = [pointer]
-    library.transduce_candidate_search_size.argtypes = []
-    library.transduce_candidate_search_size.restype = number
+    library.transduce_grow.argtypes = [*[pointer] * 4, number, number]
+    library.transduce_grow.restype = None
     library.transduce_use_threads(threads_of_torch())
     return library
 

@@ -10,12 +10,12 @@ from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.candidates import Excluded
 from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.next_token_models.prepared_model import PreparedModel
 from transduce.decoding.next_token_models.tree_watcher import TreeWatcher
 from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search import (
     Decoding,
-    Hypothesis,
     JoinableModel,
     require_numbers,
 )

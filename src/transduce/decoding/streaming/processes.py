@@ -21,7 +21,8 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import torch
 
-from transduce.decoding.search import Decoding, Hypothesis
+from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.search import Decoding
 from transduce.decoding.streaming.refilled_batch import search_in_steps
 from transduce.errors import ConfigError, RequestError
 

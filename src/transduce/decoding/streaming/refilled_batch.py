@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from transduce.decoding.search import Decoding, Hypothesis, SentenceSearch
+from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.search import Decoding, SentenceSearch
 
 BATCH_POSITIONS = 4_096
 """Source positions of a batch times its hypotheses, padding included."""

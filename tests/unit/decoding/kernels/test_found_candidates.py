@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels"
 
 def after_nothing(logits: Tensor, count: int, excluded=()) -> list[np.ndarray]:
     totals = torch.zeros(logits.shape[:2], dtype=torch.float64)
-    found = found_candidates(logits, totals, count, excluded, {}, 0.0)
+    found = found_candidates(logits, totals, count, excluded, None, 0.0)
     return [each.numpy() for each in found]
 
 
@@ -44,10 +44,10 @@ def test_they_are_those_of_pytorch(
         if masked
         else list(range(0, vocab, 7))
     )
-    forced = {1: vocab // 2} if is_forced else {}
+    forced = torch.tensor([-1, vocab // 2, -1]) if is_forced else None
     asked = (logits, totals, count, excluded, forced, diversity)
     found = [each.numpy() for each in found_candidates(*asked)]
-    expected = candidates._found_by_torch(*asked)
+    expected = [each.numpy() for each in candidates._found_by_torch(*asked)]
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
     is_there = np.isfinite(expected[0])
     for one, other in zip(found[1:], expected[1:], strict=True):
@@ -113,8 +113,9 @@ def test_no_sentence_has_no_candidate():
 @pytest.mark.parametrize("token", [9, 2**40])
 def test_what_is_forced_is_a_token(token):
     totals = torch.zeros(1, 1, dtype=torch.float64)
+    forced = torch.tensor([token])
     with pytest.raises(IndexError, match="Ids must be those of tokens, but one is too"):
-        found_candidates(torch.zeros(1, 1, 9), totals, 2, (), {0: token}, 0.0)
+        found_candidates(torch.zeros(1, 1, 9), totals, 2, (), forced, 0.0)
 
 
 def test_the_kernel_takes_fp32_of_a_cpu_alone():

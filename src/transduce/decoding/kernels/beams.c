@@ -1,0 +1,145 @@
+/* Beams that grow by their likeliest candidates, as beam_search.py says it
+ * (section 6.1).
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "exported.h"
+
+/* A hypothesis that goes on no more. */
+typedef struct {
+    double score, log_probability;
+    int64_t num_steps; /* by which its tokens were found, its end not counted */
+    int64_t last;      /* its number in the last of these */
+    int64_t is_finished;
+} End;
+
+/* The hypotheses of one sentence: of each step those that went on, one after another.
+ */
+typedef struct {
+    int64_t max_length;
+    double last_divisor; /* of a score, if it gets as long */
+    int64_t prefix_length;
+    const int64_t *prefix; /* what all of them begin with */
+    int64_t num_steps, num_ends;
+    double *totals;            /* log-probabilities of all tokens so far */
+    int64_t *parents, *tokens; /* which of the step before each goes on from, and how */
+    End *ends;                 /* the best of them, best first */
+} Beam;
+
+/* Sentences whose beams grow together; there is room for one more step of each. */
+typedef struct {
+    int64_t sentences, size; /* hypotheses of each, from its first step on */
+    int64_t eos, min_length, num_best;
+    const double *divisors; /* of the scores of hypotheses of each length */
+    Beam **live;
+    double *totals;  /* of the hypotheses that go on */
+    int64_t *rows;   /* their numbers before, through all sentences */
+    int64_t *tokens; /* what each reads next */
+    int64_t *forced; /* the only token that may come next in each sentence, or -1 */
+} Beams;
+
+/* Not inlined, where it might become a product that is rounded otherwise. */
+static __attribute__((noinline)) double score(double log_probability, double divisor)
+{
+    return log_probability / divisor;
+}
+
+/* Keep a hypothesis, if it is among the best; of equals, the first. */
+static void end_one(const Beams *beams, Beam *beam, double log_probability,
+                    int64_t last, int64_t is_finished)
+{
+    const double divisor = beams->divisors[beam->num_steps + is_finished];
+    End ended = {score(log_probability, divisor), log_probability, beam->num_steps,
+                 last, is_finished};
+    int64_t place = beam->num_ends;
+    if (place == beams->size) {
+        if (!(ended.score > beam->ends[place - 1].score))
+            return;
+        place--;
+    } else {
+        beam->num_ends++;
+    }
+    for (; place > 0 && beam->ends[place - 1].score < ended.score; place--)
+        beam->ends[place] = beam->ends[place - 1];
+    beam->ends[place] = ended;
+}
+
+/* Let the best of so many candidates go on, and those that end be kept. */
+static void grow(const Beams *beams, Beam *beam, const double *totals,
+                 const int64_t *parents, const int64_t *tokens, int64_t count)
+{
+    const int64_t first = beam->num_steps * beams->size;
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (tokens[i] == beams->eos && totals[i] > -INFINITY) {
+            if (beam->num_steps >= beams->min_length)
+                end_one(beams, beam, totals[i], parents[i], 1);
+        } else if (kept < beams->size) {
+            beam->totals[first + kept] = totals[i];
+            beam->parents[first + kept] = parents[i];
+            beam->tokens[first + kept] = tokens[i];
+            kept++;
+        }
+    }
+    beam->num_steps++;
+}
+
+/* Whether nothing unfinished can overtake those that are asked for. */
+static int is_done(const Beams *beams, const Beam *beam)
+{
+    const double *totals = beam->totals + (beam->num_steps - 1) * beams->size;
+    double best = totals[0];
+    for (int64_t k = 1; k < beams->size; k++)
+        if (totals[k] > best)
+            best = totals[k];
+    if (best == -INFINITY || beam->num_steps >= beam->max_length)
+        return 1;
+    if (beam->num_ends < beams->num_best)
+        return 0;
+    return beam->ends[beams->num_best - 1].score >= score(best, beam->last_divisor);
+}
+
+/* If none has ended by itself, those that are cut short take their place. */
+static void cut_short(const Beams *beams, Beam *beam)
+{
+    const double *totals = beam->totals + (beam->num_steps - 1) * beams->size;
+    if (beam->num_ends)
+        return;
+    for (int64_t k = 0; k < beams->size; k++)
+        if (totals[k] > -INFINITY)
+            end_one(beams, beam, totals[k], k, 0);
+}
+
+/* Put down as the sentence of that number how one goes on, whose first row was that. */
+static void go_on(Beams *beams, Beam *beam, int64_t sentence, int64_t first_row)
+{
+    const int64_t size = beams->size, last = (beam->num_steps - 1) * size;
+    const size_t bytes = (size_t)size * sizeof(int64_t);
+    beams->live[sentence] = beam;
+    memcpy(beams->totals + sentence * size, beam->totals + last, bytes);
+    memcpy(beams->tokens + sentence * size, beam->tokens + last, bytes);
+    for (int64_t k = 0; k < size; k++)
+        beams->rows[sentence * size + k] = first_row + beam->parents[last + k];
+    beams->forced[sentence] =
+        beam->num_steps < beam->prefix_length ? beam->prefix[beam->num_steps] : -1;
+}
+
+/* Grow each by the best of its candidates, so many a sentence, which go on from groups
+   of such a size; those that are not done go on, in their order. */
+EXPORTED void transduce_grow(Beams *beams, const double *totals, const int64_t *parents,
+                             const int64_t *tokens, int64_t count, int64_t group)
+{
+    int64_t kept = 0;
+    for (int64_t i = 0; i < beams->sentences; i++) {
+        Beam *beam = beams->live[i];
+        grow(beams, beam, totals + i * count, parents + i * count, tokens + i * count,
+             count);
+        if (is_done(beams, beam))
+            cut_short(beams, beam);
+        else
+            go_on(beams, beam, kept++, i * group);
+    }
+    beams->sentences = kept;
+}

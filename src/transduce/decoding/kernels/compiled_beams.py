@@ -1,0 +1,179 @@
+"""Beams that a kernel lets grow, in arrays instead of lists."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from transduce.decoding.candidates import Candidates
+from transduce.decoding.hypotheses import End, Hypothesis, Step, traced
+from transduce.decoding.kernels.fields import BeamFields, BeamsFields
+from transduce.decoding.kernels.found_candidates import NOT_FORCED
+from transduce.decoding.kernels.library import address, loaded_kernels
+from transduce.search_config import SearchConfig
+
+FIRST_ROOM = 32
+"""Steps that there is room for at first; the first end needs no more in most cases."""
+
+
+class CompiledBeams:
+    """Sentences whose beams grow together, as `ListedBeams`."""
+
+    def __init__(
+        self,
+        max_lengths: Sequence[int],
+        prefixes: Sequence[Sequence[int]],
+        eos: int,
+        config: SearchConfig,
+    ) -> None:
+        self.live = [
+            CompiledBeam(limit, prefix, config)
+            for limit, prefix in zip(max_lengths, prefixes, strict=True)
+        ]
+        self._config = config
+        self._library = loaded_kernels()
+        self._fields = BeamsFields(
+            size=config.beam_size,
+            eos=eos,
+            min_length=config.min_length,
+            num_best=config.num_best,
+        )
+        self._hold([prefix[0] if prefix else NOT_FORCED for prefix in prefixes])
+        self.log_probabilities: Float64[Tensor, "sentences group"] = torch.zeros(
+            len(self.live), 1, dtype=torch.float64
+        )
+        """Of the hypotheses that go on."""
+        self._has_prefixes = any(prefixes)
+
+    @property
+    def forced(self) -> Int64[Tensor, " sentences"] | None:
+        """The only token that may come next in each sentence."""
+        return self._forced[: len(self.live)] if self._has_prefixes else None
+
+    def grow(
+        self, found: Candidates, group: int
+    ) -> tuple[Int64[Tensor, "kept beam"], Int64[Tensor, "kept beam"]]:
+        """Take the best; the rows that go on, and what they read next.
+
+        Both are good until the next call.
+        """
+        if not self._steps_left:
+            self._make_room()
+        self._steps_left -= 1
+        self._library.transduce_grow(
+            ctypes.byref(self._fields),
+            address(found.log_probabilities, torch.float64),
+            address(found.parents, torch.int64),
+            address(found.tokens, torch.int64),
+            found.tokens.size(1),
+            group,
+        )
+        kept = self._fields.sentences
+        rows, tokens = self._rows[:kept], self._tokens[:kept]
+        if kept < len(self.live):
+            self.live = [self.live[i // group] for i in rows[:, 0].tolist()]
+        self.log_probabilities = self._totals[:kept]
+        return rows, tokens
+
+    def join(self, other: "CompiledBeams") -> None:
+        """Put the sentences of another, which has grown too, behind one's own."""
+        both = self, other
+        totals = torch.cat([each.log_probabilities for each in both])
+        forced = torch.cat([each._forced[: len(each.live)] for each in both])
+        self.live = [*self.live, *other.live]
+        self._hold(forced.tolist())
+        self.log_probabilities = self._totals.copy_(totals)
+        self._has_prefixes |= other._has_prefixes
+
+    def _hold(self, forced: list[int]) -> None:
+        """Have places for what is said of those that are live."""
+        number, size = len(self.live), self._config.beam_size
+        places = torch.empty(3, number, size, dtype=torch.int64)
+        self._rows, self._tokens = places[0], places[1]
+        self._totals = places[2].view(torch.float64)
+        self._forced = torch.tensor(forced, dtype=torch.int64)
+        fields = (ctypes.addressof(beam.fields) for beam in self.live)
+        self._live = (ctypes.c_void_p * number)(*fields)
+        self._fields.sentences = number
+        self._fields.live = ctypes.addressof(self._live)
+        self._fields.totals = address(self._totals, torch.float64)
+        self._fields.rows = address(self._rows, torch.int64)
+        self._fields.tokens = address(self._tokens, torch.int64)
+        self._fields.forced = address(self._forced, torch.int64)
+        self._count_room()
+
+    def _make_room(self) -> None:
+        for beam in self.live:
+            if not beam.steps_left:
+                beam.make_room()
+        self._count_room()
+
+    def _count_room(self) -> None:
+        self._steps_left = min((beam.steps_left for beam in self.live), default=0)
+        longest = max((beam.room for beam in self.live), default=0)
+        self._divisors = _divisors(self._config, longest)
+        self._fields.divisors = address(self._divisors, torch.float64)
+
+
+class CompiledBeam:
+    """The hypotheses of one sentence."""
+
+    def __init__(
+        self, max_length: int, prefix: Sequence[int], config: SearchConfig
+    ) -> None:
+        size = config.beam_size
+        self.room = 0
+        """Steps of which there can be, those that were done counted."""
+        self._steps = torch.empty(3, 0, size, dtype=torch.int64)
+        self._ends = torch.empty(size, len(End._fields), dtype=torch.int64)
+        self._prefix = torch.tensor(prefix, dtype=torch.int64)
+        self.fields = BeamFields(
+            max_length=max_length,
+            last_divisor=config.divisor(max_length),
+            prefix_length=len(prefix),
+            prefix=address(self._prefix, torch.int64),
+            ends=address(self._ends, torch.int64),
+        )
+        self.make_room()
+
+    @property
+    def steps_left(self) -> int:
+        """That there is room for."""
+        return self.room - self.fields.num_steps
+
+    def make_room(self) -> None:
+        """For as many steps again."""
+        done, size = self._steps.shape[1:]
+        self.room = max(2 * done, FIRST_ROOM)
+        steps = torch.empty(3, self.room, size, dtype=torch.int64)
+        steps[:, :done] = self._steps
+        self._steps = steps
+        first, plane = address(steps, torch.int64), steps[0].nbytes
+        self.fields.parents = first
+        self.fields.tokens = first + plane
+        self.fields.totals = first + 2 * plane
+
+    def hypotheses(self) -> list[Hypothesis]:
+        """The finished ones, best first; if there are none, those cut short."""
+        done = self._steps[:, : self.fields.num_steps]
+        parents, tokens = done[:2].tolist()
+        totals = done[2].view(torch.float64).tolist()
+        steps = list(map(Step, parents, tokens, totals))
+        ends = self._ends[: self.fields.num_ends]
+        of_floats, of_numbers = ends.view(torch.float64).tolist(), ends.tolist()
+        return [
+            traced(End(score, total, num_steps, last, bool(is_finished)), steps)
+            for (score, total, *_), (_, _, num_steps, last, is_finished) in zip(
+                of_floats, of_numbers, strict=True
+            )
+        ]
+
+
+@lru_cache(maxsize=16)
+def _divisors(config: SearchConfig, longest: int) -> Float64[Tensor, " lengths"]:
+    """Of the scores of hypotheses, up to such a length and with an end after that."""
+    each = [1.0, *map(config.divisor, range(1, longest + 2))]
+    return torch.tensor(each, dtype=torch.float64)

@@ -1,0 +1,16 @@
+/* Sizes of what is read from without, so that others can see whether they mean the
+   same. The last of all sources, as it must know them. */
+#include <stdint.h>
+
+#include "exported.h"
+
+EXPORTED void transduce_sizes(int64_t sizes[7])
+{
+    sizes[0] = sizeof(Linear);
+    sizes[1] = sizeof(Layer);
+    sizes[2] = sizeof(Decoder);
+    sizes[3] = sizeof(State);
+    sizes[4] = sizeof(CandidateSearch);
+    sizes[5] = sizeof(Beam);
+    sizes[6] = sizeof(Beams);
+}

@@ -1,0 +1,111 @@
+"""Beams that a kernel lets grow are those in lists, number by number."""
+
+import math
+from collections.abc import Sequence
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from transduce.decoding import beam_search
+from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.kernels.library import kernels
+from transduce.search_config import SearchConfig
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+
+EOS = 2
+searches = st.builds(
+    SearchConfig,
+    beam_size=st.sampled_from([1, 2, 4, 7]),
+    num_best=st.just(1),
+    length_penalty=st.sampled_from([0.0, 0.6, 1.3]),
+    penalty=st.sampled_from(["gnmt", "power"]),
+    diversity=st.sampled_from([0.0, 0.4]),
+    min_length=st.integers(0, 5),
+)
+
+
+def random_logits(
+    generator: torch.Generator, groups: Tensor, vocab: int, damage: int
+) -> Tensor:
+    """For hypotheses that are told by these numbers alone; some without any way on."""
+    logits = torch.randn(*groups.shape, vocab, generator=generator)
+    logits[..., EOS] += 1.5
+    if damage == 1:
+        logits[..., 3:][
+            torch.rand(*groups.shape, vocab - 3, generator=generator) < 0.7
+        ] = -math.inf
+    if damage == 2:
+        logits[:, 0, 1] = math.nan
+    return logits
+
+
+def found(
+    config: SearchConfig,
+    limits: Sequence[int],
+    prefixes: Sequence[Sequence[int]],
+    vocab: int,
+    seed: int,
+    damage: int,
+) -> list[list[Hypothesis]]:
+    """With others that join after a third of the steps."""
+    generator = torch.Generator().manual_seed(seed)
+    half = len(limits) // 2
+    excluded = (0, 1) if vocab > 5 else ()
+
+    def begun(part: slice) -> tuple[BeamSearch, list]:
+        search = BeamSearch(limits[part], config, EOS, excluded, prefixes[part])
+        sentences = list(search.live)
+        groups = torch.zeros(len(sentences), 1)
+        search.grow(random_logits(generator, groups, vocab, 0))
+        return search, sentences
+
+    search, sentences = begun(slice(half, None))
+    steps = 0
+    while search.live:
+        groups = torch.zeros(len(search.live), config.beam_size)
+        rows, tokens = search.grow(random_logits(generator, groups, vocab, damage))
+        assert rows.shape == tokens.shape == (len(search.live), config.beam_size)
+        steps += 1
+        if steps == 3:
+            others, more = begun(slice(half))
+            sentences += more
+            if search.live:
+                search.join(others)
+            else:
+                search = others
+    return [each.hypotheses() for each in sentences]
+
+
+@given(
+    config=searches,
+    lengths=st.lists(st.integers(1, 80), min_size=2, max_size=7),
+    prefix=st.lists(st.integers(3, 4), max_size=4),
+    vocab=st.sampled_from([5, 9, 300]),
+    seed=st.integers(0, 999),
+    damage=st.integers(0, 2),
+)
+@settings(max_examples=150, deadline=None)
+def test_they_are_those_in_lists(config, lengths, prefix, vocab, seed, damage):
+    limits = [max(length, config.min_length + 1) for length in lengths]
+    prefixes = [prefix if i % 2 else [] for i in range(len(limits))]
+    asked = (config, limits, prefixes, vocab, seed, damage)
+    compiled = found(*asked)
+    with mock.patch.object(beam_search, "kernels", return_value=None):
+        listed = found(*asked)
+    assert compiled == listed
+
+
+def test_a_hypothesis_that_has_no_number_for_its_likelihood_goes_on_to_the_limit():
+    search = BeamSearch([3], SearchConfig(beam_size=2), EOS)
+    [sentence] = search.live
+    search.grow(torch.full((1, 1, 9), math.nan))
+    search.grow(torch.full((1, 2, 9), math.nan))
+    search.grow(torch.full((1, 2, 9), math.nan))
+    assert not search.live
+    assert sentence.hypotheses() == []
