@@ -20,15 +20,10 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
-from transduce.decoding.candidates import (
-    Candidates,
-    Excluded,
-    best_candidates,
-    now_excluded,
-)
+from transduce.decoding.candidates import Candidates, CandidateSearch, Excluded
 from transduce.decoding.hypotheses import End, Hypothesis, Step, traced
 from transduce.decoding.kernels.compiled_beams import CompiledBeams
-from transduce.decoding.kernels.found_candidates import NOT_FORCED
+from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.search import Decoding, NextTokenModel, SentenceSearch
 from transduce.search_config import SearchConfig
@@ -78,8 +73,8 @@ class BeamSearch:
             self._beams = CompiledBeams(max_lengths, prefixes, eos, config)
         else:
             self._beams = _Beams(max_lengths, prefixes, eos, config, coverage)
-        self._config = config
-        self._excluded = excluded
+        count = 2 * config.beam_size
+        self._find = CandidateSearch(count, excluded, config.diversity)
 
     @property
     def live(self) -> Sequence[SentenceSearch]:
@@ -93,15 +88,9 @@ class BeamSearch:
 
         Both are good until the next call.
         """
-        found = best_candidates(
-            logits,
-            self._beams.log_probabilities,
-            2 * self._config.beam_size,
-            excluded=now_excluded(self._excluded),
-            forced=self._beams.forced,
-            diversity=self._config.diversity,
-        )
-        return self._beams.grow(found, logits.size(1))
+        beams = self._beams
+        found = self._find(logits, beams.log_probabilities, beams.forced)
+        return beams.grow(found, logits.size(1))
 
     def join(self, other: "BeamSearch") -> None:
         """Put the sentences of another, which has grown too, behind one's own."""

@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from transduce.decoding.kernels.found_candidates import (
+from transduce.decoding.kernels.compiled_candidates import (
     NOT_FORCED,
+    CompiledCandidates,
     can_find_candidates,
-    found_candidates,
 )
 
 BLOCK = 64
@@ -22,8 +22,7 @@ Excluded = Sequence[int] | Callable[[], Bool[Tensor, "sentences group vocab"]]
 model has read of each hypothesis."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
+class Candidates(NamedTuple):
     """The likeliest ways to go on of each sentence, best first."""
 
     log_probabilities: Float64[Tensor, "sentences candidates"]
@@ -33,44 +32,51 @@ class Candidates:
     tokens: Int64[Tensor, "sentences candidates"]
 
 
-def now_excluded(
-    excluded: Excluded,
-) -> Sequence[int] | Bool[Tensor, "sentences group vocab"]:
-    """What may not come next."""
-    return excluded() if callable(excluded) else excluded
+class CandidateSearch:
+    """Finds the likeliest `count` tokens after the hypotheses of each sentence."""
+
+    def __init__(
+        self, count: int, excluded: Excluded = (), diversity: float = 0.0
+    ) -> None:
+        self._count = count
+        self._mask = excluded if callable(excluded) else None
+        self._never = () if callable(excluded) else tuple(excluded)
+        self._diversity = diversity
+        self._compiled: CompiledCandidates | None = None
+
+    def __call__(
+        self,
+        logits: Float[Tensor, "sentences group vocab"],
+        log_probabilities: Float64[Tensor, "sentences group"],
+        forced: Int64[Tensor, " sentences"] | None = None,
+    ) -> Candidates:
+        """What is found is on the CPU, and good until the next call.
+
+        `log_probabilities` are those of the hypotheses so far. `forced` has the only
+        token that a sentence may go on with, or `NOT_FORCED`.
+        """
+        mask = None if self._mask is None else self._mask()
+        if can_find_candidates(logits):
+            if self._compiled is None:
+                self._compiled = CompiledCandidates(
+                    self._count, self._never, self._diversity
+                )
+            return Candidates(*self._compiled(logits, log_probabilities, mask, forced))
+        excluded = self._never if mask is None else mask
+        return found_by_torch(
+            logits, log_probabilities, self._count, excluded, forced, self._diversity
+        )
 
 
-def best_candidates(
-    logits: Float[Tensor, "sentences group vocab"],
-    log_probabilities: Float64[Tensor, "sentences group"],
-    count: int,
-    *,
-    excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"] = (),
-    forced: Int64[Tensor, " sentences"] | None = None,
-    diversity: float = 0.0,
-) -> Candidates:
-    """The likeliest `count` tokens after the hypotheses of each sentence.
-
-    `log_probabilities` are those of the hypotheses so far. `forced` has the only token
-    that a sentence may go on with, or `NOT_FORCED`. What is found is on the CPU.
-    """
-    find = found_candidates if can_find_candidates(logits) else _found_by_torch
-    found = find(logits, log_probabilities, count, excluded, forced, diversity)
-    log_probabilities, parents, tokens = found
-    return Candidates(
-        log_probabilities=log_probabilities, parents=parents, tokens=tokens
-    )
-
-
-def _found_by_torch(
+def found_by_torch(
     logits: Float[Tensor, "sentences group vocab"],
     totals: Float64[Tensor, "sentences group"],
     count: int,
     excluded: Sequence[int] | Bool[Tensor, "sentences group vocab"],
     forced: Int64[Tensor, " sentences"] | None,
     diversity: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What `found_candidates` finds, on any device and in any precision."""
+) -> Candidates:
+    """What `CompiledCandidates` finds, on any device and in any precision."""
     # Not the logits minus their `logsumexp`: that takes twice as long.
     log_probs = logits.float().log_softmax(dim=-1)
     is_nan = _numpy(log_probs[..., 0].isnan())  # as then all are
@@ -82,7 +88,7 @@ def _found_by_torch(
     ranked = after - diversity * np.arange(values.shape[-1]) if diversity else after
     chosen = np.argsort(-_flat(ranked), axis=1, kind="stable")[:, :count]
     sentences = np.arange(len(chosen))[:, None]
-    return (
+    return Candidates(
         _filled(_flat(after)[sentences, chosen], count, -math.inf),
         _filled(chosen // values.shape[-1], count, 0),
         _filled(_flat(tokens)[sentences, chosen], count, 0),

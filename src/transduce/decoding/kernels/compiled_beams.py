@@ -10,8 +10,8 @@ from torch import Tensor
 
 from transduce.decoding.candidates import Candidates
 from transduce.decoding.hypotheses import End, Hypothesis, Step, traced
+from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
 from transduce.decoding.kernels.fields import BeamFields, BeamsFields
-from transduce.decoding.kernels.found_candidates import NOT_FORCED
 from transduce.decoding.kernels.library import address, loaded_kernels
 from transduce.search_config import SearchConfig
 

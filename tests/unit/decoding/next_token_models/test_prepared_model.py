@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.decoding.kernels import found_candidates
+from transduce.decoding import beam_search
+from transduce.decoding.kernels import compiled_candidates
 from transduce.decoding.kernels.packed_linear import PackedInt8
 from transduce.decoding.next_token_models import prepared_model
 from transduce.decoding.next_token_models.prepared_model import (
@@ -50,7 +51,7 @@ def test_an_output_of_zeros_is_zero():
 @pytest.mark.parametrize("precision", available(CPU))
 def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus):
     with pytest.MonkeyPatch.context() as patch:
-        for module in (prepared_model, found_candidates):
+        for module in (prepared_model, compiled_candidates, beam_search):
             patch.setattr(module, "kernels", lambda: None)
         exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
     rough = Translator(trained_checkpoint, CPU, precision=precision)
@@ -63,7 +64,7 @@ def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus)
 
 @pytest.fixture
 def no_kernels(monkeypatch):
-    for module in (prepared_model, found_candidates):
+    for module in (prepared_model, compiled_candidates, beam_search):
         monkeypatch.setattr(module, "kernels", lambda: None)
 
 

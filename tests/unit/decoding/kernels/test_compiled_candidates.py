@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.decoding import candidates
-from transduce.decoding.kernels.found_candidates import (
+from transduce.decoding.candidates import found_by_torch
+from transduce.decoding.kernels.compiled_candidates import (
+    CompiledCandidates,
     can_find_candidates,
-    found_candidates,
 )
 from transduce.decoding.kernels.library import kernels
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels"
 
 def after_nothing(logits: Tensor, count: int, excluded=()) -> list[np.ndarray]:
     totals = torch.zeros(logits.shape[:2], dtype=torch.float64)
-    found = found_candidates(logits, totals, count, excluded, None, 0.0)
+    found = CompiledCandidates(count, excluded, 0.0)(logits, totals, None, None)
     return [each.numpy() for each in found]
 
 
@@ -45,9 +45,11 @@ def test_they_are_those_of_pytorch(
         else list(range(0, vocab, 7))
     )
     forced = torch.tensor([-1, vocab // 2, -1]) if is_forced else None
+    mask, never = (excluded, ()) if masked else (None, excluded)
+    find = CompiledCandidates(count, never, diversity)
+    found = [each.numpy() for each in find(logits, totals, mask, forced)]
     asked = (logits, totals, count, excluded, forced, diversity)
-    found = [each.numpy() for each in found_candidates(*asked)]
-    expected = [each.numpy() for each in candidates._found_by_torch(*asked)]
+    expected = [each.numpy() for each in found_by_torch(*asked)]
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
     is_there = np.isfinite(expected[0])
     for one, other in zip(found[1:], expected[1:], strict=True):
@@ -115,7 +117,7 @@ def test_what_is_forced_is_a_token(token):
     totals = torch.zeros(1, 1, dtype=torch.float64)
     forced = torch.tensor([token])
     with pytest.raises(IndexError, match="Ids must be those of tokens, but one is too"):
-        found_candidates(torch.zeros(1, 1, 9), totals, 2, (), forced, 0.0)
+        CompiledCandidates(2, (), 0.0)(torch.zeros(1, 1, 9), totals, None, forced)
 
 
 def test_the_kernel_takes_fp32_of_a_cpu_alone():
