@@ -23,6 +23,12 @@ VARIANTS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that decoding must make room, though sentences are few and short."""
+    monkeypatch.setattr("transduce.model.cache.FIRST_SLOTS", 1)
+
+
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
 def model(request: pytest.FixtureRequest, tiny: ModelConfig) -> Iterator[Transformer]:
     """A model of every kind, its weights large enough for a slip to show."""

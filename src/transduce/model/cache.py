@@ -17,9 +17,18 @@ from torch import Tensor
 
 STEPS_AHEAD = 16
 """That there is room for, whenever room is made for keys and values."""
+FIRST_SLOTS = 2_048
+"""Of all sentences together, that there is room for at first: where they are few, their
+translations mostly end before more is needed."""
 WIDE_ROOM = 64
 """Slots that are room enough for wide groups: these leave so much behind that it is
 better to look for it often."""
+
+
+def first_room(sentences: int) -> int:
+    """Slots of each of so many sentences, before its first step."""
+    shared = FIRST_SLOTS // max(sentences, 1)
+    return max(STEPS_AHEAD, min(shared, 2 * WIDE_ROOM))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,6 +210,21 @@ class DecodingState:
         for layer in self.layers:
             layer.fit_memory(width)
         self.memory_mask = fitted(self.memory_mask, width, dim=3)
+
+
+def new_state(
+    layers: list[LayerCache], mask: Bool[Tensor, "sentences 1 1 source"]
+) -> DecodingState:
+    """That before the first step, with one hypothesis a sentence."""
+    sentences = len(mask)
+    room = first_room(sentences)
+    return DecodingState(
+        layers=layers,
+        memory_mask=mask,
+        past=mask.new_zeros(sentences, 1, room),
+        positions=mask.new_zeros(sentences, room, dtype=torch.int64),
+        lengths=mask.new_zeros(sentences, dtype=torch.int64),
+    )
 
 
 def fitted(tensor: Tensor, size: int, dim: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.cache import STEPS_AHEAD, LayerCache
+from transduce.model.cache import LayerCache, first_room
 from transduce.model.config import Activation, ModelConfig, Norm
 from transduce.model.operators.dropout import Dropout
 from transduce.model.operators.linear import Linear
@@ -116,8 +116,9 @@ class DecoderLayer(nn.Module):
         # Head by head, as each step's products read them; else each copied them so.
         memory_key, memory_value = memory_key.contiguous(), memory_value.contiguous()
         own, (sentences, heads) = self.self_attention, memory_key.shape[:2]
-        key = memory_key.new_zeros(sentences, heads, STEPS_AHEAD, own.d_k)
-        value = memory_value.new_zeros(sentences, heads, STEPS_AHEAD, own.d_v)
+        room = first_room(sentences)
+        key = memory_key.new_zeros(sentences, heads, room, own.d_k)
+        value = memory_value.new_zeros(sentences, heads, room, own.d_v)
         return LayerCache(
             key=key, value=value, memory_key=memory_key, memory_value=memory_value
         )

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from transduce.model.attention import causal_mask, neighbourhood_mask, padding_mask
-from transduce.model.cache import STEPS_AHEAD, DecodingState
+from transduce.model.cache import DecodingState, new_state
 from transduce.model.config import ModelConfig
 from transduce.model.cost import update_flops
 from transduce.model.embedding import (
@@ -114,14 +114,8 @@ class Transformer(nn.Module):
 
     def start(self, memory: Memory) -> DecodingState:
         """The state before the first step, with one hypothesis a sentence."""
-        mask, sentences = memory.mask, len(memory.mask)
-        return DecodingState(
-            layers=[layer.start(memory.states) for layer in self._decoder()],
-            memory_mask=mask,
-            past=mask.new_zeros(sentences, 1, STEPS_AHEAD),
-            positions=mask.new_zeros(sentences, STEPS_AHEAD, dtype=torch.int64),
-            lengths=mask.new_zeros(sentences, dtype=torch.int64),
-        )
+        layers = [layer.start(memory.states) for layer in self._decoder()]
+        return new_state(layers, memory.mask)
 
     def step(
         self, last_ids: Int[Tensor, "sentences group"], state: DecodingState

@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
@@ -20,7 +21,7 @@ FIRST_ROOM = 32
 
 
 class CompiledBeams:
-    """Sentences whose beams grow together, as `ListedBeams`."""
+    """Sentences whose beams grow together, as beam_search.py has them in lists."""
 
     def __init__(
         self,
@@ -41,7 +42,8 @@ class CompiledBeams:
             min_length=config.min_length,
             num_best=config.num_best,
         )
-        self._hold([prefix[0] if prefix else NOT_FORCED for prefix in prefixes])
+        forced = [prefix[0] if prefix else NOT_FORCED for prefix in prefixes]
+        self._hold(np.array(forced, dtype=np.int64))
         self.log_probabilities: Float64[Tensor, "sentences group"] = torch.zeros(
             len(self.live), 1, dtype=torch.float64
         )
@@ -51,7 +53,7 @@ class CompiledBeams:
     @property
     def forced(self) -> Int64[Tensor, " sentences"] | None:
         """The only token that may come next in each sentence."""
-        return self._forced[: len(self.live)] if self._has_prefixes else None
+        return torch.from_numpy(self._forced) if self._has_prefixes else None
 
     def grow(
         self, found: Candidates, group: int
@@ -71,39 +73,42 @@ class CompiledBeams:
             found.tokens.size(1),
             group,
         )
-        kept = self._fields.sentences
-        rows, tokens = self._rows[:kept], self._tokens[:kept]
-        if kept < len(self.live):
-            self.live = [self.live[i // group] for i in rows[:, 0].tolist()]
-        self.log_probabilities = self._totals[:kept]
-        return rows, tokens
+        if (kept := self._fields.sentences) < len(self.live):
+            self._leave(kept, group)
+        self.log_probabilities = self._totals
+        return self._rows, self._tokens
 
     def join(self, other: "CompiledBeams") -> None:
         """Put the sentences of another, which has grown too, behind one's own."""
-        both = self, other
-        totals = torch.cat([each.log_probabilities for each in both])
-        forced = torch.cat([each._forced[: len(each.live)] for each in both])
+        totals = torch.cat([self.log_probabilities, other.log_probabilities])
         self.live = [*self.live, *other.live]
-        self._hold(forced.tolist())
+        self._hold(np.concatenate([self._forced, other._forced]))
         self.log_probabilities = self._totals.copy_(totals)
         self._has_prefixes |= other._has_prefixes
 
-    def _hold(self, forced: list[int]) -> None:
+    def _hold(self, forced: Int64[np.ndarray, " sentences"]) -> None:
         """Have places for what is said of those that are live."""
         number, size = len(self.live), self._config.beam_size
-        places = torch.empty(3, number, size, dtype=torch.int64)
-        self._rows, self._tokens = places[0], places[1]
-        self._totals = places[2].view(torch.float64)
-        self._forced = torch.tensor(forced, dtype=torch.int64)
+        places = np.empty((3, number, size), dtype=np.int64)
+        self._rows, self._tokens, totals = torch.from_numpy(places)
+        self._totals = totals.view(torch.float64)
+        self._forced = forced
         fields = (ctypes.addressof(beam.fields) for beam in self.live)
         self._live = (ctypes.c_void_p * number)(*fields)
+        first, plane = places.ctypes.data, places.strides[0]
         self._fields.sentences = number
         self._fields.live = ctypes.addressof(self._live)
-        self._fields.totals = address(self._totals, torch.float64)
-        self._fields.rows = address(self._rows, torch.int64)
-        self._fields.tokens = address(self._tokens, torch.int64)
-        self._fields.forced = address(self._forced, torch.int64)
+        self._fields.rows = first
+        self._fields.tokens = first + plane
+        self._fields.totals = first + 2 * plane
+        self._fields.forced = forced.ctypes.data
         self._count_room()
+
+    def _leave(self, kept: int, group: int) -> None:
+        """So many are not done, and go on from groups of such a size."""
+        self._rows, self._tokens = self._rows[:kept], self._tokens[:kept]
+        self._totals, self._forced = self._totals[:kept], self._forced[:kept]
+        self.live = [self.live[row // group] for row in self._rows[:, 0].tolist()]
 
     def _make_room(self) -> None:
         for beam in self.live:
@@ -127,15 +132,17 @@ class CompiledBeam:
         size = config.beam_size
         self.room = 0
         """Steps of which there can be, those that were done counted."""
-        self._steps = torch.empty(3, 0, size, dtype=torch.int64)
-        self._ends = torch.empty(size, len(End._fields), dtype=torch.int64)
-        self._prefix = torch.tensor(prefix, dtype=torch.int64)
+        self._steps: Int64[np.ndarray, "3 steps beam"] = np.empty(
+            (3, 0, size), np.int64
+        )
+        self._ends = np.empty((size, len(End._fields)), dtype=np.int64)
+        self._prefix = np.array(prefix, dtype=np.int64)
         self.fields = BeamFields(
             max_length=max_length,
             last_divisor=config.divisor(max_length),
             prefix_length=len(prefix),
-            prefix=address(self._prefix, torch.int64),
-            ends=address(self._ends, torch.int64),
+            prefix=self._prefix.ctypes.data,
+            ends=self._ends.ctypes.data,
         )
         self.make_room()
 
@@ -148,10 +155,10 @@ class CompiledBeam:
         """For as many steps again."""
         done, size = self._steps.shape[1:]
         self.room = max(2 * done, FIRST_ROOM)
-        steps = torch.empty(3, self.room, size, dtype=torch.int64)
+        steps = np.empty((3, self.room, size), dtype=np.int64)
         steps[:, :done] = self._steps
         self._steps = steps
-        first, plane = address(steps, torch.int64), steps[0].nbytes
+        first, plane = steps.ctypes.data, steps.strides[0]
         self.fields.parents = first
         self.fields.tokens = first + plane
         self.fields.totals = first + 2 * plane
@@ -159,11 +166,11 @@ class CompiledBeam:
     def hypotheses(self) -> list[Hypothesis]:
         """The finished ones, best first; if there are none, those cut short."""
         done = self._steps[:, : self.fields.num_steps]
-        parents, tokens = done[:2].tolist()
-        totals = done[2].view(torch.float64).tolist()
+        parents, tokens = done[0].tolist(), done[1].tolist()
+        totals = done[2].view(np.float64).tolist()
         steps = list(map(Step, parents, tokens, totals))
         ends = self._ends[: self.fields.num_ends]
-        of_floats, of_numbers = ends.view(torch.float64).tolist(), ends.tolist()
+        of_floats, of_numbers = ends.view(np.float64).tolist(), ends.tolist()
         return [
             traced(End(score, total, num_steps, last, bool(is_finished)), steps)
             for (score, total, *_), (_, _, num_steps, last, is_finished) in zip(

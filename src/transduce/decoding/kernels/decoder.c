@@ -60,19 +60,28 @@ static void take_slots(State *state)
     state->num_slots += group;
 }
 
-/* Put the newest keys or values, which stand in columns from `first` on, into the last
-   slots of their sentences. */
-static void store(const Work *work, const State *state, const Store *into,
-                  int64_t first, int64_t width, int64_t stride)
+/* Put keys or values of a row, head after head, into a slot of a place. */
+static void store(const Stack *stack, const float *from, int64_t width,
+                  const Store *into, int64_t place, int64_t slot)
 {
+    float *to = into->numbers + place * into->per_sentence + slot * into->per_slot;
+    for (int64_t head = 0; head < stack->num_heads; head++)
+        memcpy(to + head * into->per_head, from + head * width,
+               (size_t)width * sizeof(float));
+}
+
+/* Put the newest keys and values into the last slots of their sentences. */
+static void store_newest(const Work *work, const State *state, const LayerCache *cache,
+                         int64_t stride)
+{
+    const Stack *stack = work->stack;
+    const int64_t queries = stack->num_heads * stack->d_k;
     for (int64_t row = 0; row < work->rows; row++) {
-        int64_t slot = state->num_slots - state->group + row % state->group;
-        int64_t place = state->places[row / state->group];
-        float *to = into->numbers + place * into->per_sentence + slot * into->per_slot;
-        const float *from = work->wide + row * stride + first;
-        for (int64_t head = 0; head < work->stack->num_heads; head++)
-            memcpy(to + head * into->per_head, from + head * width,
-                   (size_t)width * sizeof(float));
+        const int64_t slot = state->num_slots - state->group + row % state->group;
+        const int64_t place = state->places[row / state->group];
+        const float *key = work->wide + row * stride + queries;
+        store(stack, key, stack->d_k, &cache->key, place, slot);
+        store(stack, key + queries, stack->d_v, &cache->value, place, slot);
     }
 }
 
@@ -141,13 +150,10 @@ static void memory_of_rows(void *shared, int64_t first, int64_t end, int worker)
 static void attend_to_past(Work *work, const Decoder *decoder, const Layer *layer,
                            const State *state, const LayerCache *cache)
 {
-    const Stack *stack = work->stack;
-    const int64_t queries = stack->num_heads * stack->d_k;
     const int64_t stride = layer->query_key_value.outputs;
     apply_linear(work, &layer->query_key_value, sublayer_input(work, &layer->after_own),
                  work->wide, 0);
-    store(work, state, &cache->key, queries, stack->d_k, stride);
-    store(work, state, &cache->value, 2 * queries, stack->d_v, stride);
+    store_newest(work, state, cache, stride);
     StepAttention asked = {work, state, cache, decoder->neighbourhood, stride};
     share_out(past_of_rows, &asked, work->rows, LEAST_ATTENDING, work->num_threads);
     apply_linear(work, &layer->own_output, work->heads, work->read, 0);
@@ -164,6 +170,32 @@ static void attend_to_memory(Work *work, const Layer *layer, const State *state,
     share_out(memory_of_rows, &asked, work->rows, LEAST_ATTENDING, work->num_threads);
     apply_linear(work, &layer->memory_output, work->heads, work->read, 0);
     add_and_norm(work, &layer->after_memory);
+}
+
+/* Keys and values of the memory, a row for each position of a sentence, for all layers.
+   1 if room is lacking, otherwise 0. */
+EXPORTED int transduce_start(const Decoder *decoder, const float *memory,
+                             int64_t sentences, int64_t source,
+                             const LayerCache *layers, int num_threads)
+{
+    const Stack *stack = &decoder->stack;
+    const int64_t keys = stack->num_heads * stack->d_k;
+    Work work;
+    if (begin_work(&work, stack, sentences * source, 0, num_threads))
+        return 1;
+    for (int64_t i = 0; i < stack->num_layers; i++) {
+        const Linear *linear = &stack->layers[i].memory_key_value;
+        apply_linear(&work, linear, memory, work.wide, 0);
+        for (int64_t row = 0; row < work.rows; row++) {
+            const float *key = work.wide + row * linear->outputs;
+            const int64_t sentence = row / source, slot = row % source;
+            store(stack, key, stack->d_k, &layers[i].memory_key, sentence, slot);
+            store(stack, key + keys, stack->d_v, &layers[i].memory_value, sentence,
+                  slot);
+        }
+    }
+    end_work(&work);
+    return 0;
 }
 
 static int are_tokens(const int64_t *ids, int64_t count, int64_t vocab)

@@ -30,6 +30,7 @@ class LayerFields(ctypes.Structure):
         ("query_key_value", LinearFields),
         ("own_output", LinearFields),
         ("memory_query", LinearFields),
+        ("memory_key_value", LinearFields),
         ("memory_output", LinearFields),
         ("inner", LinearFields),
         ("outer", LinearFields),

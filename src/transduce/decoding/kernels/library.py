@@ -102,6 +102,12 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.transduce_pack_int8.argtypes = [pointer, number, number, *[pointer] * 3]
     library.transduce_linear.argtypes = [pointer, pointer, number, pointer, c_int]
     library.transduce_encode.argtypes = [*[pointer] * 3, c_int]
+    library.transduce_start.argtypes = [
+        *[pointer] * 2,
+        *[number] * 2,
+        pointer,
+        c_int,
+    ]
     library.transduce_step.argtypes = [*[pointer] * 5, c_int]
     library.transduce_reorder.argtypes = [pointer, pointer, number]
     library.transduce_candidates.argtypes = [pointer]

@@ -13,7 +13,7 @@ typedef struct {
 /* The encoder's layers do without what is the memory's. */
 typedef struct {
     Linear query_key_value, own_output;
-    Linear memory_query, memory_output;
+    Linear memory_query, memory_key_value, memory_output;
     Linear inner, outer;
     Norm after_own, after_memory, after_feed_forward;
 } Layer;

@@ -32,7 +32,7 @@ from transduce.decoding.next_token_models.flat_step import (
 )
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.model.attention import padding_mask
-from transduce.model.cache import DecodingState
+from transduce.model.cache import DecodingState, LayerCache, first_room, new_state
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Memory, Transformer
 from transduce.special_ids import PAD
@@ -80,7 +80,7 @@ class CompiledDecoder(IncrementalDecoder):
     """
 
     def __init__(self, stack: "CompiledStack", memory: Memory) -> None:
-        super().__init__(stack.model, memory, stack.flat)
+        super().__init__(stack.model, memory, stack.flat, stack.start)
         self._stack = stack
         self._lent: _LentState | None = None
         """The state while the kernel keeps it up."""
@@ -103,8 +103,10 @@ class CompiledDecoder(IncrementalDecoder):
 
     def reorder(self, rows: Int64[Tensor, "kept group"]) -> None:
         """Keep these hypotheses, in this order."""
-        if self._lent is None or not self._stack.reorder(rows, self._lent.fields):
-            self._taken_back().reorder(rows)
+        if self._lent is None:
+            self._state.reorder(rows)
+        elif not self._stack.reorder(rows, self._lent.fields):
+            self._lent.regroup(rows)
 
     def join(self, other: IncrementalDecoder) -> None:
         """Put the sentences of another behind one's own."""
@@ -144,15 +146,28 @@ class _LentState:
             places=address(self._places, torch.int64),
             slot_positions=address(state.positions, torch.int64),
             memory_mask=address(state.memory_mask, torch.bool),
-            layers=_stores(state),
+            layers=_stores(state.layers),
         )
+
+    def regroup(self, rows: Int64[Tensor, "kept group"]) -> None:
+        """Keep these, in groups of another size, or sentences in another order."""
+        state, fields = self._state, self.fields
+        sentences, parents = rows[:, 0] // fields.group, rows % fields.group
+        state.past = state.past[sentences[:, None], parents]
+        state.lengths = state.lengths[sentences]
+        self._places = self._places[sentences]
+        fields.sentences, fields.group = rows.shape
+        fields.past = address(state.past, torch.bool)
+        fields.lengths = address(state.lengths, torch.int64)
+        fields.places = address(self._places, torch.int64)
 
     def give_back(self) -> None:
         """Let those sentences go that have left."""
         state, left = self._state, self.fields.sentences
-        if left < len(state.lengths):
-            state.past, state.lengths = state.past[:left], state.lengths[:left]
-            state.keep_stores(self._places[:left])
+        state.past, state.lengths = state.past[:left], state.lengths[:left]
+        places = self._places[:left]
+        if not torch.equal(places, torch.arange(len(state.memory_mask))):
+            state.keep_stores(places)
 
 
 class CompiledStack:
@@ -175,6 +190,36 @@ class CompiledStack:
             neighbourhood=FAR if neighbourhood is None else neighbourhood,
             output=output.fields,
         )
+
+    def start(self, memory: Memory) -> DecodingState:
+        """`Transformer.start`."""
+        states = memory.states.contiguous()
+        layers = self._new_caches(*states.shape[:2])
+        status = self._library.transduce_start(
+            ctypes.byref(self._decoder),
+            address(states),
+            *states.shape[:2],
+            _stores(layers),
+            torch.get_num_threads(),
+        )
+        require_done(status)
+        return new_state(layers, memory.mask)
+
+    def _new_caches(self, sentences: int, source: int) -> list[LayerCache]:
+        """Of all layers, without the memory's keys and values."""
+        config, number = self.model.config, len(self.flat.layers)
+        first = number, sentences, config.num_heads
+        room = first_room(sentences)
+        return [
+            LayerCache(key=key, value=value, memory_key=far_key, memory_value=far_value)
+            for key, value, far_key, far_value in zip(
+                torch.zeros(*first, room, config.d_k),
+                torch.zeros(*first, room, config.d_v),
+                torch.empty(*first, source, config.d_k),
+                torch.empty(*first, source, config.d_v),
+                strict=True,
+            )
+        ]
 
     def step(
         self,
@@ -251,6 +296,7 @@ def _layer_fields(layer: FlatLayer) -> LayerFields:
 def _decoder_layer_fields(layer: FlatDecoderLayer) -> LayerFields:
     fields = _layer_fields(layer)
     fields.memory_query = _linear_fields(layer.memory_query)
+    fields.memory_key_value = _linear_fields(layer.memory_key_value)
     fields.memory_output = _linear_fields(layer.memory.output)
     fields.after_memory = _norm_fields(layer.after_memory)
     return fields
@@ -265,10 +311,10 @@ def _norm_fields(norm: FlatResidual | nn.LayerNorm) -> NormFields:
     return NormFields(address(norm.weight), address(norm.bias))
 
 
-def _stores(state: DecodingState) -> ctypes.Array[ctypes.c_int64]:
-    """`LayerCache` of decoder.c for each layer: four times `Store`, all of 64 bits."""
+def _stores(layers: list[LayerCache]) -> ctypes.Array[ctypes.c_int64]:
+    """`LayerCache` of decoder.c for each: four times `Store`, all of 64 bits."""
     numbers: list[int] = []
-    for layer in state.layers:
+    for layer in layers:
         for store in (layer.key, layer.value, layer.memory_key, layer.memory_value):
             *strides, between_numbers = store.stride()
             assert between_numbers == 1

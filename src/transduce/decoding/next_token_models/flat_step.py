@@ -94,6 +94,7 @@ class FlatDecoderLayer(FlatLayer):
         super().__init__(layer, make_linear, dtype)
         memory = layer.memory_attention
         self.memory_query = make_linear(*_rounded(_query(memory), dtype))
+        self.memory_key_value = _flat(memory.project_key_value, make_linear)
         self.memory = FlatAttention(memory, make_linear)
         self.after_memory = FlatResidual(layer.after_memory_attention)
         self._activated = layer.feed_forward.activated

@@ -10,17 +10,23 @@ from transduce.model.transformer import Memory, Transformer
 
 Step = Callable[[Tensor, DecodingState], Tensor]
 """`Transformer.step`, or what does the same."""
+Start = Callable[[Memory], DecodingState]
+"""`Transformer.start`, or what does the same."""
 
 
 class IncrementalDecoder:
     """A model that has read sources, and reads their translations token by token."""
 
     def __init__(
-        self, model: Transformer, memory: Memory, step: Step | None = None
+        self,
+        model: Transformer,
+        memory: Memory,
+        step: Step | None = None,
+        start: Start | None = None,
     ) -> None:
-        """`step` does what the model's own does, if it is given."""
+        """`step` and `start` do what the model's own do, if they are given."""
         self._step = step or model.step
-        self._state: DecodingState = model.start(memory)
+        self._state = (start or model.start)(memory)
 
     def step(
         self, last_ids: Int[Tensor, "sentences group"]
