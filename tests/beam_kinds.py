@@ -1,4 +1,4 @@
-"""Beam search by a kernel and in lists: what holds of one must hold of the other."""
+"""Search by a kernel and in lists: what holds of one must hold of the other."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,8 @@ def kind_of_beam(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each kind, for all tests of a module that imports this."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "in lists":
-            patch.setattr("transduce.decoding.beam_search.kernels", lambda: None)
+            for module in ("beam_search", "greedy_search"):
+                patch.setattr(f"transduce.decoding.{module}.kernels", lambda: None)
         elif kernels() is None:
             pytest.skip("this processor can run no kernel")
         yield

@@ -13,19 +13,23 @@ out the sequence that takes the likeliest token each time, and end badly.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from transduce.decoding.candidates import Candidates, CandidateSearch, Excluded
+from transduce.decoding.candidates import (
+    Candidates,
+    CandidateSearch,
+    Excluded,
+    GrowingSearch,
+)
 from transduce.decoding.hypotheses import End, Hypothesis, Step, traced
 from transduce.decoding.kernels.compiled_beams import CompiledBeams
 from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
 from transduce.decoding.kernels.library import kernels
-from transduce.decoding.search import Decoding, NextTokenModel, SentenceSearch
+from transduce.decoding.search import Decoding, NextTokenModel
 from transduce.search_config import SearchConfig
 
 Coverage = Callable[[], Float[Tensor, "sentences group"]]
@@ -54,7 +58,7 @@ def beam_search(
     return [each.hypotheses() for each in sentences]
 
 
-class BeamSearch:
+class BeamSearch(GrowingSearch):
     """Sentences whose beams grow together."""
 
     def __init__(
@@ -68,34 +72,13 @@ class BeamSearch:
     ) -> None:
         """Coverage must be there if the config has a penalty for it."""
         prefixes = prefixes or [()] * len(max_lengths)
-        self._beams: CompiledBeams | _Beams
-        if coverage is None and kernels() is not None:
-            self._beams = CompiledBeams(max_lengths, prefixes, eos, config)
-        else:
-            self._beams = _Beams(max_lengths, prefixes, eos, config, coverage)
         count = 2 * config.beam_size
-        self._find = CandidateSearch(count, excluded, config.diversity)
-
-    @property
-    def live(self) -> Sequence[SentenceSearch]:
-        """Those that are not done."""
-        return self._beams.live
-
-    def grow(
-        self, logits: Float[Tensor, "sentences group vocab"]
-    ) -> tuple[Int[Tensor, "kept beam"], Int[Tensor, "kept beam"]]:
-        """Take the best candidates; the rows that go on, and what they read next.
-
-        Both are good until the next call.
-        """
-        beams = self._beams
-        found = self._find(logits, beams.log_probabilities, beams.forced)
-        return beams.grow(found, logits.size(1))
-
-    def join(self, other: "BeamSearch") -> None:
-        """Put the sentences of another, which has grown too, behind one's own."""
-        theirs: Any = other._beams  # of the same kind
-        self._beams.join(theirs)
+        super().__init__(
+            CompiledBeams(max_lengths, prefixes, eos, config)
+            if coverage is None and kernels() is not None
+            else _Beams(max_lengths, prefixes, eos, config, coverage),
+            CandidateSearch(count, excluded, config.diversity),
+        )
 
 
 class _Beams:
@@ -121,8 +104,8 @@ class _Beams:
     def log_probabilities(self) -> Float64[Tensor, "sentences group"]:
         """Of the hypotheses that go on."""
         # By way of numpy, which reads lists several times as fast.
-        each = np.array([beam.log_probabilities for beam in self.live])
-        return torch.from_numpy(each.reshape(len(self.live), -1))
+        each = [beam.log_probabilities for beam in self.live] or np.empty((0, 1))
+        return torch.from_numpy(np.array(each, dtype=np.float64))
 
     @property
     def forced(self) -> Int64[Tensor, " sentences"] | None:

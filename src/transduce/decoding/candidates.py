@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from transduce.decoding.kernels.compiled_candidates import (
     CompiledCandidates,
     can_find_candidates,
 )
+from transduce.decoding.search import SentenceSearch
 
 BLOCK = 64
 """Tokens of which only the best is looked at first."""
@@ -66,6 +67,64 @@ class CandidateSearch:
         return found_by_torch(
             logits, log_probabilities, self._count, excluded, forced, self._diversity
         )
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """Sentences that candidates are found for."""
+
+    @property
+    def live(self) -> Sequence[SentenceSearch]:
+        """Those that are not done."""
+        ...
+
+    @property
+    def log_probabilities(self) -> Float64[Tensor, "sentences group"]:
+        """Of their hypotheses, as far as they bear on what goes on."""
+        ...
+
+    @property
+    def forced(self) -> Int64[Tensor, " sentences"] | None:
+        """The only token that may come next in each, or `NOT_FORCED`."""
+        ...
+
+    def grow(
+        self, found: Candidates, group: int
+    ) -> tuple[Int64[Tensor, "kept grown"], Int64[Tensor, "kept grown"]]:
+        """Take of the candidates; the rows that go on, and what they read next."""
+        ...
+
+    def join(self, other: Any) -> None:
+        """Put others of its kind, which have grown too, behind these."""
+        ...
+
+
+class GrowingSearch:
+    """A search whose sentences grow by their likeliest candidates."""
+
+    def __init__(self, growing: Growing, find: CandidateSearch) -> None:
+        self._growing = growing
+        self._find = find
+
+    @property
+    def live(self) -> Sequence[SentenceSearch]:
+        """Those that are not done."""
+        return self._growing.live
+
+    def grow(
+        self, logits: Float[Tensor, "sentences group vocab"]
+    ) -> tuple[Int64[Tensor, "kept grown"], Int64[Tensor, "kept grown"]]:
+        """Take the best candidates; the rows that go on, and what they read next.
+
+        Both are good until the next call.
+        """
+        growing = self._growing
+        found = self._find(logits, growing.log_probabilities, growing.forced)
+        return growing.grow(found, logits.size(1))
+
+    def join(self, other: "GrowingSearch") -> None:
+        """Put the sentences of another, which has grown too, behind one's own."""
+        self._growing.join(other._growing)
 
 
 def found_by_torch(

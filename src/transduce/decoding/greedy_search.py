@@ -2,14 +2,20 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from transduce.decoding.candidates import CandidateSearch, Excluded
+from transduce.decoding.candidates import (
+    Candidates,
+    CandidateSearch,
+    Excluded,
+    GrowingSearch,
+)
 from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.kernels.compiled_beams import CompiledPaths
 from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
+from transduce.decoding.kernels.library import kernels
 from transduce.decoding.search import Decoding, NextTokenModel
 from transduce.search_config import SearchConfig
 
@@ -31,7 +37,7 @@ def greedy_search(
     return [each.hypotheses() for each in sentences]
 
 
-class GreedySearch:
+class GreedySearch(GrowingSearch):
     """Sentences that grow together, each by its likeliest token."""
 
     def __init__(
@@ -42,38 +48,56 @@ class GreedySearch:
         excluded: Excluded = (),
         prefixes: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        each = zip(max_lengths, prefixes or [()] * len(max_lengths), strict=True)
+        prefixes = prefixes or [()] * len(max_lengths)
+        paths = _Paths if kernels() is None else CompiledPaths
+        super().__init__(
+            paths(max_lengths, prefixes, eos, config), CandidateSearch(2, excluded)
+        )
+
+
+class _Paths:
+    """Those that are live, in lists: where there is no kernel that lets them grow.
+
+    And what `CompiledPaths` is to do.
+    """
+
+    def __init__(
+        self,
+        max_lengths: Sequence[int],
+        prefixes: Sequence[Sequence[int]],
+        eos: int,
+        config: SearchConfig,
+    ) -> None:
+        each = zip(max_lengths, prefixes, strict=True)
         self.live = [_Path(limit, prefix, eos, config) for limit, prefix in each]
-        self._find = CandidateSearch(2, excluded)
-        self._zeros = torch.zeros(0, 1, dtype=torch.float64)
+
+    @property
+    def log_probabilities(self) -> Float64[Tensor, "sentences 1"]:
+        """None of them bears on what goes on."""
+        return torch.zeros(len(self.live), 1, dtype=torch.float64)
+
+    @property
+    def forced(self) -> Int64[Tensor, " sentences"] | None:
+        """The only token that may come next in each sentence."""
+        each = [path.forced for path in self.live]
+        return torch.tensor(each) if max(each, default=NOT_FORCED) >= 0 else None
 
     def grow(
-        self, logits: Float[Tensor, "sentences 1 vocab"]
-    ) -> tuple[Int[Tensor, "kept 1"], Int[Tensor, "kept 1"]]:
+        self, found: Candidates, _: int
+    ) -> tuple[Int64[Tensor, "kept 1"], Int64[Tensor, "kept 1"]]:
         """Take the likeliest; the rows that go on, and what they read next."""
-        forced = [path.forced for path in self.live]
-        found = self._find(
-            logits,
-            self._certain(),
-            torch.tensor(forced) if max(forced) >= 0 else None,
-        )
         gains, tokens = found.log_probabilities.tolist(), found.tokens.tolist()
         for path, of_path, likeliest in zip(self.live, gains, tokens, strict=True):
             path.grow(of_path, likeliest)
         kept = [i for i, path in enumerate(self.live) if not path.is_done]
-        if len(kept) < len(self.live):
-            self.live = [self.live[i] for i in kept]
-        return _column(kept), _column([path.last_id for path in self.live])
+        self.live = [self.live[i] for i in kept]
+        last_ids = [path.last_id for path in self.live]
+        rows, last = torch.tensor([kept, last_ids], dtype=torch.int64)
+        return rows[:, None], last[:, None]
 
-    def join(self, other: "GreedySearch") -> None:
-        """Put the sentences of another behind one's own."""
+    def join(self, other: "_Paths") -> None:
+        """Put the sentences of another, which has grown too, behind one's own."""
         self.live = [*self.live, *other.live]
-
-    def _certain(self) -> Float64[Tensor, "sentences 1"]:
-        """As log-probabilities so far: they do not bear on what comes next."""
-        if len(self._zeros) != len(self.live):
-            self._zeros = torch.zeros(len(self.live), 1, dtype=torch.float64)
-        return self._zeros
 
 
 class _Path:
@@ -125,8 +149,3 @@ class _Path:
     @property
     def _is_finished(self) -> bool:
         return self._ids[-1] == self._eos
-
-
-def _column(numbers: list[int]) -> Int[Tensor, "numbers 1"]:
-    # By way of numpy, which reads lists several times as fast.
-    return torch.from_numpy(np.array(numbers, dtype=np.int64)[:, None])

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.decoding.greedy_search import greedy_search
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.search_config import SearchConfig

@@ -143,3 +143,40 @@ EXPORTED void transduce_grow(Beams *beams, const double *totals, const int64_t *
     }
     beams->sentences = kept;
 }
+
+/* The better of two candidates; not an end that comes too early. Whether it is done;
+   its end says by how many steps, and how. */
+static int grow_path(const Beams *paths, Beam *path, const double *gains,
+                     const int64_t *tokens)
+{
+    const int64_t step = path->num_steps;
+    const int chosen = step < paths->min_length && tokens[0] == paths->eos;
+    const int is_end = tokens[chosen] == paths->eos;
+    path->totals[step] = gains[chosen];
+    path->parents[step] = 0;
+    path->tokens[step] = tokens[chosen];
+    path->num_steps++;
+    if (!is_end && path->num_steps < path->max_length)
+        return 0;
+    path->ends[0] = (End){0.0, 0.0, step + 1 - is_end, 0, is_end};
+    path->num_ends = 1;
+    return 1;
+}
+
+/* The same greedily, by two candidates of each. Of a path the log-probabilities are
+   those of its tokens, not their sums, as what comes next does not depend on these. */
+EXPORTED void transduce_grow_greedily(Beams *paths, const double *gains,
+                                      const int64_t *parents, const int64_t *tokens,
+                                      int64_t count, int64_t group)
+{
+    int64_t kept = 0;
+    (void)parents;
+    for (int64_t i = 0; i < paths->sentences; i++) {
+        Beam *path = paths->live[i];
+        if (grow_path(paths, path, gains + i * count, tokens + i * count))
+            continue;
+        go_on(paths, path, kept, i * group);
+        paths->totals[kept++] = 0.0;
+    }
+    paths->sentences = kept;
+}

@@ -1,7 +1,8 @@
 """Beams that a kernel lets grow, in arrays instead of lists."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +17,8 @@ from transduce.decoding.kernels.fields import BeamFields, BeamsFields
 from transduce.decoding.kernels.library import address, loaded_kernels
 from transduce.search_config import SearchConfig
 
+Kernel = Callable[..., None]
+"""What lets sentences grow."""
 FIRST_ROOM = 32
 """Steps that there is room for at first; the first end needs no more in most cases."""
 
@@ -31,11 +34,11 @@ class CompiledBeams:
         config: SearchConfig,
     ) -> None:
         self.live = [
-            CompiledBeam(limit, prefix, config)
+            self._of_sentence(limit, prefix, config)
             for limit, prefix in zip(max_lengths, prefixes, strict=True)
         ]
         self._config = config
-        self._library = loaded_kernels()
+        self._kernel = self._chosen(loaded_kernels())
         self._fields = BeamsFields(
             size=config.beam_size,
             eos=eos,
@@ -47,8 +50,18 @@ class CompiledBeams:
         self.log_probabilities: Float64[Tensor, "sentences group"] = torch.zeros(
             len(self.live), 1, dtype=torch.float64
         )
-        """Of the hypotheses that go on."""
+        """Of the hypotheses that go on, as far as they bear on what comes next."""
         self._has_prefixes = any(prefixes)
+
+    @staticmethod
+    def _of_sentence(
+        max_length: int, prefix: Sequence[int], config: SearchConfig
+    ) -> "CompiledBeam":
+        return CompiledBeam(max_length, prefix, config)
+
+    @staticmethod
+    def _chosen(library: ctypes.CDLL) -> Kernel:
+        return library.transduce_grow
 
     @property
     def forced(self) -> Int64[Tensor, " sentences"] | None:
@@ -65,7 +78,7 @@ class CompiledBeams:
         if not self._steps_left:
             self._make_room()
         self._steps_left -= 1
-        self._library.transduce_grow(
+        self._kernel(
             ctypes.byref(self._fields),
             address(found.log_probabilities, torch.float64),
             address(found.parents, torch.int64),
@@ -123,6 +136,31 @@ class CompiledBeams:
         self._fields.divisors = address(self._divisors, torch.float64)
 
 
+class CompiledPaths(CompiledBeams):
+    """Sentences that grow greedily, as greedy_search.py has them in lists."""
+
+    def __init__(
+        self,
+        max_lengths: Sequence[int],
+        prefixes: Sequence[Sequence[int]],
+        eos: int,
+        config: SearchConfig,
+    ) -> None:
+        if config.beam_size > 1:
+            config = replace(config, beam_size=1, num_best=1)
+        super().__init__(max_lengths, prefixes, eos, config)
+
+    @staticmethod
+    def _of_sentence(
+        max_length: int, prefix: Sequence[int], config: SearchConfig
+    ) -> "CompiledPath":
+        return CompiledPath(max_length, prefix, config)
+
+    @staticmethod
+    def _chosen(library: ctypes.CDLL) -> Kernel:
+        return library.transduce_grow_greedily
+
+
 class CompiledBeam:
     """The hypotheses of one sentence."""
 
@@ -130,6 +168,7 @@ class CompiledBeam:
         self, max_length: int, prefix: Sequence[int], config: SearchConfig
     ) -> None:
         size = config.beam_size
+        self._config = config
         self.room = 0
         """Steps of which there can be, those that were done counted."""
         self._steps: Int64[np.ndarray, "3 steps beam"] = np.empty(
@@ -169,14 +208,36 @@ class CompiledBeam:
         parents, tokens = done[0].tolist(), done[1].tolist()
         totals = done[2].view(np.float64).tolist()
         steps = list(map(Step, parents, tokens, totals))
+        return [traced(end, steps) for end in self._ended()]
+
+    def _ended(self) -> list[End]:
         ends = self._ends[: self.fields.num_ends]
         of_floats, of_numbers = ends.view(np.float64).tolist(), ends.tolist()
         return [
-            traced(End(score, total, num_steps, last, bool(is_finished)), steps)
+            End(score, total, num_steps, last, bool(is_finished))
             for (score, total, *_), (_, _, num_steps, last, is_finished) in zip(
                 of_floats, of_numbers, strict=True
             )
         ]
+
+
+class CompiledPath(CompiledBeam):
+    """The one hypothesis of a sentence, with gains in the place of their sums."""
+
+    def hypotheses(self) -> list[Hypothesis]:
+        """The only one."""
+        [end] = self._ended()
+        done = self._steps[:, : self.fields.num_steps, 0]
+        tokens, gains = done[1].tolist(), done[2].view(np.float64).tolist()
+        total = sum(gains)
+        only = Hypothesis(
+            ids=tuple(tokens[: end.num_steps]),
+            log_probability=total,
+            token_log_probabilities=tuple(gains),
+            score=self._config.score(total, len(tokens)),
+            is_finished=end.is_finished,
+        )
+        return [only]
 
 
 @lru_cache(maxsize=16)

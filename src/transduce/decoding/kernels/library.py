@@ -111,8 +111,9 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.transduce_step.argtypes = [*[pointer] * 5, c_int]
     library.transduce_reorder.argtypes = [pointer, pointer, number]
     library.transduce_candidates.argtypes = [pointer]
-    library.transduce_grow.argtypes = [*[pointer] * 4, number, number]
-    library.transduce_grow.restype = None
+    for grow in (library.transduce_grow, library.transduce_grow_greedily):
+        grow.argtypes = [*[pointer] * 4, number, number]
+        grow.restype = None
     library.transduce_use_threads(threads_of_torch())
     return library
 

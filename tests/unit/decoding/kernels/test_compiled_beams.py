@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.decoding import beam_search
+from transduce.decoding import beam_search, greedy_search
 from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.kernels.library import kernels
 from transduce.search_config import SearchConfig
@@ -46,6 +47,7 @@ def random_logits(
 
 
 def found(
+    kind: type[BeamSearch] | type[GreedySearch],
     config: SearchConfig,
     limits: Sequence[int],
     prefixes: Sequence[Sequence[int]],
@@ -56,10 +58,11 @@ def found(
     """With others that join after a third of the steps."""
     generator = torch.Generator().manual_seed(seed)
     half = len(limits) // 2
+    size = config.beam_size if kind is BeamSearch else 1
     excluded = (0, 1) if vocab > 5 else ()
 
-    def begun(part: slice) -> tuple[BeamSearch, list]:
-        search = BeamSearch(limits[part], config, EOS, excluded, prefixes[part])
+    def begun(part: slice) -> tuple[BeamSearch | GreedySearch, list]:
+        search = kind(limits[part], config, EOS, excluded, prefixes[part])
         sentences = list(search.live)
         groups = torch.zeros(len(sentences), 1)
         search.grow(random_logits(generator, groups, vocab, 0))
@@ -68,9 +71,9 @@ def found(
     search, sentences = begun(slice(half, None))
     steps = 0
     while search.live:
-        groups = torch.zeros(len(search.live), config.beam_size)
+        groups = torch.zeros(len(search.live), size)
         rows, tokens = search.grow(random_logits(generator, groups, vocab, damage))
-        assert rows.shape == tokens.shape == (len(search.live), config.beam_size)
+        assert rows.shape == tokens.shape == (len(search.live), size)
         steps += 1
         if steps == 3:
             others, more = begun(slice(half))
@@ -95,10 +98,12 @@ def test_they_are_those_in_lists(config, lengths, prefix, vocab, seed, damage):
     limits = [max(length, config.min_length + 1) for length in lengths]
     prefixes = [prefix if i % 2 else [] for i in range(len(limits))]
     asked = (config, limits, prefixes, vocab, seed, damage)
-    compiled = found(*asked)
-    with mock.patch.object(beam_search, "kernels", return_value=None):
-        listed = found(*asked)
-    assert compiled == listed
+    for kind, module in ((BeamSearch, beam_search), (GreedySearch, greedy_search)):
+        compiled = found(kind, *asked)
+        with mock.patch.object(module, "kernels", return_value=None):
+            listed = found(kind, *asked)
+        # By their text, as NaN is not itself.
+        assert repr(compiled) == repr(listed)
 
 
 def test_a_hypothesis_that_has_no_number_for_its_likelihood_goes_on_to_the_limit():

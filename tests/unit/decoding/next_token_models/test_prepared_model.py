@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.decoding import beam_search
+from transduce.decoding import beam_search, greedy_search
 from transduce.decoding.kernels import compiled_candidates
 from transduce.decoding.kernels.packed_linear import PackedInt8
 from transduce.decoding.next_token_models import prepared_model
@@ -22,6 +22,7 @@ CPU = torch.device("cpu")
 needs_int8 = pytest.mark.skipif(
     "int8" not in available(CPU), reason="there are no kernels for 8 bits"
 )
+WITH_KERNELS = (prepared_model, compiled_candidates, beam_search, greedy_search)
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in processor_flags(),
     reason="PyTorch's sums of 16 bits overflow here",
@@ -51,7 +52,7 @@ def test_an_output_of_zeros_is_zero():
 @pytest.mark.parametrize("precision", available(CPU))
 def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus):
     with pytest.MonkeyPatch.context() as patch:
-        for module in (prepared_model, compiled_candidates, beam_search):
+        for module in WITH_KERNELS:
             patch.setattr(module, "kernels", lambda: None)
         exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
     rough = Translator(trained_checkpoint, CPU, precision=precision)
@@ -64,7 +65,7 @@ def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus)
 
 @pytest.fixture
 def no_kernels(monkeypatch):
-    for module in (prepared_model, compiled_candidates, beam_search):
+    for module in WITH_KERNELS:
         monkeypatch.setattr(module, "kernels", lambda: None)
 
 
