@@ -31,6 +31,12 @@ def first_room(sentences: int) -> int:
     return max(STEPS_AHEAD, min(shared, 2 * WIDE_ROOM))
 
 
+def room_ahead(num_slots: int, group_size: int) -> int:
+    """Slots to have room for, if so many are in use."""
+    ahead = max(min(STEPS_AHEAD * group_size, WIDE_ROOM), group_size)
+    return max(2 * num_slots, num_slots + ahead)
+
+
 @dataclass(slots=True, kw_only=True)
 class LayerCache:
     """Keys and values of one decoder layer."""
@@ -134,9 +140,7 @@ class DecodingState:
         """
         if self.num_slots > 0:
             self._close_up()
-        ahead = max(min(STEPS_AHEAD * self.group_size, WIDE_ROOM), self.group_size)
-        least = self.num_slots + ahead
-        self._fit_slots(max(2 * self.num_slots, least))
+        self._fit_slots(room_ahead(self.num_slots, self.group_size))
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
         """Keep these hypotheses, in this order; those of a group are of one sentence.
@@ -175,7 +179,7 @@ class DecodingState:
         for state in both:
             state._close_up()
         self.num_slots = max(state.num_slots for state in both)
-        room = self.num_slots + STEPS_AHEAD * self.group_size
+        room = room_ahead(self.num_slots, self.group_size)
         # Padding stands last.
         width = max(int(state.memory_mask.sum(dim=-1).max()) for state in both)
         for state in both:

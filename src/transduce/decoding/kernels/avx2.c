@@ -4,6 +4,7 @@
 #include "candidates.c"
 #include "decoder.c"
 #include "encoder.c"
+#include "gathering.c"
 #include "linear.c"
 #include "packing.c"
 #include "rows.c"

@@ -2,35 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "decoder.h"
 #include "exported.h"
 #include "threads.h"
-#include "transformer.h"
-
-typedef struct {
-    Stack stack;
-    const float *embedding; /* a row for each token */
-    float embedding_scale;
-    int64_t neighbourhood; /* how far back a position sees */
-    Linear output;
-} Decoder;
-
-typedef struct {
-    Store key, value, memory_key, memory_value;
-} LayerCache;
-
-/* Where the decoder stands: a group of hypotheses for each sentence. What is large has
-   places of its own, so that it need not be moved when sentences leave. */
-typedef struct {
-    int64_t sentences, group;
-    int64_t num_slots, room; /* of a sentence: in use, and in all */
-    int64_t source;
-    uint8_t *past;              /* which slots hold the past of each hypothesis */
-    int64_t *lengths;           /* positions read of each sentence */
-    int64_t *places;            /* of each sentence in what follows */
-    int64_t *slot_positions;    /* of the tokens in the slots of each place */
-    const uint8_t *memory_mask; /* positions of each place */
-    const LayerCache *layers;
-} State;
 
 static void embed(const Work *work, const Decoder *decoder, const State *state,
                   const int64_t *last_ids, const float *positions)

@@ -99,6 +99,12 @@ class StateFields(ctypes.Structure):
     ]
 
 
+class NeedsFields(ctypes.Structure):
+    """`Needs` of gathering.c."""
+
+    _fields_ = [("slots", c_int64), ("source", c_int64), ("length", c_int64)]
+
+
 class CandidateSearchFields(ctypes.Structure):
     """`CandidateSearch` of candidates.c."""
 

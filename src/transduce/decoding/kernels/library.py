@@ -20,6 +20,7 @@ from transduce.decoding.kernels.fields import (
     DecoderFields,
     LayerFields,
     LinearFields,
+    NeedsFields,
     StateFields,
 )
 from transduce.device import processor_flags
@@ -84,7 +85,7 @@ def _loaded(build: str) -> ctypes.CDLL | None:
 
 def _reads_our_fields(library: ctypes.CDLL) -> bool:
     ours = [LinearFields, LayerFields, DecoderFields, StateFields]
-    ours += [CandidateSearchFields, BeamFields, BeamsFields]
+    ours += [NeedsFields, CandidateSearchFields, BeamFields, BeamsFields]
     sizes = (c_int64 * len(ours))()
     library.transduce_sizes(sizes)
     return list(sizes) == list(map(ctypes.sizeof, ours))
@@ -109,6 +110,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         c_int,
     ]
     library.transduce_step.argtypes = [*[pointer] * 5, c_int]
+    library.transduce_measure.argtypes = [pointer, pointer]
+    library.transduce_gather.argtypes = [*[pointer] * 3, number]
     library.transduce_reorder.argtypes = [pointer, pointer, number]
     library.transduce_candidates.argtypes = [pointer]
     for grow in (library.transduce_grow, library.transduce_grow_greedily):

@@ -4,13 +4,14 @@
 
 #include "exported.h"
 
-EXPORTED void transduce_sizes(int64_t sizes[7])
+EXPORTED void transduce_sizes(int64_t sizes[8])
 {
     sizes[0] = sizeof(Linear);
     sizes[1] = sizeof(Layer);
     sizes[2] = sizeof(Decoder);
     sizes[3] = sizeof(State);
-    sizes[4] = sizeof(CandidateSearch);
-    sizes[5] = sizeof(Beam);
-    sizes[6] = sizeof(Beams);
+    sizes[4] = sizeof(Needs);
+    sizes[5] = sizeof(CandidateSearch);
+    sizes[6] = sizeof(Beam);
+    sizes[7] = sizeof(Beams);
 }

@@ -7,8 +7,6 @@
 #include "lanes.h"
 #include "threads.h"
 
-static int64_t largest(int64_t one, int64_t other) { return one > other ? one : other; }
-
 int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
                int num_threads)
 {

@@ -6,6 +6,11 @@
 
 #include "linear.h"
 
+static inline int64_t largest(int64_t one, int64_t other)
+{
+    return one > other ? one : other;
+}
+
 typedef struct {
     const float *weight, *bias;
 } Norm;

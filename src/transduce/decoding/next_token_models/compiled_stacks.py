@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int, Int64
@@ -11,11 +12,13 @@ from transduce.decoding.kernels.fields import (
     DecoderFields,
     LayerFields,
     LinearFields,
+    NeedsFields,
     NormFields,
     SourceFields,
     StackFields,
     StateFields,
 )
+from transduce.decoding.kernels.lent_state import LentState, stores
 from transduce.decoding.kernels.library import (
     OTHER_GROUPS,
     address,
@@ -32,7 +35,13 @@ from transduce.decoding.next_token_models.flat_step import (
 )
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.model.attention import padding_mask
-from transduce.model.cache import DecodingState, LayerCache, first_room, new_state
+from transduce.model.cache import (
+    DecodingState,
+    LayerCache,
+    first_room,
+    new_state,
+    room_ahead,
+)
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Memory, Transformer
 from transduce.special_ids import PAD
@@ -82,7 +91,7 @@ class CompiledDecoder(IncrementalDecoder):
     def __init__(self, stack: "CompiledStack", memory: Memory) -> None:
         super().__init__(stack.model, memory, stack.flat, stack.start)
         self._stack = stack
-        self._lent: _LentState | None = None
+        self._lent: LentState | None = None
         """The state while the kernel keeps it up."""
 
     def step(
@@ -92,12 +101,11 @@ class CompiledDecoder(IncrementalDecoder):
         if self._stack.flat.is_watched:
             self._taken_back()
             return super().step(last_ids)
+        lent = self._lend()
         if not self._state.has_room:
-            self._taken_back().make_room()
-        if self._lent is None:
-            self._lent = _LentState(self._state, self._stack.model)
-        logits = self._stack.step(last_ids, self._lent.fields, self._lent.positions)
-        self._state.num_slots = self._lent.fields.num_slots
+            lent = self._gather([lent])
+        logits = self._stack.step(last_ids, lent.fields, lent.positions)
+        self._state.num_slots = lent.fields.num_slots
         self._state.max_length += 1
         return logits
 
@@ -111,63 +119,24 @@ class CompiledDecoder(IncrementalDecoder):
     def join(self, other: IncrementalDecoder) -> None:
         """Put the sentences of another behind one's own."""
         assert isinstance(other, CompiledDecoder)
-        self._taken_back().join(other._taken_back())
+        self._gather([self._lend(), other._lend()])
+
+    def _lend(self) -> LentState:
+        if self._lent is None:
+            self._lent = LentState(self._state, self._stack.model)
+        return self._lent
+
+    def _gather(self, lent: list[LentState]) -> LentState:
+        """Go on with all of their sentences, with room for more slots."""
+        self._lent = self._stack.gathered(lent)
+        self._state = self._lent.state
+        return self._lent
 
     def _taken_back(self) -> DecodingState:
         if self._lent is not None:
             self._lent.give_back()
             self._lent = None
         return self._state
-
-
-class _LentState:
-    """A decoding state that a kernel keeps up, until it is given back."""
-
-    def __init__(self, state: DecodingState, model: Transformer) -> None:
-        # What has been cut is not in one piece.
-        state.past = state.past.contiguous()
-        state.positions = state.positions.contiguous()
-        state.memory_mask = state.memory_mask.contiguous()
-        self._state = state
-        self._places = torch.arange(len(state.lengths))
-        steps = (state.past.size(2) - state.num_slots) // state.group_size
-        self.positions = model.positions(
-            0, state.max_length + steps, state.past.device
-        ).contiguous()
-        """Of the model: all that there is room for."""
-        self.fields = StateFields(
-            sentences=state.past.size(0),
-            group=state.group_size,
-            num_slots=state.num_slots,
-            room=state.past.size(2),
-            source=state.memory_mask.size(3),
-            past=address(state.past, torch.bool),
-            lengths=address(state.lengths, torch.int64),
-            places=address(self._places, torch.int64),
-            slot_positions=address(state.positions, torch.int64),
-            memory_mask=address(state.memory_mask, torch.bool),
-            layers=_stores(state.layers),
-        )
-
-    def regroup(self, rows: Int64[Tensor, "kept group"]) -> None:
-        """Keep these, in groups of another size, or sentences in another order."""
-        state, fields = self._state, self.fields
-        sentences, parents = rows[:, 0] // fields.group, rows % fields.group
-        state.past = state.past[sentences[:, None], parents]
-        state.lengths = state.lengths[sentences]
-        self._places = self._places[sentences]
-        fields.sentences, fields.group = rows.shape
-        fields.past = address(state.past, torch.bool)
-        fields.lengths = address(state.lengths, torch.int64)
-        fields.places = address(self._places, torch.int64)
-
-    def give_back(self) -> None:
-        """Let those sentences go that have left."""
-        state, left = self._state, self.fields.sentences
-        state.past, state.lengths = state.past[:left], state.lengths[:left]
-        places = self._places[:left]
-        if not torch.equal(places, torch.arange(len(state.memory_mask))):
-            state.keep_stores(places)
 
 
 class CompiledStack:
@@ -194,27 +163,68 @@ class CompiledStack:
     def start(self, memory: Memory) -> DecodingState:
         """`Transformer.start`."""
         states = memory.states.contiguous()
-        layers = self._new_caches(*states.shape[:2])
+        sentences, source, _ = states.shape
+        layers = self._new_caches(sentences, source, first_room(sentences))
         status = self._library.transduce_start(
             ctypes.byref(self._decoder),
             address(states),
-            *states.shape[:2],
-            _stores(layers),
+            sentences,
+            source,
+            stores(layers),
             torch.get_num_threads(),
         )
         require_done(status)
+        for layer in layers:  # what a mask hides is to be numbers
+            layer.key.zero_()
+            layer.value.zero_()
         return new_state(layers, memory.mask)
 
-    def _new_caches(self, sentences: int, source: int) -> list[LayerCache]:
-        """Of all layers, without the memory's keys and values."""
+    def gathered(self, lent: list[LentState]) -> LentState:
+        """The sentences of all, in groups of one size, in stores of their own.
+
+        There is room for more slots, as those that are nobody's past are gone.
+        """
+        needs = NeedsFields()
+        for each in lent:
+            measure = self._library.transduce_measure
+            require_done(measure(ctypes.byref(each.fields), ctypes.byref(needs)))
+        counts = [each.fields.sentences for each in lent]
+        into = LentState(self._room_for(needs, sum(counts), lent[0]), self.model)
+        for each, first in zip(lent, accumulate(counts, initial=0), strict=False):
+            status = self._library.transduce_gather(
+                ctypes.byref(self._decoder),
+                ctypes.byref(each.fields),
+                ctypes.byref(into.fields),
+                first,
+            )
+            require_done(status)
+        return into
+
+    def _room_for(
+        self, needs: NeedsFields, sentences: int, like: LentState
+    ) -> DecodingState:
+        group, source = like.fields.group, needs.source
+        room = room_ahead(needs.slots, group)
+        mask = like.state.memory_mask
+        return DecodingState(
+            layers=self._new_caches(sentences, source, room),
+            memory_mask=mask.new_empty(sentences, 1, 1, source),
+            past=mask.new_empty(sentences, group, room),
+            positions=mask.new_empty(sentences, room, dtype=torch.int64),
+            lengths=mask.new_empty(sentences, dtype=torch.int64),
+            num_slots=needs.slots,
+            max_length=needs.length,
+        )
+
+    def _new_caches(self, sentences: int, source: int, room: int) -> list[LayerCache]:
+        """Of all layers, without numbers."""
         config, number = self.model.config, len(self.flat.layers)
         first = number, sentences, config.num_heads
-        room = first_room(sentences)
         return [
             LayerCache(key=key, value=value, memory_key=far_key, memory_value=far_value)
             for key, value, far_key, far_value in zip(
-                torch.zeros(*first, room, config.d_k),
-                torch.zeros(*first, room, config.d_v),
+                torch.empty(*first, room, config.d_k),
+                torch.empty(*first, room, config.d_v),
                 torch.empty(*first, source, config.d_k),
                 torch.empty(*first, source, config.d_v),
                 strict=True,
@@ -309,14 +319,3 @@ def _linear_fields(linear: LinearMap) -> LinearFields:
 
 def _norm_fields(norm: FlatResidual | nn.LayerNorm) -> NormFields:
     return NormFields(address(norm.weight), address(norm.bias))
-
-
-def _stores(layers: list[LayerCache]) -> ctypes.Array[ctypes.c_int64]:
-    """`LayerCache` of decoder.c for each: four times `Store`, all of 64 bits."""
-    numbers: list[int] = []
-    for layer in layers:
-        for store in (layer.key, layer.value, layer.memory_key, layer.memory_value):
-            *strides, between_numbers = store.stride()
-            assert between_numbers == 1
-            numbers += [store.data_ptr(), *strides]
-    return (ctypes.c_int64 * len(numbers))(*numbers)
