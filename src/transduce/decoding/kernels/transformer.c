@@ -108,9 +108,14 @@ void add_and_norm(Work *work, const Norm *norm)
     share_out(sum_rows, &sum, work->rows, LEAST_ROWS, work->num_threads);
 }
 
-static inline Lanes sum_up(Lanes sum, Mask there, Lanes part, const float *numbers)
+/* To four sums, the products of a query's lanes with those of four keys. */
+static inline void sum_up(Lanes sums[4], Lanes part, Lanes one, Lanes two, Lanes three,
+                          Lanes four)
 {
-    return lanes_fma(part, lanes_load(there, numbers), sum);
+    sums[0] = lanes_fma(part, one, sums[0]);
+    sums[1] = lanes_fma(part, two, sums[1]);
+    sums[2] = lanes_fma(part, three, sums[2]);
+    sums[3] = lanes_fma(part, four, sums[3]);
 }
 
 /* The products of a query with four keys: side by side, as each alone would wait. */
@@ -119,17 +124,21 @@ static __m128 four_products(const float *query, const float *key, const int32_t 
 {
     const float *one = key + slots[0] * stride, *two = key + slots[1] * stride;
     const float *three = key + slots[2] * stride, *four = key + slots[3] * stride;
-    Lanes first = lanes_of(0.0f), second = first, third = first, fourth = first;
-    for (int64_t i = 0; i < width; i += LANES) {
+    const Lanes zero = lanes_of(0.0f);
+    Lanes sums[4] = {zero, zero, zero, zero};
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES)
+        sum_up(sums, lanes_at(query + i), lanes_at(one + i), lanes_at(two + i),
+               lanes_at(three + i), lanes_at(four + i));
+    if (i < width) {
         const Mask there = first_lanes(width - i);
-        const Lanes part = lanes_load(there, query + i);
-        first = sum_up(first, there, part, one + i);
-        second = sum_up(second, there, part, two + i);
-        third = sum_up(third, there, part, three + i);
-        fourth = sum_up(fourth, there, part, four + i);
+        sum_up(sums, lanes_load(there, query + i), lanes_load(there, one + i),
+               lanes_load(there, two + i), lanes_load(there, three + i),
+               lanes_load(there, four + i));
     }
-    return _mm_hadd_ps(_mm_hadd_ps(sums_of_quarters(first), sums_of_quarters(second)),
-                       _mm_hadd_ps(sums_of_quarters(third), sums_of_quarters(fourth)));
+    return _mm_hadd_ps(
+        _mm_hadd_ps(sums_of_quarters(sums[0]), sums_of_quarters(sums[1])),
+        _mm_hadd_ps(sums_of_quarters(sums[2]), sums_of_quarters(sums[3])));
 }
 
 /* The products of a query with the keys that it sees. Behind these slots stand some
@@ -159,29 +168,61 @@ static float exponentials(float *scores, int64_t count)
     return sum_of_lanes(sum);
 }
 
-/* Those of the values that it sees in four times as many columns as there are lanes,
-   from one on, each times its score. */
-static void average_columns(const Work *work, const float *value, int64_t stride,
-                            int64_t count, int64_t column, Lanes factor, float *out)
+/* Those of the values that it sees in as many columns as so many registers have lanes,
+   each times its score. The number, 1, 2 or 4, is a literal where it is called. */
+static inline __attribute__((always_inline)) void
+average_registers(const Work *work, const float *value, int64_t stride, int64_t count,
+                  Lanes factor, float *out, const int registers)
 {
-    const int64_t left = work->stack->d_v - column;
-    const Mask in_first = first_lanes(left), in_second = first_lanes(left - LANES);
-    const Mask in_third = first_lanes(left - 2 * LANES);
-    const Mask in_fourth = first_lanes(left - 3 * LANES);
     Lanes first = lanes_of(0.0f), second = first, third = first, fourth = first;
     for (int64_t i = 0; i < count; i++) {
-        const float *from = value + work->slots[i] * stride + column;
+        const float *from = value + work->slots[i] * stride;
         const Lanes score = lanes_of(work->scores[i]);
-        first = sum_up(first, in_first, score, from);
-        second = sum_up(second, in_second, score, from + LANES);
-        third = sum_up(third, in_third, score, from + 2 * LANES);
-        fourth = sum_up(fourth, in_fourth, score, from + 3 * LANES);
+        first = lanes_fma(score, lanes_at(from), first);
+        if (registers > 1)
+            second = lanes_fma(score, lanes_at(from + LANES), second);
+        if (registers > 2) {
+            third = lanes_fma(score, lanes_at(from + 2 * LANES), third);
+            fourth = lanes_fma(score, lanes_at(from + 3 * LANES), fourth);
+        }
     }
-    out += column;
-    lanes_store(out, left, first * factor);
-    lanes_store(out + LANES, left - LANES, second * factor);
-    lanes_store(out + 2 * LANES, left - 2 * LANES, third * factor);
-    lanes_store(out + 3 * LANES, left - 3 * LANES, fourth * factor);
+    lanes_store(out, LANES, first * factor);
+    if (registers > 1)
+        lanes_store(out + LANES, LANES, second * factor);
+    if (registers > 2) {
+        lanes_store(out + 2 * LANES, LANES, third * factor);
+        lanes_store(out + 3 * LANES, LANES, fourth * factor);
+    }
+}
+
+/* The same in the last columns, fewer than a register has lanes. */
+static void average_last(const Work *work, const float *value, int64_t stride,
+                         int64_t count, Lanes factor, float *out, int64_t left)
+{
+    const Mask there = first_lanes(left);
+    Lanes sum = lanes_of(0.0f);
+    for (int64_t i = 0; i < count; i++)
+        sum = lanes_fma(lanes_of(work->scores[i]),
+                        lanes_load(there, value + work->slots[i] * stride), sum);
+    lanes_store(out, left, sum * factor);
+}
+
+static void average(const Work *work, const float *value, int64_t stride, int64_t count,
+                    Lanes factor, float *out)
+{
+    int64_t left = work->stack->d_v;
+#define AVERAGE(registers)                                                             \
+    for (; left >= (registers) * LANES; left -= (registers) * LANES) {                 \
+        average_registers(work, value, stride, count, factor, out, registers);         \
+        value += (registers) * LANES;                                                  \
+        out += (registers) * LANES;                                                    \
+    }
+    AVERAGE(4)
+    AVERAGE(2)
+    AVERAGE(1)
+#undef AVERAGE
+    if (left)
+        average_last(work, value, stride, count, factor, out, left);
 }
 
 /* One head of a row; the scale is in the query already. */
@@ -191,9 +232,7 @@ static void attend_head(Work *work, const float *query, const float *key,
 {
     multiply_keys(work, query, key, key_stride, count);
     const float sum = exponentials(work->scores, count);
-    const Lanes factor = lanes_of(1 / sum);
-    for (int64_t column = 0; column < work->stack->d_v; column += 4 * LANES)
-        average_columns(work, value, value_stride, count, column, factor, out);
+    average(work, value, value_stride, count, lanes_of(1 / sum), out);
 }
 
 /* So that four slots can be read from each. */
