@@ -33,4 +33,9 @@ def steps(decoder: IncrementalDecoder, others: IncrementalDecoder) -> list[Tenso
     for each in ids[6:26]:
         decoder.reorder(torch.tensor([[1, 0], [2, 2], [4, 5]]))
         found.append(decoder.step(each))
+    # In smaller groups, so that there is room for more steps.
+    decoder.reorder(torch.tensor([[0], [3], [5]]))
+    for each in ids:
+        found.append(decoder.step(each[:, :1]))
+        decoder.reorder(torch.tensor([[0], [1], [2]]))
     return found

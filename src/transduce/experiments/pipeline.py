@@ -338,8 +338,8 @@ class _Run:
         dev = self._dev_score(trainer, model, len(members))
         best = self._best_alone(trainer, members) if dev else None
         # Unlike the paper: the best checkpoint is the model if it alone does better on
-        # the dev corpus than the average.
-        if dev and best and self._history().beats(best.entry(), dev.entry()):
+        # the dev corpus than the average, by its score and by its loss.
+        if dev and best and self._history().beats_surely(best.entry(), dev.entry()):
             self._observer.warned(
                 f"The average of the last {len(members)} checkpoints does worse on the "
                 f"dev corpus ({dev.quality}, loss {dev.loss:.3f}) than that of step "

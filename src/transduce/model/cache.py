@@ -20,6 +20,8 @@ STEPS_AHEAD = 16
 FIRST_SLOTS = 2_048
 """Of all sentences together, that there is room for at first: where they are few, their
 translations mostly end before more is needed."""
+FIRST_ROOM = 128
+"""Slots of a sentence at most, at first: zeros are to cost little beside a step."""
 WIDE_ROOM = 64
 """Slots that are room enough for wide groups: these leave so much behind that it is
 better to look for it often."""
@@ -28,7 +30,7 @@ better to look for it often."""
 def first_room(sentences: int) -> int:
     """Slots of each of so many sentences, before its first step."""
     shared = FIRST_SLOTS // max(sentences, 1)
-    return max(STEPS_AHEAD, min(shared, 2 * WIDE_ROOM))
+    return max(STEPS_AHEAD, min(shared, FIRST_ROOM))
 
 
 def room_ahead(num_slots: int, group_size: int) -> int:
@@ -221,7 +223,7 @@ def new_state(
 ) -> DecodingState:
     """That before the first step, with one hypothesis a sentence."""
     sentences = len(mask)
-    room = first_room(sentences)
+    room = layers[0].key.size(2)
     return DecodingState(
         layers=layers,
         memory_mask=mask,

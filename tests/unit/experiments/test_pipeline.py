@@ -10,7 +10,7 @@ import torch
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
-from transduce.experiments.dev_corpus import DevCorpus, DevScore
+from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.observation import RunResult, RunStart
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
@@ -159,6 +159,18 @@ def test_a_mean_that_does_worse_than_a_member_is_refused(
     assert "than that of step 12 alone (" in warning
     assert result.dev is not None
     assert result.dev.loss == pytest.approx(notes.scores[-1].loss)
+
+
+@pytest.mark.parametrize(
+    ("bleu", "loss", "expected"),
+    [(42.2, 2.58, True), (42.2, 2.60, False), (42.0, 2.58, False)],
+)
+def test_the_best_of_many_must_be_ahead_of_their_mean_by_loss_too(
+    bleu: float, loss: float, expected: bool
+) -> None:
+    history = DevHistory(entries=[], best_by="bleu")
+    mean = {"bleu": 42.1, "loss": 2.59}
+    assert history.beats_surely({"bleu": bleu, "loss": loss}, mean) is expected
 
 
 def test_the_best_is_not_scored_again_if_it_is_all_that_is_kept(

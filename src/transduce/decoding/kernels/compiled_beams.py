@@ -1,8 +1,7 @@
 """Beams that a kernel lets grow, in arrays instead of lists."""
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -13,18 +12,103 @@ from torch import Tensor
 from transduce.decoding.candidates import Candidates
 from transduce.decoding.hypotheses import End, Hypothesis, Step, traced
 from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
-from transduce.decoding.kernels.fields import BeamFields, BeamsFields
+from transduce.decoding.kernels.fields import BeamFields, BeamsFields, EndFields
 from transduce.decoding.kernels.library import address, loaded_kernels
 from transduce.search_config import SearchConfig
 
-Kernel = Callable[..., None]
-"""What lets sentences grow."""
+END = np.dtype(EndFields)
 FIRST_ROOM = 32
 """Steps that there is room for at first; the first end needs no more in most cases."""
 
 
+class CompiledBeam:
+    """The hypotheses of one sentence."""
+
+    def __init__(
+        self, max_length: int, prefix: Sequence[int], config: SearchConfig
+    ) -> None:
+        size = self.size(config)
+        self._config = config
+        self.room = 0
+        """Steps of which there can be, those that were done counted."""
+        self._steps: Int64[np.ndarray, "3 steps beam"] = np.empty(
+            (3, 0, size), np.int64
+        )
+        self._ends = np.empty(size, dtype=END)
+        self._prefix = np.array(prefix, dtype=np.int64)
+        self.fields = BeamFields(
+            max_length=max_length,
+            last_divisor=config.divisor(max_length),
+            prefix_length=len(prefix),
+            prefix=self._prefix.ctypes.data,
+            ends=self._ends.ctypes.data,
+        )
+        self.make_room()
+
+    @staticmethod
+    def size(config: SearchConfig) -> int:
+        """Hypotheses that there are, once the first has grown."""
+        return config.beam_size
+
+    @property
+    def steps_left(self) -> int:
+        """That there is room for."""
+        return self.room - self.fields.num_steps
+
+    def make_room(self) -> None:
+        """For as many steps again."""
+        before, size = self._steps.shape[1:]
+        self.room = max(2 * before, FIRST_ROOM)
+        steps = np.empty((3, self.room, size), dtype=np.int64)
+        steps[:, :before] = self._steps
+        self._steps = steps
+        first, plane = steps.ctypes.data, steps.strides[0]
+        self.fields.parents = first
+        self.fields.tokens = first + plane
+        self.fields.totals = first + 2 * plane
+
+    def hypotheses(self) -> list[Hypothesis]:
+        """The finished ones, best first; if there are none, those cut short."""
+        done = self._steps[:, : self.fields.num_steps]
+        parents, tokens = done[0].tolist(), done[1].tolist()
+        totals = done[2].view(np.float64).tolist()
+        steps = list(map(Step, parents, tokens, totals))
+        return [traced(end, steps) for end in self._ended()]
+
+    def _ended(self) -> list[End]:
+        ends = self._ends[: self.fields.num_ends].tolist()
+        return [End._make((*each, bool(last))) for *each, last in ends]
+
+
+class CompiledPath(CompiledBeam):
+    """The one hypothesis of a sentence, with gains in the place of their sums."""
+
+    @staticmethod
+    def size(config: SearchConfig) -> int:
+        """One, however large the beam of other searches is."""
+        return 1
+
+    def hypotheses(self) -> list[Hypothesis]:
+        """The only one."""
+        [end] = self._ended()
+        done = self._steps[:, : self.fields.num_steps, 0]
+        tokens, gains = done[1].tolist(), done[2].view(np.float64).tolist()
+        total = sum(gains)
+        only = Hypothesis(
+            ids=tuple(tokens[: end.num_steps]),
+            log_probability=total,
+            token_log_probabilities=tuple(gains),
+            score=self._config.score(total, len(tokens)),
+            is_finished=end.is_finished,
+        )
+        return [only]
+
+
 class CompiledBeams:
     """Sentences whose beams grow together, as beam_search.py has them in lists."""
+
+    _of_sentence: type[CompiledBeam] = CompiledBeam
+    _kernel_name = "transduce_grow"
 
     def __init__(
         self,
@@ -38,9 +122,9 @@ class CompiledBeams:
             for limit, prefix in zip(max_lengths, prefixes, strict=True)
         ]
         self._config = config
-        self._kernel = self._chosen(loaded_kernels())
+        self._kernel = getattr(loaded_kernels(), self._kernel_name)
         self._fields = BeamsFields(
-            size=config.beam_size,
+            size=self._of_sentence.size(config),
             eos=eos,
             min_length=config.min_length,
             num_best=config.num_best,
@@ -52,16 +136,6 @@ class CompiledBeams:
         )
         """Of the hypotheses that go on, as far as they bear on what comes next."""
         self._has_prefixes = any(prefixes)
-
-    @staticmethod
-    def _of_sentence(
-        max_length: int, prefix: Sequence[int], config: SearchConfig
-    ) -> "CompiledBeam":
-        return CompiledBeam(max_length, prefix, config)
-
-    @staticmethod
-    def _chosen(library: ctypes.CDLL) -> Kernel:
-        return library.transduce_grow
 
     @property
     def forced(self) -> Int64[Tensor, " sentences"] | None:
@@ -75,6 +149,7 @@ class CompiledBeams:
 
         Both are good until the next call.
         """
+        assert len(found.tokens) == len(self.live)
         if not self._steps_left:
             self._make_room()
         self._steps_left -= 1
@@ -101,7 +176,7 @@ class CompiledBeams:
 
     def _hold(self, forced: Int64[np.ndarray, " sentences"]) -> None:
         """Have places for what is said of those that are live."""
-        number, size = len(self.live), self._config.beam_size
+        number, size = len(self.live), self._fields.size
         places = np.empty((3, number, size), dtype=np.int64)
         self._rows, self._tokens, totals = torch.from_numpy(places)
         self._totals = totals.view(torch.float64)
@@ -139,105 +214,8 @@ class CompiledBeams:
 class CompiledPaths(CompiledBeams):
     """Sentences that grow greedily, as greedy_search.py has them in lists."""
 
-    def __init__(
-        self,
-        max_lengths: Sequence[int],
-        prefixes: Sequence[Sequence[int]],
-        eos: int,
-        config: SearchConfig,
-    ) -> None:
-        if config.beam_size > 1:
-            config = replace(config, beam_size=1, num_best=1)
-        super().__init__(max_lengths, prefixes, eos, config)
-
-    @staticmethod
-    def _of_sentence(
-        max_length: int, prefix: Sequence[int], config: SearchConfig
-    ) -> "CompiledPath":
-        return CompiledPath(max_length, prefix, config)
-
-    @staticmethod
-    def _chosen(library: ctypes.CDLL) -> Kernel:
-        return library.transduce_grow_greedily
-
-
-class CompiledBeam:
-    """The hypotheses of one sentence."""
-
-    def __init__(
-        self, max_length: int, prefix: Sequence[int], config: SearchConfig
-    ) -> None:
-        size = config.beam_size
-        self._config = config
-        self.room = 0
-        """Steps of which there can be, those that were done counted."""
-        self._steps: Int64[np.ndarray, "3 steps beam"] = np.empty(
-            (3, 0, size), np.int64
-        )
-        self._ends = np.empty((size, len(End._fields)), dtype=np.int64)
-        self._prefix = np.array(prefix, dtype=np.int64)
-        self.fields = BeamFields(
-            max_length=max_length,
-            last_divisor=config.divisor(max_length),
-            prefix_length=len(prefix),
-            prefix=self._prefix.ctypes.data,
-            ends=self._ends.ctypes.data,
-        )
-        self.make_room()
-
-    @property
-    def steps_left(self) -> int:
-        """That there is room for."""
-        return self.room - self.fields.num_steps
-
-    def make_room(self) -> None:
-        """For as many steps again."""
-        done, size = self._steps.shape[1:]
-        self.room = max(2 * done, FIRST_ROOM)
-        steps = np.empty((3, self.room, size), dtype=np.int64)
-        steps[:, :done] = self._steps
-        self._steps = steps
-        first, plane = steps.ctypes.data, steps.strides[0]
-        self.fields.parents = first
-        self.fields.tokens = first + plane
-        self.fields.totals = first + 2 * plane
-
-    def hypotheses(self) -> list[Hypothesis]:
-        """The finished ones, best first; if there are none, those cut short."""
-        done = self._steps[:, : self.fields.num_steps]
-        parents, tokens = done[0].tolist(), done[1].tolist()
-        totals = done[2].view(np.float64).tolist()
-        steps = list(map(Step, parents, tokens, totals))
-        return [traced(end, steps) for end in self._ended()]
-
-    def _ended(self) -> list[End]:
-        ends = self._ends[: self.fields.num_ends]
-        of_floats, of_numbers = ends.view(np.float64).tolist(), ends.tolist()
-        return [
-            End(score, total, num_steps, last, bool(is_finished))
-            for (score, total, *_), (_, _, num_steps, last, is_finished) in zip(
-                of_floats, of_numbers, strict=True
-            )
-        ]
-
-
-class CompiledPath(CompiledBeam):
-    """The one hypothesis of a sentence, with gains in the place of their sums."""
-
-    def hypotheses(self) -> list[Hypothesis]:
-        """The only one."""
-        [end] = self._ended()
-        done = self._steps[:, : self.fields.num_steps, 0]
-        tokens, gains = done[1].tolist(), done[2].view(np.float64).tolist()
-        total = sum(gains)
-        only = Hypothesis(
-            ids=tuple(tokens[: end.num_steps]),
-            log_probability=total,
-            token_log_probabilities=tuple(gains),
-            score=self._config.score(total, len(tokens)),
-            is_finished=end.is_finished,
-        )
-        return [only]
+    _of_sentence = CompiledPath
+    _kernel_name = "transduce_grow_greedily"
 
 
 @lru_cache(maxsize=16)

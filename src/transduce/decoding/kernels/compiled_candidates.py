@@ -56,6 +56,9 @@ class CompiledCandidates:
         """
         logits, totals, fields = logits.contiguous(), totals.contiguous(), self._fields
         sentences, fields.group, fields.vocab = logits.shape
+        assert totals.shape == logits.shape[:2]
+        assert mask is None or mask.shape == logits.shape
+        assert forced is None or forced.shape == logits.shape[:1]
         if sentences != fields.sentences:
             self._hold(sentences)
         if mask is not None:

@@ -1,4 +1,4 @@
-/* A step of the decoder, all layers in one call (Figure 1, right). */
+/* The decoder's start and its steps, each all layers in one call (Figure 1, right). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -147,7 +147,7 @@ static void attend_to_memory(Work *work, const Layer *layer, const State *state,
 }
 
 /* Keys and values of the memory, a row for each position of a sentence, for all layers.
-   1 if room is lacking, otherwise 0. */
+   1 if memory is lacking, otherwise 0. */
 EXPORTED int transduce_start(const Decoder *decoder, const float *memory,
                              int64_t sentences, int64_t source,
                              const LayerCache *layers, int num_threads)

@@ -69,7 +69,7 @@ static void attend_to_sentences(Work *work, const Layer *layer, const Sources *s
 }
 
 /* From embedded sources to the memory, in place; padding becomes zero. It stands behind
-   each sentence. 1 if room is lacking, otherwise 0. */
+   each sentence. 1 if memory is lacking, otherwise 0. */
 EXPORTED int transduce_encode(const Stack *stack, const Sources *sources, float *x,
                               int num_threads)
 {

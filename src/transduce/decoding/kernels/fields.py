@@ -70,7 +70,7 @@ class SourceFields(ctypes.Structure):
 
 
 class DecoderFields(ctypes.Structure):
-    """`Decoder` of decoder.c."""
+    """`Decoder` of decoder.h."""
 
     _fields_ = [
         ("stack", StackFields),
@@ -82,7 +82,7 @@ class DecoderFields(ctypes.Structure):
 
 
 class StateFields(ctypes.Structure):
-    """`State` of decoder.c."""
+    """`State` of decoder.h."""
 
     _fields_ = [
         ("sentences", c_int64),
@@ -123,6 +123,18 @@ class CandidateSearchFields(ctypes.Structure):
         ("found_totals", c_void_p),
         ("found_parents", c_void_p),
         ("found_tokens", c_void_p),
+    ]
+
+
+class EndFields(ctypes.Structure):
+    """`End` of beams.c."""
+
+    _fields_ = [
+        ("score", c_double),
+        ("log_probability", c_double),
+        ("num_steps", c_int64),
+        ("last", c_int64),
+        ("is_finished", c_int64),
     ]
 
 

@@ -21,6 +21,7 @@ static int64_t list_used(const State *state, int64_t sentence, int32_t *slots)
     return found;
 }
 
+/* Positions that are no padding, which stands behind them. */
 static int64_t memory_length(const State *state, int64_t sentence)
 {
     const uint8_t *mask = state->memory_mask + state->places[sentence] * state->source;
@@ -74,9 +75,14 @@ static void move_slots(const Move *move, const Store *from, const Store *into,
     }
 }
 
+/* Slots that are moved, in use and of the memory. */
+typedef struct {
+    int32_t *used, *all;
+    int64_t num_used;
+} Moved;
+
 static void move_stores(const Stack *stack, const State *from, int64_t sentence,
-                        State *into, int64_t place, const int32_t *used,
-                        int64_t num_used, const int32_t *all)
+                        State *into, int64_t place, const Moved *slots)
 {
     const int64_t length = memory_length(from, sentence);
     const int64_t before = from->places[sentence];
@@ -84,11 +90,13 @@ static void move_stores(const Stack *stack, const State *from, int64_t sentence,
     const Move values = {before, place, stack->num_heads, stack->d_v};
     for (int64_t i = 0; i < stack->num_layers; i++) {
         const LayerCache *old = from->layers + i, *new = into->layers + i;
-        move_slots(&keys, &old->key, &new->key, used, num_used, into->room);
-        move_slots(&values, &old->value, &new->value, used, num_used, into->room);
-        move_slots(&keys, &old->memory_key, &new->memory_key, all, length,
+        move_slots(&keys, &old->key, &new->key, slots->used, slots->num_used,
+                   into->room);
+        move_slots(&values, &old->value, &new->value, slots->used, slots->num_used,
+                   into->room);
+        move_slots(&keys, &old->memory_key, &new->memory_key, slots->all, length,
                    into->source);
-        move_slots(&values, &old->memory_value, &new->memory_value, all, length,
+        move_slots(&values, &old->memory_value, &new->memory_value, slots->all, length,
                    into->source);
     }
     uint8_t *mask = into->memory_mask + place * into->source;
@@ -98,9 +106,10 @@ static void move_stores(const Stack *stack, const State *from, int64_t sentence,
 
 /* Whose past the slots in use are, and the positions of what they hold. */
 static void move_past(const State *from, int64_t sentence, State *into, int64_t place,
-                      const int32_t *used, int64_t num_used)
+                      const Moved *slots)
 {
-    const int64_t group = from->group;
+    const int64_t group = from->group, num_used = slots->num_used;
+    const int32_t *used = slots->used;
     const int64_t *positions =
         from->slot_positions + from->places[sentence] * from->room;
     for (int64_t k = 0; k < group; k++) {
@@ -121,15 +130,16 @@ EXPORTED int transduce_gather(const Decoder *decoder, const State *from, State *
                               int64_t first)
 {
     const size_t most = (size_t)largest(from->num_slots, from->source) + 1;
-    int32_t *used = malloc(2 * most * sizeof *used), *all = used + most;
+    int32_t *used = malloc(2 * most * sizeof *used);
     if (!used)
         return 1;
+    Moved slots = {used, used + most, 0};
     for (size_t i = 0; i < most; i++)
-        all[i] = (int32_t)i;
+        slots.all[i] = (int32_t)i;
     for (int64_t i = 0; i < from->sentences; i++) {
-        const int64_t num_used = list_used(from, i, used);
-        move_stores(&decoder->stack, from, i, into, first + i, used, num_used, all);
-        move_past(from, i, into, first + i, used, num_used);
+        slots.num_used = list_used(from, i, used);
+        move_stores(&decoder->stack, from, i, into, first + i, &slots);
+        move_past(from, i, into, first + i, &slots);
     }
     free(used);
     return 0;

@@ -22,7 +22,8 @@ class LentState:
         state.memory_mask = state.memory_mask.contiguous()
         self.state = state
         self._places = torch.arange(len(state.lengths))
-        steps = (state.past.size(2) - state.num_slots) // state.group_size
+        # Of each step, though groups get smaller.
+        steps = state.past.size(2) - state.num_slots
         self.positions = model.positions(
             0, state.max_length + steps, state.past.device
         ).contiguous()
@@ -63,11 +64,11 @@ class LentState:
 
 
 def stores(layers: list[LayerCache]) -> ctypes.Array[ctypes.c_int64]:
-    """`LayerCache` of decoder.c for each: four times `Store`, all of 64 bits."""
+    """`LayerCache` of decoder.h for each: four times `Store`, all of 64 bits."""
     numbers: list[int] = []
     for layer in layers:
         for store in (layer.key, layer.value, layer.memory_key, layer.memory_value):
             *strides, between_numbers = store.stride()
-            assert between_numbers == 1
+            assert (store.dtype, between_numbers) == (torch.float32, 1)
             numbers += [store.data_ptr(), *strides]
     return (ctypes.c_int64 * len(numbers))(*numbers)

@@ -18,6 +18,7 @@ from transduce.decoding.kernels.fields import (
     BeamsFields,
     CandidateSearchFields,
     DecoderFields,
+    EndFields,
     LayerFields,
     LinearFields,
     NeedsFields,
@@ -85,7 +86,7 @@ def _loaded(build: str) -> ctypes.CDLL | None:
 
 def _reads_our_fields(library: ctypes.CDLL) -> bool:
     ours = [LinearFields, LayerFields, DecoderFields, StateFields]
-    ours += [NeedsFields, CandidateSearchFields, BeamFields, BeamsFields]
+    ours += [NeedsFields, CandidateSearchFields, EndFields, BeamFields, BeamsFields]
     sizes = (c_int64 * len(ours))()
     library.transduce_sizes(sizes)
     return list(sizes) == list(map(ctypes.sizeof, ours))

@@ -4,7 +4,7 @@
 
 #include "exported.h"
 
-EXPORTED void transduce_sizes(int64_t sizes[8])
+EXPORTED void transduce_sizes(int64_t sizes[9])
 {
     sizes[0] = sizeof(Linear);
     sizes[1] = sizeof(Layer);
@@ -12,6 +12,7 @@ EXPORTED void transduce_sizes(int64_t sizes[8])
     sizes[3] = sizeof(State);
     sizes[4] = sizeof(Needs);
     sizes[5] = sizeof(CandidateSearch);
-    sizes[6] = sizeof(Beam);
-    sizes[7] = sizeof(Beams);
+    sizes[6] = sizeof(End);
+    sizes[7] = sizeof(Beam);
+    sizes[8] = sizeof(Beams);
 }

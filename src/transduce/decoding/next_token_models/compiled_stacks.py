@@ -184,9 +184,9 @@ class CompiledStack:
 
         There is room for more slots, as those that are nobody's past are gone.
         """
-        needs = NeedsFields()
+        assert len({each.fields.group for each in lent}) == 1
+        needs, measure = NeedsFields(), self._library.transduce_measure
         for each in lent:
-            measure = self._library.transduce_measure
             require_done(measure(ctypes.byref(each.fields), ctypes.byref(needs)))
         counts = [each.fields.sentences for each in lent]
         into = LentState(self._room_for(needs, sum(counts), lent[0]), self.model)
@@ -220,15 +220,16 @@ class CompiledStack:
         """Of all layers, without numbers."""
         config, number = self.model.config, len(self.flat.layers)
         first = number, sentences, config.num_heads
+        sizes = [
+            (*first, room, config.d_k),
+            (*first, room, config.d_v),
+            (*first, source, config.d_k),
+            (*first, source, config.d_v),
+        ]
+        stores = [torch.empty(size, dtype=torch.float32) for size in sizes]
         return [
             LayerCache(key=key, value=value, memory_key=far_key, memory_value=far_value)
-            for key, value, far_key, far_value in zip(
-                torch.empty(*first, room, config.d_k),
-                torch.empty(*first, room, config.d_v),
-                torch.empty(*first, source, config.d_k),
-                torch.empty(*first, source, config.d_v),
-                strict=True,
-            )
+            for key, value, far_key, far_value in zip(*stores, strict=True)
         ]
 
     def step(

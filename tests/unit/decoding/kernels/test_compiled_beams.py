@@ -21,9 +21,11 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels"
 
 EOS = 2
 searches = st.builds(
-    SearchConfig,
+    lambda beam_size, num_best, **others: SearchConfig(
+        beam_size=beam_size, num_best=min(num_best, beam_size), **others
+    ),
     beam_size=st.sampled_from([1, 2, 4, 7]),
-    num_best=st.just(1),
+    num_best=st.integers(1, 7),
     length_penalty=st.sampled_from([0.0, 0.6, 1.3]),
     penalty=st.sampled_from(["gnmt", "power"]),
     diversity=st.sampled_from([0.0, 0.4]),
@@ -36,6 +38,8 @@ def random_logits(
 ) -> Tensor:
     """For hypotheses that are told by these numbers alone; some without any way on."""
     logits = torch.randn(*groups.shape, vocab, generator=generator)
+    if damage == 3:
+        logits = logits.round()  # many are equal
     logits[..., EOS] += 1.5
     if damage == 1:
         logits[..., 3:][
@@ -55,7 +59,7 @@ def found(
     seed: int,
     damage: int,
 ) -> list[list[Hypothesis]]:
-    """With others that join after a third of the steps."""
+    """With others that join after three steps."""
     generator = torch.Generator().manual_seed(seed)
     half = len(limits) // 2
     size = config.beam_size if kind is BeamSearch else 1
@@ -88,10 +92,10 @@ def found(
 @given(
     config=searches,
     lengths=st.lists(st.integers(1, 80), min_size=2, max_size=7),
-    prefix=st.lists(st.integers(3, 4), max_size=4),
+    prefix=st.lists(st.integers(EOS, 4), max_size=4),
     vocab=st.sampled_from([5, 9, 300]),
     seed=st.integers(0, 999),
-    damage=st.integers(0, 2),
+    damage=st.integers(0, 3),
 )
 @settings(max_examples=150, deadline=None)
 def test_they_are_those_in_lists(config, lengths, prefix, vocab, seed, damage):
@@ -114,3 +118,13 @@ def test_a_hypothesis_that_has_no_number_for_its_likelihood_goes_on_to_the_limit
     search.grow(torch.full((1, 2, 9), math.nan))
     assert not search.live
     assert sentence.hypotheses() == []
+
+
+def test_greedy_search_heeds_nothing_that_is_for_beams():
+    config = SearchConfig(beam_size=4, num_best=3, coverage_penalty=0.2)
+    search = GreedySearch([2], config, EOS)
+    [sentence] = search.live
+    search.grow(torch.tensor([[[0.0, 0.0, 0.0, 9.0]]]))
+    search.grow(torch.tensor([[[0.0, 0.0, 0.0, 9.0]]]))
+    [found] = sentence.hypotheses()
+    assert found.ids == (3, 3)
