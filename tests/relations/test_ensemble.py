@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder

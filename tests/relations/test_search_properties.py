@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.hypotheses import Hypothesis

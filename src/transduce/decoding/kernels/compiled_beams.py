@@ -18,7 +18,9 @@ from transduce.search_config import SearchConfig
 
 END = np.dtype(EndFields)
 FIRST_ROOM = 32
-"""Steps that there is room for at first; the first end needs no more in most cases."""
+"""Steps that there is room for at first; most sentences need no more."""
+LONGEST = 2**62
+"""Tokens of an output that is as good as endless."""
 
 
 class CompiledBeam:
@@ -37,7 +39,7 @@ class CompiledBeam:
         self._ends = np.empty(size, dtype=END)
         self._prefix = np.array(prefix, dtype=np.int64)
         self.fields = BeamFields(
-            max_length=max_length,
+            max_length=min(max_length, LONGEST),
             last_divisor=config.divisor(max_length),
             prefix_length=len(prefix),
             prefix=self._prefix.ctypes.data,
