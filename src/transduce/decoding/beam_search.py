@@ -24,6 +24,7 @@ from transduce.decoding.candidates import (
     CandidateSearch,
     Excluded,
     GrowingSearch,
+    ListedSentences,
 )
 from transduce.decoding.hypotheses import End, Hypothesis, Step, traced
 from transduce.decoding.kernels.compiled_beams import CompiledBeams
@@ -76,28 +77,26 @@ class BeamSearch(GrowingSearch):
         super().__init__(
             CompiledBeams(max_lengths, prefixes, eos, config)
             if coverage is None and kernels() is not None
-            else _Beams(max_lengths, prefixes, eos, config, coverage),
+            else _Beams(
+                [
+                    _Beam(limit, prefix, eos, config)
+                    for limit, prefix in zip(max_lengths, prefixes, strict=True)
+                ],
+                config.beam_size,
+                coverage,
+            ),
             CandidateSearch(count, excluded, config.diversity),
         )
 
 
-class _Beams:
-    """Those that are live, in lists: where there is no kernel that lets them grow.
-
-    And what `CompiledBeams` is to do.
-    """
+class _Beams(ListedSentences["_Beam"]):
+    """What `CompiledBeams` is to do."""
 
     def __init__(
-        self,
-        max_lengths: Sequence[int],
-        prefixes: Sequence[Sequence[int]],
-        eos: int,
-        config: SearchConfig,
-        coverage: Coverage | None,
+        self, live: list["_Beam"], size: int, coverage: Coverage | None
     ) -> None:
-        each = zip(max_lengths, prefixes, strict=True)
-        self.live = [_Beam(limit, prefix, eos, config) for limit, prefix in each]
-        self._size = config.beam_size
+        super().__init__(live)
+        self._size = size
         self._coverage = coverage
 
     @property
@@ -106,12 +105,6 @@ class _Beams:
         # By way of numpy, which reads lists several times as fast.
         each = [beam.log_probabilities for beam in self.live] or np.empty((0, 1))
         return torch.from_numpy(np.array(each, dtype=np.float64))
-
-    @property
-    def forced(self) -> Int64[Tensor, " sentences"] | None:
-        """The only token that may come next in each sentence."""
-        each = [beam.forced for beam in self.live]
-        return torch.tensor(each) if max(each, default=NOT_FORCED) >= 0 else None
 
     def grow(
         self, found: Candidates, group: int
@@ -125,8 +118,7 @@ class _Beams:
         of_sentences = zip(*(numbers.tolist() for numbers in each), strict=True)
         for beam, candidates in zip(self.live, of_sentences, strict=True):
             beam.grow(*candidates)
-        kept = [i for i, beam in enumerate(self.live) if not beam.is_done]
-        self.live = [self.live[i] for i in kept]
+        kept = self._leave()
         rows = [
             [i * group + parent for parent in beam.parents]
             for i, beam in zip(kept, self.live, strict=True)
@@ -135,10 +127,6 @@ class _Beams:
         both = np.array([rows, last_ids], dtype=np.int64)
         parents, tokens = torch.from_numpy(both.reshape(2, len(kept), self._size))
         return parents, tokens
-
-    def join(self, other: "_Beams") -> None:
-        """Put the sentences of another, which has grown too, behind one's own."""
-        self.live = [*self.live, *other.live]
 
 
 class _Beam:

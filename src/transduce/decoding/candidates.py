@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -97,6 +97,47 @@ class Growing(Protocol):
     def join(self, other: Any) -> None:
         """Put others of its kind, which have grown too, behind these."""
         ...
+
+
+@runtime_checkable
+class ListedSentence(SentenceSearch, Protocol):
+    """One whose hypotheses stand in lists."""
+
+    @property
+    def forced(self) -> int:
+        """The only token that may come next, or `NOT_FORCED`."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it goes on no more."""
+        ...
+
+
+Sentence = TypeVar("Sentence", bound=ListedSentence)
+
+
+class ListedSentences(Generic[Sentence]):
+    """Those that are live, in lists: where no kernel lets them grow."""
+
+    def __init__(self, live: list[Sentence]) -> None:
+        self.live = live
+
+    @property
+    def forced(self) -> Int64[Tensor, " sentences"] | None:
+        """The only token that may come next in each, if there is such."""
+        each = [sentence.forced for sentence in self.live]
+        return torch.tensor(each) if max(each, default=NOT_FORCED) >= 0 else None
+
+    def join(self, other: "ListedSentences[Sentence]") -> None:
+        """Put others, which have grown too, behind these."""
+        self.live = [*self.live, *other.live]
+
+    def _leave(self) -> list[int]:
+        """Let those go that are done; the numbers that the others had."""
+        kept = [i for i, sentence in enumerate(self.live) if not sentence.is_done]
+        self.live = [self.live[i] for i in kept]
+        return kept
 
 
 class GrowingSearch:

@@ -11,6 +11,7 @@ from transduce.decoding.candidates import (
     CandidateSearch,
     Excluded,
     GrowingSearch,
+    ListedSentences,
 )
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.kernels.compiled_beams import CompiledPaths
@@ -49,38 +50,26 @@ class GreedySearch(GrowingSearch):
         prefixes: Sequence[Sequence[int]] | None = None,
     ) -> None:
         prefixes = prefixes or [()] * len(max_lengths)
-        paths = _Paths if kernels() is None else CompiledPaths
         super().__init__(
-            paths(max_lengths, prefixes, eos, config), CandidateSearch(2, excluded)
+            CompiledPaths(max_lengths, prefixes, eos, config)
+            if kernels() is not None
+            else _Paths(
+                [
+                    _Path(limit, prefix, eos, config)
+                    for limit, prefix in zip(max_lengths, prefixes, strict=True)
+                ]
+            ),
+            CandidateSearch(2, excluded),
         )
 
 
-class _Paths:
-    """Those that are live, in lists: where there is no kernel that lets them grow.
-
-    And what `CompiledPaths` is to do.
-    """
-
-    def __init__(
-        self,
-        max_lengths: Sequence[int],
-        prefixes: Sequence[Sequence[int]],
-        eos: int,
-        config: SearchConfig,
-    ) -> None:
-        each = zip(max_lengths, prefixes, strict=True)
-        self.live = [_Path(limit, prefix, eos, config) for limit, prefix in each]
+class _Paths(ListedSentences["_Path"]):
+    """What `CompiledPaths` is to do."""
 
     @property
     def log_probabilities(self) -> Float64[Tensor, "sentences 1"]:
         """None of them bears on what goes on."""
         return torch.zeros(len(self.live), 1, dtype=torch.float64)
-
-    @property
-    def forced(self) -> Int64[Tensor, " sentences"] | None:
-        """The only token that may come next in each sentence."""
-        each = [path.forced for path in self.live]
-        return torch.tensor(each) if max(each, default=NOT_FORCED) >= 0 else None
 
     def grow(
         self, found: Candidates, _: int
@@ -89,15 +78,10 @@ class _Paths:
         gains, tokens = found.log_probabilities.tolist(), found.tokens.tolist()
         for path, of_path, likeliest in zip(self.live, gains, tokens, strict=True):
             path.grow(of_path, likeliest)
-        kept = [i for i, path in enumerate(self.live) if not path.is_done]
-        self.live = [self.live[i] for i in kept]
+        kept = self._leave()
         last_ids = [path.last_id for path in self.live]
         rows, last = torch.tensor([kept, last_ids], dtype=torch.int64)
         return rows[:, None], last[:, None]
-
-    def join(self, other: "_Paths") -> None:
-        """Put the sentences of another, which has grown too, behind one's own."""
-        self.live = [*self.live, *other.live]
 
 
 class _Path:
@@ -148,4 +132,4 @@ class _Path:
 
     @property
     def _is_finished(self) -> bool:
-        return self._ids[-1] == self._eos
+        return self._ids[-1:] == [self._eos]

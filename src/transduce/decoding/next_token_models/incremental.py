@@ -10,7 +10,7 @@ from transduce.model.transformer import Memory, Transformer
 
 Step = Callable[[Tensor, DecodingState], Tensor]
 """`Transformer.step`, or what does the same."""
-Begin = Callable[[Memory], DecodingState]
+NewState = Callable[[Memory], DecodingState]
 """`Transformer.start`, or what does the same."""
 
 
@@ -22,7 +22,7 @@ class IncrementalDecoder:
         model: Transformer,
         memory: Memory,
         step: Step | None = None,
-        start: Begin | None = None,
+        start: NewState | None = None,
     ) -> None:
         """`step` and `start` do what the model's own do, if they are given."""
         self._step = step or model.step

@@ -34,17 +34,16 @@ searches = st.builds(
 
 
 def random_logits(
-    generator: torch.Generator, groups: Tensor, vocab: int, damage: int
+    generator: torch.Generator, shape: tuple[int, int, int], damage: int
 ) -> Tensor:
-    """For hypotheses that are told by these numbers alone; some without any way on."""
-    logits = torch.randn(*groups.shape, vocab, generator=generator)
+    """With tokens that cannot come (1), or without numbers (2), or equals (3)."""
+    logits = torch.randn(shape, generator=generator)
     if damage == 3:
         logits = logits.round()  # many are equal
     logits[..., EOS] += 1.5
     if damage == 1:
-        logits[..., 3:][
-            torch.rand(*groups.shape, vocab - 3, generator=generator) < 0.7
-        ] = -math.inf
+        others = logits[..., 3:]
+        others[torch.rand(others.shape, generator=generator) < 0.7] = -math.inf
     if damage == 2:
         logits[:, 0, 1] = math.nan
     return logits
@@ -68,15 +67,14 @@ def found(
     def begun(part: slice) -> tuple[BeamSearch | GreedySearch, list]:
         search = kind(limits[part], config, EOS, excluded, prefixes[part])
         sentences = list(search.live)
-        groups = torch.zeros(len(sentences), 1)
-        search.grow(random_logits(generator, groups, vocab, 0))
+        search.grow(random_logits(generator, (len(sentences), 1, vocab), 0))
         return search, sentences
 
     search, sentences = begun(slice(half, None))
     steps = 0
     while search.live:
-        groups = torch.zeros(len(search.live), size)
-        rows, tokens = search.grow(random_logits(generator, groups, vocab, damage))
+        shape = len(search.live), size, vocab
+        rows, tokens = search.grow(random_logits(generator, shape, damage))
         assert rows.shape == tokens.shape == (len(search.live), size)
         steps += 1
         if steps == 3:
