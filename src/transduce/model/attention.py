@@ -9,6 +9,11 @@ from torch.nn import functional
 
 from transduce.model.config import Scores
 from transduce.model.operators.linear import Linear
+from transduce.model.operators.short_attention import (
+    Heads,
+    has_short_attention,
+    short_attention,
+)
 
 
 def padding_mask(
@@ -141,6 +146,12 @@ class MultiHeadAttention(nn.Module):
         memory: Float[Tensor, "batch keys d_model"],
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch queries d_model"]:
+        if self._has_short_attention(query, memory):
+            queries = self.project_query(query)
+            key_value = self.project_key_value(memory)
+            with torch.autocast("cpu", enabled=False):  # it is in fp32
+                heads = short_attention(queries, key_value, mask, self._heads)
+            return self.project_output(heads)
         key, value = self.keys_and_values(memory)
         return self.attend(query, key, value, mask)
 
@@ -175,14 +186,30 @@ class MultiHeadAttention(nn.Module):
         value: Float[Tensor, "batch heads keys d_v"],
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch heads queries d_v"]:
-        is_tapped = len(self.weights_tap._forward_hooks) > 0
-        is_asked_for = is_tapped or self.scores == "additive"
-        if is_asked_for or _is_sooner_done_plainly(query, key):
+        if self._forms_weights or _is_sooner_done_plainly(query, key):
             weights = attention_weights(self._scores(query, key), mask)
             return self.weights_tap(weights) @ value
         return functional.scaled_dot_product_attention(
             query, key, value, mask, scale=self.scale
         )
+
+    @property
+    def _forms_weights(self) -> bool:
+        """Whether they are asked for, or there are no others."""
+        return len(self.weights_tap._forward_hooks) > 0 or self.scores == "additive"
+
+    def _has_short_attention(
+        self,
+        query: Float[Tensor, "batch queries d_model"],
+        memory: Float[Tensor, "batch keys d_model"],
+    ) -> bool:
+        if self._forms_weights or not torch.is_grad_enabled():
+            return False
+        return has_short_attention(query, memory, self._heads)
+
+    @property
+    def _heads(self) -> Heads:
+        return Heads(count=self.num_heads, d_k=self.d_k, d_v=self.d_v, scale=self.scale)
 
     @property
     def scale(self) -> float:

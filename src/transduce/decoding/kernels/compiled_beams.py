@@ -13,7 +13,8 @@ from transduce.decoding.candidates import Candidates
 from transduce.decoding.hypotheses import End, Hypothesis, Step, traced
 from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
 from transduce.decoding.kernels.fields import BeamFields, BeamsFields, EndFields
-from transduce.decoding.kernels.library import address, loaded_kernels
+from transduce.decoding.kernels.library import loaded_kernels
+from transduce.kernels.loading import address
 from transduce.search_config import SearchConfig
 
 END = np.dtype(EndFields)

@@ -8,12 +8,8 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from transduce.decoding.kernels.fields import CandidateSearchFields
-from transduce.decoding.kernels.library import (
-    address,
-    kernels,
-    loaded_kernels,
-    require_done,
-)
+from transduce.decoding.kernels.library import kernels, loaded_kernels, require_done
+from transduce.kernels.loading import address
 
 NOT_FORCED = -1
 """Of a sentence that may go on with any token."""

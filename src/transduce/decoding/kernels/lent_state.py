@@ -7,7 +7,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from transduce.decoding.kernels.fields import StateFields
-from transduce.decoding.kernels.library import address
+from transduce.kernels.loading import address
 from transduce.model.cache import DecodingState, LayerCache
 from transduce.model.transformer import Transformer
 

@@ -8,11 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transduce.decoding.kernels.fields import LinearFields
-from transduce.decoding.kernels.library import (
-    address,
-    loaded_kernels,
-    require_done,
-)
+from transduce.decoding.kernels.library import loaded_kernels, require_done
+from transduce.kernels.loading import address
 
 
 class PackedLinear(nn.Module, ABC):

@@ -21,7 +21,6 @@ from transduce.decoding.kernels.fields import (
 from transduce.decoding.kernels.lent_state import LentState, stores
 from transduce.decoding.kernels.library import (
     OTHER_GROUPS,
-    address,
     loaded_kernels,
     require_done,
 )
@@ -34,6 +33,7 @@ from transduce.decoding.next_token_models.flat_step import (
     LinearMap,
 )
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.kernels.loading import address
 from transduce.model.attention import padding_mask
 from transduce.model.cache import (
     DecodingState,

@@ -1,17 +1,27 @@
 """Dropout (section 5.4; Srivastava et al., 2014)."""
 
+import ctypes
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from transduce.kernels.loading import address
+from transduce.model.operators.kernels.fields import MaskingFields
+from transduce.model.operators.kernels.library import kernels, loaded_kernels
+
 RANDOM_VALUES = 2**16
+"""On a CPU the rate is met to the inverse of this, and the scale is of the rate met."""
 
 
 class Dropout(nn.Module):
-    """Set activations to zero at random in training, and scale up the others."""
+    """Set activations to zero at random in training, and scale up the others.
+
+    The masks come from PyTorch's seed, but not all kinds of devices draw the same.
+    """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -20,25 +30,59 @@ class Dropout(nn.Module):
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if not self.training or self.rate == 0:
             return x
+        if x.device.type == "cpu" and x.dtype != torch.float64 and kernels():
+            return _CompiledDropout.apply(x, self.rate)  # type: ignore[no-untyped-call] # torch's own
         if x.device.type == "cpu":
             return _CpuDropout.apply(x, self.rate)  # type: ignore[no-untyped-call] # torch's own
         return functional.dropout(x, self.rate)
+
+
+class _CompiledDropout(torch.autograd.Function):
+    """Two masks from one random number, drawn where they are applied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
+        library = loaded_kernels()
+        kept = torch.empty(library.transduce_mask_bytes(x.numel()), dtype=torch.uint8)
+        num_dropped = _num_dropped(rate)
+        seeds = torch.empty(2, dtype=torch.int64).random_(2**32).tolist()
+        ctx.masking = MaskingFields(
+            kept=address(kept, torch.uint8),
+            count=x.numel(),
+            seeds=(ctypes.c_uint32 * 2)(*seeds),
+            num_dropped=num_dropped,
+            scale=_scale(num_dropped),
+        )
+        ctx.kept = kept  # whose address is good for as long
+        return _masked(library.transduce_drop, x, ctx.masking)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _masked(loaded_kernels().transduce_mask, gradients[0], ctx.masking), None
+
+
+def _masked(kernel: Any, x: Tensor, masking: MaskingFields) -> Tensor:
+    numbers = x.float().contiguous()
+    result = torch.empty_like(numbers)
+    masking.x, masking.y = address(numbers), address(result)
+    kernel(ctypes.byref(masking), torch.get_num_threads())
+    return result.to(x.dtype)
 
 
 class _CpuDropout(torch.autograd.Function):
     """Four masks from one random number, since drawing them is what takes the time.
 
     PyTorch draws one a value, which took a fifth of the time of training on a CPU.
-    The rate is met to 1 / 65536, and the scale is that of the rate met.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
-        num_dropped = min(round(rate * RANDOM_VALUES), RANDOM_VALUES - 1)
+        num_dropped = _num_dropped(rate)
         num_draws = -(-x.numel() // 4)
         draws = torch.empty(num_draws, dtype=torch.int64).random_(-(2**63), None)
         random = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        scale = RANDOM_VALUES / (RANDOM_VALUES - num_dropped)
+        scale = _scale(num_dropped)
         kept = random >= num_dropped - RANDOM_VALUES // 2
         # As numbers: a product with a mask of truth values converts it each time.
         ctx.kept, ctx.scale = kept.to(x.dtype), scale
@@ -47,3 +91,12 @@ class _CpuDropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return (gradients[0] * ctx.kept).mul_(ctx.scale), None
+
+
+def _num_dropped(rate: float) -> int:
+    """Of the random values, those that drop: never all."""
+    return min(round(rate * RANDOM_VALUES), RANDOM_VALUES - 1)
+
+
+def _scale(num_dropped: int) -> float:
+    return RANDOM_VALUES / (RANDOM_VALUES - num_dropped)

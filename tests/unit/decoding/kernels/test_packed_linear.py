@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.decoding.kernels.library import kernels, threads_of_torch
+from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import (
     PackedFloats,
     PackedInt8,
@@ -95,19 +95,10 @@ def test_weights_of_another_kind_are_read_as_they_are(packed_linear):
 
 @torch.no_grad()
 def test_threads_change_nothing(two_threads, packed_linear):
-    assert threads_of_torch() is not None
     packed, x = packed_linear(torch.randn(5000, 64), None), torch.randn(30, 64)
     by_two = packed(x)
     torch.set_num_threads(1)
     assert torch.equal(packed(x), by_two)
-
-
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_what_is_no_number_stays_none(packed_linear):

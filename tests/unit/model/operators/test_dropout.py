@@ -3,10 +3,24 @@
 import pytest
 import torch
 
+from transduce.device import processor_flags
+from transduce.kernels import loading
+from transduce.kernels.loading import BUILDS
+from transduce.model.operators import dropout
 from transduce.model.operators.dropout import Dropout
+from transduce.model.operators.kernels.library import kernels
 
 SIZE = 200_000
 RATES = [0.1, 0.3, 0.5]
+
+
+@pytest.fixture(params=["by a kernel", "by PyTorch"], autouse=True)
+def kind_of_dropout(request, monkeypatch):
+    """Each kind."""
+    if request.param == "by PyTorch":
+        monkeypatch.setattr(dropout, "kernels", lambda: None)
+    elif kernels() is None:
+        pytest.skip("this processor can run no kernel")
 
 
 def dropped(rate: float, size: int = SIZE) -> torch.Tensor:
@@ -33,11 +47,17 @@ def test_what_is_kept_is_scaled_by_one_number(rate):
     assert scale == pytest.approx(1 / (1 - rate), rel=1e-4)
 
 
-@pytest.mark.parametrize("offset", [1, 2, 3])
-def test_the_four_masks_of_one_draw_are_independent(offset):
-    is_dropped = (dropped(0.5) == 0).view(-1, 4)
-    both = (is_dropped[:, 0] & is_dropped[:, offset]).double().mean().item()
+@pytest.mark.parametrize("offset", [1, 2, 3, 8, 512, 1024])
+def test_masks_are_independent_wherever_they_lie(offset):
+    is_dropped = dropped(0.5) == 0
+    both = (is_dropped[:-offset] & is_dropped[offset:]).double().mean().item()
     assert both == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / (SIZE / 4)) ** 0.5)
+
+
+def test_masks_of_one_call_and_the_next_are_independent():
+    one, other = dropped(0.5) == 0, dropped(0.5) == 0
+    both = (one & other).double().mean().item()
+    assert both == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / SIZE) ** 0.5)
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 5), (3, 4, 7), (0, 4)], ids=str)
@@ -89,6 +109,39 @@ def test_half_precision_is_kept():
     y = Dropout(0.5).train()(x)
     assert y.dtype == torch.bfloat16
     assert y.unique().tolist() == [0.0, 2.0]
+
+
+def test_double_precision_is_kept():
+    x = torch.ones(1_000, dtype=torch.float64)
+    assert Dropout(0.5).train()(x).unique().tolist() == [0.0, 2.0]
+
+
+@pytest.mark.skipif(
+    not BUILDS["avx512"] <= processor_flags(), reason="this processor can run but one"
+)
+def test_all_builds_draw_the_same(monkeypatch):
+    def drawn(build: str) -> torch.Tensor:
+        monkeypatch.setattr(loading, "processor_flags", lambda: BUILDS[build])
+        kernels.cache_clear()
+        torch.manual_seed(5)
+        return dropped(0.3, 5_000)
+
+    one, other = map(drawn, BUILDS)
+    kernels.cache_clear()
+    assert torch.equal(one, other)
+
+
+def test_threads_change_nothing(two_threads):
+    x = torch.randn(200_000, requires_grad=True)
+
+    def by(num_threads: int) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.set_num_threads(num_threads)
+        torch.manual_seed(2)
+        y = Dropout(0.3).train()(x)
+        return y, torch.autograd.grad(y.sum(), x)[0]
+
+    for one, other in zip(by(1), by(2), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_other_devices_use_pytorchs_own():

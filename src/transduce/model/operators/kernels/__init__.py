@@ -1,0 +1,1 @@
+"""What training computes in C, where the processor has AVX2 or AVX-512 VNNI."""

@@ -1,0 +1,6 @@
+/* All kernels of training, for processors with AVX2. */
+/* clang-format off */
+#include "attention.c"
+#include "dropout.c"
+#include "threads.c"
+#include "sizes.c"

@@ -1,0 +1,96 @@
+/* Dropout (section 5.4): masks, and what they leave. */
+#include "exported.h"
+#include "lanes.h"
+#include "threads.h"
+
+#define HALF 512 /* masks of the lower, and of the upper bits of as many draws */
+#define BLOCK (2 * HALF)
+#define LEAST_BLOCKS 16 /* fewer are not worth a thread */
+#define BITS 16         /* of a mask's draw */
+
+typedef struct {
+    const float *x; /* or the gradient of y */
+    float *y;       /* or that of x */
+    uint8_t *kept;  /* a whole number of blocks */
+    int64_t count;
+    uint32_t seeds[2];
+    uint32_t num_dropped; /* of 65,536 */
+    float scale;
+} Masking;
+
+/* Every bit of x changes each of the result with a chance of about a half (the
+   function `lowbias32` of Wellons, 2018). */
+static inline uint32_t mixed(uint32_t x)
+{
+    x ^= x >> 16;
+    x *= 0x7feb352dU;
+    x ^= x >> 15;
+    x *= 0x846ca68bU;
+    x ^= x >> 16;
+    return x;
+}
+
+/* The same for each block, whichever thread it falls to. */
+static void draw(const Masking *m, int64_t block)
+{
+    const uint32_t seed = m->seeds[0], other = m->seeds[1];
+    const uint32_t num_dropped = m->num_dropped, first = (uint32_t)(block * HALF);
+    uint8_t *kept = m->kept + block * BLOCK;
+    for (uint32_t i = 0; i < HALF; i++) {
+        const uint32_t random = mixed(mixed((first + i) ^ seed) + other);
+        kept[i] = (random & 0xFFFFU) >= num_dropped;
+        kept[i + HALF] = random >> BITS >= num_dropped;
+    }
+}
+
+static void apply(const Masking *m, int64_t first, int64_t end)
+{
+    const float *restrict x = m->x;
+    float *restrict y = m->y;
+    const uint8_t *restrict kept = m->kept;
+    const float scale = m->scale;
+    for (int64_t i = first; i < end; i++)
+        y[i] = kept[i] ? x[i] * scale : 0.0f;
+}
+
+static int64_t end_of(const Masking *m, int64_t block)
+{
+    const int64_t end = block * BLOCK;
+    return end < m->count ? end : m->count;
+}
+
+static void drop_blocks(void *shared, int64_t first, int64_t end, int worker)
+{
+    (void)worker;
+    const Masking *m = shared;
+    for (int64_t block = first; block < end; block++) {
+        draw(m, block);
+        apply(m, block * BLOCK, end_of(m, block + 1));
+    }
+}
+
+static void mask_blocks(void *shared, int64_t first, int64_t end, int worker)
+{
+    (void)worker;
+    const Masking *m = shared;
+    apply(m, first * BLOCK, end_of(m, end));
+}
+
+EXPORTED int64_t transduce_mask_bytes(int64_t count)
+{
+    return (count + BLOCK - 1) / BLOCK * BLOCK;
+}
+
+/* Draw the masks, and apply them. */
+EXPORTED void transduce_drop(Masking *m, int num_threads)
+{
+    share_out(drop_blocks, m, transduce_mask_bytes(m->count) / BLOCK, LEAST_BLOCKS,
+              num_threads);
+}
+
+/* Apply the masks that were drawn. */
+EXPORTED void transduce_mask(Masking *m, int num_threads)
+{
+    share_out(mask_blocks, m, transduce_mask_bytes(m->count) / BLOCK, LEAST_BLOCKS,
+              num_threads);
+}

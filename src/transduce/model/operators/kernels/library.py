@@ -1,0 +1,45 @@
+"""The compiled kernels of training, if this installation has them."""
+
+import ctypes
+from ctypes import c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+from transduce.kernels.loading import fastest_library
+from transduce.model.operators.kernels.fields import AttentionFields, MaskingFields
+
+FOLDER = Path(__file__).parent
+FIELDS: tuple[type[ctypes.Structure], ...] = (AttentionFields, MaskingFields)
+
+
+@cache
+def kernels() -> ctypes.CDLL | None:
+    """The library, or none where it was not compiled or the processor cannot run it."""
+    return fastest_library(FOLDER, _declare, FIELDS)
+
+
+def loaded_kernels() -> ctypes.CDLL:
+    """The library, which must be there."""
+    library = kernels()
+    assert library is not None
+    return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    library.transduce_lanes.argtypes = []
+    library.transduce_mask_bytes.argtypes = [c_int64]
+    library.transduce_attention_room.argtypes = [c_void_p]
+    for count in (
+        library.transduce_lanes,
+        library.transduce_mask_bytes,
+        library.transduce_attention_room,
+    ):
+        count.restype = c_int64
+    for kernel in (
+        library.transduce_attend,
+        library.transduce_form_attention_gradients,
+        library.transduce_drop,
+        library.transduce_mask,
+    ):
+        kernel.argtypes = [c_void_p, c_int]
+        kernel.restype = None
