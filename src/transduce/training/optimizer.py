@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from transduce.errors import CheckpointError
 from transduce.training.config import TrainingConfig
+from transduce.training.distributed import ALONE, Processes
 
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 MUON_MOMENTS = ("momentum",)
@@ -31,8 +32,9 @@ class WeightOptimizer:
         model: nn.Module,
         config: TrainingConfig,
         dtype: torch.dtype = torch.float32,
+        processes: Processes = ALONE,
     ) -> None:
-        """Muon's products are made in `dtype`."""
+        """Muon's products are made in `dtype`, and shared by all processes."""
         self._weight_decay = config.weight_decay
         self._moments = moments_of(model, config)
         self._weights = dict(model.named_parameters())
@@ -49,7 +51,7 @@ class WeightOptimizer:
             )
         ]
         if MUON_MOMENTS in by_kind:
-            self._optimizers.append(Muon(by_kind[MUON_MOMENTS], dtype))
+            self._optimizers.append(Muon(by_kind[MUON_MOMENTS], dtype, processes))
 
     @property
     def has_state(self) -> bool:
@@ -116,10 +118,14 @@ class Muon(torch.optim.Optimizer):
     # (benchmarks/results/multi30k.md).
 
     def __init__(
-        self, matrices: Iterable[nn.Parameter], dtype: torch.dtype = torch.float32
+        self,
+        matrices: Iterable[nn.Parameter],
+        dtype: torch.dtype = torch.float32,
+        processes: Processes = ALONE,
     ) -> None:
         super().__init__(matrices, {"lr": 0.0})
         self._dtype = dtype
+        self._processes = processes
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override] # there is no closure
@@ -133,24 +139,37 @@ class Muon(torch.optim.Optimizer):
                 self._step(matrices, group["lr"])
 
     def _step(self, matrices: list[nn.Parameter], learning_rate: float) -> None:
-        each = [m.grad for m in matrices if m.grad is not None]
-        assert len(each) == len(matrices)  # all are in use
-        gradients = torch.stack(each)
-        momentum = torch.stack([self._momentum(matrix) for matrix in matrices])
-        momentum.lerp_(gradients, 1 - MOMENTUM)
+        gradients = [m.grad for m in matrices if m.grad is not None]
+        assert len(gradients) == len(matrices)  # all are in use
+        momenta = [self._momentum(matrix) for matrix in matrices]
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         # Nesterov's: what the mean will be if the next gradient is like this one.
-        ahead = gradients.lerp(momentum, MOMENTUM)
+        ahead = torch.stack(torch._foreach_lerp(gradients, momenta, MOMENTUM))
         # An orthogonal matrix has entries of the size one over the root of this.
         size = ADAM_SIZE * math.sqrt(max(ahead.shape[1:]))
         # Singular values need only be near one: bf16 will do (Jordan et al., 2024).
-        moves = orthogonalized(ahead.to(self._dtype)).to(ahead.dtype) * size
-        for matrix, move, mean in zip(matrices, moves, momentum, strict=True):
-            matrix.add_(move, alpha=-learning_rate)
-            self.state[matrix]["momentum"] = mean.clone()
+        moves = self._orthogonalized(ahead.to(self._dtype)).to(ahead.dtype)
+        torch._foreach_add_(
+            cast(list[Tensor], matrices), moves.unbind(), alpha=-learning_rate * size
+        )
+
+    def _orthogonalized(
+        self, matrices: Float[Tensor, "count rows columns"]
+    ) -> Float[Tensor, "count rows columns"]:
+        """Each by one of the processes, who all have the same gradients."""
+        if self._processes.count == 1:
+            return orthogonalized(matrices)
+        own = slice(self._processes.rank, None, self._processes.count)
+        shared = torch.zeros_like(matrices)
+        shared[own] = orthogonalized(matrices[own])
+        return self._processes.total(shared)
 
     def _momentum(self, matrix: nn.Parameter) -> Tensor:
         state = self.state[matrix]
-        return state["momentum"] if "momentum" in state else torch.zeros_like(matrix)
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(matrix)
+        momentum: Tensor = state["momentum"]
+        return momentum
 
 
 def orthogonalized(
@@ -166,7 +185,8 @@ def orthogonalized(
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
+        polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x.mT if is_tall else x
 
 

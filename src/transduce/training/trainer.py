@@ -125,7 +125,7 @@ class Trainer:
             self.model, config.label_smoothing, hardware, guidance
         )
         self._joined = processes.join(self._batch_loss)
-        self._optimizer = WeightOptimizer(self.model, config, hardware.dtype)
+        self._optimizer = WeightOptimizer(self.model, config, hardware.dtype, processes)
         self._checkpointed_at = time.monotonic()
         self._max_positions: int | None = None
 

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from transduce.model.operators.linear import in_blocks, is_in_blocks
 
+LOGITS = 2**23
+"""In memory at a time, in whole rows: products of many rows are faster."""
 LOGIT_ROWS = 256
-"""Rows of logits in memory at a time: few enough for a processor's cache."""
+"""At a time at least, however large the vocabulary."""
 GPU_LOGIT_ROWS = 2_048
 """On a GPU: enough to keep it busy."""
 
@@ -45,7 +47,7 @@ def smoothed_cross_entropy(
     else:
         matrix = output_weight.to(dtype)
         sums = output_weight.new_zeros(2)
-        for chunk, targets in _in_chunks(states, target_out):
+        for chunk, targets in _in_chunks(states, target_out, len(matrix)):
             logits = (_as_factor(chunk, matrix) @ matrix.T)[: len(chunk)]
             _, log_total = _softmax(logits, output_weight.dtype)
             sums += _losses(logits, log_total, targets, label_smoothing)
@@ -72,7 +74,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         sums = output_weight.new_zeros(2)
         weight_gradient = torch.zeros_like(output_weight)
         state_gradients = [states[:0].to(dtype)]
-        for chunk, targets in _in_chunks(states, target_out):
+        for chunk, targets in _in_chunks(states, target_out, len(matrix)):
             rows = _as_factor(chunk, matrix)
             logits = (rows @ matrix.T)[: len(chunk)]
             probabilities, log_total = _softmax(logits, output_weight.dtype)
@@ -105,9 +107,12 @@ def _as_factor(
 
 
 def _in_chunks(
-    states: Float[Tensor, "rows d_model"], target_out: Int[Tensor, " rows"]
+    states: Float[Tensor, "rows d_model"],
+    target_out: Int[Tensor, " rows"],
+    vocab_size: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    rows = GPU_LOGIT_ROWS if states.is_cuda else LOGIT_ROWS
+    rows = max(LOGITS // vocab_size, LOGIT_ROWS)
+    rows = GPU_LOGIT_ROWS if states.is_cuda else rows
     return zip(states.split(rows), target_out.split(rows), strict=True)
 
 
