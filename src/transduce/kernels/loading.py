@@ -22,6 +22,9 @@ BUILDS = {
 }
 """What a processor must be able to do, for each library; the fastest comes first."""
 
+MOST_FIELDS = 64
+"""Structures that a library of any version reads, at most."""
+
 
 def fastest_library(
     folder: Path,
@@ -70,7 +73,8 @@ def threads_of_torch() -> int | None:
 
 
 def _reads(library: ctypes.CDLL, fields: Sequence[type[ctypes.Structure]]) -> bool:
-    sizes = (c_int64 * len(fields))()
+    sizes = (c_int64 * MOST_FIELDS)()
     library.transduce_sizes.argtypes = [c_void_p]
     library.transduce_sizes(sizes)
-    return list(sizes) == list(map(ctypes.sizeof, fields))
+    ours = list(map(ctypes.sizeof, fields))
+    return list(sizes) == ours + [0] * (MOST_FIELDS - len(ours))

@@ -4,11 +4,6 @@
 
 #include <stdint.h>
 
-/* Rows, below which sharing them costs more than it gains: to read or write, and to
-   attend with. */
-#define LEAST_ROWS 64
-#define LEAST_ATTENDING 16
-
 /* Do the items from the first to before the end; workers are numbered from 0. */
 typedef void (*Part)(void *shared, int64_t first, int64_t end, int worker);
 

@@ -68,8 +68,8 @@ def additive_mask(
 
 
 FEW_QUERIES, FEW_KEYS = 16, 64
-"""Up to so many queries, as in decoding, or keys, as in training, a CPU is done sooner
-without the fused kernel."""
+"""Up to so many queries, as in decoding, or keys, as in training for which there is no
+kernel of ours, a CPU is done sooner without the fused kernel."""
 
 
 def _is_sooner_done_plainly(
@@ -102,7 +102,7 @@ class MultiHeadAttention(nn.Module):
     """Several attentions side by side, each on its own projections (section 3.2.2).
 
     The weights of all heads pass through `weights_tap` while a forward hook listens
-    there. Over many positions they are not formed otherwise.
+    there; otherwise they may not be formed at all.
     """
 
     def __init__(

@@ -156,7 +156,7 @@ class Muon(torch.optim.Optimizer):
     def _orthogonalized(
         self, matrices: Float[Tensor, "count rows columns"]
     ) -> Float[Tensor, "count rows columns"]:
-        """Each by one of the processes, who all have the same gradients."""
+        """Each by one of the processes, which all have the same gradients."""
         if self._processes.count == 1:
             return orthogonalized(matrices)
         own = slice(self._processes.rank, None, self._processes.count)

@@ -4,6 +4,11 @@
 
 #include <stdint.h>
 
+/* Rows, below which sharing them costs more than it gains: to read or write, and to
+   attend with. */
+#define LEAST_ROWS 64
+#define LEAST_ATTENDING 16
+
 /* y = x W^T + b. What belongs to each output is padded to whole blocks of them. */
 typedef struct {
     int64_t outputs, inputs;

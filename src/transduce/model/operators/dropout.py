@@ -20,7 +20,8 @@ RANDOM_VALUES = 2**16
 class Dropout(nn.Module):
     """Set activations to zero at random in training, and scale up the others.
 
-    The masks come from PyTorch's seed, but not all kinds of devices draw the same.
+    The masks come from PyTorch's seed; but not all kinds of devices draw the same, nor
+    does an installation without kernels.
     """
 
     def __init__(self, rate: float) -> None:
@@ -30,11 +31,18 @@ class Dropout(nn.Module):
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if not self.training or self.rate == 0:
             return x
-        if x.device.type == "cpu" and x.dtype != torch.float64 and kernels():
+        if _has_kernel(x):
             return _CompiledDropout.apply(x, self.rate)  # type: ignore[no-untyped-call] # torch's own
         if x.device.type == "cpu":
             return _CpuDropout.apply(x, self.rate)  # type: ignore[no-untyped-call] # torch's own
         return functional.dropout(x, self.rate)
+
+
+def _has_kernel(x: Float[Tensor, "*shape"]) -> bool:
+    if x.device.type != "cpu" or x.dtype == torch.float64:
+        return False
+    # What is being compiled has no addresses yet.
+    return kernels() is not None and not torch.compiler.is_compiling()
 
 
 class _CompiledDropout(torch.autograd.Function):
@@ -43,9 +51,9 @@ class _CompiledDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
         library = loaded_kernels()
-        kept = torch.empty(library.transduce_mask_bytes(x.numel()), dtype=torch.uint8)
+        kept = x.new_empty(library.transduce_mask_bytes(x.numel()), dtype=torch.uint8)
         num_dropped = _num_dropped(rate)
-        seeds = torch.empty(2, dtype=torch.int64).random_(2**32).tolist()
+        seeds = x.new_empty(2, dtype=torch.int64).random_(2**32).tolist()
         ctx.masking = MaskingFields(
             kept=address(kept, torch.uint8),
             count=x.numel(),
@@ -53,13 +61,17 @@ class _CompiledDropout(torch.autograd.Function):
             num_dropped=num_dropped,
             scale=_scale(num_dropped),
         )
-        ctx.kept = kept  # whose address is good for as long
+        ctx.save_for_backward(kept)
         return _masked(library.transduce_drop, x, ctx.masking)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _masked(loaded_kernels().transduce_mask, gradients[0], ctx.masking), None
+        [kept] = ctx.saved_tensors
+        # A copy, as two threads may go backwards at once.
+        masking = MaskingFields.from_buffer_copy(ctx.masking)
+        masking.kept = address(kept, torch.uint8)
+        return _masked(loaded_kernels().transduce_mask, gradients[0], masking), None
 
 
 def _masked(kernel: Any, x: Tensor, masking: MaskingFields) -> Tensor:

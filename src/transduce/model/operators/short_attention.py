@@ -13,8 +13,8 @@ from transduce.kernels.loading import address
 from transduce.model.operators.kernels.fields import AttentionFields
 from transduce.model.operators.kernels.library import kernels, loaded_kernels
 
-MOST_KEYS = 256
-"""From more on PyTorch's fused kernel is as fast."""
+MOST_KEYS = 128
+"""Over more, PyTorch's fused kernel is about as fast, and keeps no weights."""
 WHOLE = 16
 """Numbers of a head's query, key and value: a multiple, so that lanes are full."""
 
@@ -39,6 +39,7 @@ def has_short_attention(
     return (
         query.device.type == "cpu"
         and query.dtype != torch.float64
+        and not torch.compiler.is_compiling()  # what has no addresses yet
         and 0 < memory.size(1) <= MOST_KEYS
         and heads.d_k % WHOLE == 0
         and heads.d_v % WHOLE == 0
@@ -104,8 +105,9 @@ class _ShortAttention(torch.autograd.Function):
         of_output = gradients[0].contiguous()
         query, key_value, weights = ctx.saved_tensors
         of_query, of_key_value = torch.empty_like(query), torch.empty_like(key_value)
-        fields: AttentionFields = ctx.fields
-        # Where they are now: who saves them may have had them elsewhere.
+        # A copy, as two threads may go backwards at once; and the addresses of now, as
+        # what is saved may have been elsewhere meanwhile.
+        fields = AttentionFields.from_buffer_copy(ctx.fields)
         fields.query, fields.key_value = address(query), address(key_value)
         fields.weights = address(weights)
         fields.of_output = address(of_output)
@@ -119,6 +121,8 @@ def _run(kernel: Any, fields: AttentionFields) -> None:
     at = ctypes.byref(fields)
     threads = torch.get_num_threads()
     size = loaded_kernels().transduce_attention_room(at)
-    room = torch.empty(threads, size)  # which is here until the kernel is done
+    room = torch.empty(
+        threads, size, dtype=torch.float32, device="cpu"
+    )  # which is here until the kernel is done
     fields.room = address(room)
     kernel(at, threads)

@@ -111,8 +111,9 @@ def _in_chunks(
     target_out: Int[Tensor, " rows"],
     vocab_size: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    rows = max(LOGITS // vocab_size, LOGIT_ROWS)
-    rows = GPU_LOGIT_ROWS if states.is_cuda else rows
+    # Whole multiples, as products in bf16 come in blocks.
+    multiple = max(LOGITS // vocab_size // LOGIT_ROWS, 1)
+    rows = GPU_LOGIT_ROWS if states.is_cuda else LOGIT_ROWS * multiple
     return zip(states.split(rows), target_out.split(rows), strict=True)
 
 

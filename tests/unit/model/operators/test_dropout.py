@@ -1,5 +1,7 @@
 """Dropout: the rate is met, the mean is kept, the gradient knows what was dropped."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -21,6 +23,12 @@ def kind_of_dropout(request, monkeypatch):
         monkeypatch.setattr(dropout, "kernels", lambda: None)
     elif kernels() is None:
         pytest.skip("this processor can run no kernel")
+
+
+@pytest.fixture
+def asked_anew():
+    yield
+    kernels.cache_clear()
 
 
 def dropped(rate: float, size: int = SIZE) -> torch.Tensor:
@@ -74,6 +82,23 @@ def test_the_gradient_uses_the_same_mask():
     assert 0 < (x.grad == 0).sum() < x.numel()
 
 
+def test_threads_may_go_backwards_at_once():
+    x = torch.randn(20_000, requires_grad=True)
+    y = Dropout(0.4).train()(x)
+    outers = [torch.randn_like(x) for _ in range(40)]
+
+    def backwards(outer: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(y, x, outer, retain_graph=True)[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(backwards, outers))
+    assert all(map(torch.equal, found, map(backwards, outers)))
+
+
+def test_what_is_no_number_stays_none():
+    assert Dropout(0.5).train()(torch.full((100,), torch.nan)).isnan().all()
+
+
 def test_the_input_is_left_as_it_was():
     x = torch.ones(100)
     Dropout(0.5).train()(x)
@@ -119,7 +144,7 @@ def test_double_precision_is_kept():
 @pytest.mark.skipif(
     not BUILDS["avx512"] <= processor_flags(), reason="this processor can run but one"
 )
-def test_all_builds_draw_the_same(monkeypatch):
+def test_all_builds_draw_the_same(monkeypatch, asked_anew):
     def drawn(build: str) -> torch.Tensor:
         monkeypatch.setattr(loading, "processor_flags", lambda: BUILDS[build])
         kernels.cache_clear()
@@ -127,7 +152,6 @@ def test_all_builds_draw_the_same(monkeypatch):
         return dropped(0.3, 5_000)
 
     one, other = map(drawn, BUILDS)
-    kernels.cache_clear()
     assert torch.equal(one, other)
 
 

@@ -1,6 +1,7 @@
 """Attention by its kernel against PyTorch in double precision, and its gradients."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -21,10 +22,16 @@ from transduce.model.operators.short_attention import (
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
 
-LENGTHS = [(1, 1), (1, 16), (3, 7), (4, 8), (17, 33), (64, 64), (90, 15), (5, 250)]
+LENGTHS = [(1, 1), (1, 16), (3, 7), (4, 8), (17, 33), (64, 64), (90, 15), (5, 128)]
 WIDTHS = [(1, 16, 16), (4, 32, 32), (2, 64, 48), (3, 16, 80)]
 MASKS = ["none", "of keys", "of queries", "of both", "nothing for a query"]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture
+def asked_anew():
+    yield
+    kernels.cache_clear()
 
 
 def heads_of(count: int, d_k: int, d_v: int) -> Heads:
@@ -140,6 +147,33 @@ def test_what_was_kept_elsewhere_meanwhile_is_found():
     assert all(map(torch.equal, found, expected))
 
 
+def test_threads_may_go_backwards_at_once():
+    heads = heads_of(4, 32, 32)
+    query, key_value = drawn(20, 12, 12, heads)
+    output = short_attention(query, key_value, None, heads)
+    outers = [torch.randn_like(output) for _ in range(40)]
+
+    def backwards(outer: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, (query, key_value), outer, retain_graph=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(backwards, outers))
+    for each, outer in zip(found, outers, strict=True):
+        assert all(map(torch.equal, each, backwards(outer)))
+
+
+def test_another_default_precision_changes_nothing():
+    heads = heads_of(2, 16, 16)
+    query, key_value = drawn(2, 3, 5, heads)
+    expected = short_attention(query, key_value, None, heads)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = short_attention(query, key_value, None, heads)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_what_is_no_number_stays_none_in_its_sentence(which):
     heads = heads_of(2, 16, 16)
@@ -153,7 +187,7 @@ def test_what_is_no_number_stays_none_in_its_sentence(which):
 @pytest.mark.skipif(
     not BUILDS["avx512"] <= processor_flags(), reason="this processor can run but one"
 )
-def test_all_builds_say_the_same(monkeypatch):
+def test_all_builds_say_the_same(monkeypatch, asked_anew):
     heads = heads_of(3, 32, 48)
     query, key_value = drawn(4, 9, 13, heads)
 
@@ -164,7 +198,6 @@ def test_all_builds_say_the_same(monkeypatch):
         return output, *torch.autograd.grad(output.sum(), (query, key_value))
 
     one, other = map(by, BUILDS)
-    kernels.cache_clear()
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 

@@ -50,7 +50,7 @@ static void apply(const Masking *m, int64_t first, int64_t end)
     const uint8_t *restrict kept = m->kept;
     const float scale = m->scale;
     for (int64_t i = first; i < end; i++)
-        y[i] = kept[i] ? x[i] * scale : 0.0f;
+        y[i] = x[i] * (kept[i] ? scale : 0.0f); /* NaN stays NaN */
 }
 
 static int64_t end_of(const Masking *m, int64_t block)
