@@ -23,7 +23,8 @@ SETTINGS = (
     "training.label_smoothing=0.0",
     "training.warmup_steps=50",
     "training.learning_rate_scale=1.0",
-    "training.steps=800",
+    "training.steps=600",
+    "training.cooldown_share=0.4",
     "training.checkpoint_steps=50",
     "training.keep_checkpoints=4",
 )

@@ -121,8 +121,7 @@ def _run(kernel: Any, fields: AttentionFields) -> None:
     at = ctypes.byref(fields)
     threads = torch.get_num_threads()
     size = loaded_kernels().transduce_attention_room(at)
-    room = torch.empty(
-        threads, size, dtype=torch.float32, device="cpu"
-    )  # which is here until the kernel is done
+    # Kept until the kernel is done.
+    room = torch.empty(threads, size, dtype=torch.float32, device="cpu")
     fields.room = address(room)
     kernel(at, threads)
