@@ -14,7 +14,7 @@ from transduce.errors import CheckpointError, VersionError
 from transduce.experiments.run_folder import RunFolder
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig
-from transduce.training.optimizer import require_moments
+from transduce.training.optimizer.weight_optimizer import require_moments
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import TrainingState
 from transduce.whole_folders import remove_folder

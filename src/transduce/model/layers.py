@@ -11,6 +11,7 @@ from transduce.model.cache import LayerCache, first_room
 from transduce.model.config import Activation, ModelConfig, Norm
 from transduce.model.operators.dropout import Dropout
 from transduce.model.operators.linear import Linear
+from transduce.model.operators.residual import has_normalized_sum, normalized_sum
 
 
 class FeedForward(nn.Module):
@@ -63,7 +64,10 @@ class ResidualConnection(nn.Module):
             # Unlike the paper: normalised before the sub-layer, which lets deep
             # stacks train without warm-up (Nguyen and Salazar, 2019).
             return x + self.dropout(sublayer(self.norm(x)))
-        return self.norm(x + self.dropout(sublayer(x)))
+        addend = sublayer(x)
+        if self.dropout.is_on and has_normalized_sum(x, addend):
+            return normalized_sum(x, addend, self.dropout.rate, self.norm)
+        return self.norm(x + self.dropout(addend))
 
 
 class EncoderLayer(nn.Module):

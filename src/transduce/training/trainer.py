@@ -22,7 +22,7 @@ from transduce.training.distributed import ALONE, Processes, Share, apart
 from transduce.training.fitting import Fit, fit
 from transduce.training.loss.batch_loss import BatchLoss, as_tensor
 from transduce.training.loss.guidance import Guidance
-from transduce.training.optimizer import (
+from transduce.training.optimizer.weight_optimizer import (
     ADAM_MOMENTS,
     WeightOptimizer,
     require_moments,

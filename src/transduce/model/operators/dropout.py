@@ -4,7 +4,7 @@ import ctypes
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
@@ -28,8 +28,13 @@ class Dropout(nn.Module):
         super().__init__()
         self.rate = rate
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is dropped."""
+        return self.training and self.rate > 0
+
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        if not self.training or self.rate == 0:
+        if not self.is_on:
             return x
         if _has_kernel(x):
             return _CompiledDropout.apply(x, self.rate)  # type: ignore[no-untyped-call] # torch's own
@@ -50,19 +55,9 @@ class _CompiledDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
-        library = loaded_kernels()
-        kept = x.new_empty(library.transduce_mask_bytes(x.numel()), dtype=torch.uint8)
-        num_dropped = _num_dropped(rate)
-        seeds = x.new_empty(2, dtype=torch.int64).random_(2**32).tolist()
-        ctx.masking = MaskingFields(
-            kept=address(kept, torch.uint8),
-            count=x.numel(),
-            seeds=(ctypes.c_uint32 * 2)(*seeds),
-            num_dropped=num_dropped,
-            scale=_scale(num_dropped),
-        )
+        kept, ctx.masking = masking_of(x, rate)
         ctx.save_for_backward(kept)
-        return _masked(library.transduce_drop, x, ctx.masking)
+        return _masked(loaded_kernels().transduce_drop, x, ctx.masking)
 
     @staticmethod
     @once_differentiable
@@ -72,6 +67,23 @@ class _CompiledDropout(torch.autograd.Function):
         masking = MaskingFields.from_buffer_copy(ctx.masking)
         masking.kept = address(kept, torch.uint8)
         return _masked(loaded_kernels().transduce_mask, gradients[0], masking), None
+
+
+def masking_of(
+    x: Float[Tensor, "*shape"], rate: float
+) -> tuple[Integer[Tensor, " bytes"], MaskingFields]:
+    """Room for the masks of x, and what the kernels are to draw in it."""
+    num_bytes = loaded_kernels().transduce_mask_bytes(x.numel())
+    kept = x.new_empty(num_bytes, dtype=torch.uint8)
+    num_dropped = _num_dropped(rate)
+    seeds = x.new_empty(2, dtype=torch.int64).random_(2**32).tolist()
+    return kept, MaskingFields(
+        kept=address(kept, torch.uint8),
+        count=x.numel(),
+        seeds=(ctypes.c_uint32 * 2)(*seeds),
+        num_dropped=num_dropped,
+        scale=_scale(num_dropped),
+    )
 
 
 def _masked(kernel: Any, x: Tensor, masking: MaskingFields) -> Tensor:

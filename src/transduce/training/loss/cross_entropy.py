@@ -1,5 +1,6 @@
 """Label-smoothed cross-entropy (section 5.4; Szegedy et al., 2016)."""
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.kernels.loading import address
+from transduce.model.operators.kernels.fields import CrossEntropyFields
+from transduce.model.operators.kernels.library import kernels, loaded_kernels
 from transduce.model.operators.linear import in_blocks, is_in_blocks
 
 LOGITS = 2**23
@@ -77,12 +81,10 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         for chunk, targets in _in_chunks(states, target_out, len(matrix)):
             rows = _as_factor(chunk, matrix)
             logits = (rows @ matrix.T)[: len(chunk)]
-            probabilities, log_total = _softmax(logits, output_weight.dtype)
-            sums += _losses(logits, log_total, targets, label_smoothing)
-            # From here on the probabilities become the gradient of the logits.
-            gradient = probabilities.sub_(label_smoothing / len(matrix))
-            row = torch.arange(len(chunk), device=targets.device)
-            gradient[row, targets] -= 1 - label_smoothing
+            losses, gradient = _differentiated(
+                logits, targets, label_smoothing, output_weight.dtype
+            )
+            sums += losses
             gradient = _as_factor(gradient, matrix)
             state_gradients.append((gradient @ matrix)[: len(chunk)])
             weight_gradient += gradient.T @ rows
@@ -115,6 +117,56 @@ def _in_chunks(
     multiple = max(LOGITS // vocab_size // LOGIT_ROWS, 1)
     rows = GPU_LOGIT_ROWS if states.is_cuda else LOGIT_ROWS * multiple
     return zip(states.split(rows), target_out.split(rows), strict=True)
+
+
+def _differentiated(
+    logits: Float[Tensor, "chunk vocab"],
+    targets: Int[Tensor, " chunk"],
+    label_smoothing: float,
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "2"], Float[Tensor, "chunk vocab"]]:
+    """The sums of both losses, and the gradient of the first, which may take the place
+    of the logits."""
+    if _has_kernel(logits, dtype):
+        return _differentiated_by_kernel(logits.float(), targets, label_smoothing)
+    probabilities, log_total = _softmax(logits, dtype)
+    sums = _losses(logits, log_total, targets, label_smoothing)
+    # From here on the probabilities become the gradient of the logits.
+    gradient = probabilities.sub_(label_smoothing / logits.size(1))
+    row = torch.arange(len(logits), device=targets.device)
+    gradient[row, targets] -= 1 - label_smoothing
+    return sums, gradient
+
+
+def _has_kernel(logits: Float[Tensor, "chunk vocab"], dtype: torch.dtype) -> bool:
+    if logits.device.type != "cpu" or dtype != torch.float32:
+        return False
+    # What is being compiled has no addresses yet.
+    return kernels() is not None and not torch.compiler.is_compiling()
+
+
+def _differentiated_by_kernel(
+    logits: Float[Tensor, "chunk vocab"],
+    targets: Int[Tensor, " chunk"],
+    label_smoothing: float,
+) -> tuple[Float[Tensor, "2"], Float[Tensor, "chunk vocab"]]:
+    """A row at a time, which stays in the cache meanwhile."""
+    rows, vocab = logits.shape
+    targets = targets.contiguous()
+    assert rows == 0 or 0 <= int(targets.min()) <= int(targets.max()) < vocab
+    losses = logits.new_empty(2, rows)
+    fields = CrossEntropyFields(
+        rows=rows,
+        vocab=vocab,
+        logits=address(logits),
+        targets=address(targets, torch.int64),
+        smoothing=label_smoothing,
+        smoothed=address(losses[0]),
+        negative_log_likelihood=address(losses[1]),
+    )
+    kernel = loaded_kernels().transduce_form_cross_entropy
+    kernel(ctypes.byref(fields), torch.get_num_threads())
+    return losses.sum(dim=1), logits
 
 
 def _softmax(

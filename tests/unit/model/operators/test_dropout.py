@@ -5,9 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from transduce.device import processor_flags
-from transduce.kernels import loading
-from transduce.kernels.loading import BUILDS
 from transduce.model.operators import dropout
 from transduce.model.operators.dropout import Dropout
 from transduce.model.operators.kernels.library import kernels
@@ -23,12 +20,6 @@ def kind_of_dropout(request, monkeypatch):
         monkeypatch.setattr(dropout, "kernels", lambda: None)
     elif kernels() is None:
         pytest.skip("this processor can run no kernel")
-
-
-@pytest.fixture
-def asked_anew():
-    yield
-    kernels.cache_clear()
 
 
 def dropped(rate: float, size: int = SIZE) -> torch.Tensor:
@@ -139,20 +130,6 @@ def test_half_precision_is_kept():
 def test_double_precision_is_kept():
     x = torch.ones(1_000, dtype=torch.float64)
     assert Dropout(0.5).train()(x).unique().tolist() == [0.0, 2.0]
-
-
-@pytest.mark.skipif(
-    not BUILDS["avx512"] <= processor_flags(), reason="this processor can run but one"
-)
-def test_all_builds_draw_the_same(monkeypatch, asked_anew):
-    def drawn(build: str) -> torch.Tensor:
-        monkeypatch.setattr(loading, "processor_flags", lambda: BUILDS[build])
-        kernels.cache_clear()
-        torch.manual_seed(5)
-        return dropped(0.3, 5_000)
-
-    one, other = map(drawn, BUILDS)
-    assert torch.equal(one, other)
 
 
 def test_threads_change_nothing(two_threads):

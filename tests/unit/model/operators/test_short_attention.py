@@ -7,9 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.device import processor_flags
-from transduce.kernels import loading
-from transduce.kernels.loading import BUILDS
 from transduce.model.attention import MultiHeadAttention, attention_weights
 from transduce.model.operators import short_attention as module
 from transduce.model.operators.kernels.library import kernels
@@ -26,12 +23,6 @@ LENGTHS = [(1, 1), (1, 16), (3, 7), (4, 8), (17, 33), (64, 64), (90, 15), (5, 12
 WIDTHS = [(1, 16, 16), (4, 32, 32), (2, 64, 48), (3, 16, 80)]
 MASKS = ["none", "of keys", "of queries", "of both", "nothing for a query"]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-@pytest.fixture
-def asked_anew():
-    yield
-    kernels.cache_clear()
 
 
 def heads_of(count: int, d_k: int, d_v: int) -> Heads:
@@ -182,23 +173,6 @@ def test_what_is_no_number_stays_none_in_its_sentence(which):
     output = short_attention(*inputs, None, heads)
     assert output[0].isnan().any()
     assert output[1].isfinite().all()
-
-
-@pytest.mark.skipif(
-    not BUILDS["avx512"] <= processor_flags(), reason="this processor can run but one"
-)
-def test_all_builds_say_the_same(monkeypatch, asked_anew):
-    heads = heads_of(3, 32, 48)
-    query, key_value = drawn(4, 9, 13, heads)
-
-    def by(build: str) -> tuple[Tensor, ...]:
-        monkeypatch.setattr(loading, "processor_flags", lambda: BUILDS[build])
-        kernels.cache_clear()
-        output = short_attention(query, key_value, None, heads)
-        return output, *torch.autograd.grad(output.sum(), (query, key_value))
-
-    one, other = map(by, BUILDS)
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_only_where_a_kernel_fits():

@@ -6,10 +6,20 @@ import pytest
 import torch
 from torch.nn import functional
 
+from transduce.model.operators.kernels.library import kernels
 from transduce.training.loss import cross_entropy as module
 from transduce.training.loss.cross_entropy import Loss, smoothed_cross_entropy
 
 EPSILONS = [0.0, 0.1, 0.4]
+
+
+@pytest.fixture(params=["by a kernel", "by PyTorch"], autouse=True)
+def kind_of_loss(request, monkeypatch):
+    """Each kind."""
+    if request.param == "by PyTorch":
+        monkeypatch.setattr(module, "kernels", lambda: None)
+    elif kernels() is None:
+        pytest.skip("this processor can run no kernel")
 
 
 def loss_of(
@@ -222,3 +232,60 @@ def test_no_rows_cost_nothing(output_weight):
     loss.smoothed.backward()
     assert loss.smoothed.item() == 0
     assert not output_weight.grad.any()
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 8, 16, 17, 40, 6_001])
+def test_any_vocabulary_costs_what_it_costs_in_double_precision(vocab):
+    logits = (4 * torch.randn(9, vocab)).requires_grad_()
+    targets = torch.randint(vocab, (9,))
+    loss = loss_of_rows(logits, targets)
+    oracle = functional.cross_entropy(
+        logits.double(), targets, label_smoothing=0.1, reduction="sum"
+    )
+    torch.testing.assert_close(
+        loss.smoothed.double(), oracle, rtol=1e-6, atol=1e-5, check_dtype=False
+    )
+    [found] = torch.autograd.grad(loss.smoothed, logits)
+    [expected] = torch.autograd.grad(oracle, logits)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def loss_of_rows(logits: torch.Tensor, targets: torch.Tensor) -> Loss:
+    """The sum of each row's, so that no matrix of the vocabulary's square is there."""
+    each = [
+        loss_of_one(row, int(target), 0.1)
+        for row, target in zip(logits.split(1), targets, strict=True)
+    ]
+    return Loss(
+        smoothed=torch.stack([loss.smoothed for loss in each]).sum(),
+        negative_log_likelihood=torch.stack(
+            [loss.negative_log_likelihood for loss in each]
+        ).sum(),
+    )
+
+
+def test_threads_change_nothing(two_threads):
+    states = torch.randn(50, 16, requires_grad=True)
+    matrix = torch.randn(300, 16, requires_grad=True)
+    targets = torch.arange(50)
+
+    def by(num_threads: int) -> tuple[torch.Tensor, ...]:
+        torch.set_num_threads(num_threads)
+        loss = smoothed_cross_entropy(states, matrix, targets, 0.1, torch.float32)
+        gradients = torch.autograd.grad(loss.smoothed, (states, matrix))
+        return loss.smoothed, loss.negative_log_likelihood, *gradients
+
+    torch.testing.assert_close(by(1), by(2), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_no_number_makes_the_loss_none():
+    logits = torch.zeros(3, 20)
+    logits[1, 7] = torch.nan
+    assert loss_of(logits, torch.tensor([1, 2, 3]), 0.1).smoothed.isnan()
+
+
+@pytest.mark.parametrize("target", [-1, 11])
+def test_a_token_beyond_the_vocabulary_is_an_error(logits, target, target_out):
+    target_out[2] = target
+    with pytest.raises((AssertionError, RuntimeError, IndexError)):
+        loss_of(logits, target_out, 0.1)

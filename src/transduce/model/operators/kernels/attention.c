@@ -32,8 +32,6 @@ typedef struct {
     Rows query, key, value, output, weights;
 } Head;
 
-static int64_t in_lanes(int64_t keys) { return (keys + LANES - 1) / LANES * LANES; }
-
 EXPORTED int64_t transduce_lanes(void) { return LANES; }
 
 /* Keys or values, side by side in whole lanes, and the gradient of the scores. */
@@ -66,20 +64,6 @@ static Head head_of(const Attention *a, int64_t item, const float *query,
 static Factor as_factor(Rows rows) { return (Factor){rows.at, rows.by_row, 1}; }
 
 static Factor transposed(Rows rows) { return (Factor){rows.at, 1, rows.by_row}; }
-
-/* Columns as rows, with zeros behind them up to whole lanes. */
-static Rows side_by_side(Rows from, int64_t rows, int64_t columns, float *room)
-{
-    const int64_t width = in_lanes(rows);
-    for (int64_t column = 0; column < columns; column++) {
-        float *to = room + column * width;
-        for (int64_t row = 0; row < rows; row++)
-            to[row] = from.at[row * from.by_row + column];
-        for (int64_t row = rows; row < width; row++)
-            to[row] = 0.0f;
-    }
-    return (Rows){room, width};
-}
 
 /* Scores to weights that sum to one. A query that may attend to no key attends to all
    alike. */

@@ -1,6 +1,9 @@
 /* All kernels of training, for processors with AVX-512 VNNI. */
 /* clang-format off */
 #include "attention.c"
+#include "cross_entropy.c"
 #include "dropout.c"
+#include "orthogonal.c"
+#include "residual.c"
 #include "threads.c"
 #include "sizes.c"

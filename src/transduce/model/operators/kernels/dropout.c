@@ -1,22 +1,12 @@
 /* Dropout (section 5.4): masks, and what they leave. */
-#include "exported.h"
-#include "lanes.h"
+#include "dropout.h"
+
 #include "threads.h"
 
 #define HALF 512 /* masks of the lower, and of the upper bits of as many draws */
 #define BLOCK (2 * HALF)
 #define LEAST_BLOCKS 16 /* fewer are not worth a thread */
 #define BITS 16         /* of a mask's draw */
-
-typedef struct {
-    const float *x; /* or the gradient of y */
-    float *y;       /* or that of x */
-    uint8_t *kept;  /* a whole number of blocks */
-    int64_t count;
-    uint32_t seeds[2];
-    uint32_t num_dropped; /* of 65,536 */
-    float scale;
-} Masking;
 
 /* Every bit of x changes each of the result with a chance of about a half (the
    function `lowbias32` of Wellons, 2018). */

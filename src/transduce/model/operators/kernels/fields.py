@@ -41,3 +41,54 @@ class MaskingFields(ctypes.Structure):
         ("num_dropped", c_uint32),
         ("scale", c_float),
     ]
+
+
+class OrthogonalizationFields(ctypes.Structure):
+    """`Orthogonalization` of orthogonal.c."""
+
+    _fields_ = [
+        ("count", c_int64),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("steps", c_int64),
+        ("factors", c_float * 3),
+        ("least_norm", c_float),
+        ("matrices", c_void_p),
+        ("room", c_void_p),
+    ]
+
+
+class CrossEntropyFields(ctypes.Structure):
+    """`CrossEntropy` of cross_entropy.c."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        ("vocab", c_int64),
+        ("logits", c_void_p),
+        ("targets", c_void_p),
+        ("smoothing", c_float),
+        ("smoothed", c_void_p),
+        ("negative_log_likelihood", c_void_p),
+    ]
+
+
+class ResidualFields(ctypes.Structure):
+    """`Residual` of residual.c."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        ("width", c_int64),
+        ("epsilon", c_float),
+        ("x", c_void_p),
+        ("gain", c_void_p),
+        ("bias", c_void_p),
+        ("normalized", c_void_p),
+        ("inverse_deviation", c_void_p),
+        ("y", c_void_p),
+        ("of_y", c_void_p),
+        ("of_x", c_void_p),
+        ("of_gain", c_void_p),
+        ("of_bias", c_void_p),
+        ("of_groups", c_void_p),
+        ("masking", MaskingFields),
+    ]

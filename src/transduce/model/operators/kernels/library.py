@@ -6,10 +6,22 @@ from functools import cache
 from pathlib import Path
 
 from transduce.kernels.loading import fastest_library
-from transduce.model.operators.kernels.fields import AttentionFields, MaskingFields
+from transduce.model.operators.kernels.fields import (
+    AttentionFields,
+    CrossEntropyFields,
+    MaskingFields,
+    OrthogonalizationFields,
+    ResidualFields,
+)
 
 FOLDER = Path(__file__).parent
-FIELDS: tuple[type[ctypes.Structure], ...] = (AttentionFields, MaskingFields)
+FIELDS: tuple[type[ctypes.Structure], ...] = (
+    AttentionFields,
+    MaskingFields,
+    OrthogonalizationFields,
+    CrossEntropyFields,
+    ResidualFields,
+)
 
 
 @cache
@@ -29,10 +41,14 @@ def _declare(library: ctypes.CDLL) -> None:
     library.transduce_lanes.argtypes = []
     library.transduce_mask_bytes.argtypes = [c_int64]
     library.transduce_attention_room.argtypes = [c_void_p]
+    library.transduce_orthogonal_room.argtypes = [c_void_p]
+    library.transduce_residual_groups.argtypes = [c_void_p]
     for count in (
         library.transduce_lanes,
         library.transduce_mask_bytes,
         library.transduce_attention_room,
+        library.transduce_orthogonal_room,
+        library.transduce_residual_groups,
     ):
         count.restype = c_int64
     for kernel in (
@@ -40,6 +56,10 @@ def _declare(library: ctypes.CDLL) -> None:
         library.transduce_form_attention_gradients,
         library.transduce_drop,
         library.transduce_mask,
+        library.transduce_orthogonalize,
+        library.transduce_form_cross_entropy,
+        library.transduce_normalize_sum,
+        library.transduce_differentiate_normalized_sum,
     ):
         kernel.argtypes = [c_void_p, c_int]
         kernel.restype = None

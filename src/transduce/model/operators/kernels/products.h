@@ -20,6 +20,22 @@ typedef struct {
     int64_t by_row;
 } Rows;
 
+static int64_t in_lanes(int64_t keys) { return (keys + LANES - 1) / LANES * LANES; }
+
+/* Columns as rows, with zeros behind them up to whole lanes. */
+static Rows side_by_side(Rows from, int64_t rows, int64_t columns, float *room)
+{
+    const int64_t width = in_lanes(rows);
+    for (int64_t column = 0; column < columns; column++) {
+        float *to = room + column * width;
+        for (int64_t row = 0; row < rows; row++)
+            to[row] = from.at[row * from.by_row + column];
+        for (int64_t row = rows; row < width; row++)
+            to[row] = 0.0f;
+    }
+    return (Rows){room, width};
+}
+
 static inline __attribute__((always_inline)) void
 multiply_tile(Factor one, Rows other, int64_t inner, Rows to, int rows, int registers)
 {

@@ -8,4 +8,7 @@ EXPORTED void transduce_sizes(int64_t sizes[2])
 {
     sizes[0] = sizeof(Attention);
     sizes[1] = sizeof(Masking);
+    sizes[2] = sizeof(Orthogonalization);
+    sizes[3] = sizeof(CrossEntropy);
+    sizes[4] = sizeof(Residual);
 }

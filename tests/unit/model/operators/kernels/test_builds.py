@@ -1,0 +1,79 @@
+"""Builds of the kernels of training, for one processor and another, say the same."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import grad
+
+from transduce.device import processor_flags
+from transduce.kernels import loading
+from transduce.kernels.loading import BUILDS
+from transduce.model.operators.dropout import Dropout
+from transduce.model.operators.kernels.library import kernels
+from transduce.model.operators.residual import normalized_sum
+from transduce.model.operators.short_attention import Heads, short_attention
+from transduce.training.loss.cross_entropy import smoothed_cross_entropy
+from transduce.training.optimizer.orthogonal import orthogonalized
+
+pytestmark = pytest.mark.skipif(
+    not BUILDS["avx512"] <= processor_flags(), reason="this processor can run but one"
+)
+
+
+@pytest.fixture
+def asked_anew():
+    yield
+    kernels.cache_clear()
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+def attention() -> tuple[Tensor, ...]:
+    heads = Heads(count=3, d_k=32, d_v=48, scale=1 / math.sqrt(32))
+    query, key_value = drawn(4, 9, 96), drawn(4, 13, 240)
+    output = short_attention(query, key_value, None, heads)
+    return output, *grad(output.sum(), (query, key_value))
+
+
+def masks() -> tuple[Tensor, ...]:
+    return (Dropout(0.3).train()(torch.ones(5_000)),)
+
+
+def residual_sum() -> tuple[Tensor, ...]:
+    x, addend, norm = drawn(40, 48), drawn(40, 48), nn.LayerNorm(48)
+    output = normalized_sum(x, addend, 0.3, norm)
+    inputs = x, addend, norm.weight, norm.bias
+    return output, *grad(output, inputs, torch.randn_like(output))
+
+
+def loss() -> tuple[Tensor, ...]:
+    states, matrix = drawn(9, 16), drawn(101, 16)
+    found = smoothed_cross_entropy(
+        states, matrix, torch.arange(9), 0.1, torch.float32
+    ).smoothed
+    return found.detach(), *grad(found, (states, matrix))
+
+
+def orthogonal_matrices() -> tuple[Tensor, ...]:
+    return (orthogonalized(torch.randn(3, 48, 80)),)
+
+
+@pytest.mark.parametrize(
+    "said", [attention, masks, residual_sum, loss, orthogonal_matrices]
+)
+def test_all_builds_say_the_same(
+    said: Callable[[], tuple[Tensor, ...]], monkeypatch, asked_anew
+):
+    def by(build: str) -> tuple[Tensor, ...]:
+        monkeypatch.setattr(loading, "processor_flags", lambda: BUILDS[build])
+        kernels.cache_clear()
+        torch.manual_seed(5)
+        return said()
+
+    one, other = map(by, BUILDS)
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
