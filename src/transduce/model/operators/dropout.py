@@ -44,10 +44,12 @@ class Dropout(nn.Module):
 
 
 def _has_kernel(x: Float[Tensor, "*shape"]) -> bool:
-    if x.device.type != "cpu" or x.dtype == torch.float64:
-        return False
-    # What is being compiled has no addresses yet.
-    return kernels() is not None and not torch.compiler.is_compiling()
+    return (
+        x.device.type == "cpu"
+        and x.dtype != torch.float64
+        and not torch.compiler.is_compiling()  # what has no addresses yet
+        and kernels() is not None
+    )
 
 
 class _CompiledDropout(torch.autograd.Function):

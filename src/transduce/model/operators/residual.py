@@ -13,8 +13,8 @@ from transduce.model.operators.dropout import masking_of
 from transduce.model.operators.kernels.fields import ResidualFields
 from transduce.model.operators.kernels.library import kernels, loaded_kernels
 
-WHOLE = 16
-"""Numbers of a row: a multiple, so that lanes are full."""
+GROUP = 32
+"""Numbers of a row: a multiple, so that so many rows have masks of their own."""
 
 
 def has_normalized_sum(
@@ -23,9 +23,11 @@ def has_normalized_sum(
     """Whether there is a kernel for it."""
     return (
         x.device.type == "cpu"
-        and x.dtype == addend.dtype == torch.float32
+        and x.dtype == torch.float32
+        and addend.dtype in (torch.float32, torch.bfloat16)
+        and x.shape == addend.shape
         and not torch.compiler.is_compiling()  # what has no addresses yet
-        and x.size(-1) % WHOLE == 0
+        and x.size(-1) % GROUP == 0
         and kernels() is not None
     )
 
@@ -36,9 +38,9 @@ def normalized_sum(
     rate: float,
     norm: nn.LayerNorm,
 ) -> Float[Tensor, "*rows width"]:
-    """LayerNorm(x + Dropout(addend)), with dropout at a rate above zero."""
+    """LayerNorm(x + Dropout(addend)), with dropout at a rate above zero; in fp32."""
     result: Tensor = _NormalizedSum.apply(  # type: ignore[no-untyped-call] # torch's own
-        x, addend, rate, norm.weight, norm.bias, norm.eps
+        x, addend.float(), rate, norm.weight, norm.bias, norm.eps
     )
     return result
 

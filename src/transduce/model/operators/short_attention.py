@@ -11,12 +11,14 @@ from torch.autograd.function import once_differentiable
 
 from transduce.kernels.loading import address
 from transduce.model.operators.kernels.fields import AttentionFields
-from transduce.model.operators.kernels.library import kernels, loaded_kernels
+from transduce.model.operators.kernels.library import (
+    WHOLE,
+    kernels,
+    loaded_kernels,
+)
 
 MOST_KEYS = 128
 """Over more, PyTorch's fused kernel is about as fast, and keeps no weights."""
-WHOLE = 16
-"""Numbers of a head's query, key and value: a multiple, so that lanes are full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,10 +139,12 @@ def _differentiated(
 
 
 def _has_kernel(logits: Float[Tensor, "chunk vocab"], dtype: torch.dtype) -> bool:
-    if logits.device.type != "cpu" or dtype != torch.float32:
-        return False
-    # What is being compiled has no addresses yet.
-    return kernels() is not None and not torch.compiler.is_compiling()
+    return (
+        logits.device.type == "cpu"
+        and dtype == torch.float32
+        and not torch.compiler.is_compiling()  # what has no addresses yet
+        and kernels() is not None
+    )
 
 
 def _differentiated_by_kernel(
@@ -152,8 +154,9 @@ def _differentiated_by_kernel(
 ) -> tuple[Float[Tensor, "2"], Float[Tensor, "chunk vocab"]]:
     """A row at a time, which stays in the cache meanwhile."""
     rows, vocab = logits.shape
-    targets = targets.contiguous()
-    assert rows == 0 or 0 <= int(targets.min()) <= int(targets.max()) < vocab
+    targets = targets.long().contiguous()
+    if rows > 0 and not 0 <= int(targets.min()) <= int(targets.max()) < vocab:
+        raise IndexError("Ids must be those of tokens, but one is not.")
     losses = logits.new_empty(2, rows)
     fields = CrossEntropyFields(
         rows=rows,

@@ -8,7 +8,11 @@ from torch import Tensor
 
 from transduce.kernels.loading import address
 from transduce.model.operators.kernels.fields import OrthogonalizationFields
-from transduce.model.operators.kernels.library import kernels, loaded_kernels
+from transduce.model.operators.kernels.library import (
+    WHOLE,
+    kernels,
+    loaded_kernels,
+)
 
 STEPS = 5
 """Of Newton and Schulz."""
@@ -16,11 +20,8 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 """Factors of x, x^3 and x^5 that bring any x from 0 to 1 near one (Jordan et al.)."""
 LEAST_NORM = 1e-7
 """Added to a matrix's, which may be zero."""
-
 MOST_ROWS, MOST_COLUMNS = 256, 512
-"""Of a matrix that stays in the cache of one core."""
-WHOLE = 16
-"""Rows, and columns: a multiple, so that lanes are full."""
+"""Of a matrix that stays in the caches of one core, or nearly."""
 
 
 def orthogonalized(

@@ -15,7 +15,7 @@ from transduce.model.operators.residual import has_normalized_sum, normalized_su
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
 
-SHAPES = [(1, 16), (3, 48), (31, 128), (2, 16, 128), (5, 7, 3, 32), (100, 512)]
+SHAPES = [(1, 32), (3, 96), (31, 128), (2, 16, 128), (5, 7, 3, 32), (100, 512)]
 RATE, EPSILON = 0.3, 1e-6
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -64,16 +64,29 @@ def test_the_numbers_next_to_the_mean_of_large_ones_are_kept():
     )
 
 
+def test_what_is_added_in_bf16_is_that_of_the_rounded_numbers():
+    x, addend, gain, bias = drawn((5, 32))
+    rounded = addend.detach().bfloat16().requires_grad_()
+    output = by_kernel(x, rounded, gain, bias)
+    expected = by_kernel(x, rounded.detach().float(), gain, bias)
+    assert output.dtype == torch.float32
+    assert torch.equal(output, expected)
+    [gradient] = torch.autograd.grad(output.square().sum(), rounded)
+    assert gradient.dtype == torch.bfloat16
+    assert gradient.any()
+
+
 def test_rows_of_equal_numbers_have_the_bias_alone():
-    _, _, gain, bias = drawn((3, 16))
-    output = by_kernel(torch.full((3, 16), 7.0), torch.zeros(3, 16), gain, bias)
-    torch.testing.assert_close(output, bias.expand(3, 16))
+    _, _, gain, bias = drawn((3, 32))
+    output = by_kernel(torch.full((3, 32), 7.1), torch.zeros(3, 32), gain, bias)
+    # Of one unit in the last place of the mean, epsilon leaves half a thousandth.
+    torch.testing.assert_close(output, bias.expand(3, 32), atol=2e-3, rtol=0)
 
 
 def test_no_rows_are_none():
-    inputs = drawn((0, 16))
+    inputs = drawn((0, 32))
     output = by_kernel(*inputs)
-    assert output.shape == (0, 16)
+    assert output.shape == (0, 32)
     assert not torch.autograd.grad(output.sum(), inputs)[2].any()
 
 
@@ -126,7 +139,7 @@ def test_what_does_not_lie_in_a_row_is_read_alike():
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_what_is_no_number_stays_none_in_its_row(which):
-    inputs = drawn((3, 16))
+    inputs = drawn((3, 32))
     with torch.no_grad():
         inputs[which][1] = torch.nan
     output = by_kernel(*inputs)
@@ -137,9 +150,10 @@ def test_only_where_a_kernel_fits(monkeypatch):
     x = torch.zeros(2, 32)
     assert has_normalized_sum(x, x)
     assert not has_normalized_sum(x.double(), x.double())
-    assert not has_normalized_sum(x, x.bfloat16())
+    assert has_normalized_sum(x, x.bfloat16())
+    assert not has_normalized_sum(x.bfloat16(), x)
     assert not has_normalized_sum(x.to("meta"), x.to("meta"))
-    assert not has_normalized_sum(torch.zeros(2, 24), torch.zeros(2, 24))
+    assert not has_normalized_sum(torch.zeros(2, 48), torch.zeros(2, 48))
     monkeypatch.setattr(module, "kernels", lambda: None)
     assert not has_normalized_sum(x, x)
 

@@ -17,6 +17,7 @@ def test_muon_moves_as_that_of_torch_does(dtype, tolerance):
     """Which multiplies in bf16, and so only roughly."""
     ours = [nn.Parameter(torch.randn(6, 4)) for _ in range(2)]
     ours.append(nn.Parameter(torch.randn(3, 7)))
+    ours.append(nn.Parameter(torch.randn(32, 16)))
     theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
     start = [weight.detach().clone() for weight in ours]
     mine = Muon(ours, dtype)
@@ -58,7 +59,7 @@ class Thread(Processes):
 @pytest.mark.parametrize("count", [2, 3])
 def test_processes_share_muons_products(count):
     """Two matrices of one shape, and one of another: some have nothing to do."""
-    start = [torch.randn(6, 4), torch.randn(6, 4), torch.randn(3, 7)]
+    start = [torch.randn(32, 16), torch.randn(32, 16), torch.randn(3, 7)]
     gradients = [torch.randn_like(matrix) for _ in range(2) for matrix in start]
 
     def moved(processes: Processes) -> list[torch.Tensor]:

@@ -1,12 +1,12 @@
 /* Dropout (section 5.4): masks, and what they leave. */
 #include "dropout.h"
 
+#include "exported.h"
 #include "threads.h"
 
-#define HALF 512 /* masks of the lower, and of the upper bits of as many draws */
-#define BLOCK (2 * HALF)
-#define LEAST_BLOCKS 16 /* fewer are not worth a thread */
-#define BITS 16         /* of a mask's draw */
+#define HALF (BLOCK / 2) /* masks of the lower, and of the upper bits of the draws */
+#define LEAST_BLOCKS 16  /* fewer are not worth a thread */
+#define BITS 16          /* of a mask's draw */
 
 /* Every bit of x changes each of the result with a chance of about a half (the
    function `lowbias32` of Wellons, 2018). */
@@ -49,20 +49,20 @@ static int64_t end_of(const Masking *m, int64_t block)
     return end < m->count ? end : m->count;
 }
 
-static void drop_blocks(void *shared, int64_t first, int64_t end, int worker)
+static void drop_blocks(void *masking, int64_t first, int64_t end, int worker)
 {
     (void)worker;
-    const Masking *m = shared;
+    const Masking *m = masking;
     for (int64_t block = first; block < end; block++) {
         draw(m, block);
         apply(m, block * BLOCK, end_of(m, block + 1));
     }
 }
 
-static void mask_blocks(void *shared, int64_t first, int64_t end, int worker)
+static void mask_blocks(void *masking, int64_t first, int64_t end, int worker)
 {
     (void)worker;
-    const Masking *m = shared;
+    const Masking *m = masking;
     apply(m, first * BLOCK, end_of(m, end));
 }
 
@@ -71,14 +71,12 @@ EXPORTED int64_t transduce_mask_bytes(int64_t count)
     return (count + BLOCK - 1) / BLOCK * BLOCK;
 }
 
-/* Draw the masks, and apply them. */
 EXPORTED void transduce_drop(Masking *m, int num_threads)
 {
     share_out(drop_blocks, m, transduce_mask_bytes(m->count) / BLOCK, LEAST_BLOCKS,
               num_threads);
 }
 
-/* Apply the masks that were drawn. */
 EXPORTED void transduce_mask(Masking *m, int num_threads)
 {
     share_out(mask_blocks, m, transduce_mask_bytes(m->count) / BLOCK, LEAST_BLOCKS,

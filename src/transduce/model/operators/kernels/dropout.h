@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "exported.h"
+#define BLOCK 1024 /* numbers whose masks are drawn together */
 
 typedef struct {
     const float *x; /* or the gradient of y */
@@ -16,10 +16,10 @@ typedef struct {
     float scale;
 } Masking;
 
-/* Draw the masks, and apply them. */
-EXPORTED void transduce_drop(Masking *m, int num_threads);
+/* Draw the masks of some blocks, and apply them. */
+static void drop_blocks(void *masking, int64_t first, int64_t end, int worker);
 
-/* Apply the masks that were drawn. */
-EXPORTED void transduce_mask(Masking *m, int num_threads);
+/* Apply those that were drawn. */
+static void mask_blocks(void *masking, int64_t first, int64_t end, int worker);
 
 #endif

@@ -30,7 +30,7 @@ class AttentionFields(ctypes.Structure):
 
 
 class MaskingFields(ctypes.Structure):
-    """`Masking` of dropout.c."""
+    """`Masking` of dropout.h."""
 
     _fields_ = [
         ("x", c_void_p),

@@ -15,6 +15,8 @@ from transduce.model.operators.kernels.fields import (
 )
 
 FOLDER = Path(__file__).parent
+WHOLE = 16
+"""Numbers of a row: most kernels want a multiple, so that lanes are full."""
 FIELDS: tuple[type[ctypes.Structure], ...] = (
     AttentionFields,
     MaskingFields,

@@ -27,7 +27,8 @@ EXPORTED int64_t transduce_orthogonal_room(const Orthogonalization *o)
     return o->rows * o->rows * 2 + o->columns * PANEL;
 }
 
-static int64_t panel_at(int64_t column, int64_t columns)
+/* Of the panel that begins there; the last may be narrower. */
+static int64_t panel_width(int64_t column, int64_t columns)
 {
     return columns - column < PANEL ? columns - column : PANEL;
 }
@@ -68,7 +69,7 @@ static void square(const float *x, int64_t rows, int64_t columns, float *to,
                    float *panel)
 {
     for (int64_t first = 0; first < rows; first += PANEL) {
-        const int64_t width = panel_at(first, rows);
+        const int64_t width = panel_width(first, rows);
         const Rows from = {(float *)x + first * columns, columns};
         const Rows other = side_by_side(from, width, columns, panel);
         const Factor one = {from.at, columns, 1};
@@ -83,7 +84,7 @@ static void form_polynomial(const float *s, int64_t size, float b, float c, floa
                             float *panel)
 {
     for (int64_t first = 0; first < size; first += PANEL) {
-        const int64_t width = panel_at(first, size);
+        const int64_t width = panel_width(first, size);
         const Rows other = copied(s + first, size, size, width, panel);
         const Factor one = {s + first * size, size, 1};
         multiply(one, other, size - first, size, width,
@@ -100,7 +101,7 @@ static void advance(float *x, int64_t rows, int64_t columns, const float *polyno
                     float a, float *panel)
 {
     for (int64_t first = 0; first < columns; first += PANEL) {
-        const int64_t width = panel_at(first, columns);
+        const int64_t width = panel_width(first, columns);
         const Rows other = copied(x + first, columns, rows, width, panel);
         const Factor one = {polynomial, rows, 1};
         multiply(one, other, rows, rows, width, (Rows){x + first, columns});

@@ -20,7 +20,7 @@ typedef struct {
     int64_t by_row;
 } Rows;
 
-static int64_t in_lanes(int64_t keys) { return (keys + LANES - 1) / LANES * LANES; }
+static int64_t in_lanes(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
 /* Columns as rows, with zeros behind them up to whole lanes. */
 static Rows side_by_side(Rows from, int64_t rows, int64_t columns, float *room)

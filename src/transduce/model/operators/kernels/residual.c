@@ -1,5 +1,5 @@
 /* LayerNorm(x + Dropout(s)) (sections 3.1 and 5.4; Ba et al., 2016), forwards and
-   backwards, in as few passes over memory as there can be. */
+   backwards, each in one pass over memory. */
 #include <math.h>
 
 #include "dropout.h"
@@ -7,23 +7,25 @@
 #include "lanes.h"
 #include "threads.h"
 
-#define GROUP 32 /* rows whose gradients of gain and bias are summed in one place */
+/* Rows whose gradients of gain and bias are summed in one place. Of a width that is a
+   multiple of as many, they have whole blocks of masks. */
+#define GROUP 32
 
 typedef struct {
-    int64_t rows, width; /* whole lanes */
+    int64_t rows, width; /* the latter a multiple of GROUP */
     float epsilon;
     const float *x;
     const float *gain, *bias;
-    float *normalized; /* [rows, width] */
+    float *normalized; /* [rows, width]; for a while Dropout(s) */
     float *inverse_deviation;
     float *y;
     const float *of_y; /* gradients, as what they are of */
     float *of_x, *of_gain, *of_bias;
     float *of_groups; /* [groups, 2, width] */
-    Masking masking;  /* of s */
+    Masking masking;  /* of s: to `normalized`, and from `of_x` */
 } Residual;
 
-static int64_t end_of_group(const Residual *r, int64_t group)
+static int64_t rows_before(const Residual *r, int64_t group)
 {
     const int64_t end = group * GROUP;
     return end < r->rows ? end : r->rows;
@@ -62,12 +64,21 @@ static void normalize_row(const Residual *r, int64_t row)
     r->inverse_deviation[row] = inverse;
 }
 
+/* Of the masks of the groups before one. */
+static int64_t blocks_before(const Residual *r, int64_t group)
+{
+    return (rows_before(r, group) * r->width + BLOCK - 1) / BLOCK;
+}
+
 static void normalize_groups(void *shared, int64_t first, int64_t end, int worker)
 {
-    (void)worker;
-    const Residual *r = shared;
-    for (int64_t row = first * GROUP; row < end_of_group(r, end); row++)
-        normalize_row(r, row);
+    Residual *r = shared;
+    for (int64_t group = first; group < end; group++) {
+        drop_blocks(&r->masking, blocks_before(r, group), blocks_before(r, group + 1),
+                    worker);
+        for (int64_t row = group * GROUP; row < rows_before(r, group + 1); row++)
+            normalize_row(r, row);
+    }
 }
 
 /* To the gradient of the sum, and into those of gain and bias. */
@@ -100,15 +111,16 @@ static void differentiate_row(const Residual *r, int64_t row, float *of_gain,
 
 static void differentiate_groups(void *shared, int64_t first, int64_t end, int worker)
 {
-    (void)worker;
-    const Residual *r = shared;
+    Residual *r = shared;
     for (int64_t group = first; group < end; group++) {
         float *of_gain = r->of_groups + group * 2 * r->width;
         float *of_bias = of_gain + r->width;
         for (int64_t i = 0; i < 2 * r->width; i++)
             of_gain[i] = 0.0f;
-        for (int64_t row = group * GROUP; row < end_of_group(r, group + 1); row++)
+        for (int64_t row = group * GROUP; row < rows_before(r, group + 1); row++)
             differentiate_row(r, row, of_gain, of_bias);
+        mask_blocks(&r->masking, blocks_before(r, group), blocks_before(r, group + 1),
+                    worker);
     }
 }
 
@@ -129,15 +141,13 @@ static void sum_groups(const Residual *r)
 EXPORTED void transduce_normalize_sum(Residual *r, int num_threads)
 {
     r->masking.y = r->normalized;
-    transduce_drop(&r->masking, num_threads);
     share_out(normalize_groups, r, transduce_residual_groups(r), 1, num_threads);
 }
 
 /* The gradient of s is where the masking writes. */
 EXPORTED void transduce_differentiate_normalized_sum(Residual *r, int num_threads)
 {
+    r->masking.x = r->of_x;
     share_out(differentiate_groups, r, transduce_residual_groups(r), 1, num_threads);
     sum_groups(r);
-    r->masking.x = r->of_x;
-    transduce_mask(&r->masking, num_threads);
 }

@@ -4,7 +4,7 @@
 
 #include "exported.h"
 
-EXPORTED void transduce_sizes(int64_t sizes[2])
+EXPORTED void transduce_sizes(int64_t sizes[5])
 {
     sizes[0] = sizeof(Attention);
     sizes[1] = sizeof(Masking);
