@@ -18,15 +18,14 @@ static inline Lanes lanes_exp(Lanes x)
     /* ln 2 in two parts, so that the rest is exact. */
     Lanes r = lanes_fma(n, lanes_of(-0.693359375f), x);
     r = lanes_fma(n, lanes_of(2.12194440e-4f), r);
-    /* Taylor's series around zero: |r| is at most ln 2 / 2. */
-    Lanes sum = lanes_of(1.0f / 5040.0f);
-    sum = lanes_fma(sum, r, lanes_of(1.0f / 720.0f));
-    sum = lanes_fma(sum, r, lanes_of(1.0f / 120.0f));
-    sum = lanes_fma(sum, r, lanes_of(1.0f / 24.0f));
-    sum = lanes_fma(sum, r, lanes_of(1.0f / 6.0f));
-    sum = lanes_fma(sum, r, lanes_of(0.5f));
-    sum = lanes_fma(sum, r, lanes_of(1.0f));
-    sum = lanes_fma(sum, r, lanes_of(1.0f));
+    /* Near zero, |r| being at most ln 2 / 2: as good as Taylor's series with one more
+       term. In halves, as a chain of sums would have to wait for each of them. */
+    const Lanes square = r * r;
+    Lanes low = lanes_fma(r, lanes_of(0.1666652113f), lanes_of(0.4999999404f));
+    Lanes high = lanes_fma(r, lanes_of(0.0083687454f), lanes_of(0.0416683927f));
+    high = lanes_fma(square, lanes_of(0.0013814536f), high);
+    Lanes sum = lanes_fma(square, low, r + lanes_of(1.0f));
+    sum = lanes_fma(square * square, high, sum);
     return lanes_scale(sum, n);
 }
 

@@ -5,6 +5,8 @@
 #include "exported.h"
 #include "lanes.h"
 
+#define BLOCK (8 * LANES) /* tokens of which only the largest is looked at first */
+
 /* The largest of a row so far, the best first. */
 typedef struct {
     int64_t count;
@@ -12,6 +14,17 @@ typedef struct {
     int64_t *tokens;
 } Best;
 
+static void clear(Best *best)
+{
+    for (int64_t i = 0; i < best->count; i++) {
+        best->values[i] = -INFINITY;
+        best->tokens[i] = 0;
+    }
+}
+
+static float last_of(const Best *best) { return best->values[best->count - 1]; }
+
+/* In the place of the last, which is less. */
 static void insert(Best *best, float value, int64_t token)
 {
     int64_t place = best->count - 1;
@@ -49,36 +62,73 @@ static Lanes values_from(const float *row, int64_t first, int64_t vocab)
     return lanes_where(there, lanes_load(there, row + first), lanes_of(-INFINITY));
 }
 
-/* Put in those that are larger than the last. */
-static void insert_lanes(Best *best, const float *row, int64_t first, Lanes values,
-                         const Excluded *excluded)
-{
-    uint32_t better = lanes_above(values, lanes_of(best->values[best->count - 1]));
-    for (; better; better &= better - 1) {
-        int64_t token = first + __builtin_ctz(better);
-        if (row[token] > best->values[best->count - 1] && !is_excluded(excluded, token))
-            insert(best, row[token], token);
-    }
-}
+/* A row, and the largest value of each of its blocks. */
+typedef struct {
+    const float *values;
+    int64_t vocab;
+    float *largest;
+} Row;
 
-/* Put in what is larger than the last; the largest of all, excluded or not. */
-static float find_best(const float *row, int64_t vocab, const Excluded *excluded,
-                       Best *best)
+/* Its largest values; the largest of all. */
+static float find_largest(Row *row)
 {
     Lanes highest = lanes_of(-INFINITY);
-    for (int64_t i = 0; i < vocab; i += 4 * LANES) {
-        Lanes values[4];
-        for (int k = 0; k < 4; k++)
-            values[k] = values_from(row, i + k * LANES, vocab);
-        Lanes largest =
-            lanes_max(lanes_max(values[0], values[1]), lanes_max(values[2], values[3]));
-        /* Of few blocks any is among the best: most are passed over. */
-        if (lanes_above(largest, lanes_of(best->values[best->count - 1])))
-            for (int k = 0; k < 4; k++)
-                insert_lanes(best, row, i + k * LANES, values[k], excluded);
+    for (int64_t first = 0; first < row->vocab; first += BLOCK) {
+        Lanes largest = lanes_of(-INFINITY);
+        /* In this order, NaN is passed over. */
+        if (row->vocab - first >= BLOCK)
+            for (int64_t i = first; i < first + BLOCK; i += LANES)
+                largest = lanes_max(lanes_at(row->values + i), largest);
+        else
+            for (int64_t i = first; i < row->vocab; i += LANES)
+                largest = lanes_max(values_from(row->values, i, row->vocab), largest);
+        row->largest[first / BLOCK] = highest_lane(largest);
         highest = lanes_max(largest, highest);
     }
     return highest_lane(highest);
+}
+
+/* What so many values of different blocks are not below, or nothing is. */
+static float least_of_best(const Row *row, Best *blocks)
+{
+    clear(blocks);
+    for (int64_t i = 0; i * BLOCK < row->vocab; i++)
+        if (row->largest[i] > last_of(blocks))
+            insert(blocks, row->largest[i], i);
+    return last_of(blocks);
+}
+
+/* Put in what is not below the least, and larger than the last. */
+static void insert_lanes(Best *best, const Row *row, int64_t first, float least,
+                         const Excluded *excluded)
+{
+    const Lanes values = values_from(row->values, first, row->vocab);
+    uint32_t below = lanes_above(lanes_of(least), values);
+    uint32_t better = lanes_above(values, lanes_of(last_of(best))) & ~below;
+    for (; better; better &= better - 1) {
+        const int64_t token = first + __builtin_ctz(better);
+        const float value = row->values[token];
+        if (value > last_of(best) && !is_excluded(excluded, token))
+            insert(best, value, token);
+    }
+}
+
+/* Put in the best that may come, of equals the first. So many blocks have a value that
+   is not below their least that, but for those that never come, there are enough. */
+static void find_best(const Row *row, const Excluded *excluded, Best *blocks,
+                      Best *best)
+{
+    const float least = excluded->mask ? -INFINITY : least_of_best(row, blocks);
+    clear(best);
+    for (int64_t first = 0; first < row->vocab; first += BLOCK) {
+        const float largest = row->largest[first / BLOCK];
+        if (largest < least || !(largest > last_of(best)))
+            continue;
+        const int64_t end =
+            row->vocab - first < BLOCK ? row->vocab : first + (int64_t)BLOCK;
+        for (int64_t i = first; i < end; i += LANES)
+            insert_lanes(best, row, i, least, excluded);
+    }
 }
 
 static float log_sum_exp(const float *row, int64_t vocab, float highest)
@@ -87,22 +137,22 @@ static float log_sum_exp(const float *row, int64_t vocab, float highest)
         return NAN; /* as 0 / 0: there is no distribution */
     const Lanes offset = lanes_of(highest);
     Lanes sum = lanes_of(0.0f);
-    for (int64_t i = 0; i < vocab; i += LANES)
+    int64_t i = 0;
+    for (; i + LANES <= vocab; i += LANES)
+        sum += lanes_exp(lanes_at(row + i) - offset);
+    if (i < vocab)
         sum += lanes_exp(values_from(row, i, vocab) - offset);
     return highest + logf(sum_of_lanes(sum));
 }
 
 /* The largest of a row that may come, as log-probabilities, the best first. Where there
    are fewer, minus infinity; where the row has NaN, NaN. */
-static void find_likeliest(const float *row, int64_t vocab, const Excluded *excluded,
-                           int64_t forced, Best *best)
+static void find_likeliest(Row *row, const Excluded *excluded, int64_t forced,
+                           Best *blocks, Best *best)
 {
-    for (int64_t i = 0; i < best->count; i++) {
-        best->values[i] = -INFINITY;
-        best->tokens[i] = 0;
-    }
-    float highest = find_best(row, vocab, excluded, best);
-    float log_sum = log_sum_exp(row, vocab, highest);
+    const float highest = find_largest(row);
+    const float log_sum = log_sum_exp(row->values, row->vocab, highest);
+    find_best(row, excluded, blocks, best);
     for (int64_t i = 0; i < best->count; i++)
         best->values[i] -= log_sum;
     if (forced < 0)
@@ -112,7 +162,7 @@ static void find_likeliest(const float *row, int64_t vocab, const Excluded *excl
         best->tokens[i] = forced;
     }
     if (!is_excluded(excluded, forced))
-        best->values[0] = row[forced] - log_sum;
+        best->values[0] = row->values[forced] - log_sum;
 }
 
 /* What is asked for, and where it is to be put. */
@@ -136,11 +186,49 @@ static int is_before(double one, double other)
     return one > other || (isnan(other) && !isnan(one));
 }
 
-/* Merge what was found for the hypotheses of a sentence, of equals the first. */
-static void merge(const CandidateSearch *asked, int64_t sentence, const Best *best,
-                  int64_t *taken)
+/* What is found for a sentence, and what that takes. */
+typedef struct {
+    Best *of_group; /* for each hypothesis */
+    int64_t *taken; /* of these */
+    Best blocks;
+    float *largest; /* of each block of a row */
+} Found;
+
+static Best take_room(int64_t count, int64_t **numbers, float **values)
 {
-    int64_t group = asked->group, count = asked->count;
+    const Best best = {count, *values, *numbers};
+    *numbers += count;
+    *values += count;
+    return best;
+}
+
+/* Room for it; 1 if there is none. */
+static int begin_search(const CandidateSearch *asked, Found *found)
+{
+    const int64_t group = asked->group, vocab = asked->vocab;
+    const int64_t count = asked->count < vocab ? asked->count : vocab;
+    const int64_t blocks = count + asked->num_never, all = group * count + blocks;
+    const int64_t floats = all + (vocab + BLOCK - 1) / BLOCK;
+    found->of_group =
+        malloc((size_t)group * sizeof(Best) + (size_t)(all + group) * sizeof(int64_t) +
+               (size_t)floats * sizeof(float));
+    if (!found->of_group)
+        return 1;
+    found->taken = (int64_t *)(found->of_group + group);
+    int64_t *numbers = found->taken + group;
+    float *values = (float *)(numbers + all);
+    for (int64_t h = 0; h < group; h++)
+        found->of_group[h] = take_room(count, &numbers, &values);
+    found->blocks = take_room(blocks, &numbers, &values);
+    found->largest = values;
+    return 0;
+}
+
+/* Merge what was found for the hypotheses of a sentence, of equals the first. */
+static void merge(const CandidateSearch *asked, int64_t sentence, const Found *found)
+{
+    const Best *best = found->of_group;
+    int64_t group = asked->group, count = asked->count, *taken = found->taken;
     for (int64_t h = 0; h < group; h++)
         taken[h] = 0;
     for (int64_t place = 0; place < count; place++) {
@@ -167,17 +255,18 @@ static void merge(const CandidateSearch *asked, int64_t sentence, const Best *be
     }
 }
 
-static void find_of_sentence(const CandidateSearch *asked, int64_t sentence, Best *best,
-                             int64_t *taken)
+static void find_of_sentence(const CandidateSearch *asked, int64_t sentence,
+                             Found *found)
 {
     int64_t forced = asked->forced ? asked->forced[sentence] : -1;
     for (int64_t h = 0; h < asked->group; h++) {
         int64_t first = (sentence * asked->group + h) * asked->vocab;
         Excluded out = {asked->mask ? asked->mask + first : 0, asked->never,
                         asked->num_never};
-        find_likeliest(asked->logits + first, asked->vocab, &out, forced, &best[h]);
+        Row row = {asked->logits + first, asked->vocab, found->largest};
+        find_likeliest(&row, &out, forced, &found->blocks, found->of_group + h);
     }
-    merge(asked, sentence, best, taken);
+    merge(asked, sentence, found);
 }
 
 /* The `count` likeliest ways to go on of each sentence, the best first: what their
@@ -189,18 +278,11 @@ EXPORTED int transduce_candidates(const CandidateSearch *asked)
     for (int64_t i = 0; asked->forced && i < asked->sentences; i++)
         if (asked->forced[i] < -1 || asked->forced[i] >= asked->vocab)
             return 2;
-    int64_t each = asked->count < asked->vocab ? asked->count : asked->vocab;
-    size_t group = (size_t)asked->group, all = group * (size_t)each;
-    Best *best = malloc(group * sizeof *best);
-    int64_t *numbers = malloc((all + group) * sizeof *numbers);
-    float *values = malloc(all * sizeof *values);
-    int is_done = best && numbers && values;
-    for (int64_t h = 0; is_done && h < asked->group; h++)
-        best[h] = (Best){each, values + h * each, numbers + h * each};
-    for (int64_t i = 0; is_done && i < asked->sentences; i++)
-        find_of_sentence(asked, i, best, numbers + all);
-    free(values);
-    free(numbers);
-    free(best);
-    return !is_done;
+    Found found;
+    if (begin_search(asked, &found))
+        return 1;
+    for (int64_t i = 0; i < asked->sentences; i++)
+        find_of_sentence(asked, i, &found);
+    free(found.of_group);
+    return 0;
 }
