@@ -264,3 +264,13 @@ def is_good_at_bf16(device: str) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     # Without these instructions bf16 is emulated, several times slower than fp32.
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
+def has_matrix_unit() -> bool:
+    """Whether the processor multiplies matrices of bytes, and this process may do so.
+
+    Linux keeps room for such a unit's tiles only for processes that have asked for it.
+    """
+    if not {"amx_tile", "amx_int8"} <= processor_flags():
+        return False
+    return torch.cpu._init_amx()

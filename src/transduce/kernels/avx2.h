@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #define LANES 8
 
@@ -114,37 +115,67 @@ static inline float sum_of_lanes(Lanes x)
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* Numbers from 0 to 255 are kept in 16 bits, since sums of products of bytes would
-   overflow; one instruction sums up two products, and is as fast. */
-#define NUMBER_BYTES 2
-enum { UNROLLED = 4 }; /* times the loop over groups of inputs */
+#ifdef __AVXVNNI__
 
-static inline __m128i lanes_to_numbers(Lanes x)
+/* Of a row, four numbers from 0 to 255 are read at once, as one instruction sums up
+   four products in 32 bits. */
+enum { INT8_GROUP = 4, SUMS_IN_16_BITS = 0, UNROLLED = 2 };
+
+/* To each sum, the products of its output's weights with a group of a row. */
+static inline Lanes add_int8_products(Lanes sums, const uint8_t *group,
+                                      const uint8_t *weights)
+{
+    int32_t numbers;
+    memcpy(&numbers, group, sizeof numbers);
+    return _mm256_castsi256_ps(
+        _mm256_dpbusd_avx_epi32(_mm256_castps_si256(sums), _mm256_set1_epi32(numbers),
+                                _mm256_loadu_si256((const __m256i *)weights)));
+}
+
+#else
+
+/* Of a row, eight numbers from 0 to 255 are read at once. One instruction sums up two
+   products in 16 bits, and four are summed up so before they are widened: weights must
+   be so small that this never overflows. */
+enum { INT8_GROUP = 8, SUMS_IN_16_BITS = 1, UNROLLED = 2 };
+
+/* The products of each output's four weights with four numbers, two by two. */
+static inline __m256i int8_products(const uint8_t *four, const uint8_t *weights)
+{
+    int32_t numbers;
+    memcpy(&numbers, four, sizeof numbers);
+    return _mm256_maddubs_epi16(_mm256_set1_epi32(numbers),
+                                _mm256_loadu_si256((const __m256i *)weights));
+}
+
+/* To each sum, the products of its output's weights with a group of a row. */
+static inline Lanes add_int8_products(Lanes sums, const uint8_t *group,
+                                      const uint8_t *weights)
+{
+    const __m256i products = _mm256_add_epi16(int8_products(group, weights),
+                                              int8_products(group + 4, weights + 32));
+    const __m256i wide = _mm256_madd_epi16(_mm256_set1_epi16(1), products);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sums), wide));
+}
+
+#endif
+
+/* Put numbers down in groups, so far apart. */
+static inline void store_int8_numbers(uint8_t *to, int64_t apart, Lanes x)
 {
     const __m256i whole = _mm256_cvtps_epi32(x);
-    return _mm_packus_epi32(_mm256_castsi256_si128(whole),
-                            _mm256_extracti128_si256(whole, 1));
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(whole),
+                                           _mm256_extracti128_si256(whole, 1));
+    uint8_t groups[LANES];
+    _mm_storel_epi64((__m128i *)groups, _mm_packus_epi16(words, words));
+    for (int i = 0; i < LANES / INT8_GROUP; i++)
+        memcpy(to + i * apart, groups + i * INT8_GROUP, INT8_GROUP);
 }
 
 /* What sums in 32 bits are as numbers. */
 static inline Lanes lanes_of_sums(Lanes sums)
 {
     return _mm256_cvtepi32_ps(_mm256_castps_si256(sums));
-}
-
-/* Of each output, two weights. */
-static inline Lanes load_int8_weights(const int8_t *from)
-{
-    return _mm256_castsi256_ps(
-        _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from)));
-}
-
-/* To each sum, the products of its output's weights with two numbers of a row. */
-static inline Lanes add_int8_products(Lanes sums, int32_t numbers, Lanes weights)
-{
-    const __m256i products =
-        _mm256_madd_epi16(_mm256_set1_epi32(numbers), _mm256_castps_si256(weights));
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sums), products));
 }
 
 #endif

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #define LANES 16
 
@@ -89,13 +90,18 @@ static inline __m128 sums_of_quarters(Lanes x)
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-/* Numbers from 0 to 255 are kept in a byte; one instruction sums up four products. */
-#define NUMBER_BYTES 1
-enum { UNROLLED = 1 }; /* times the loop over groups of inputs */
+/* Of a row, four numbers from 0 to 255 are read at once, as one instruction sums up
+   four products in 32 bits. */
+enum { INT8_GROUP = 4, SUMS_IN_16_BITS = 0, UNROLLED = 1 };
 
-static inline __m128i lanes_to_numbers(Lanes x)
+/* Put numbers down in groups, so far apart. */
+static inline void store_int8_numbers(uint8_t *to, int64_t apart, Lanes x)
 {
-    return _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x));
+    const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x));
+    uint8_t groups[LANES];
+    _mm_storeu_si128((__m128i *)groups, bytes);
+    for (int i = 0; i < LANES / INT8_GROUP; i++)
+        memcpy(to + i * apart, groups + i * INT8_GROUP, INT8_GROUP);
 }
 
 /* What sums in 32 bits are as numbers. */
@@ -104,18 +110,15 @@ static inline Lanes lanes_of_sums(Lanes sums)
     return _mm512_cvtepi32_ps(_mm512_castps_si512(sums));
 }
 
-/* Of each output, four weights. */
-static inline Lanes load_int8_weights(const int8_t *from)
+/* To each sum, the products of its output's weights with a group of a row. */
+static inline Lanes add_int8_products(Lanes sums, const uint8_t *group,
+                                      const uint8_t *weights)
 {
-    return _mm512_castsi512_ps(_mm512_loadu_si512(from));
-}
-
-/* To each sum, the products of its output's weights with four numbers of a row. */
-static inline Lanes add_int8_products(Lanes sums, int32_t numbers, Lanes weights)
-{
+    int32_t numbers;
+    memcpy(&numbers, group, sizeof numbers);
     return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sums),
                                                    _mm512_set1_epi32(numbers),
-                                                   _mm512_castps_si512(weights)));
+                                                   _mm512_loadu_si512(weights)));
 }
 
 #endif

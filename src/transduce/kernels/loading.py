@@ -18,6 +18,7 @@ from transduce.device import processor_flags
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 BUILDS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma"},
+    "avx_vnni": {"avx2", "avx_vnni", "fma"},
     "avx2": {"avx2", "fma"},
 }
 """What a processor must be able to do, for each library; the fastest comes first."""

@@ -36,6 +36,8 @@ def build(request, monkeypatch):
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_each_is_compiled_and_found_where_it_can_run(library, build):
+    if not (library.FOLDER / f"{build}.c").is_file():
+        pytest.skip("it is of other kernels")
     assert isinstance(found := library.kernels(), ctypes.CDLL)
     assert Path(found._name).name.startswith(build)
 

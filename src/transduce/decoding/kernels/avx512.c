@@ -6,6 +6,7 @@
 #include "encoder.c"
 #include "gathering.c"
 #include "linear.c"
+#include "matrix_unit.c"
 #include "packing.c"
 #include "rows.c"
 #include "threads.c"

@@ -16,6 +16,7 @@ from transduce.decoding.kernels.fields import (
     NeedsFields,
     StateFields,
 )
+from transduce.device import has_matrix_unit
 from transduce.errors import RequestError
 from transduce.kernels.loading import fastest_library
 
@@ -61,6 +62,8 @@ def require_done(status: int) -> None:
 
 def _declare(library: ctypes.CDLL) -> None:
     pointer, number = c_void_p, c_int64
+    library.transduce_use_matrix_unit.argtypes = [c_int]
+    library.transduce_use_matrix_unit(has_matrix_unit())
     library.transduce_padded.argtypes = [number]
     library.transduce_padded.restype = number
     library.transduce_packed_bytes.argtypes = [number, number, c_int]

@@ -18,9 +18,11 @@ typedef struct {
     const float *bias;
 } Linear;
 
-/* Rows as a product reads them: a group of inputs of each row of a tile after one. */
+/* Rows as a product reads them: a group of inputs of each row of a tile after one, or
+   each row for itself, as the matrix unit reads them. */
 typedef struct {
     int64_t rows, stride; /* in bytes */
+    int are_for_unit;
     uint8_t *numbers;
     /* In 8 bits, what a number n of a row stands for is lowest + scale * n. */
     float *scales, *lowest;

@@ -16,12 +16,11 @@ EXPORTED int64_t transduce_packed_bytes(int64_t outputs, int64_t inputs, int is_
     return num_blocks(outputs) * num_groups(inputs, is_int8) * step_bytes(is_int8);
 }
 
-/* Where the weights of an output begin. */
+/* Where a block's weights begin. */
 static char *first_weight(void *packed, int64_t output, int64_t inputs, int is_int8)
 {
-    int64_t block_bytes = num_groups(inputs, is_int8) * step_bytes(is_int8);
-    return (char *)packed + output / COLUMNS * block_bytes +
-           output % COLUMNS * step_bytes(is_int8) / COLUMNS;
+    return (char *)packed +
+           output / COLUMNS * num_groups(inputs, is_int8) * step_bytes(is_int8);
 }
 
 /* As they are; `packed` is zero. */
@@ -29,29 +28,71 @@ EXPORTED void transduce_pack(const float *weight, int64_t outputs, int64_t input
                              float *packed)
 {
     for (int64_t output = 0; output < outputs; output++) {
-        char *to = first_weight(packed, output, inputs, 0);
-        for (int64_t i = 0; i < inputs; i++, to += step_bytes(0))
-            memcpy(to, weight + output * inputs + i, sizeof(float));
+        float *to = (float *)first_weight(packed, output, inputs, 0);
+        for (int64_t i = 0; i < inputs; i++)
+            to[i * COLUMNS + output % COLUMNS] = weight[output * inputs + i];
     }
+}
+
+/* Where the weight of an input stands, from the first of an output's block on: half of
+   the block's outputs after the other, and of each as many inputs as are added to its
+   sum at once. */
+static int64_t place_of_int8(int64_t output, int64_t input)
+{
+    const int64_t half = output % COLUMNS / LANES, lane = output % LANES;
+    const int64_t of_group = input % INT8_GROUP;
+    return input / INT8_GROUP * step_bytes(1) + half * (step_bytes(1) / 2) +
+           of_group / NUMBERS_ADDED * (LANES * NUMBERS_ADDED) + lane * NUMBERS_ADDED +
+           of_group % NUMBERS_ADDED;
+}
+
+static float largest_weight(const float *row, int64_t inputs)
+{
+    float most = 1e-8f;
+    for (int64_t i = 0; i < inputs; i++)
+        most = fmaxf(most, fabsf(row[i]));
+    return most;
+}
+
+/* The largest sum of weights of one sign whose products are added up in 16 bits: of the
+   first two, or the last two, of one four and the next. */
+static float largest_sum(const float *row, int64_t inputs)
+{
+    float most = 1e-8f;
+    for (int64_t first = 0; first < inputs; first += first % 4 ? 6 : 2) {
+        float above = 0, below = 0;
+        for (int64_t i = 0; i < 4; i++) {
+            const int64_t input = first + i % 2 + i / 2 * NUMBERS_ADDED;
+            const float weight = input < inputs ? row[input] : 0;
+            above += fmaxf(weight, 0);
+            below -= fminf(weight, 0);
+        }
+        most = fmaxf(most, fmaxf(above, below));
+    }
+    return most;
+}
+
+/* What one stands for. Times 255, a sum of up to 128 is in 16 bits; two of it are for
+   rounding. */
+static float scale_of(const float *row, int64_t inputs)
+{
+    return SUMS_IN_16_BITS ? largest_sum(row, inputs) / 126.0f
+                           : largest_weight(row, inputs) / 127.0f;
 }
 
 /* Rounded to 8 bits; `packed`, `scales` and `sums` are zero, and padded. */
 EXPORTED void transduce_pack_int8(const float *weight, int64_t outputs, int64_t inputs,
                                   int8_t *packed, float *scales, float *sums)
 {
-    const int64_t group = group_size(1);
     for (int64_t output = 0; output < outputs; output++) {
         const float *row = weight + output * inputs;
         char *to = first_weight(packed, output, inputs, 1);
-        float largest = 1e-8f;
-        for (int64_t i = 0; i < inputs; i++)
-            largest = fmaxf(largest, fabsf(row[i]));
-        float scale = largest / 127.0f;
+        const float scale = scale_of(row, inputs);
         int64_t sum = 0, is_nan = 0;
         for (int64_t i = 0; i < inputs; i++) {
             is_nan |= isnan(row[i]) != 0;
             long number = isnan(row[i]) ? 0 : lrintf(row[i] / scale);
-            to[i / group * step_bytes(1) + i % group] = (char)number;
+            to[place_of_int8(output, i)] = (char)number;
             sum += number;
         }
         scales[output] = is_nan ? NAN : scale;

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "matrix_unit.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -16,7 +17,14 @@ static void measure_row(const float *x, int64_t inputs, float *lowest, float *sc
 {
     Lanes low = lanes_of(INFINITY), high = lanes_of(-INFINITY);
     uint32_t nan = 0;
-    for (int64_t i = 0; i < inputs; i += LANES) {
+    int64_t i = 0;
+    for (; i + LANES <= inputs; i += LANES) {
+        const Lanes value = lanes_at(x + i);
+        low = lanes_min(low, value);
+        high = lanes_max(high, value);
+        nan |= lanes_nan(value);
+    }
+    if (i < inputs) {
         const Mask there = first_lanes(inputs - i);
         const Lanes value = lanes_load(there, x + i);
         low = lanes_where(there, lanes_min(low, value), low);
@@ -28,25 +36,19 @@ static void measure_row(const float *x, int64_t inputs, float *lowest, float *sc
     *lowest = nan ? NAN : least;
 }
 
-static inline void store_group(uint8_t *numbers, __m128i bytes)
-{
-    int32_t group = _mm_cvtsi128_si32(bytes);
-    memcpy(numbers, &group, GROUP_BYTES);
-}
-
 /* In 8 bits, a group after one, so far apart. */
 static void round_row(const float *x, int64_t inputs, float lowest, float scale,
                       int64_t apart, uint8_t *numbers)
 {
     const Lanes offset = lanes_of(lowest), per_step = lanes_of(1.0f / scale);
-    for (int64_t i = 0; i < inputs; i += LANES, numbers += 4 * apart) {
+    const int64_t step = LANES / INT8_GROUP * apart;
+    int64_t i = 0;
+    for (; i + LANES <= inputs; i += LANES, numbers += step)
+        store_int8_numbers(numbers, apart, (lanes_at(x + i) - offset) * per_step);
+    if (i < inputs) {
         /* What is behind the last is multiplied by weights of zero. */
         const Lanes value = lanes_load(first_lanes(inputs - i), x + i);
-        const __m128i bytes = lanes_to_numbers((value - offset) * per_step);
-        store_group(numbers, bytes);
-        store_group(numbers + apart, _mm_bsrli_si128(bytes, 4));
-        store_group(numbers + 2 * apart, _mm_bsrli_si128(bytes, 8));
-        store_group(numbers + 3 * apart, _mm_bsrli_si128(bytes, 12));
+        store_int8_numbers(numbers, apart, (value - offset) * per_step);
     }
 }
 
@@ -62,6 +64,18 @@ typedef struct {
     Rows *into;
 } Arrangement;
 
+/* Where the first group of a row stands, and how far apart its groups are. */
+static uint8_t *place_of_row(const Rows *into, int is_int8, int64_t row, int64_t *apart)
+{
+    const int64_t group = group_bytes(is_int8);
+    if (into->are_for_unit) {
+        *apart = group;
+        return into->numbers + row * into->stride;
+    }
+    *apart = tile_rows(row, into->rows) * group;
+    return into->numbers + row / ROWS * ROWS * into->stride + row % ROWS * group;
+}
+
 static void arrange_part(void *shared, int64_t first, int64_t end, int worker)
 {
     const Arrangement *asked = shared;
@@ -70,10 +84,10 @@ static void arrange_part(void *shared, int64_t first, int64_t end, int worker)
     (void)worker;
     for (int64_t row = first; row < end; row++) {
         const float *of_row = asked->x + row * inputs;
-        const int64_t apart = tile_rows(row, into->rows) * GROUP_BYTES;
-        uint8_t *tile = into->numbers + row / ROWS * ROWS * into->stride;
-        uint8_t *numbers = tile + row % ROWS * GROUP_BYTES;
-        if (asked->linear->scales) {
+        const int is_int8 = asked->linear->scales != NULL;
+        int64_t apart;
+        uint8_t *numbers = place_of_row(into, is_int8, row, &apart);
+        if (is_int8) {
             measure_row(of_row, inputs, into->lowest + row, into->scales + row);
             round_row(of_row, inputs, into->lowest[row], into->scales[row], apart,
                       numbers);
@@ -87,6 +101,8 @@ void arrange_rows(const Linear *linear, const float *x, int64_t rows, Rows *into
 {
     Arrangement asked = {linear, x, into};
     into->rows = rows;
-    into->stride = row_bytes(linear->inputs);
+    into->are_for_unit = is_for_unit(linear, rows);
+    into->stride =
+        into->are_for_unit ? unit_stride(linear->inputs) : row_bytes(linear->inputs);
     share_out(arrange_part, &asked, rows, LEAST_ROWS, num_threads);
 }

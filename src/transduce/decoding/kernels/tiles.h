@@ -7,19 +7,18 @@
 
 #define COLUMNS (2 * LANES)         /* outputs of a block: two registers */
 #define ROWS (LANES == 16 ? 12 : 6) /* of a tile: twice as many registers of sums */
-#define GROUP_BYTES 4               /* of a row, which are read at once */
+#define NUMBERS_ADDED 4             /* of a row of bytes, for each sum of 32 bits */
 
-/* Inputs whose numbers are read at once. */
-static inline int64_t group_size(int is_int8)
+/* Inputs of a row whose numbers are read at once, and their bytes. */
+static inline int64_t group_size(int is_int8) { return is_int8 ? INT8_GROUP : 1; }
+
+static inline int64_t group_bytes(int is_int8)
 {
-    return is_int8 ? GROUP_BYTES / NUMBER_BYTES : 1;
+    return is_int8 ? INT8_GROUP : (int64_t)sizeof(float);
 }
 
 /* Bytes of the weights by which a block multiplies these. */
-static inline int64_t step_bytes(int is_int8)
-{
-    return COLUMNS * (is_int8 ? group_size(is_int8) : (int64_t)sizeof(float));
-}
+static inline int64_t step_bytes(int is_int8) { return COLUMNS * group_bytes(is_int8); }
 
 static inline int64_t num_groups(int64_t inputs, int is_int8)
 {

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import (
@@ -30,10 +30,13 @@ def test_products_in_8_bits_are_near_the_true_ones(inputs, outputs, rows):
     linear.weight[0] *= 100
     x = torch.randn(rows, inputs) + 3
     x[0] *= 1000
-    found, expected = PackedInt8(linear.weight, linear.bias)(x), linear(x)
+    packed = PackedInt8(linear.weight, linear.bias)
+    found, expected = packed(x), linear(x)
     # Each number is off by half a step of its row's range at most.
     step = (x.amax(dim=1) - x.amin(dim=1)) / 255
-    weight_step = linear.weight.abs().amax(dim=1) / 127
+    weight_step = packed._scales[:outputs]
+    assert (weight_step >= linear.weight.abs().amax(dim=1) / 127.01).all()
+    assert (weight_step <= 4.01 * linear.weight.abs().amax(dim=1) / 126).all()
     bound = 0.5 * (
         step[:, None] * linear.weight.abs().sum(dim=1)
         + (x.abs().sum(dim=1) + step * inputs)[:, None] * weight_step
@@ -54,14 +57,36 @@ def test_products_in_fp32_are_the_true_ones(inputs, outputs, rows):
     )
 
 
+def random_weights(outputs: int, inputs: int) -> Tensor:
+    """With all signs, and with one sign only."""
+    weight = torch.randn(outputs, inputs)
+    weight[: outputs // 2] = weight[: outputs // 2].abs()
+    return weight
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        random_weights,
+        torch.ones,
+        lambda *size: -torch.ones(size),
+        lambda *size: torch.ones(size).cumsum(dim=1) % 2 - 0.4,
+        lambda *size: torch.ones(size).cumsum(dim=1) % 8 - 4,
+    ],
+    ids=["random", "largest", "smallest", "alternating", "rising"],
+)
+@pytest.mark.parametrize("inputs", [2, 37, 64, 512])
 @torch.no_grad()
-def test_small_whole_numbers_are_exact():
-    weight = torch.randint(-127, 128, (45, 37)).float()
-    weight[:, 0] = 127
-    x = torch.randint(0, 256, (14, 37)).float()
-    x[:, 0], x[:, 1] = 0, 255
-    found = PackedInt8(weight, None)(x)
-    torch.testing.assert_close(found, x @ weight.t(), rtol=1e-6, atol=0.0)
+def test_products_of_bytes_are_exact(weights, inputs):
+    weight, x = weights(45, inputs), torch.randint(0, 256, (14, inputs)).float()
+    x[:, 0], x[:, 1] = 0, 255  # so that bytes are what they stand for
+    x[7, 1:] = 255
+    packed = PackedInt8(weight, None)
+    scales = packed._scales[:45, None]
+    rounded = (weight / scales).round().double() * scales.double()
+    torch.testing.assert_close(
+        packed(x).double(), x.double() @ rounded.t(), rtol=1e-6, atol=1e-3
+    )
 
 
 def test_shapes_are_those_of_a_linear_map(packed_linear):

@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from transduce.decoding.kernels.library import kernels, loaded_kernels
+from transduce.decoding.kernels.packed_linear import PackedInt8
+from transduce.device import has_matrix_unit
+
+pytestmark = pytest.mark.skipif(
+    kernels() is None or not has_matrix_unit(),
+    reason="there are no kernels, or no matrix unit for bytes",
+)
+
+
+@pytest.fixture
+def use_unit():
+    """Switch it on or off; afterwards it is on."""
+    switch = loaded_kernels().transduce_use_matrix_unit
+    yield switch
+    switch(True)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [(64, 1), (64, 16), (64, 17), (128, 33), (512, 96), (2048, 70), (70, 40)],
+)
+@pytest.mark.parametrize("rows", [1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 49, 100])
+@torch.no_grad()
+def test_it_changes_nothing(use_unit, inputs, outputs, rows):
+    packed = PackedInt8(torch.randn(outputs, inputs), torch.randn(outputs))
+    x = torch.randn(rows, inputs) + 1
+    by_unit = packed(x)
+    use_unit(False)
+    assert torch.equal(packed(x), by_unit)
+
+
+@torch.no_grad()
+def test_the_largest_and_smallest_bytes_are_exact(use_unit):
+    weight = torch.full((40, 2048), -127.0)
+    weight[::2] = 127.0
+    x = torch.full((40, 2048), 255.0)
+    x[:, 0] = 0.0
+    expected = x @ weight.t()
+    torch.testing.assert_close(
+        PackedInt8(weight, None)(x), expected, rtol=1e-6, atol=0.0
+    )
+
+
+@torch.no_grad()
+def test_threads_change_nothing(two_threads):
+    packed, x = PackedInt8(torch.randn(5000, 64), None), torch.randn(130, 64)
+    by_two = packed(x)
+    torch.set_num_threads(1)
+    assert torch.equal(packed(x), by_two)
