@@ -12,7 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +33,7 @@ FIRST_BYTE = 0xF700
 user's own character of that range is itself spelt in bytes, so nothing is ambiguous."""
 BYTE_PIECES = tuple(chr(FIRST_BYTE + byte) for byte in range(256))
 _BYTE_SET = frozenset(BYTE_PIECES)
+_BYTES = re.compile(f"[{BYTE_PIECES[0]}-{BYTE_PIECES[-1]}]+")
 
 NUM_RESERVED = len(SPECIAL_PIECES) + len(BYTE_PIECES)
 
@@ -207,7 +208,7 @@ def _alphabet(lines: Sequence[str], size: int) -> list[str]:
 def _learning_text(lines: Iterable[str]) -> Iterator[str]:
     characters = 0
     for line in lines:
-        text = re.sub(f"[{BYTE_PIECES[0]}-{BYTE_PIECES[-1]}]", " ", normalize(line))
+        text = _BYTES.sub(" ", normalize(line))
         yield " " + normalize(text)
         characters += len(text)
         if characters > LEARNING_CHARACTERS:
@@ -259,9 +260,8 @@ def _readable(piece: str) -> str:
 
 
 def _unspell(pieces: str) -> str:
-    return "".join(
-        bytes(ord(c) - FIRST_BYTE for c in run).decode("utf-8", "replace")
-        if is_bytes
-        else "".join(run)
-        for is_bytes, run in groupby(pieces, lambda c: c in _BYTE_SET)
-    )
+    return _BYTES.sub(_text_of, pieces)
+
+
+def _text_of(match: re.Match[str]) -> str:
+    return bytes(ord(c) - FIRST_BYTE for c in match[0]).decode("utf-8", "replace")

@@ -180,3 +180,20 @@ EXPORTED void transduce_grow_greedily(Beams *paths, const double *gains,
     }
     paths->sentences = kept;
 }
+
+/* The tokens by which a hypothesis was found, and what each added to its
+   log-probability; behind these, what its end added. */
+EXPORTED void transduce_trace(const Beam *beam, int64_t size, int64_t number,
+                              int64_t *tokens, double *gains)
+{
+    const End *end = beam->ends + number;
+    double after = end->log_probability;
+    for (int64_t step = end->num_steps - 1, at = end->last; step >= 0; step--) {
+        const int64_t here = step * size + at;
+        tokens[step] = beam->tokens[here];
+        gains[step + 1] = after - beam->totals[here];
+        after = beam->totals[here];
+        at = beam->parents[here];
+    }
+    gains[0] = after;
+}

@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from transduce.decoding.candidates import Candidates
-from transduce.decoding.hypotheses import End, Hypothesis, Step, traced
+from transduce.decoding.hypotheses import End, Hypothesis
 from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
 from transduce.decoding.kernels.fields import BeamFields, BeamsFields, EndFields
 from transduce.decoding.kernels.library import loaded_kernels
@@ -72,11 +72,27 @@ class CompiledBeam:
 
     def hypotheses(self) -> list[Hypothesis]:
         """The finished ones, best first; if there are none, those cut short."""
-        done = self._steps[:, : self.fields.num_steps]
-        parents, tokens = done[0].tolist(), done[1].tolist()
-        totals = done[2].view(np.float64).tolist()
-        steps = list(map(Step, parents, tokens, totals))
-        return [traced(end, steps) for end in self._ended()]
+        return [self._traced(*each) for each in enumerate(self._ended())]
+
+    def _traced(self, number: int, end: End) -> Hypothesis:
+        tokens = np.empty(end.num_steps, dtype=np.int64)
+        gains = np.empty(end.num_steps + 1)
+        loaded_kernels().transduce_trace(
+            ctypes.byref(self.fields),
+            self._steps.shape[2],
+            number,
+            tokens.ctypes.data,
+            gains.ctypes.data,
+        )
+        return Hypothesis(
+            ids=tuple(tokens.tolist()),
+            log_probability=end.log_probability,
+            token_log_probabilities=tuple(
+                gains[: end.num_steps + end.is_finished].tolist()
+            ),
+            score=end.score,
+            is_finished=end.is_finished,
+        )
 
     def _ended(self) -> list[End]:
         ends = self._ends[: self.fields.num_ends].tolist()
