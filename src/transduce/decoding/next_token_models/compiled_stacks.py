@@ -219,14 +219,17 @@ class CompiledStack:
     def _new_caches(self, sentences: int, source: int, room: int) -> list[LayerCache]:
         """Of all layers, without numbers."""
         config, number = self.model.config, len(self.flat.layers)
-        first = number, sentences, config.num_heads
-        sizes = [
-            (*first, room, config.d_k),
-            (*first, room, config.d_v),
-            (*first, source, config.d_k),
-            (*first, source, config.d_v),
+        first, heads = (number, sentences), config.num_heads
+        # All heads of a slot side by side, as those of a hypothesis lie far apart.
+        own = [
+            torch.empty(*first, room, heads, width, dtype=torch.float32).transpose(2, 3)
+            for width in (config.d_k, config.d_v)
         ]
-        stores = [torch.empty(size, dtype=torch.float32) for size in sizes]
+        far = [
+            torch.empty(*first, heads, source, width, dtype=torch.float32)
+            for width in (config.d_k, config.d_v)
+        ]
+        stores = [*own, *far]
         return [
             LayerCache(key=key, value=value, memory_key=far_key, memory_value=far_value)
             for key, value, far_key, far_value in zip(*stores, strict=True)
