@@ -16,6 +16,7 @@ from transduce.device import (
     choose_hardware,
     forget_peak_memory,
     free_memory,
+    has_matrix_unit,
     keep_freed_memory,
     leave_a_core,
     memory_of_children,
@@ -311,3 +312,19 @@ def test_what_a_processor_can_do_is_read(linux):
     assert processor_flags() == frozenset()
     linux({"cpuinfo": "flags\t\t: fpu avx2 fma\nbugs\t: none\nvmx flags\t: vnmi\n"})
     assert processor_flags() == {"fpu", "avx2", "fma"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_allowed", "is_there"),
+    [
+        ("amx_tile amx_int8", True, True),
+        ("amx_tile amx_int8", False, False),
+        ("amx_tile amx_bf16", True, False),
+    ],
+)
+def test_a_matrix_unit_must_be_there_and_allowed(
+    linux, monkeypatch, flags, is_allowed, is_there
+):
+    linux({"cpuinfo": f"flags\t\t: fpu {flags}\n"})
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: is_allowed)
+    assert has_matrix_unit() == is_there

@@ -10,7 +10,15 @@ import torch
 
 from transduce.device import processor_flags
 
-MATRIX_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+MATRIX_FLAGS = (
+    "avx2",
+    "avx_vnni",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+    "amx_int8",
+)
 """Instructions that decide how fast matrix products are."""
 
 

@@ -1,4 +1,5 @@
-/* What a processor with AVX2 does to eight numbers at once. */
+/* What a processor with AVX2 does to eight numbers at once; products of bytes by
+   AVX-VNNI, if it has that too. */
 #ifndef TRANSDUCE_AVX2_H
 #define TRANSDUCE_AVX2_H
 
@@ -152,8 +153,8 @@ static inline __m256i int8_products(const uint8_t *four, const uint8_t *weights)
 static inline Lanes add_int8_products(Lanes sums, const uint8_t *group,
                                       const uint8_t *weights)
 {
-    const __m256i products = _mm256_add_epi16(int8_products(group, weights),
-                                              int8_products(group + 4, weights + 32));
+    const __m256i products = _mm256_add_epi16(
+        int8_products(group, weights), int8_products(group + 4, weights + LANES * 4));
     const __m256i wide = _mm256_madd_epi16(_mm256_set1_epi16(1), products);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sums), wide));
 }

@@ -88,7 +88,7 @@ static float find_largest(Row *row)
     return highest_lane(highest);
 }
 
-/* What so many values of different blocks are not below, or nothing is. */
+/* The least of the so many largest blocks; minus infinity if there are fewer blocks. */
 static float least_of_best(const Row *row, Best *blocks)
 {
     clear(blocks);
@@ -113,8 +113,9 @@ static void insert_lanes(Best *best, const Row *row, int64_t first, float least,
     }
 }
 
-/* Put in the best that may come, of equals the first. So many blocks have a value that
-   is not below their least that, but for those that never come, there are enough. */
+/* Put in the best that may come, of equals the first. As many blocks as are wanted and
+   never come, together, have a value that is not below `least`: so the best that may
+   come are not below it either. */
 static void find_best(const Row *row, const Excluded *excluded, Best *blocks,
                       Best *best)
 {

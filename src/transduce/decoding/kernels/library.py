@@ -39,7 +39,10 @@ OUT_OF_MEMORY, NO_TOKEN, OTHER_GROUPS = 1, 2, 3
 @cache
 def kernels() -> ctypes.CDLL | None:
     """The library, or none where it was not compiled or the processor cannot run it."""
-    return fastest_library(FOLDER, _declare, FIELDS)
+    library = fastest_library(FOLDER, _declare, FIELDS)
+    if library is not None and has_matrix_unit():
+        library.transduce_use_matrix_unit(True)
+    return library
 
 
 def loaded_kernels() -> ctypes.CDLL:
@@ -63,7 +66,6 @@ def require_done(status: int) -> None:
 def _declare(library: ctypes.CDLL) -> None:
     pointer, number = c_void_p, c_int64
     library.transduce_use_matrix_unit.argtypes = [c_int]
-    library.transduce_use_matrix_unit(has_matrix_unit())
     library.transduce_padded.argtypes = [number]
     library.transduce_padded.restype = number
     library.transduce_packed_bytes.argtypes = [number, number, c_int]

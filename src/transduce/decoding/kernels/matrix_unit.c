@@ -24,7 +24,8 @@ int64_t unit_stride(int64_t inputs)
 }
 
 #if defined(__AVX512VNNI__) && defined(__has_include)
-#if __has_include(<amxint8intrin.h>)
+/* As GCC and clang name it. */
+#if __has_include(<amxint8intrin.h>) || __has_include(<amxintrin.h>)
 #define HAS_INTRINSICS
 #endif
 #endif
@@ -134,7 +135,12 @@ IN_UNIT void multiply_in_unit(const Product *product, int64_t first, int64_t end
     _tile_release();
 }
 
-EXPORTED void transduce_use_matrix_unit(int is_there) { has_unit = is_there; }
+/* Whether it is used from now on. */
+EXPORTED int transduce_use_matrix_unit(int is_there)
+{
+    has_unit = is_there;
+    return has_unit;
+}
 
 #else
 
@@ -143,6 +149,10 @@ void multiply_in_unit(const Product *product, int64_t first, int64_t end)
     (void)product, (void)first, (void)end;
 }
 
-EXPORTED void transduce_use_matrix_unit(int is_there) { (void)is_there; }
+EXPORTED int transduce_use_matrix_unit(int is_there)
+{
+    (void)is_there;
+    return 0;
+}
 
 #endif

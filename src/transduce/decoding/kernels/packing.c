@@ -56,18 +56,18 @@ static float largest_weight(const float *row, int64_t inputs)
 
 /* The largest sum of weights of one sign whose products are added up in 16 bits: of the
    first two, or the last two, of one four and the next. */
-static float largest_sum(const float *row, int64_t inputs)
+static double largest_sum(const float *row, int64_t inputs)
 {
-    float most = 1e-8f;
+    double most = 1e-8;
     for (int64_t first = 0; first < inputs; first += first % 4 ? 6 : 2) {
-        float above = 0, below = 0;
+        double above = 0, below = 0;
         for (int64_t i = 0; i < 4; i++) {
             const int64_t input = first + i % 2 + i / 2 * NUMBERS_ADDED;
-            const float weight = input < inputs ? row[input] : 0;
-            above += fmaxf(weight, 0);
-            below -= fminf(weight, 0);
+            const double weight = input < inputs ? row[input] : 0;
+            above += fmax(weight, 0);
+            below -= fmin(weight, 0);
         }
-        most = fmaxf(most, fmaxf(above, below));
+        most = fmax(most, fmax(above, below));
     }
     return most;
 }
@@ -76,7 +76,7 @@ static float largest_sum(const float *row, int64_t inputs)
    rounding. */
 static float scale_of(const float *row, int64_t inputs)
 {
-    return SUMS_IN_16_BITS ? largest_sum(row, inputs) / 126.0f
+    return SUMS_IN_16_BITS ? (float)(largest_sum(row, inputs) / 126.0)
                            : largest_weight(row, inputs) / 127.0f;
 }
 
@@ -90,8 +90,10 @@ EXPORTED void transduce_pack_int8(const float *weight, int64_t outputs, int64_t 
         const float scale = scale_of(row, inputs);
         int64_t sum = 0, is_nan = 0;
         for (int64_t i = 0; i < inputs; i++) {
-            is_nan |= isnan(row[i]) != 0;
-            long number = isnan(row[i]) ? 0 : lrintf(row[i] / scale);
+            const float steps = row[i] / scale;
+            const int is_number = isfinite(steps) != 0;
+            long number = is_number ? lrintf(steps) : 0;
+            is_nan |= !is_number;
             to[place_of_int8(output, i)] = (char)number;
             sum += number;
         }

@@ -56,6 +56,28 @@ def test_they_are_those_of_pytorch(
         assert (one == other)[is_there].all()
 
 
+@given(
+    vocab=st.integers(1, 3000),
+    count=st.integers(1, 12),
+    num_never=st.integers(0, 6),
+    spread=st.sampled_from([0.5, 2.0, 100.0]),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=300, deadline=None)
+def test_the_best_are_found_among_many_equals(vocab, count, num_never, spread, seed):
+    rng = torch.Generator().manual_seed(seed)
+    logits = (spread * torch.randn(2, 2, vocab, generator=rng)).round()
+    # What never comes is among the best.
+    never = logits[0, 0].topk(min(num_never, vocab - 1)).indices
+    count = min(count, vocab - len(never))
+    found = CompiledCandidates(count, never.tolist(), 0.0)
+    totals = torch.tensor([[0.0, -torch.inf]] * 2, dtype=torch.float64)
+    _, _, tokens = found(logits, totals, None, None)
+    logits[..., never] = -torch.inf
+    order = np.argsort(-logits[:, 0].numpy(), axis=1, kind="stable")
+    assert tokens.tolist() == order[:, :count].tolist()
+
+
 def test_their_logarithm_of_sums_is_that_of_pytorch():
     logits = 30 * torch.randn(8, 1, 3000)
     [totals, _, tokens] = after_nothing(logits, 1)

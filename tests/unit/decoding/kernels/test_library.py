@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from transduce.decoding.kernels.library import (
     OUT_OF_MEMORY,
     kernels,
+    loaded_kernels,
     require_done,
 )
 from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
@@ -20,19 +23,24 @@ def asked_anew():
     kernels.cache_clear()
 
 
-@pytest.mark.skipif(
-    not BUILDS["avx512"] <= processor_flags(), reason="this processor can run but one"
-)
 @pytest.mark.usefixtures("asked_anew")
-@pytest.mark.parametrize("packed_linear", [PackedFloats, PackedInt8])
+@pytest.mark.parametrize("build", BUILDS)
 @torch.no_grad()
-def test_all_say_the_same(monkeypatch, packed_linear):
-    weight, bias, x = torch.randn(70, 33), torch.randn(70), torch.randn(13, 33)
-    best = packed_linear(weight, bias)(x)
-    monkeypatch.setattr(loading, "processor_flags", lambda: BUILDS["avx2"])
+def test_each_says_the_same(monkeypatch, build):
+    if not BUILDS[build] <= processor_flags():
+        pytest.skip("this processor cannot run it")
+    monkeypatch.setattr(loading, "processor_flags", lambda: BUILDS[build])
     kernels.cache_clear()
-    other = packed_linear(weight, bias)
-    torch.testing.assert_close(other(x), best, rtol=1e-6, atol=1e-5)
+    assert Path(loaded_kernels()._name).name.startswith(f"{build}.")
+    weight, bias, x = torch.randn(70, 33), torch.randn(70), torch.randn(13, 33)
+    found = PackedFloats(weight, bias)(x)
+    torch.testing.assert_close(found, x @ weight.t() + bias, rtol=1e-6, atol=1e-5)
+    x[:, :2] = torch.tensor([0.0, 255.0])  # bytes are what they stand for
+    x[:, 2:] = (30 * x[:, 2:]).round().clamp(0, 255)
+    packed = PackedInt8(weight, bias)
+    # How they round weights is their own.
+    rounded = (weight / packed._scales[:70, None]).round() * packed._scales[:70, None]
+    torch.testing.assert_close(packed(x), x @ rounded.t() + bias, rtol=1e-5, atol=1e-3)
 
 
 def test_lack_of_memory_is_told():

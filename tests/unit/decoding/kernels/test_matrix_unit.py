@@ -5,9 +5,15 @@ from transduce.decoding.kernels.library import kernels, loaded_kernels
 from transduce.decoding.kernels.packed_linear import PackedInt8
 from transduce.device import has_matrix_unit
 
+
+def is_used() -> bool:
+    if kernels() is None or not has_matrix_unit():
+        return False
+    return bool(loaded_kernels().transduce_use_matrix_unit(True))
+
+
 pytestmark = pytest.mark.skipif(
-    kernels() is None or not has_matrix_unit(),
-    reason="there are no kernels, or no matrix unit for bytes",
+    not is_used(), reason="there are no kernels for a matrix unit, or there is none"
 )
 
 
