@@ -43,7 +43,13 @@ class CandidateSearch:
         self._mask = excluded if callable(excluded) else None
         self._never = () if callable(excluded) else tuple(excluded)
         self._diversity = diversity
-        self._compiled: CompiledCandidates | None = None
+        self.compiled: CompiledCandidates | None = None
+        """What has found them by a kernel, if one has."""
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether it changes from step to step what is excluded."""
+        return self._mask is not None
 
     def __call__(
         self,
@@ -58,11 +64,11 @@ class CandidateSearch:
         """
         mask = None if self._mask is None else self._mask()
         if can_find_candidates(logits):
-            if self._compiled is None:
-                self._compiled = CompiledCandidates(
+            if self.compiled is None:
+                self.compiled = CompiledCandidates(
                     self._count, self._never, self._diversity
                 )
-            return Candidates(*self._compiled(logits, log_probabilities, mask, forced))
+            return Candidates(*self.compiled(logits, log_probabilities, mask, forced))
         excluded = self._never if mask is None else mask
         return found_by_torch(
             logits, log_probabilities, self._count, excluded, forced, self._diversity
@@ -144,13 +150,13 @@ class GrowingSearch:
     """A search whose sentences grow by their likeliest candidates."""
 
     def __init__(self, growing: Growing, find: CandidateSearch) -> None:
-        self._growing = growing
-        self._find = find
+        self.growing = growing
+        self.find = find
 
     @property
     def live(self) -> Sequence[SentenceSearch]:
         """Those that are not done."""
-        return self._growing.live
+        return self.growing.live
 
     def grow(
         self, logits: Float[Tensor, "sentences group vocab"]
@@ -159,13 +165,13 @@ class GrowingSearch:
 
         Both are good until the next call.
         """
-        growing = self._growing
-        found = self._find(logits, growing.log_probabilities, growing.forced)
+        growing = self.growing
+        found = self.find(logits, growing.log_probabilities, growing.forced)
         return growing.grow(found, logits.size(1))
 
     def join(self, other: "GrowingSearch") -> None:
         """Put the sentences of another, which has grown too, behind one's own."""
-        self._growing.join(other._growing)
+        self.growing.join(other.growing)
 
 
 def found_by_torch(

@@ -49,6 +49,20 @@ class JoinableModel(NextTokenModel, Protocol):
         ...
 
 
+@runtime_checkable
+class SearchingModel(NextTokenModel, Protocol):
+    """One that can take steps with a search by itself."""
+
+    def take_steps(
+        self, last_ids: Int[Tensor, "sentences group"], search: Any
+    ) -> Int[Tensor, "kept grown"] | None:
+        """Some, none after one by which a sentence is done; what is read next.
+
+        None if there is more to it than it can do: then no step was taken.
+        """
+        ...
+
+
 def require_numbers(log_probabilities: Sequence[float]) -> None:
     """`CheckpointError` if a model has put out NaN, and so search found nothing."""
     if not log_probabilities or math.isnan(log_probabilities[0]):
@@ -97,6 +111,7 @@ class Decoding:
     def __init__(self, model: NextTokenModel, search: Search, bos: int) -> None:
         self.search = search
         self._model = model
+        self._searching = model if isinstance(model, SearchingModel) else None
         self._last_ids = torch.full((len(search.live), 1), bos)
 
     def advance(self) -> None:
@@ -107,10 +122,23 @@ class Decoding:
             self._model.reorder(rows.to(logits.device))
             self._last_ids = last_ids.to(logits.device)
 
+    def advance_until_one_is_done(self) -> None:
+        """Grow all that is live, token by token."""
+        num_live = len(self.search.live)
+        while len(self.search.live) == num_live:
+            if self._searching is None:
+                last_ids = None
+            else:
+                last_ids = self._searching.take_steps(self._last_ids, self.search)
+            if last_ids is None:
+                self.advance()
+            else:
+                self._last_ids = last_ids
+
     def finish(self) -> None:
         """Go on until all is done."""
         while self.search.live:
-            self.advance()
+            self.advance_until_one_is_done()
 
     def join(self, other: "Decoding") -> None:
         """Take in what another has begun; both have grown at least once."""

@@ -9,6 +9,7 @@
 #include "matrix_unit.c"
 #include "packing.c"
 #include "rows.c"
+#include "steps.c"
 #include "threads.c"
 #include "transformer.c"
 #include "sizes.c"

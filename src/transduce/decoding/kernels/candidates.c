@@ -1,8 +1,9 @@
 /* The likeliest next tokens, without a matrix of log-probabilities. */
+#include "candidates.h"
+
 #include <math.h>
 #include <stdlib.h>
 
-#include "exported.h"
 #include "lanes.h"
 
 #define BLOCK (8 * LANES) /* tokens of which only the largest is looked at first */
@@ -166,21 +167,6 @@ static void find_likeliest(Row *row, const Excluded *excluded, int64_t forced,
         best->values[0] = row->values[forced] - log_sum;
 }
 
-/* What is asked for, and where it is to be put. */
-typedef struct {
-    const float *logits;
-    int64_t sentences, group, vocab;
-    const double *totals; /* log-probabilities of the hypotheses so far */
-    const uint8_t *mask;  /* of the logits: which tokens may not come, or none */
-    const int64_t *never; /* tokens that may not come at all */
-    int64_t num_never;
-    const int64_t *forced; /* the only token of each sentence, or -1 */
-    double diversity;      /* how far the k-th of a hypothesis is put back, times k */
-    int64_t count;         /* wanted of each sentence */
-    double *found_totals;
-    int64_t *found_parents, *found_tokens;
-} CandidateSearch;
-
 /* Whether one stands before another: NaN is behind all. */
 static int is_before(double one, double other)
 {
@@ -270,10 +256,6 @@ static void find_of_sentence(const CandidateSearch *asked, int64_t sentence,
     merge(asked, sentence, found);
 }
 
-/* The `count` likeliest ways to go on of each sentence, the best first: what their
-   totals then are, which hypothesis they go on from, and by which token. Where there
-   are fewer, minus infinity; after a hypothesis whose row has NaN, NaN. 1 if memory is
-   lacking, 2 if what is forced is no token, otherwise 0. */
 EXPORTED int transduce_candidates(const CandidateSearch *asked)
 {
     for (int64_t i = 0; asked->forced && i < asked->sentences; i++)

@@ -12,7 +12,12 @@ from torch import Tensor
 from transduce.decoding.candidates import Candidates
 from transduce.decoding.hypotheses import End, Hypothesis
 from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
-from transduce.decoding.kernels.fields import BeamFields, BeamsFields, EndFields
+from transduce.decoding.kernels.fields import (
+    BeamFields,
+    BeamsFields,
+    EndFields,
+    StepsFields,
+)
 from transduce.decoding.kernels.library import loaded_kernels
 from transduce.kernels.loading import address
 from transduce.search_config import SearchConfig
@@ -128,6 +133,7 @@ class CompiledBeams:
 
     _of_sentence: type[CompiledBeam] = CompiledBeam
     _kernel_name = "transduce_grow"
+    _is_greedy = False
 
     def __init__(
         self,
@@ -185,6 +191,31 @@ class CompiledBeams:
         self.log_probabilities = self._totals
         return self._rows, self._tokens
 
+    @property
+    def size(self) -> int:
+        """Hypotheses of each, once it has grown."""
+        return int(self._fields.size)
+
+    def fill_in(
+        self, steps: StepsFields, last_ids: Int64[Tensor, "sentences beam"]
+    ) -> None:
+        """What a kernel is to know to let them grow; as many steps as there is room."""
+        if not self._steps_left:
+            self._make_room()
+        self._tokens.copy_(last_ids)  # not those of before, if others have joined
+        steps.beams = ctypes.addressof(self._fields)
+        steps.is_greedy = self._is_greedy
+        steps.has_prefixes = self._has_prefixes
+        steps.most = min(steps.most, self._steps_left)
+
+    def grown(self, steps: StepsFields) -> Int64[Tensor, "kept beam"]:
+        """Go on from where a kernel has let them grow to; what they read next."""
+        self._steps_left -= steps.taken
+        if (kept := self._fields.sentences) < len(self.live):
+            self._leave(kept, self.size)
+        self.log_probabilities = self._totals
+        return self._tokens
+
     def join(self, other: "CompiledBeams") -> None:
         """Put the sentences of another, which has grown too, behind one's own."""
         totals = torch.cat([self.log_probabilities, other.log_probabilities])
@@ -235,6 +266,7 @@ class CompiledPaths(CompiledBeams):
 
     _of_sentence = CompiledPath
     _kernel_name = "transduce_grow_greedily"
+    _is_greedy = True
 
 
 @lru_cache(maxsize=16)

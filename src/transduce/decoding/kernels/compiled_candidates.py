@@ -66,6 +66,14 @@ class CompiledCandidates:
         require_done(self._library.transduce_candidates(ctypes.byref(fields)))
         return self._found
 
+    def lent(self, sentences: int, group: int, vocab: int) -> CandidateSearchFields:
+        """For a kernel that has logits of so many and asks for nothing but the best."""
+        fields = self._fields
+        if sentences != fields.sentences:
+            self._hold(sentences)
+        fields.group, fields.vocab, fields.mask = group, vocab, None
+        return fields
+
     def _hold(self, sentences: int) -> None:
         """Have places for what is found of so many."""
         found = torch.empty(3, sentences, self._fields.count, dtype=torch.int64)

@@ -180,9 +180,6 @@ static int are_tokens(const int64_t *ids, int64_t count, int64_t vocab)
     return 1;
 }
 
-/* The logits after one more token of each hypothesis; `positions` has a row for each
-   position up to the newest. 1 if memory is lacking, 2 if one is no token, otherwise 0.
- */
 EXPORTED int transduce_step(const Decoder *decoder, State *state,
                             const int64_t *last_ids, const float *positions,
                             float *logits, int num_threads)
@@ -229,9 +226,6 @@ static int are_in_order(const State *state, const int64_t *rows, int64_t sentenc
     return 1;
 }
 
-/* Keep so many sentences, each with these of its hypotheses, numbered through all
-   groups. 1 if memory is lacking, 3 if they are not of one sentence each, or these in
-   another order, otherwise 0. */
 EXPORTED int transduce_reorder(State *state, const int64_t *rows, int64_t sentences)
 {
     const int64_t group = state->group;

@@ -2,6 +2,7 @@
 #ifndef TRANSDUCE_DECODER_H
 #define TRANSDUCE_DECODER_H
 
+#include "exported.h"
 #include "transformer.h"
 
 typedef struct {
@@ -29,5 +30,17 @@ typedef struct {
     uint8_t *memory_mask;    /* positions of each place */
     const LayerCache *layers;
 } State;
+
+/* The logits after one more token of each hypothesis; `positions` has a row for each
+   position up to the newest. 1 if memory is lacking, 2 if one is no token, otherwise 0.
+ */
+EXPORTED int transduce_step(const Decoder *decoder, State *state,
+                            const int64_t *last_ids, const float *positions,
+                            float *logits, int num_threads);
+
+/* Keep so many sentences, each with these of its hypotheses, numbered through all
+   groups. 1 if memory is lacking, 3 if they are not of one sentence each, or these in
+   another order, otherwise 0. */
+EXPORTED int transduce_reorder(State *state, const int64_t *rows, int64_t sentences);
 
 #endif

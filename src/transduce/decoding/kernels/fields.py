@@ -106,7 +106,7 @@ class NeedsFields(ctypes.Structure):
 
 
 class CandidateSearchFields(ctypes.Structure):
-    """`CandidateSearch` of candidates.c."""
+    """`CandidateSearch` of candidates.h."""
 
     _fields_ = [
         ("logits", c_void_p),
@@ -126,8 +126,25 @@ class CandidateSearchFields(ctypes.Structure):
     ]
 
 
+class StepsFields(ctypes.Structure):
+    """`Steps` of steps.h."""
+
+    _fields_ = [
+        ("decoder", c_void_p),
+        ("state", c_void_p),
+        ("positions", c_void_p),
+        ("beams", c_void_p),
+        ("candidates", c_void_p),
+        ("logits", c_void_p),
+        ("is_greedy", c_int64),
+        ("has_prefixes", c_int64),
+        ("most", c_int64),
+        ("taken", c_int64),
+    ]
+
+
 class EndFields(ctypes.Structure):
-    """`End` of beams.c."""
+    """`End` of beams.h."""
 
     _fields_ = [
         ("score", c_double),
@@ -139,7 +156,7 @@ class EndFields(ctypes.Structure):
 
 
 class BeamFields(ctypes.Structure):
-    """`Beam` of beams.c."""
+    """`Beam` of beams.h."""
 
     _fields_ = [
         ("max_length", c_int64),
@@ -156,7 +173,7 @@ class BeamFields(ctypes.Structure):
 
 
 class BeamsFields(ctypes.Structure):
-    """`Beams` of beams.c."""
+    """`Beams` of beams.h."""
 
     _fields_ = [
         ("sentences", c_int64),

@@ -55,8 +55,14 @@ class LentState:
         fields.places = address(self._places, torch.int64)
 
     def give_back(self) -> None:
-        """Let those sentences go that have left."""
+        """Let those sentences go that have left; what no kernel has written is zero.
+
+        For what a mask hides is to be numbers.
+        """
         state, left = self.state, self.fields.sentences
+        for layer in state.layers:
+            layer.key[:, :, state.num_slots :] = 0.0
+            layer.value[:, :, state.num_slots :] = 0.0
         state.past, state.lengths = state.past[:left], state.lengths[:left]
         places = self._places[:left]
         if not torch.equal(places, torch.arange(len(state.memory_mask))):

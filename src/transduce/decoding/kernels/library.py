@@ -15,6 +15,7 @@ from transduce.decoding.kernels.fields import (
     LinearFields,
     NeedsFields,
     StateFields,
+    StepsFields,
 )
 from transduce.device import has_matrix_unit
 from transduce.errors import RequestError
@@ -31,6 +32,7 @@ FIELDS: tuple[type[ctypes.Structure], ...] = (
     EndFields,
     BeamFields,
     BeamsFields,
+    StepsFields,
 )
 OUT_OF_MEMORY, NO_TOKEN, OTHER_GROUPS = 1, 2, 3
 """What a kernel returns if it has not done what it was to do."""
@@ -85,6 +87,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.transduce_gather.argtypes = [*[pointer] * 3, number]
     library.transduce_reorder.argtypes = [pointer, pointer, number]
     library.transduce_candidates.argtypes = [pointer]
+    library.transduce_steps.argtypes = [pointer, c_int]
     for grow in (library.transduce_grow, library.transduce_grow_greedily):
         grow.argtypes = [*[pointer] * 4, number, number]
         grow.restype = None

@@ -4,7 +4,7 @@
 
 #include "exported.h"
 
-EXPORTED void transduce_sizes(int64_t sizes[9])
+EXPORTED void transduce_sizes(int64_t sizes[10])
 {
     sizes[0] = sizeof(Linear);
     sizes[1] = sizeof(Layer);
@@ -15,4 +15,5 @@ EXPORTED void transduce_sizes(int64_t sizes[9])
     sizes[6] = sizeof(End);
     sizes[7] = sizeof(Beam);
     sizes[8] = sizeof(Beams);
+    sizes[9] = sizeof(Steps);
 }

@@ -8,6 +8,9 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor, nn
 
+from transduce.decoding.candidates import GrowingSearch
+from transduce.decoding.kernels.compiled_beams import CompiledBeams
+from transduce.decoding.kernels.compiled_candidates import CompiledCandidates
 from transduce.decoding.kernels.fields import (
     DecoderFields,
     LayerFields,
@@ -17,6 +20,7 @@ from transduce.decoding.kernels.fields import (
     SourceFields,
     StackFields,
     StateFields,
+    StepsFields,
 )
 from transduce.decoding.kernels.lent_state import LentState, stores
 from transduce.decoding.kernels.library import (
@@ -33,6 +37,7 @@ from transduce.decoding.next_token_models.flat_step import (
     LinearMap,
 )
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.search import Search
 from transduce.kernels.loading import address
 from transduce.model.attention import padding_mask
 from transduce.model.cache import (
@@ -48,6 +53,8 @@ from transduce.special_ids import PAD
 
 FAR = 2**62
 """A neighbourhood that is everything."""
+MOST_STEPS = 16
+"""That are taken by one call, so that whoever wants to stop it need not wait long."""
 
 
 class CompiledEncoder:
@@ -91,7 +98,7 @@ class CompiledDecoder(IncrementalDecoder):
     def __init__(self, stack: "CompiledStack", memory: Memory) -> None:
         super().__init__(stack.model, memory, stack.flat, stack.start)
         self._stack = stack
-        self._lent: LentState | None = None
+        self._lent: LentState | None = LentState(self._state, stack.model)
         """The state while the kernel keeps it up."""
 
     def step(
@@ -108,6 +115,28 @@ class CompiledDecoder(IncrementalDecoder):
         self._state.num_slots = lent.fields.num_slots
         self._state.max_length += 1
         return logits
+
+    def take_steps(
+        self, last_ids: Int64[Tensor, "sentences group"], search: Search
+    ) -> Int64[Tensor, "kept grown"] | None:
+        """Some, none after one by which a sentence is done; what is read next.
+
+        None if not all of it is done by kernels, or groups are yet to get larger.
+        """
+        if self._stack.flat.is_watched or not isinstance(search, GrowingSearch):
+            return None
+        beams, found = search.growing, search.find.compiled
+        if not isinstance(beams, CompiledBeams) or found is None:
+            return None
+        lent = self._lend()
+        if search.find.is_masked or lent.fields.group != beams.size:
+            return None
+        if not self._state.has_room:
+            lent = self._gather([lent])
+        read_next, taken = self._stack.take_steps(last_ids, lent, beams, found)
+        self._state.num_slots = lent.fields.num_slots
+        self._state.max_length += taken
+        return read_next
 
     def reorder(self, rows: Int64[Tensor, "kept group"]) -> None:
         """Keep these hypotheses, in this order."""
@@ -174,9 +203,6 @@ class CompiledStack:
             torch.get_num_threads(),
         )
         require_done(status)
-        for layer in layers:  # what a mask hides is to be numbers
-            layer.key.zero_()
-            layer.value.zero_()
         return new_state(layers, memory.mask)
 
     def gathered(self, lent: list[LentState]) -> LentState:
@@ -255,6 +281,35 @@ class CompiledStack:
         )
         require_done(status)
         return logits
+
+    def take_steps(
+        self,
+        last_ids: Int64[Tensor, "sentences group"],
+        lent: LentState,
+        beams: CompiledBeams,
+        found: CompiledCandidates,
+    ) -> tuple[Int64[Tensor, "kept beam"], int]:
+        """As many as there is room for, until one by which a sentence leaves.
+
+        What is read next, and how many were taken.
+        """
+        state, vocab = lent.fields, self._decoder.output.outputs
+        logits = lent.positions.new_empty(state.sentences, state.group, vocab)
+        candidates = found.lent(*logits.shape)
+        steps = StepsFields(
+            decoder=ctypes.addressof(self._decoder),
+            state=ctypes.addressof(state),
+            positions=address(lent.positions),
+            candidates=ctypes.addressof(candidates),
+            logits=address(logits),
+            most=min((state.room - state.num_slots) // state.group, MOST_STEPS),
+        )
+        beams.fill_in(steps, last_ids)
+        status = self._library.transduce_steps(
+            ctypes.byref(steps), torch.get_num_threads()
+        )
+        require_done(status)
+        return beams.grown(steps), steps.taken
 
     def reorder(self, rows: Int64[Tensor, "kept group"], state: StateFields) -> bool:
         """Whether groups stay as large and sentences in order; if so, it is done."""

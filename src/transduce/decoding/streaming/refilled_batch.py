@@ -93,9 +93,7 @@ class _Batch:
     def advance(self) -> None:
         """Until one of the sentences is done."""
         assert self._running is not None
-        num_live = len(self._live)
-        while len(self._live) == num_live:
-            self._running.advance()
+        self._running.advance_until_one_is_done()
 
     def take_done(self) -> list[tuple[int, list[Hypothesis]]]:
         """Those that are done and have not been taken, by number."""

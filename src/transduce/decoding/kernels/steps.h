@@ -1,0 +1,27 @@
+/* Several steps by one call. */
+#ifndef TRANSDUCE_STEPS_H
+#define TRANSDUCE_STEPS_H
+
+#include "beams.h"
+#include "candidates.h"
+#include "decoder.h"
+
+/* A decoder and a search, both of whose groups are as large as the beam; what the
+   candidates are to be of is filled in. */
+typedef struct {
+    const Decoder *decoder;
+    State *state;
+    const float *positions; /* up to the last that may be read */
+    Beams *beams;
+    CandidateSearch *candidates;
+    float *logits; /* room for those of all hypotheses */
+    int64_t is_greedy, has_prefixes;
+    int64_t most;  /* steps for which there is room */
+    int64_t taken; /* of these */
+} Steps;
+
+/* Take them, but for those after one by which a sentence leaves. 1 if memory is
+   lacking, 2 if one is no token, otherwise 0. */
+EXPORTED int transduce_steps(Steps *steps, int num_threads);
+
+#endif
