@@ -58,7 +58,8 @@ class SearchingModel(NextTokenModel, Protocol):
     ) -> Int[Tensor, "kept grown"] | None:
         """Some, none after one by which a sentence is done; what is read next.
 
-        None if there is more to it than it can do: then no step was taken.
+        The search's `grow` is not called. None if there is more to it than it can do:
+        then no step was taken.
         """
         ...
 
@@ -125,6 +126,7 @@ class Decoding:
     def advance_until_one_is_done(self) -> None:
         """Grow all that is live, token by token."""
         num_live = len(self.search.live)
+        assert num_live
         while len(self.search.live) == num_live:
             if self._searching is None:
                 last_ids = None

@@ -27,7 +27,7 @@ typedef struct {
     End *ends;                 /* the best of them, best first */
 } Beam;
 
-/* Sentences whose beams grow together; there is room for one more step of each. */
+/* Sentences whose beams grow together; there is room for the steps to come. */
 typedef struct {
     int64_t sentences, size; /* hypotheses of each, from its first step on */
     int64_t eos, min_length, num_best;

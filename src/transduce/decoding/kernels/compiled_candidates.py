@@ -66,8 +66,8 @@ class CompiledCandidates:
         require_done(self._library.transduce_candidates(ctypes.byref(fields)))
         return self._found
 
-    def lent(self, sentences: int, group: int, vocab: int) -> CandidateSearchFields:
-        """For a kernel that has logits of so many and asks for nothing but the best."""
+    def asked_of(self, sentences: int, group: int, vocab: int) -> CandidateSearchFields:
+        """For a kernel that fills in logits of so many; nothing is masked."""
         fields = self._fields
         if sentences != fields.sentences:
             self._hold(sentences)

@@ -1,20 +1,17 @@
 /* Steps of decoder and search together, as long as no sentence leaves. */
 #include "steps.h"
 
-/* One of them; what has failed, or 0. */
-static int step_and_grow(const Steps *steps, int num_threads)
+/* Let beams grow after a step; what has failed, or 0. */
+static int grow_after_step(const Steps *steps)
 {
     State *state = steps->state;
     Beams *beams = steps->beams;
     CandidateSearch *found = steps->candidates;
-    int failure = transduce_step(steps->decoder, state, beams->tokens, steps->positions,
-                                 steps->logits, num_threads);
-    if (failure)
-        return failure;
     found->logits = steps->logits;
     found->totals = beams->totals;
     found->forced = steps->has_prefixes ? beams->forced : NULL;
-    if ((failure = transduce_candidates(found)))
+    const int failure = transduce_candidates(found);
+    if (failure)
         return failure;
     if (steps->is_greedy)
         transduce_grow_greedily(beams, found->found_totals, found->found_parents,
@@ -32,8 +29,12 @@ EXPORTED int transduce_steps(Steps *steps, int num_threads)
     for (steps->taken = 0; steps->taken < steps->most; steps->taken++) {
         if (steps->beams->sentences < sentences)
             return 0;
-        const int failure = step_and_grow(steps, num_threads);
+        int failure = transduce_step(steps->decoder, steps->state, steps->beams->tokens,
+                                     steps->positions, steps->logits, num_threads);
+        /* It has changed nothing, and fails again when it is the first. */
         if (failure)
+            return steps->taken ? 0 : failure;
+        if ((failure = grow_after_step(steps)))
             return failure;
     }
     return 0;

@@ -21,7 +21,7 @@ typedef struct {
 } Steps;
 
 /* Take them, but for those after one by which a sentence leaves. 1 if memory is
-   lacking, 2 if one is no token, otherwise 0. */
+   lacking, 2 if one is no token, 3 if beams go on in another order, otherwise 0. */
 EXPORTED int transduce_steps(Steps *steps, int num_threads);
 
 #endif

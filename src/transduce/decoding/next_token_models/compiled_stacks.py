@@ -53,8 +53,8 @@ from transduce.special_ids import PAD
 
 FAR = 2**62
 """A neighbourhood that is everything."""
-MOST_STEPS = 16
-"""That are taken by one call, so that whoever wants to stop it need not wait long."""
+MOST_ROWS = 1_024
+"""Of all steps that one call takes: who wants to stop it waits until then."""
 
 
 class CompiledEncoder:
@@ -125,18 +125,17 @@ class CompiledDecoder(IncrementalDecoder):
         """
         if self._stack.flat.is_watched or not isinstance(search, GrowingSearch):
             return None
-        beams, found = search.growing, search.find.compiled
-        if not isinstance(beams, CompiledBeams) or found is None:
+        if search.find.is_masked or type(search).grow is not GrowingSearch.grow:
+            return None
+        beams, candidates = search.growing, search.find.compiled
+        if not isinstance(beams, CompiledBeams) or candidates is None:
             return None
         lent = self._lend()
-        if search.find.is_masked or lent.fields.group != beams.size:
+        if lent.fields.group != beams.size:
             return None
         if not self._state.has_room:
             lent = self._gather([lent])
-        read_next, taken = self._stack.take_steps(last_ids, lent, beams, found)
-        self._state.num_slots = lent.fields.num_slots
-        self._state.max_length += taken
-        return read_next
+        return self._stack.take_steps(last_ids, lent, beams, candidates)
 
     def reorder(self, rows: Int64[Tensor, "kept group"]) -> None:
         """Keep these hypotheses, in this order."""
@@ -287,29 +286,37 @@ class CompiledStack:
         last_ids: Int64[Tensor, "sentences group"],
         lent: LentState,
         beams: CompiledBeams,
-        found: CompiledCandidates,
-    ) -> tuple[Int64[Tensor, "kept beam"], int]:
-        """As many as there is room for, until one by which a sentence leaves.
+        candidates: CompiledCandidates,
+    ) -> Int64[Tensor, "kept beam"]:
+        """Some for which there is room, none after one by which a sentence leaves.
 
-        What is read next, and how many were taken.
+        What is read next.
         """
         state, vocab = lent.fields, self._decoder.output.outputs
+        assert last_ids.shape == (state.sentences, state.group)
+        assert last_ids.shape == (len(beams.live), beams.size)
         logits = lent.positions.new_empty(state.sentences, state.group, vocab)
-        candidates = found.lent(*logits.shape)
+        asked = candidates.asked_of(*logits.shape)
+        room = (state.room - state.num_slots) // state.group
         steps = StepsFields(
             decoder=ctypes.addressof(self._decoder),
             state=ctypes.addressof(state),
             positions=address(lent.positions),
-            candidates=ctypes.addressof(candidates),
+            candidates=ctypes.addressof(asked),
             logits=address(logits),
-            most=min((state.room - state.num_slots) // state.group, MOST_STEPS),
+            most=max(min(room, MOST_ROWS // last_ids.numel()), 1),
         )
         beams.fill_in(steps, last_ids)
         status = self._library.transduce_steps(
             ctypes.byref(steps), torch.get_num_threads()
         )
+        # Also if one has failed: those before it were taken.
+        read_next = beams.grown(steps)
+        lent.state.num_slots = state.num_slots
+        lent.state.max_length += steps.taken + bool(status)
         require_done(status)
-        return beams.grown(steps), steps.taken
+        assert status != OTHER_GROUPS
+        return read_next
 
     def reorder(self, rows: Int64[Tensor, "kept group"], state: StateFields) -> bool:
         """Whether groups stay as large and sentences in order; if so, it is done."""
