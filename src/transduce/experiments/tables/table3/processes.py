@@ -164,7 +164,8 @@ class Crew:
         with run.log.open("ab") as log:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **place},
+                # The log tells in its order what goes to either stream.
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **place},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
