@@ -21,6 +21,9 @@ class SearchConfig:
     """Hypotheses kept at each step."""
     num_best: int = 1
     """Finished hypotheses that nothing unfinished may overtake before search ends."""
+    patience: float | None = None
+    """Finished hypotheses, for each of the beam's, that end search as well; then only
+    those count that end among the beam's best of their step (Kasai et al., 2022)."""
     length_penalty: float = 0.6
     """Alpha: what length counts for when hypotheses are ranked; 0 for nothing."""
     penalty: LengthPenalty = "gnmt"
@@ -68,6 +71,10 @@ class SearchConfig:
                 f"`search.length_penalty` must be from 0 to {MAX_LENGTH_PENALTY}, but "
                 f"is {self.length_penalty}."
             )
+        if self.patience is not None and not 0 < self.patience < math.inf:
+            raise ConfigError(
+                f"`search.patience` must be above 0, but is {self.patience}."
+            )
         for name in ("diversity", "coverage_penalty", "min_length", "extra_length"):
             if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise ConfigError(
@@ -94,6 +101,20 @@ class SearchConfig:
         if self.max_length is not None:
             limit = min(limit, self.max_length)
         return max(limit, self.min_length + 1, least)
+
+    @property
+    def num_ending(self) -> int:
+        """Candidates of a step that may end, the best of them."""
+        return 2 * self.beam_size if self.patience is None else self.beam_size
+
+    @property
+    def enough_ends(self) -> int | None:
+        """Finished hypotheses after which search is over in any case, if there are."""
+        if self.patience is None:
+            return None
+        # Unlike the paper: search may end while something better is possible, as in
+        # other libraries, which saves up to a third of its steps.
+        return max(math.floor(self.patience * self.beam_size + 0.5), self.num_best)
 
     def score(
         self, log_probability: float, length: int, coverage: float = 0.0

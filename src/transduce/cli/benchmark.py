@@ -183,8 +183,8 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
     yield ""
     # What one who waits for a sentence sees, where that was measured.
     shown = max(settings, key=lambda each: (-each.batch_size, each.beam_size))
-    yield f"Milliseconds of {shown}; greedy translations that are those of our fp32"
-    names = ("load", "memory", "median", "90 %", "longest", "as fp32")
+    yield f"Milliseconds of {shown}; translations that are those of our fp32"
+    names = ("load", "memory", "median", "90 %", "longest", "greedy", "by beam")
     yield f"{'':<{NAME_WIDTH}}" + "".join(f"{name:>9}" for name in names)
     for decoder in speed.decoders:
         [one] = [each for each in decoder.settings if each.setting == shown]
@@ -192,7 +192,10 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
             f"{decoder.load_seconds:.2f} s",
             f"{decoder.peak_bytes / 1e6:,.0f} MB",
             *(f"{1000 * seconds:,.0f}" for seconds in one.batch_seconds),
-            "-" if decoder.agreement is None else f"{decoder.agreement:.1%}",
+            *(
+                "-" if share is None else f"{share:.1%}"
+                for share in (decoder.greedy_agreement, decoder.beam_agreement)
+            ),
         ]
         yield f"{decoder.name:<{NAME_WIDTH}}" + "".join(f"{cell:>9}" for cell in cells)
     yield ""

@@ -23,6 +23,7 @@ def translate(
     output: Path | None = None,
     prefixes: Path | None = None,
     beam_size: int | None = None,
+    patience: float | None = None,
     length_penalty: float | None = None,
     penalty: LengthPenalty | None = None,
     coverage_penalty: float | None = None,
@@ -54,6 +55,10 @@ def translate(
         A text file: how the translation of each line is to begin.
     beam_size
         Hypotheses kept at each step; 1 is greedy.
+    patience
+        Translations of a line that may end, for each of the beam's, until search is
+        over (Kasai et al., 2022). 1 is as in other libraries, and saves up to a third
+        of the steps; by default search goes on while something better is possible.
     length_penalty
         Alpha: what length counts for when hypotheses are ranked.
     penalty
@@ -98,6 +103,7 @@ def translate(
     settings = {
         "beam_size": beam_size,
         "num_best": nbest,
+        "patience": patience,
         "length_penalty": length_penalty,
         "penalty": penalty,
         "coverage_penalty": coverage_penalty,

@@ -3,8 +3,8 @@
 The semantics are those of the paper's own code: each step weighs twice the beam's
 candidates; those that end go to a list of their own and take no place among those
 that go on. A sentence is done when no unfinished hypothesis can still overtake the
-best finished ones, as many as are asked for; then it leaves the batch, with fewer than
-the beam's worth at times.
+best finished ones, as many as are asked for, or sooner with `patience`; then it leaves
+the batch, with fewer than the beam's worth at times.
 
 What is found is never worse than greedy search's if the beam is one, or wide enough for
 all. In between it can be, even by log-probability alone: at some step others may crowd
@@ -149,6 +149,8 @@ class _Beam:
         self._steps: list[Step] = []
         self._ends: list[End] = []
         """The best of them, best first."""
+        self._num_ended = 0
+        """Finished ones, also those that are not kept."""
 
     @property
     def forced(self) -> int:
@@ -173,9 +175,10 @@ class _Beam:
         step = Step([], [], [])
         is_long = len(self._steps) >= self._config.min_length
         candidates = zip(log_probabilities, parents, tokens, strict=True)
-        for log_probability, parent, token in candidates:
+        for rank, (log_probability, parent, token) in enumerate(candidates):
             if token == self._eos and log_probability > -math.inf:
-                if is_long:
+                if is_long and rank < self._config.num_ending:
+                    self._num_ended += 1
                     self._end(log_probability, parent, is_finished=True)
             elif len(step.tokens) < self._config.beam_size:
                 step.parents.append(parent)
@@ -195,6 +198,9 @@ class _Beam:
         num_best = self._config.num_best
         if len(self._ends) < num_best:
             return False
+        enough = self._config.enough_ends
+        if enough is not None and self._num_ended >= enough:
+            return True
         # Log-probabilities only fall, the divisor never does, and coverage adds
         # nothing, so that nothing unfinished can score above this.
         bound = self._config.score(best, self._max_length)

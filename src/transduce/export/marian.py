@@ -89,6 +89,8 @@ def _model(checkpoint: Checkpoint) -> MarianMTModel:
     model.generation_config = GenerationConfig(
         num_beams=search.beam_size,
         length_penalty=_length_penalty(search),
+        # Of patience it knows only one, 1; "never" is as search ends without any.
+        early_stopping="never" if search.patience is None else True,
         max_length=MAX_POSITIONS,
         bad_words_ids=[[PAD], [BOS]],
         pad_token_id=PAD,

@@ -284,6 +284,60 @@ def test_diversity_lets_other_parents_have_children() -> None:
     assert diverse[1].log_probability == pytest.approx(math.log(0.4 * 0.4))
 
 
+LATER_IS_BETTER: Table = {
+    (): {EOS: 0.5, A: 0.5},
+    (A,): {EOS: 0.5, A: 0.5},
+    (A, A): {EOS: 1.0},
+}
+"""By a penalty that favours length much."""
+
+
+@pytest.mark.parametrize(
+    ("patience", "num_best", "found"),
+    [
+        (None, 1, [(A, A), ()]),
+        (0.2, 1, [()]),
+        (0.5, 1, [()]),
+        (0.7, 1, [()]),
+        (0.5, 2, [(), (A,)]),
+        (1, 1, [(), (A,)]),
+        (1.5, 1, [(A, A), ()]),
+        (100, 1, [(A, A), ()]),
+    ],
+)
+def test_a_search_with_patience_ends_once_enough_hypotheses_have(
+    patience: float | None, num_best: int, found: Sequence[tuple[int, ...]]
+) -> None:
+    [hypotheses] = search(
+        [LATER_IS_BETTER],
+        [9],
+        beam_size=2,
+        alpha=4,
+        patience=patience,
+        num_best=num_best,
+    )
+    assert [h.ids for h in hypotheses] == found
+
+
+def test_patience_counts_ends_among_the_best_of_their_step_alone() -> None:
+    table = {(): {A: 0.4, B: 0.35, EOS: 0.25}, (A,): {EOS: 1.0}, (B,): {EOS: 1.0}}
+    [all_ends] = search([table], [5], beam_size=2, num_best=2)
+    assert [h.ids for h in all_ends] == [(A,), (B,)]
+    [first] = search([table], [1], beam_size=2)
+    assert [h.ids for h in first] == [()]
+    [impatient] = search([table], [1], beam_size=2, patience=1)
+    # None ended, so that those cut short take their place.
+    assert [h.ids for h in impatient] == [(A,), (B,)]
+
+
+def test_patience_never_prolongs_a_search() -> None:
+    model, patient = TableModel([LATE_END]), TableModel([LATE_END])
+    for each, patience in ((model, None), (patient, 9)):
+        config = SearchConfig(beam_size=2, length_penalty=0, patience=patience)
+        beam_search(each, [5], config, bos=BOS, eos=EOS, excluded=(BOS,))
+    assert patient.steps == model.steps
+
+
 @pytest.mark.parametrize("vocab_size", [1, 5, 63, 64, 200, 576, 577, 640, 5_000])
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_the_best_candidates_are_those_of_sorting_all(
@@ -315,6 +369,9 @@ def test_the_best_candidates_are_those_of_sorting_all(
         ("beam_size", -3, "at least 1, but is -3"),
         ("num_best", 0, "from 1 to the beam size 4, but is 0"),
         ("num_best", 5, "from 1 to the beam size 4, but is 5"),
+        ("patience", 0, "above 0, but is 0"),
+        ("patience", -1.0, "above 0, but is -1.0"),
+        ("patience", math.nan, "above 0, but is nan"),
         ("length_penalty", -0.1, "from 0 to 10, but is -0.1"),
         ("extra_length", -1, "at least 0, but is -1"),
         ("min_length", -1, "at least 0, but is -1"),

@@ -203,6 +203,7 @@ def test_marian_has_the_papers_search(trained_checkpoint, tmp_path):
     path = tmp_path / "out" / "generation_config.json"
     settings = json.loads(path.read_text())
     assert settings["num_beams"] == 4
+    assert settings["early_stopping"] == "never"
     assert settings["bad_words_ids"] == [[0], [1]]
     # Near 25 tokens, 25^alpha grows as ((5 + 25) / 6)^0.6 does.
     ours, theirs = SearchConfig(), SearchConfig(penalty="power", length_penalty=0.5)
@@ -215,11 +216,12 @@ def test_marian_has_the_papers_search(trained_checkpoint, tmp_path):
 def test_marian_has_the_search_of_the_run(
     penalty, expected, trained_checkpoint, tmp_path
 ):
-    search = SearchConfig(beam_size=5, length_penalty=1.2, penalty=penalty)
+    search = SearchConfig(beam_size=5, patience=1, length_penalty=1.2, penalty=penalty)
     checkpoint = replace(trained_checkpoint, search=search)
     export("marian", checkpoint, tmp_path / "out")
     settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert settings["num_beams"] == 5
+    assert settings["early_stopping"] is True
     assert settings["length_penalty"] == pytest.approx(expected)
 
 

@@ -158,6 +158,33 @@ def test_translations_by_beam_search_are_theirs_or_better(
     assert same >= 4
 
 
+# Not more: these weights then prefer to go on for ever, and theirs would put what is
+# cut short before what has ended.
+@pytest.mark.parametrize("length_penalty", [0.0, 0.3, 0.5])
+def test_translations_by_beam_search_with_patience_are_theirs(
+    checkpoint, marian, their_tokenizer, length_penalty
+):
+    search = SearchConfig(
+        beam_size=4,
+        patience=1,
+        penalty="power",
+        length_penalty=length_penalty,
+        extra_length=10,
+    )
+    found = Translator(checkpoint, CPU).translate_stream(SENTENCES, search)
+    for text, ours in zip(SENTENCES, found, strict=True):
+        expected, output = generate(
+            marian,
+            their_tokenizer,
+            text,
+            num_beams=4,
+            length_penalty=length_penalty,
+            early_stopping=True,
+        )
+        assert ours.text == " ".join(expected.split())
+        assert ours.score == pytest.approx(output.sequences_scores.item(), abs=1e-4)
+
+
 def test_each_part_of_a_long_line_is_told_its_language(checkpoint, monkeypatch):
     monkeypatch.setattr("transduce.decoding.translation.parts.MAX_SOURCE_TOKENS", 20)
     translator = Translator(checkpoint, CPU)

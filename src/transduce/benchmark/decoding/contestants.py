@@ -96,6 +96,7 @@ def ours(precision: DecodingPrecision, task: DecodingTask) -> Translate:
         search = SearchConfig(
             beam_size=setting.beam_size,
             # As the peers have it.
+            patience=1,
             penalty="power",
             length_penalty=LENGTH_PENALTY,
             min_length=forced - 1 if forced else 0,

@@ -72,9 +72,12 @@ class DecoderSpeed:
     peak_bytes: int
     """Resident, PyTorch included with all; on a GPU, by what its use has grown."""
     settings: tuple[SettingSpeed, ...]
-    agreement: float | None
+    greedy_agreement: float | None
     """Share of greedy translations that are those of our fp32. Of a forced length the
     last token is not compared: only ours may be an end."""
+    beam_agreement: float | None
+    """The same of beam search, where no length is forced. Where one repeats itself
+    without end, it may differ: the peers' limit is that of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,14 +243,18 @@ def _decoder_speed(
     turns: Sequence[Turn[DecodingOutcome]],
     reference: Sequence[Turn[DecodingOutcome]],
 ) -> DecoderSpeed:
-    greedy = [
-        _compared(mine, setting) == _compared(theirs, setting)
-        for setting, turn, ours in zip(_repeated(task), turns, reference, strict=True)
-        if setting.beam_size == 1
-        for mine, theirs in zip(
-            turn.outcome.translations, ours.outcome.translations, strict=True
-        )
-    ]
+    def agreement(which: Callable[[Setting], bool]) -> float | None:
+        settings = _repeated(task)
+        same = [
+            _compared(mine, setting) == _compared(theirs, setting)
+            for setting, turn, ours in zip(settings, turns, reference, strict=True)
+            if which(setting)
+            for mine, theirs in zip(
+                turn.outcome.translations, ours.outcome.translations, strict=True
+            )
+        ]
+        return float(np.mean(same)) if same else None
+
     return DecoderSpeed(
         name=name,
         is_ours=name.startswith(OURS),
@@ -257,7 +264,10 @@ def _decoder_speed(
             _setting_speed(setting, turns[i :: len(task.settings)])
             for i, setting in enumerate(task.settings)
         ),
-        agreement=float(np.mean(greedy)) if greedy else None,
+        greedy_agreement=agreement(lambda each: each.beam_size == 1),
+        beam_agreement=agreement(
+            lambda each: each.beam_size > 1 and each.forced_length is None
+        ),
     )
 
 

@@ -40,8 +40,10 @@ static void grow(const Beams *beams, Beam *beam, const double *totals,
     int64_t kept = 0;
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] == beams->eos && totals[i] > -INFINITY) {
-            if (beam->num_steps >= beams->min_length)
+            if (beam->num_steps >= beams->min_length && i < beams->num_ending) {
+                beam->num_ended++;
                 end_one(beams, beam, totals[i], parents[i], 1);
+            }
         } else if (kept < beams->size) {
             beam->totals[first + kept] = totals[i];
             beam->parents[first + kept] = parents[i];
@@ -52,7 +54,7 @@ static void grow(const Beams *beams, Beam *beam, const double *totals,
     beam->num_steps++;
 }
 
-/* Whether nothing unfinished can overtake those that are asked for. */
+/* Whether nothing unfinished can overtake those that are asked for, or enough ended. */
 static int is_done(const Beams *beams, const Beam *beam)
 {
     const double *totals = beam->totals + (beam->num_steps - 1) * beams->size;
@@ -64,6 +66,8 @@ static int is_done(const Beams *beams, const Beam *beam)
         return 1;
     if (beam->num_ends < beams->num_best)
         return 0;
+    if (beam->num_ended >= beams->enough_ends)
+        return 1;
     return beam->ends[beams->num_best - 1].score >= score(best, beam->last_divisor);
 }
 

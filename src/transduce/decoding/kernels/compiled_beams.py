@@ -25,8 +25,8 @@ from transduce.search_config import SearchConfig
 END = np.dtype(EndFields)
 FIRST_ROOM = 32
 """Steps that there is room for at first; most sentences need no more."""
-LONGEST = 2**62
-"""Tokens of an output that is as good as endless."""
+ENDLESS = 2**62
+"""Tokens, or hypotheses: there are never so many."""
 
 
 class CompiledBeam:
@@ -45,7 +45,7 @@ class CompiledBeam:
         self._ends = np.empty(size, dtype=END)
         self._prefix = np.array(prefix, dtype=np.int64)
         self.fields = BeamFields(
-            max_length=min(max_length, LONGEST),
+            max_length=min(max_length, ENDLESS),
             last_divisor=config.divisor(max_length),
             prefix_length=len(prefix),
             prefix=self._prefix.ctypes.data,
@@ -153,6 +153,8 @@ class CompiledBeams:
             eos=eos,
             min_length=config.min_length,
             num_best=config.num_best,
+            num_ending=config.num_ending,
+            enough_ends=config.enough_ends or ENDLESS,
         )
         forced = [prefix[0] if prefix else NOT_FORCED for prefix in prefixes]
         self._hold(np.array(forced, dtype=np.int64))

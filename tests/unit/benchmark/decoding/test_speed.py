@@ -18,28 +18,29 @@ from transduce.model.transformer import Transformer
 
 CPU = torch.device("cpu")
 GREEDY = Setting(batch_size=2, beam_size=1)
+BEAM = Setting(batch_size=3, beam_size=3)
 FORCED = Setting(batch_size=1, beam_size=3, forced_length=5)
 
 
 def test_all_translate_the_same_model(trained_checkpoint, corpus):
     turns = []
     speed = measure_decoding(
-        trained_checkpoint, corpus[0], [GREEDY, FORCED], 1, CPU, turns.append
+        trained_checkpoint, corpus[0], [GREEDY, BEAM, FORCED], 1, CPU, turns.append
     )
     names = [decoder.name for decoder in speed.decoders]
     assert names[0] == "transduce fp32"
     assert {"CTranslate2 float32", "Hugging Face fp32"} < set(names)
-    assert len(turns) == 2 * 2 * len(names)
+    assert len(turns) == 2 * 3 * len(names)
     by_name = {decoder.name: decoder for decoder in speed.decoders}
     # Equal outputs: the proof that they do the same work.
-    assert by_name["CTranslate2 float32"].agreement == 1
-    assert by_name["Hugging Face fp32"].agreement == 1
+    for name in ("CTranslate2 float32", "Hugging Face fp32"):
+        assert by_name[name].greedy_agreement == by_name[name].beam_agreement == 1
     assert [proof.split(":")[0] for proof in speed.proofs] == [
         "CTranslate2",
         "Hugging Face",
     ]
     for decoder in speed.decoders:
-        assert [each.setting for each in decoder.settings] == [GREEDY, FORCED]
+        assert [each.setting for each in decoder.settings] == [GREEDY, BEAM, FORCED]
         assert decoder.peak_bytes > 10**7
         for each in decoder.settings:
             low, middle, high = each.batch_seconds
@@ -89,9 +90,9 @@ def test_outputs_of_a_forced_length_are_compared(trained_checkpoint, corpus):
         trained_checkpoint, corpus[0], [setting], 1, CPU, lambda _: None
     )
     by_name = {decoder.name: decoder for decoder in speed.decoders}
-    assert by_name["transduce fp32"].agreement == 1
-    assert by_name["CTranslate2 float32"].agreement == 1
-    assert by_name["Hugging Face fp32"].agreement == 1
+    assert by_name["transduce fp32"].greedy_agreement == 1
+    assert by_name["CTranslate2 float32"].greedy_agreement == 1
+    assert by_name["Hugging Face fp32"].greedy_agreement == 1
 
 
 @pytest.mark.parametrize(("num_cores", "forms"), [(1, [""]), (3, ["", ", 3 workers"])])
@@ -162,7 +163,7 @@ def test_a_peer_that_cannot_have_the_model_is_left_out(trained_checkpoint):
     assert not [d.name for d in speed.decoders if d.name.startswith("Hugging Face")]
     [reason] = speed.left_out
     assert reason.startswith("Hugging Face is left out: A model for Hugging Face")
-    assert speed.decoders[0].agreement is None
+    assert speed.decoders[0].greedy_agreement is None
 
 
 def test_a_model_that_parses_is_refused(parsing_checkpoint):
