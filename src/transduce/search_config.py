@@ -20,10 +20,12 @@ class SearchConfig:
     beam_size: int = 4
     """Hypotheses kept at each step."""
     num_best: int = 1
-    """Finished hypotheses that nothing unfinished may overtake before search ends."""
+    """Finished hypotheses that search is for; it ends once nothing unfinished can
+    overtake them."""
     patience: float | None = None
-    """Finished hypotheses, for each of the beam's, that end search as well; then only
-    those count that end among the beam's best of their step (Kasai et al., 2022)."""
+    """Finished hypotheses, for each of the beam's, after which search ends in any case;
+    then only those count that end among the beam's best of their step (Kasai et al.,
+    2022)."""
     length_penalty: float = 0.6
     """Alpha: what length counts for when hypotheses are ranked; 0 for nothing."""
     penalty: LengthPenalty = "gnmt"
@@ -73,7 +75,7 @@ class SearchConfig:
             )
         if self.patience is not None and not 0 < self.patience < math.inf:
             raise ConfigError(
-                f"`search.patience` must be above 0, but is {self.patience}."
+                f"`search.patience` must be a number above 0, but is {self.patience}."
             )
         for name in ("diversity", "coverage_penalty", "min_length", "extra_length"):
             if not 0 <= (value := getattr(self, name)) < math.inf:
@@ -103,18 +105,24 @@ class SearchConfig:
         return max(limit, self.min_length + 1, least)
 
     @property
-    def num_ending(self) -> int:
-        """Candidates of a step that may end, the best of them."""
-        return 2 * self.beam_size if self.patience is None else self.beam_size
+    def candidates(self) -> int:
+        """Ways to go on or end that are weighed in each step: twice the beam's, as half
+        of them may end."""
+        return 2 * self.beam_size
+
+    @property
+    def end_candidates(self) -> int:
+        """How many of them may end, the best."""
+        return self.candidates if self.patience is None else self.beam_size
 
     @property
     def enough_ends(self) -> int | None:
-        """Finished hypotheses after which search is over in any case, if there are."""
+        """Finished hypotheses after which search ends in any case, if it does."""
         if self.patience is None:
             return None
         # Unlike the paper: search may end while something better is possible, as in
-        # other libraries, which saves up to a third of its steps.
-        return max(math.floor(self.patience * self.beam_size + 0.5), self.num_best)
+        # other libraries, which saves a tenth to more than a third of its steps.
+        return max(math.floor(self.patience * self.beam_size + 0.5), 1)
 
     def score(
         self, log_probability: float, length: int, coverage: float = 0.0

@@ -15,7 +15,9 @@ import pytest
 import transduce
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.cli import main
+from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer, load_tokenizer
 
 LINES = b"one two\n\nthree four five\n  \neight\n"
@@ -214,6 +216,32 @@ def test_the_least_length_and_the_greatest_are_kept(
     assert sum(best["token_log_probabilities"]) == pytest.approx(
         best["log_probability"]
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "patience"),
+    [((), 2.0), (("--patience", 1), 1.0), (("--patience", "none"), None)],
+)
+def test_patience_is_the_models_unless_another_or_none_is_asked_for(
+    options: tuple[object, ...],
+    patience: float | None,
+    succeeds: Callable[..., str],
+    trained_checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = SearchConfig(patience=2.0)
+    save_model(replace(trained_checkpoint, search=search), tmp_path / "patient")
+    asked, translate = [], Translator.translate_stream
+    monkeypatch.setattr(
+        Translator,
+        "translate_stream",
+        lambda self, lines, config, *others: (
+            asked.append(config) or translate(self, lines, config, *others)
+        ),
+    )
+    assert succeeds("translate", tmp_path / "patient", *options, stdin=b"one two\n")
+    assert [config.patience for config in asked] == [patience]
 
 
 def test_json_lines_have_text_scores_and_hypotheses(

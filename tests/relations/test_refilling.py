@@ -77,6 +77,7 @@ CASES = {
     "beam": SearchConfig(beam_size=3, extra_length=4),
     "wide": SearchConfig(beam_size=12, length_penalty=1.0),
     "n-best": SearchConfig(beam_size=4, num_best=4),
+    "patience": SearchConfig(beam_size=3, patience=1.4, length_penalty=1.0),
     "min": SearchConfig(beam_size=2, min_length=3),
     "greedy": SearchConfig(beam_size=1),
 }

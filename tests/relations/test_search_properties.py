@@ -29,6 +29,7 @@ searches = st.builds(
     SearchConfig,
     beam_size=st.integers(2, 5),
     num_best=st.integers(1, 2),
+    patience=st.sampled_from([None, 0.6, 1.0, 2.0]),
     length_penalty=st.sampled_from([0.0, 0.6, 1.2]),
     penalty=st.sampled_from(["gnmt", "power"]),
     extra_length=st.just(4),

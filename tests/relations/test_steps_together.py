@@ -32,6 +32,7 @@ NUM_SENTENCES = 12
 searches = st.builds(
     SearchConfig,
     beam_size=st.sampled_from([1, 2, 4]),
+    patience=st.sampled_from([None, 0.6, 1.0, 2.0]),
     length_penalty=st.sampled_from([0.0, 1.0]),
     diversity=st.sampled_from([0.0, 0.4]),
     min_length=st.sampled_from([0, 3, 50]),

@@ -1,7 +1,8 @@
 """`transduce translate`: raw text in, raw text out."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -23,7 +24,7 @@ def translate(
     output: Path | None = None,
     prefixes: Path | None = None,
     beam_size: int | None = None,
-    patience: float | None = None,
+    patience: float | Literal["none"] | None = None,
     length_penalty: float | None = None,
     penalty: LengthPenalty | None = None,
     coverage_penalty: float | None = None,
@@ -56,9 +57,9 @@ def translate(
     beam_size
         Hypotheses kept at each step; 1 is greedy.
     patience
-        Translations of a line that may end, for each of the beam's, until search is
-        over (Kasai et al., 2022). 1 is as in other libraries, and saves up to a third
-        of the steps; by default search goes on while something better is possible.
+        Translations of a line, for each of the beam's, after which search ends (Kasai
+        et al., 2022). 1 is as in CTranslate2, and saves a tenth to more than a third of
+        the steps; with none, search goes on while something better is possible.
     length_penalty
         Alpha: what length counts for when hypotheses are ranked.
     penalty
@@ -103,7 +104,7 @@ def translate(
     settings = {
         "beam_size": beam_size,
         "num_best": nbest,
-        "patience": patience,
+        "patience": None if patience == "none" else patience,
         "length_penalty": length_penalty,
         "penalty": penalty,
         "coverage_penalty": coverage_penalty,
@@ -113,6 +114,8 @@ def translate(
         "max_length": max_length,
     }
     config = translator.search.given(settings)
+    if patience == "none":
+        config = replace(config, patience=None)
     begun = None if prefixes is None else read_text([prefixes])
     write_translations(
         lambda pace: translator.translate_stream(source.lines, config, begun, pace),

@@ -3,12 +3,13 @@
 The semantics are those of the paper's own code: each step weighs twice the beam's
 candidates; those that end go to a list of their own and take no place among those
 that go on. A sentence is done when no unfinished hypothesis can still overtake the
-best finished ones, as many as are asked for, or sooner with `patience`; then it leaves
-the batch, with fewer than the beam's worth at times.
+best finished ones, as many as are asked for, or, with `patience`, once enough have
+ended; then it leaves the batch, with fewer than the beam's worth at times.
 
-What is found is never worse than greedy search's if the beam is one, or wide enough for
-all. In between it can be, even by log-probability alone: at some step others may crowd
-out the sequence that takes the likeliest token each time, and end badly.
+Without patience, what is found is never worse than greedy search's if the beam is one,
+or wide enough for all. In between it can be, even by log-probability alone: at some
+step others may crowd out the sequence that takes the likeliest token each time, and end
+badly.
 """
 
 import math
@@ -73,7 +74,6 @@ class BeamSearch(GrowingSearch):
     ) -> None:
         """Coverage must be there if the config has a penalty for it."""
         prefixes = prefixes or [()] * len(max_lengths)
-        count = 2 * config.beam_size
         super().__init__(
             CompiledBeams(max_lengths, prefixes, eos, config)
             if coverage is None and kernels() is not None
@@ -85,7 +85,7 @@ class BeamSearch(GrowingSearch):
                 config.beam_size,
                 coverage,
             ),
-            CandidateSearch(count, excluded, config.diversity),
+            CandidateSearch(config.candidates, excluded, config.diversity),
         )
 
 
@@ -149,8 +149,8 @@ class _Beam:
         self._steps: list[Step] = []
         self._ends: list[End] = []
         """The best of them, best first."""
-        self._num_ended = 0
-        """Finished ones, also those that are not kept."""
+        self._num_finished = 0
+        """Also those that are not kept."""
 
     @property
     def forced(self) -> int:
@@ -177,8 +177,8 @@ class _Beam:
         candidates = zip(log_probabilities, parents, tokens, strict=True)
         for rank, (log_probability, parent, token) in enumerate(candidates):
             if token == self._eos and log_probability > -math.inf:
-                if is_long and rank < self._config.num_ending:
-                    self._num_ended += 1
+                if is_long and rank < self._config.end_candidates:
+                    self._num_finished += 1
                     self._end(log_probability, parent, is_finished=True)
             elif len(step.tokens) < self._config.beam_size:
                 step.parents.append(parent)
@@ -191,7 +191,7 @@ class _Beam:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing unfinished can overtake those that are asked for."""
+        """Whether nothing unfinished can overtake those asked for, or enough ended."""
         best = max(self.log_probabilities)
         if best == -math.inf or len(self._steps) >= self._max_length:
             return True
@@ -199,7 +199,7 @@ class _Beam:
         if len(self._ends) < num_best:
             return False
         enough = self._config.enough_ends
-        if enough is not None and self._num_ended >= enough:
+        if enough is not None and self._num_finished >= enough:
             return True
         # Log-probabilities only fall, the divisor never does, and coverage adds
         # nothing, so that nothing unfinished can score above this.

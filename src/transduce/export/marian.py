@@ -88,9 +88,7 @@ def _model(checkpoint: Checkpoint) -> MarianMTModel:
     search = checkpoint.search or SearchConfig()
     model.generation_config = GenerationConfig(
         num_beams=search.beam_size,
-        length_penalty=_length_penalty(search),
-        # Of patience it knows only one, 1; "never" is as search ends without any.
-        early_stopping="never" if search.patience is None else True,
+        **_of_beams(search),
         max_length=MAX_POSITIONS,
         bad_words_ids=[[PAD], [BOS]],
         pad_token_id=PAD,
@@ -105,6 +103,16 @@ def _model(checkpoint: Checkpoint) -> MarianMTModel:
     assert all("embed" in name or name in KNOWN_AS_IS for name in missing), missing
     model.tie_weights()
     return model
+
+
+def _of_beams(search: SearchConfig) -> dict[str, float | bool]:
+    """Settings that are refused where there is but one."""
+    if search.beam_size == 1:
+        return {}
+    # With true, search ends as ours with a patience of 1. To "never" end it while
+    # something better is possible would take all of the 1,024 tokens at times.
+    is_over_soon = search.patience is not None
+    return {"length_penalty": _length_penalty(search), "early_stopping": is_over_soon}
 
 
 def _length_penalty(search: SearchConfig) -> float:

@@ -284,39 +284,40 @@ def test_diversity_lets_other_parents_have_children() -> None:
     assert diverse[1].log_probability == pytest.approx(math.log(0.4 * 0.4))
 
 
-LATER_IS_BETTER: Table = {
-    (): {EOS: 0.5, A: 0.5},
-    (A,): {EOS: 0.5, A: 0.5},
-    (A, A): {EOS: 1.0},
+LATER_IS_BETTER: Table = {(A,) * length: {EOS: 0.5, A: 0.5} for length in range(5)} | {
+    (A,) * 5: {EOS: 1.0}
 }
-"""By a penalty that favours length much."""
+"""By a penalty that favours length much: an end at each step."""
 
 
 @pytest.mark.parametrize(
     ("patience", "num_best", "found"),
     [
-        (None, 1, [(A, A), ()]),
-        (0.2, 1, [()]),
-        (0.5, 1, [()]),
-        (0.7, 1, [()]),
-        (0.5, 2, [(), (A,)]),
-        (1, 1, [(), (A,)]),
-        (1.5, 1, [(A, A), ()]),
-        (100, 1, [(A, A), ()]),
+        (None, 1, [5, 4]),
+        (0.2, 1, [0]),
+        (0.5, 1, [0]),
+        (0.7, 1, [0]),
+        (0.75, 1, [1, 0]),
+        (0.5, 2, [1, 0]),
+        (1, 1, [1, 0]),
+        (1.5, 1, [2, 1]),
+        (2, 1, [3, 2]),
+        (100, 1, [5, 4]),
+        (1e300, 1, [5, 4]),
     ],
 )
 def test_a_search_with_patience_ends_once_enough_hypotheses_have(
-    patience: float | None, num_best: int, found: Sequence[tuple[int, ...]]
+    patience: float | None, num_best: int, found: Sequence[int]
 ) -> None:
     [hypotheses] = search(
         [LATER_IS_BETTER],
         [9],
         beam_size=2,
-        alpha=4,
+        alpha=6,
         patience=patience,
         num_best=num_best,
     )
-    assert [h.ids for h in hypotheses] == found
+    assert [len(h.ids) for h in hypotheses] == found
 
 
 def test_patience_counts_ends_among_the_best_of_their_step_alone() -> None:
@@ -330,7 +331,21 @@ def test_patience_counts_ends_among_the_best_of_their_step_alone() -> None:
     assert [h.ids for h in impatient] == [(A,), (B,)]
 
 
-def test_patience_never_prolongs_a_search() -> None:
+def test_an_end_that_is_not_among_the_best_of_its_step_exhausts_no_patience() -> None:
+    table = {
+        (): {A: 0.4, B: 0.35, EOS: 0.25},
+        (A,): {A: 0.6, EOS: 0.4},
+        (B,): {A: 0.9, EOS: 0.1},
+        (A, A): {EOS: 1.0},
+        (B, A): {EOS: 1.0},
+    }
+    # Of the first two steps' ends none is among the best two; by their number, search
+    # would be over after the second.
+    [hypotheses] = search([table], [5], beam_size=2, patience=1)
+    assert [h.ids for h in hypotheses] == [(B, A), (A, A)]
+
+
+def test_with_patience_too_a_search_ends_once_nothing_can_be_better() -> None:
     model, patient = TableModel([LATE_END]), TableModel([LATE_END])
     for each, patience in ((model, None), (patient, 9)):
         config = SearchConfig(beam_size=2, length_penalty=0, patience=patience)
@@ -369,9 +384,10 @@ def test_the_best_candidates_are_those_of_sorting_all(
         ("beam_size", -3, "at least 1, but is -3"),
         ("num_best", 0, "from 1 to the beam size 4, but is 0"),
         ("num_best", 5, "from 1 to the beam size 4, but is 5"),
-        ("patience", 0, "above 0, but is 0"),
-        ("patience", -1.0, "above 0, but is -1.0"),
-        ("patience", math.nan, "above 0, but is nan"),
+        ("patience", 0, "a number above 0, but is 0"),
+        ("patience", -1.0, "a number above 0, but is -1.0"),
+        ("patience", math.nan, "a number above 0, but is nan"),
+        ("patience", math.inf, "a number above 0, but is inf"),
         ("length_penalty", -0.1, "from 0 to 10, but is -0.1"),
         ("extra_length", -1, "at least 0, but is -1"),
         ("min_length", -1, "at least 0, but is -1"),

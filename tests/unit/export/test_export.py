@@ -203,7 +203,7 @@ def test_marian_has_the_papers_search(trained_checkpoint, tmp_path):
     path = tmp_path / "out" / "generation_config.json"
     settings = json.loads(path.read_text())
     assert settings["num_beams"] == 4
-    assert settings["early_stopping"] == "never"
+    assert settings["early_stopping"] is False
     assert settings["bad_words_ids"] == [[0], [1]]
     # Near 25 tokens, 25^alpha grows as ((5 + 25) / 6)^0.6 does.
     ours, theirs = SearchConfig(), SearchConfig(penalty="power", length_penalty=0.5)
@@ -223,6 +223,30 @@ def test_marian_has_the_search_of_the_run(
     assert settings["num_beams"] == 5
     assert settings["early_stopping"] is True
     assert settings["length_penalty"] == pytest.approx(expected)
+
+
+def test_marian_has_a_greedy_search_without_what_is_for_beams(
+    trained_checkpoint, tmp_path
+):
+    checkpoint = replace(trained_checkpoint, search=SearchConfig(beam_size=1))
+    export("marian", checkpoint, tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert settings["num_beams"] == 1
+    assert settings.keys().isdisjoint({"length_penalty", "early_stopping"})
+
+
+def test_marian_searches_hardly_longer_than_its_translation(
+    trained_checkpoint, corpus, tmp_path
+):
+    from transformers import AutoTokenizer, MarianMTModel
+
+    export("marian", trained_checkpoint, tmp_path / "out")
+    model = MarianMTModel.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    decoder, calls = model.get_decoder(), []
+    decoder.register_forward_hook(lambda *_: calls.append(1))
+    found = model.generate(tokenizer(corpus[0][0], return_tensors="pt").input_ids)
+    assert found.size(1) <= len(calls) + 1 < 3 * found.size(1)
 
 
 def test_marian_translates_by_its_own_settings(trained_checkpoint, corpus, tmp_path):

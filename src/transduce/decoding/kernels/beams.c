@@ -40,8 +40,8 @@ static void grow(const Beams *beams, Beam *beam, const double *totals,
     int64_t kept = 0;
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] == beams->eos && totals[i] > -INFINITY) {
-            if (beam->num_steps >= beams->min_length && i < beams->num_ending) {
-                beam->num_ended++;
+            if (beam->num_steps >= beams->min_length && i < beams->end_candidates) {
+                beam->num_finished++;
                 end_one(beams, beam, totals[i], parents[i], 1);
             }
         } else if (kept < beams->size) {
@@ -66,7 +66,7 @@ static int is_done(const Beams *beams, const Beam *beam)
         return 1;
     if (beam->num_ends < beams->num_best)
         return 0;
-    if (beam->num_ended >= beams->enough_ends)
+    if (beam->num_finished >= beams->enough_ends)
         return 1;
     return beam->ends[beams->num_best - 1].score >= score(best, beam->last_divisor);
 }

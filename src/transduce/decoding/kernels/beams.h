@@ -22,7 +22,7 @@ typedef struct {
     int64_t prefix_length;
     const int64_t *prefix; /* what all of them begin with */
     int64_t num_steps, num_ends;
-    int64_t num_ended; /* finished ones, also those that are not kept */
+    int64_t num_finished; /* also those that are not kept */
     double *totals;            /* log-probabilities of all tokens so far */
     int64_t *parents, *tokens; /* which of the step before each goes on from, and how */
     End *ends;                 /* the best of them, best first */
@@ -32,8 +32,8 @@ typedef struct {
 typedef struct {
     int64_t sentences, size; /* hypotheses of each, from its first step on */
     int64_t eos, min_length, num_best;
-    int64_t num_ending;  /* candidates of a step that may end, the best of them */
-    int64_t enough_ends; /* finished ones after which search is over in any case */
+    int64_t end_candidates; /* of a step's candidates those that may end, the best */
+    int64_t enough_ends;    /* finished ones after which search ends in any case */
     const double *divisors; /* of the scores of hypotheses of each length */
     Beam **live;
     double *totals;  /* of the hypotheses that go on */

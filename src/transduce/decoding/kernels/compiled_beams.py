@@ -153,8 +153,8 @@ class CompiledBeams:
             eos=eos,
             min_length=config.min_length,
             num_best=config.num_best,
-            num_ending=config.num_ending,
-            enough_ends=config.enough_ends or ENDLESS,
+            end_candidates=config.end_candidates,
+            enough_ends=min(config.enough_ends or ENDLESS, ENDLESS),
         )
         forced = [prefix[0] if prefix else NOT_FORCED for prefix in prefixes]
         self._hold(np.array(forced, dtype=np.int64))
