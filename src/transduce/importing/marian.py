@@ -3,8 +3,8 @@
 It is the paper's model but for the order of its dimensions, as its sinusoids stand in
 two halves; and for what `ModelConfig` then tells: its activation, its biases, and what
 keeps its norms from dividing by zero. Ids are put into our order. Where one token both
-pads and begins a target, it becomes two, and neither is ever put out. Its settings of
-search stay behind: it searches by the paper's.
+pads and begins a target, it becomes two, and neither is ever put out. Of its settings
+of search, the beam, the length penalty and where search ends are kept.
 """
 
 from collections.abc import Sequence
@@ -47,6 +47,7 @@ def _checkpoint(origin: Path, settings: MarianSettings) -> Checkpoint:
         weights=weights,
         tokenizer=read_tokenizer(origin, settings),
         step=0,
+        search=settings.search,
     )
 
 

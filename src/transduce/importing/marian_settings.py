@@ -1,4 +1,4 @@
-"""What config.json of a Marian folder says, in our terms."""
+"""What the settings of a Marian folder say, in our terms."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.checkpoint import read_json
-from transduce.errors import CheckpointError, RequestError
+from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.model.config import Activation, ModelConfig
+from transduce.search_config import SearchConfig
 
 SETTINGS = "config.json"
+SEARCH = "generation_config.json"
 NORM_EPSILON = 1e-5
 """The library knows no other."""
 ACTIVATIONS: dict[object, Activation] = {
@@ -47,6 +49,8 @@ class MarianSettings:
     """Theirs by ours."""
     max_positions: int
     """Tokens of a sentence at most."""
+    search: SearchConfig | None
+    """If they tell."""
 
     @property
     def vocab_size(self) -> int:
@@ -74,7 +78,35 @@ def read_settings(folder: Path) -> MarianSettings:
         model=_model(content, len(ids), path),
         ids=ids,
         max_positions=_whole(content, "max_position_embeddings", path),
+        search=_read_search(folder),
     )
+
+
+def _read_search(folder: Path) -> SearchConfig | None:
+    """From its own file or, as older folders have it, from that of the model."""
+    path = folder / (SEARCH if (folder / SEARCH).is_file() else SETTINGS)
+    content = read_json(path)
+    if content.get("num_beams") is None:
+        return None
+    stated = content.get("length_penalty")
+    length_penalty = 1.0 if stated is None else stated
+    if not isinstance(length_penalty, int | float):
+        raise CheckpointError(
+            f"{path}: `length_penalty` must be a number, but is {length_penalty!r}."
+        )
+    try:
+        return SearchConfig(
+            beam_size=_whole(content, "num_beams", path),
+            # Whether early or not, theirs ends about then.
+            patience=None if content.get("early_stopping") == "never" else 1.0,
+            penalty="power",
+            length_penalty=float(length_penalty),
+        )
+    except ConfigError as error:
+        reason = str(error).removesuffix(".")
+        raise RequestError(
+            f"{path}: {reason}; change it there, to import the model."
+        ) from None
 
 
 def _model(content: Mapping[str, object], vocab_size: int, path: Path) -> ModelConfig:

@@ -18,6 +18,7 @@ from transduce.decoding.next_token_models.prepared_model import available, prepa
 from transduce.decoding.translator import Translator
 from transduce.export import marian as exporting
 from transduce.importing import marian as importing
+from transduce.importing.marian_settings import read_settings
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.grammar import Grammar
@@ -93,6 +94,39 @@ def test_its_settings_are_known(checkpoint, marian):
     )  # fmt: skip
     # A start of its own.
     assert config.vocab_size == marian.config.vocab_size + 1
+
+
+THEIR_USUAL = {"patience": 1.0, "penalty": "power", "length_penalty": 1.0}
+SEARCHES = [
+    ({}, SearchConfig(beam_size=4, **THEIR_USUAL)),
+    ({"num_beams": 1}, SearchConfig(beam_size=1, **THEIR_USUAL)),
+    (
+        {"num_beams": 6, "length_penalty": 0.8, "early_stopping": True},
+        SearchConfig(beam_size=6, **{**THEIR_USUAL, "length_penalty": 0.8}),
+    ),
+    (
+        {"early_stopping": "never"},
+        SearchConfig(beam_size=4, **{**THEIR_USUAL, "patience": None}),
+    ),
+    ({"num_beams": "left out"}, None),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), SEARCHES, ids=str)
+def test_its_search_is_kept(changes, expected, folder):
+    folders.change_settings(folder / "generation_config.json", **changes)
+    assert read_settings(folder).search == expected
+
+
+def test_the_search_of_an_older_folder_stands_with_the_models_settings(folder):
+    (folder / "generation_config.json").unlink()
+    assert read_settings(folder).search is None
+    folders.change_settings(folder / "config.json", num_beams=6)
+    assert read_settings(folder).search == SearchConfig(beam_size=6, **THEIR_USUAL)
+
+
+def test_an_imported_model_searches_as_it_did(checkpoint):
+    assert checkpoint.search == SearchConfig(beam_size=4, **THEIR_USUAL)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

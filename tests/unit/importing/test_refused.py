@@ -77,6 +77,31 @@ def test_damaged_settings_are_refused(changes, message, folder, refuses):
     refuses(CheckpointError, f"^{folder}/config.json: {message}")
 
 
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"num_beams": "4"}, CheckpointError, "`num_beams` must be a whole number"),
+        ({"num_beams": 0}, CheckpointError, "`num_beams` must be a whole number of 1"),
+        (
+            {"length_penalty": "much"},
+            CheckpointError,
+            "`length_penalty` must be a number, but is 'much'",
+        ),
+        (
+            {"length_penalty": -1.5},
+            RequestError,
+            "must be from 0 to 10, but is -1.5; change it there, to import the model",
+        ),
+    ],
+    ids=str,
+)
+def test_settings_of_search_that_do_not_map_are_refused(
+    changes, error, message, folder, refuses
+):
+    folders.change_settings(folder / "generation_config.json", **changes)
+    refuses(error, f"generation_config.json: .*{message}")
+
+
 def test_settings_that_are_no_json_are_refused(folder, refuses):
     (folder / "config.json").write_text("{", encoding="utf-8")
     refuses(CheckpointError, "config.json: the file is missing or damaged")
