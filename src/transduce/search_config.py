@@ -23,8 +23,8 @@ class SearchConfig:
     """Finished hypotheses that search is for; it ends once nothing unfinished can
     overtake them."""
     patience: float | None = None
-    """Finished hypotheses, for each of the beam's, after which search ends in any case;
-    then only those count that end among the beam's best of their step (Kasai et al.,
+    """Times the beam size: so many finished hypotheses end the search in any case. Then
+    only those finish that end among the beam's best of their step (Kasai et al.,
     2022)."""
     length_penalty: float = 0.6
     """Alpha: what length counts for when hypotheses are ranked; 0 for nothing."""

@@ -57,9 +57,10 @@ def translate(
     beam_size
         Hypotheses kept at each step; 1 is greedy.
     patience
-        Translations of a line, for each of the beam's, after which search ends (Kasai
-        et al., 2022). 1 is as in CTranslate2, and saves a tenth to more than a third of
-        the steps; with none, search goes on while something better is possible.
+        Search of a line ends once this many times the beam size of its translations
+        have ended (Kasai et al., 2022). 1 is as in CTranslate2, and saves a tenth to
+        more than a third of the steps; with none, search goes on while something better
+        is possible.
     length_penalty
         Alpha: what length counts for when hypotheses are ranked.
     penalty

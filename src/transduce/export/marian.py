@@ -106,11 +106,11 @@ def _model(checkpoint: Checkpoint) -> MarianMTModel:
 
 
 def _of_beams(search: SearchConfig) -> dict[str, float | bool]:
-    """Settings that are refused where there is but one."""
+    """Settings that the library refuses where a search is greedy."""
     if search.beam_size == 1:
         return {}
-    # With true, search ends as ours with a patience of 1. To "never" end it while
-    # something better is possible would take all of the 1,024 tokens at times.
+    # With true, search ends as ours with a patience of 1. With "never" it would go on
+    # while something better is possible, at times to the last position.
     is_over_soon = search.patience is not None
     return {"length_penalty": _length_penalty(search), "early_stopping": is_over_soon}
 

@@ -5,7 +5,7 @@ All take turns, one setting at a time, each in a process of its own.
 
 import os
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -243,18 +243,7 @@ def _decoder_speed(
     turns: Sequence[Turn[DecodingOutcome]],
     reference: Sequence[Turn[DecodingOutcome]],
 ) -> DecoderSpeed:
-    def agreement(which: Callable[[Setting], bool]) -> float | None:
-        settings = _repeated(task)
-        same = [
-            _compared(mine, setting) == _compared(theirs, setting)
-            for setting, turn, ours in zip(settings, turns, reference, strict=True)
-            if which(setting)
-            for mine, theirs in zip(
-                turn.outcome.translations, ours.outcome.translations, strict=True
-            )
-        ]
-        return float(np.mean(same)) if same else None
-
+    compared = list(zip(_repeated(task), turns, reference, strict=True))
     return DecoderSpeed(
         name=name,
         is_ours=name.startswith(OURS),
@@ -264,11 +253,29 @@ def _decoder_speed(
             _setting_speed(setting, turns[i :: len(task.settings)])
             for i, setting in enumerate(task.settings)
         ),
-        greedy_agreement=agreement(lambda each: each.beam_size == 1),
-        beam_agreement=agreement(
-            lambda each: each.beam_size > 1 and each.forced_length is None
+        greedy_agreement=_agreement(
+            turn for turn in compared if turn[0].beam_size == 1
+        ),
+        beam_agreement=_agreement(
+            turn
+            for turn in compared
+            if turn[0].beam_size > 1 and turn[0].forced_length is None
         ),
     )
+
+
+def _agreement(
+    compared: Iterable[tuple[Setting, Turn[DecodingOutcome], Turn[DecodingOutcome]]],
+) -> float | None:
+    """Share of the translations of two contestants' turns that are alike."""
+    same = [
+        _compared(mine, setting) == _compared(theirs, setting)
+        for setting, turn, other in compared
+        for mine, theirs in zip(
+            turn.outcome.translations, other.outcome.translations, strict=True
+        )
+    ]
+    return float(np.mean(same)) if same else None
 
 
 def _compared(ids: tuple[int, ...], setting: Setting) -> tuple[int, ...]:

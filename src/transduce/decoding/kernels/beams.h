@@ -22,7 +22,7 @@ typedef struct {
     int64_t prefix_length;
     const int64_t *prefix; /* what all of them begin with */
     int64_t num_steps, num_ends;
-    int64_t num_finished; /* also those that are not kept */
+    int64_t num_finished;      /* also those that are not kept */
     double *totals;            /* log-probabilities of all tokens so far */
     int64_t *parents, *tokens; /* which of the step before each goes on from, and how */
     End *ends;                 /* the best of them, best first */

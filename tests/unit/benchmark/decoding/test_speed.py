@@ -163,7 +163,9 @@ def test_a_peer_that_cannot_have_the_model_is_left_out(trained_checkpoint):
     assert not [d.name for d in speed.decoders if d.name.startswith("Hugging Face")]
     [reason] = speed.left_out
     assert reason.startswith("Hugging Face is left out: A model for Hugging Face")
+    # The only setting is neither greedy nor of a natural length.
     assert speed.decoders[0].greedy_agreement is None
+    assert speed.decoders[0].beam_agreement is None
 
 
 def test_a_model_that_parses_is_refused(parsing_checkpoint):
