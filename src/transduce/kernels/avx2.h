@@ -29,6 +29,12 @@ static inline Lanes lanes_where(Mask mask, Lanes one, Lanes other)
     return _mm256_blendv_ps(other, one, _mm256_castsi256_ps(mask));
 }
 
+/* Where a number is above zero. */
+static inline Mask lanes_positive(Lanes x)
+{
+    return _mm256_castps_si256(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ));
+}
+
 static inline Lanes lanes_at(const float *from) { return _mm256_loadu_ps(from); }
 
 /* Numbers that are there; the others are not read, and zero. */

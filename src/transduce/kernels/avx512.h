@@ -28,6 +28,12 @@ static inline Lanes lanes_where(Mask mask, Lanes one, Lanes other)
     return _mm512_mask_blend_ps(mask, other, one);
 }
 
+/* Where a number is above zero. */
+static inline Mask lanes_positive(Lanes x)
+{
+    return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ);
+}
+
 static inline Lanes lanes_at(const float *from) { return _mm512_loadu_ps(from); }
 
 /* Numbers that are there; the others are not read, and zero. */

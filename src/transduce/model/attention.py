@@ -150,7 +150,7 @@ class MultiHeadAttention(nn.Module):
             queries = self.project_query(query)
             key_value = self.project_key_value(memory)
             with torch.autocast("cpu", enabled=False):  # it is in fp32
-                heads = short_attention(queries, key_value, mask, self._heads)
+                heads = short_attention(queries, key_value, mask, self.heads)
             return self.project_output(heads)
         key, value = self.keys_and_values(memory)
         return self.attend(query, key, value, mask)
@@ -186,7 +186,7 @@ class MultiHeadAttention(nn.Module):
         value: Float[Tensor, "batch heads keys d_v"],
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch heads queries d_v"]:
-        if self._forms_weights or _is_sooner_done_plainly(query, key):
+        if self.forms_weights or _is_sooner_done_plainly(query, key):
             weights = attention_weights(self._scores(query, key), mask)
             return self.weights_tap(weights) @ value
         return functional.scaled_dot_product_attention(
@@ -194,7 +194,7 @@ class MultiHeadAttention(nn.Module):
         )
 
     @property
-    def _forms_weights(self) -> bool:
+    def forms_weights(self) -> bool:
         """Whether they are asked for, or there are no others."""
         return len(self.weights_tap._forward_hooks) > 0 or self.scores == "additive"
 
@@ -203,12 +203,18 @@ class MultiHeadAttention(nn.Module):
         query: Float[Tensor, "batch queries d_model"],
         memory: Float[Tensor, "batch keys d_model"],
     ) -> bool:
-        if self._forms_weights or not torch.is_grad_enabled():
+        if self.forms_weights or not torch.is_grad_enabled():
             return False
-        return has_short_attention(query, memory, self._heads)
+        return has_short_attention(query, memory, self.heads)
 
     @property
-    def _heads(self) -> Heads:
+    def maps(self) -> tuple[Linear, Linear, Linear]:
+        """The linear maps, in their order."""
+        return self.project_query, self.project_key_value, self.project_output
+
+    @property
+    def heads(self) -> Heads:
+        """How many there are, and of which width."""
         return Heads(count=self.num_heads, d_k=self.d_k, d_v=self.d_v, scale=self.scale)
 
     @property

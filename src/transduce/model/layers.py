@@ -31,6 +31,11 @@ class FeedForward(nn.Module):
     ) -> Float[Tensor, "batch length d_model"]:
         return self.outer(self.activated(self.inner(x)))
 
+    @property
+    def maps(self) -> tuple[Linear, Linear]:
+        """The linear maps, in their order."""
+        return self.inner, self.outer
+
     def activated(
         self, x: Float[Tensor, "batch length d_ff"]
     ) -> Float[Tensor, "batch length d_ff"]:
@@ -88,6 +93,18 @@ class EncoderLayer(nn.Module):
         x = self.after_self_attention(x, lambda x: self.self_attention(x, x, mask))
         return self.after_feed_forward(x, self.feed_forward)
 
+    @property
+    def attentions(self) -> list[MultiHeadAttention]:
+        """All that it has."""
+        return [self.self_attention]
+
+    def weights(self) -> list[Tensor]:
+        """All that it learns, sub-layer by sub-layer, the norm's last."""
+        return [
+            *_weights(*self.self_attention.maps, self.after_self_attention.norm),
+            *_weights(*self.feed_forward.maps, self.after_feed_forward.norm),
+        ]
+
 
 class DecoderLayer(nn.Module):
     """Self-attention, attention to the memory, feed-forward (Figure 1, right)."""
@@ -113,6 +130,19 @@ class DecoderLayer(nn.Module):
             x, lambda x: self.memory_attention(x, memory, memory_mask)
         )
         return self.after_feed_forward(x, self.feed_forward)
+
+    @property
+    def attentions(self) -> list[MultiHeadAttention]:
+        """All that it has."""
+        return [self.self_attention, self.memory_attention]
+
+    def weights(self) -> list[Tensor]:
+        """All that it learns, sub-layer by sub-layer, the norm's last."""
+        return [
+            *_weights(*self.self_attention.maps, self.after_self_attention.norm),
+            *_weights(*self.memory_attention.maps, self.after_memory_attention.norm),
+            *_weights(*self.feed_forward.maps, self.after_feed_forward.norm),
+        ]
 
     def start(self, memory: Float[Tensor, "sentences source d_model"]) -> LayerCache:
         """The cache before the first step."""
@@ -153,6 +183,10 @@ class DecoderLayer(nn.Module):
         x = self.after_self_attention(x, attend_to_past)
         x = self.after_memory_attention(x, attend_to_memory)
         return self.after_feed_forward(x, self.feed_forward)
+
+
+def _weights(*parts: Linear | nn.LayerNorm) -> list[Tensor]:
+    return [weight for part in parts for weight in (part.weight, part.bias)]
 
 
 def _attention(config: ModelConfig) -> MultiHeadAttention:

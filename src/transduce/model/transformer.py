@@ -1,8 +1,6 @@
 """The Transformer (section 3; Figure 1)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
@@ -18,8 +16,8 @@ from transduce.model.embedding import (
     SharedEmbedding,
     SinusoidalPositions,
 )
-from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.operators.dropout import Dropout
+from transduce.model.stack import DecoderStack, EncoderStack
 from transduce.special_ids import PAD
 
 
@@ -55,12 +53,8 @@ class Transformer(nn.Module):
             else LearnedPositions(config.max_positions, config.d_model)
         )
         self.dropout = Dropout(config.dropout)
-        self.encoder_layers = nn.ModuleList(
-            EncoderLayer(config) for _ in range(config.num_layers)
-        )
-        self.decoder_layers = nn.ModuleList(
-            DecoderLayer(config) for _ in range(config.num_decoder_layers)
-        )
+        self.encoder_layers = EncoderStack(config)
+        self.decoder_layers = DecoderStack(config)
         self.encoder_norm: nn.Module = _final_norm(config)
         self.decoder_norm: nn.Module = _final_norm(config)
 
@@ -75,9 +69,7 @@ class Transformer(nn.Module):
         """Read the sources (Figure 1, left)."""
         mask = padding_mask(source, PAD)
         self_mask = mask & self._near(source.size(1), source.size(1), source.device)
-        x = self.embed(source, self.embedding)
-        for layer in self.encoder_layers:
-            x = layer(x, self_mask)
+        x = self.encoder_layers(self.embed(source, self.embedding), self_mask)
         return Memory(states=self.encoder_norm(x), mask=mask)
 
     def decode(
@@ -87,9 +79,9 @@ class Transformer(nn.Module):
         length, device = target_in.size(1), target_in.device
         mask = causal_mask(length, length, device) & self._near(length, length, device)
         x = self.embed(target_in, self.output_embedding)
-        for layer in self.decoder_layers:
-            x = layer(x, memory.states, mask, memory.mask)
-        return self.decoder_norm(x)
+        return self.decoder_norm(
+            self.decoder_layers(x, memory.states, mask, memory.mask)
+        )
 
     def logits(
         self, states: Float[Tensor, "*rows d_model"]
@@ -114,7 +106,7 @@ class Transformer(nn.Module):
 
     def start(self, memory: Memory) -> DecodingState:
         """The state before the first step, with one hypothesis a sentence."""
-        layers = [layer.start(memory.states) for layer in self._decoder()]
+        layers = [layer.start(memory.states) for layer in self.decoder_layers]
         return new_state(layers, memory.mask)
 
     def step(
@@ -122,7 +114,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; the logits of the next."""
         x, mask = self.enter(last_ids, state)
-        for layer, cache in zip(self._decoder(), state.layers, strict=True):
+        for layer, cache in zip(self.decoder_layers, state.layers, strict=True):
             x = layer.step(x, cache, mask, state.memory_mask)
         return self.logits(self.decoder_norm(x))
 
@@ -167,9 +159,6 @@ class Transformer(nn.Module):
     ) -> int:
         """FLOPs of a training update on pairs of so many tokens, padding left out."""
         return update_flops(self.config, source_lengths, target_lengths)
-
-    def _decoder(self) -> Iterable[DecoderLayer]:
-        return cast(Iterable[DecoderLayer], self.decoder_layers)
 
     def _near(
         self, queries: int, keys: int, device: torch.device

@@ -31,7 +31,6 @@ from transduce.decoding.next_token_models.incremental import IncrementalDecoder,
 from transduce.device import is_good_at_bf16, keep_freed_memory, processor_flags
 from transduce.errors import ConfigError, RequestError
 from transduce.model.embedding import SharedEmbedding
-from transduce.model.layers import EncoderLayer
 from transduce.model.transformer import Memory, Transformer
 
 DecodingPrecision = Literal["fp32", "bf16", "int8"]
@@ -120,7 +119,7 @@ def _packed(model: Transformer, make_linear: MakePacked) -> PreparedModel:
     step = _step(model, packed, torch.float32)
     if not kernels() or not isinstance(step, FlatStep):
         return _by_operators(_with_packed_maps(model, packed), step)
-    layers = [cast(EncoderLayer, each) for each in model.encoder_layers]
+    layers = model.encoder_layers
     encoder = [FlatLayer(each, packed, torch.float32) for each in layers]
     model = _with_packed_maps(model, packed)
     output = cast(PackedEmbedding, model.output_embedding).output

@@ -77,14 +77,14 @@ def masking_of(
     """Room for the masks of x, and what the kernels are to draw in it."""
     num_bytes = loaded_kernels().transduce_mask_bytes(x.numel())
     kept = x.new_empty(num_bytes, dtype=torch.uint8)
-    num_dropped = _num_dropped(rate)
+    dropped = num_dropped(rate)
     seeds = x.new_empty(2, dtype=torch.int64).random_(2**32).tolist()
     return kept, MaskingFields(
         kept=address(kept, torch.uint8),
         count=x.numel(),
         seeds=(ctypes.c_uint32 * 2)(*seeds),
-        num_dropped=num_dropped,
-        scale=_scale(num_dropped),
+        num_dropped=dropped,
+        scale=dropout_scale(dropped),
     )
 
 
@@ -104,12 +104,12 @@ class _CpuDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
-        num_dropped = _num_dropped(rate)
+        dropped = num_dropped(rate)
         num_draws = -(-x.numel() // 4)
         draws = torch.empty(num_draws, dtype=torch.int64).random_(-(2**63), None)
         random = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        scale = _scale(num_dropped)
-        kept = random >= num_dropped - RANDOM_VALUES // 2
+        scale = dropout_scale(dropped)
+        kept = random >= dropped - RANDOM_VALUES // 2
         # As numbers: a product with a mask of truth values converts it each time.
         ctx.kept, ctx.scale = kept.to(x.dtype), scale
         return (x * ctx.kept).mul_(scale)
@@ -119,10 +119,11 @@ class _CpuDropout(torch.autograd.Function):
         return (gradients[0] * ctx.kept).mul_(ctx.scale), None
 
 
-def _num_dropped(rate: float) -> int:
+def num_dropped(rate: float) -> int:
     """Of the random values, those that drop: never all."""
     return min(round(rate * RANDOM_VALUES), RANDOM_VALUES - 1)
 
 
-def _scale(num_dropped: int) -> float:
-    return RANDOM_VALUES / (RANDOM_VALUES - num_dropped)
+def dropout_scale(dropped: int) -> float:
+    """On what is left, where so many of the random values drop."""
+    return RANDOM_VALUES / (RANDOM_VALUES - dropped)

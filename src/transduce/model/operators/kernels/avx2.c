@@ -5,5 +5,8 @@
 #include "dropout.c"
 #include "orthogonal.c"
 #include "residual.c"
+#include "linear.c"
+#include "stack.c"
+#include "layers.c"
 #include "threads.c"
 #include "sizes.c"

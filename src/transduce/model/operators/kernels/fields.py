@@ -1,7 +1,7 @@
 """What the kernels of training read, field by field as in their C."""
 
 import ctypes
-from ctypes import c_float, c_int64, c_uint32, c_void_p
+from ctypes import c_float, c_int, c_int64, c_uint32, c_void_p
 
 
 class AttentionFields(ctypes.Structure):
@@ -69,6 +69,50 @@ class CrossEntropyFields(ctypes.Structure):
         ("smoothing", c_float),
         ("smoothed", c_void_p),
         ("negative_log_likelihood", c_void_p),
+    ]
+
+
+class SeenFields(ctypes.Structure):
+    """`Seen` of layers.c."""
+
+    _fields_ = [
+        ("at", c_void_p),
+        ("by_sentence", c_int64),
+        ("by_query", c_int64),
+    ]
+
+
+class StackFields(ctypes.Structure):
+    """`Stack` of layers.c."""
+
+    _fields_ = [
+        ("layers", c_int64),
+        ("sentences", c_int64),
+        ("length", c_int64),
+        ("d_model", c_int64),
+        ("d_ff", c_int64),
+        ("heads", c_int64),
+        ("d_k", c_int64),
+        ("d_v", c_int64),
+        ("memory_length", c_int64),
+        ("epsilon", c_float),
+        ("scale", c_float),
+        ("dropout_scale", c_float),
+        ("num_dropped", c_uint32),
+        ("self_mask", SeenFields),
+        ("memory_mask", SeenFields),
+        ("seeds", c_void_p),
+        ("weights", c_void_p),
+        ("gradients", c_void_p),
+        ("x", c_void_p),
+        ("memory", c_void_p),
+        ("y", c_void_p),
+        ("states", c_void_p),
+        ("of_y", c_void_p),
+        ("of_x", c_void_p),
+        ("of_memory", c_void_p),
+        ("room", c_void_p),
+        ("num_threads", c_int),
     ]
 
 

@@ -1,9 +1,12 @@
 """The compiled kernels of training, if this installation has them."""
 
 import ctypes
+from contextlib import suppress
 from ctypes import c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+
+import torch
 
 from transduce.kernels.loading import fastest_library
 from transduce.model.operators.kernels.fields import (
@@ -12,6 +15,7 @@ from transduce.model.operators.kernels.fields import (
     MaskingFields,
     OrthogonalizationFields,
     ResidualFields,
+    StackFields,
 )
 
 FOLDER = Path(__file__).parent
@@ -23,6 +27,7 @@ FIELDS: tuple[type[ctypes.Structure], ...] = (
     OrthogonalizationFields,
     CrossEntropyFields,
     ResidualFields,
+    StackFields,
 )
 
 
@@ -30,6 +35,18 @@ FIELDS: tuple[type[ctypes.Structure], ...] = (
 def kernels() -> ctypes.CDLL | None:
     """The library, or none where it was not compiled or the processor cannot run it."""
     return fastest_library(FOLDER, _declare, FIELDS)
+
+
+@cache
+def has_products() -> bool:
+    """Whether PyTorch has a BLAS whose products the kernels can call."""
+    library = kernels()
+    if library is None:
+        return False
+    found = _products_of_torch()
+    library.transduce_use_products.argtypes = [c_void_p]
+    library.transduce_use_products(found)
+    return found is not None
 
 
 def loaded_kernels() -> ctypes.CDLL:
@@ -45,12 +62,16 @@ def _declare(library: ctypes.CDLL) -> None:
     library.transduce_attention_room.argtypes = [c_void_p]
     library.transduce_orthogonal_room.argtypes = [c_void_p]
     library.transduce_residual_groups.argtypes = [c_void_p]
+    library.transduce_stack_states.argtypes = [c_void_p]
+    library.transduce_stack_room.argtypes = [c_void_p, c_int]
     for count in (
         library.transduce_lanes,
         library.transduce_mask_bytes,
         library.transduce_attention_room,
         library.transduce_orthogonal_room,
         library.transduce_residual_groups,
+        library.transduce_stack_states,
+        library.transduce_stack_room,
     ):
         count.restype = c_int64
     for kernel in (
@@ -62,6 +83,15 @@ def _declare(library: ctypes.CDLL) -> None:
         library.transduce_form_cross_entropy,
         library.transduce_normalize_sum,
         library.transduce_differentiate_normalized_sum,
+        library.transduce_form_layers,
+        library.transduce_differentiate_layers,
     ):
         kernel.argtypes = [c_void_p, c_int]
         kernel.restype = None
+
+
+def _products_of_torch() -> int | None:
+    torch_library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    with suppress(OSError, AttributeError):
+        return ctypes.cast(ctypes.CDLL(str(torch_library)).sgemm_, c_void_p).value
+    return None

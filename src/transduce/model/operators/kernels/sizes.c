@@ -4,11 +4,12 @@
 
 #include "exported.h"
 
-EXPORTED void transduce_sizes(int64_t sizes[5])
+EXPORTED void transduce_sizes(int64_t sizes[6])
 {
     sizes[0] = sizeof(Attention);
     sizes[1] = sizeof(Masking);
     sizes[2] = sizeof(Orthogonalization);
     sizes[3] = sizeof(CrossEntropy);
     sizes[4] = sizeof(Residual);
+    sizes[5] = sizeof(Stack);
 }

@@ -1,0 +1,191 @@
+/* A stack of layers (section 3.1; Figure 1): what it reads, what it leaves for its way
+   back, and what it needs on the way only. */
+#include "dropout.h"
+#include "exported.h"
+#include "products.h"
+
+/* The weights of a sub-layer, or the places of their gradients; in that order. */
+typedef struct {
+    float *query, *query_bias, *key_value, *key_value_bias, *output, *output_bias,
+        *gain, *bias;
+} AttentionWeights;
+
+typedef struct {
+    float *inner, *inner_bias, *outer, *outer_bias, *gain, *bias;
+} FeedForwardWeights;
+
+/* Where a query may attend to a key. */
+typedef struct {
+    const uint8_t *at;
+    /* Bytes from one to the next; none, if all have the same mask. */
+    int64_t by_sentence, by_query;
+} Seen;
+
+typedef struct {
+    int64_t layers, sentences, length, d_model, d_ff, heads, d_k, d_v;
+    int64_t memory_length; /* zero: these layers attend to no memory */
+    float epsilon, scale, dropout_scale;
+    uint32_t num_dropped; /* as `Masking` has them */
+    Seen self_mask, memory_mask;
+    const uint32_t *seeds; /* two for each sub-layer */
+    float **weights, **gradients;
+    const float *x;      /* [sentences, length, d_model] */
+    const float *memory; /* [sentences, memory_length, d_model] */
+    float *y;
+    float *states;     /* as `transduce_stack_states` says */
+    const float *of_y; /* gradients, as what they are of */
+    float *of_x, *of_memory;
+    float *room;     /* as `transduce_stack_room` says */
+    int num_threads; /* of this call */
+} Stack;
+
+/* The weights of a layer, or the places of their gradients. */
+typedef struct {
+    const AttentionWeights *self, *memory;
+    const FeedForwardWeights *feed_forward;
+} LayerWeights;
+
+/* What a normalised sum leaves for its way back. */
+typedef struct {
+    float *normalized, *inverse_deviation, *y;
+    uint8_t *kept;
+} SumStates;
+
+typedef struct {
+    float *query, *key_value, *weights, *heads;
+    SumStates sum;
+} AttentionStates;
+
+typedef struct {
+    float *hidden;
+    SumStates sum;
+} FeedForwardStates;
+
+typedef struct {
+    AttentionStates self, memory;
+    FeedForwardStates feed_forward;
+} LayerStates;
+
+/* What is needed on the way only. */
+typedef struct {
+    float *addend, *of_y[2], *of_heads, *of_query, *of_key_value, *of_hidden;
+    float *attention, *of_groups;
+} Work;
+
+/* Room that is given away from its beginning on; only counted, if it is nowhere. */
+typedef struct {
+    float *at;
+    int64_t taken;
+} Room;
+
+static float *take(Room *room, int64_t count)
+{
+    float *from = room->at ? room->at + room->taken : 0;
+    room->taken += (count + LINE - 1) / LINE * LINE;
+    return from;
+}
+
+static int64_t sublayers_of(const Stack *s) { return s->memory_length > 0 ? 3 : 2; }
+
+static int64_t rows_of(const Stack *s) { return s->sentences * s->length; }
+
+static LayerWeights weights_of(const Stack *s, float **all, int64_t layer)
+{
+    const int64_t of_attention = sizeof(AttentionWeights) / sizeof(float *);
+    const int64_t of_feed_forward = sizeof(FeedForwardWeights) / sizeof(float *);
+    const int64_t of_attentions = (sublayers_of(s) - 1) * of_attention;
+    float **own = all + layer * (of_attentions + of_feed_forward);
+    return (LayerWeights){
+        (const AttentionWeights *)own,
+        (const AttentionWeights *)(own + of_attention),
+        (const FeedForwardWeights *)(own + of_attentions),
+    };
+}
+
+static SumStates take_sum_states(const Stack *s, Room *room)
+{
+    const int64_t count = rows_of(s) * s->d_model;
+    SumStates states;
+    states.normalized = take(room, count);
+    states.inverse_deviation = take(room, rows_of(s));
+    states.y = take(room, count);
+    const int64_t bytes = transduce_mask_bytes(count);
+    states.kept = (uint8_t *)take(room, bytes / (int64_t)sizeof(float));
+    return states;
+}
+
+static AttentionStates take_attention_states(const Stack *s, int64_t keys, Room *room)
+{
+    const int64_t rows = rows_of(s);
+    AttentionStates states;
+    states.query = take(room, rows * s->heads * s->d_k);
+    states.key_value = take(room, s->sentences * keys * s->heads * (s->d_k + s->d_v));
+    states.weights = take(room, rows * s->heads * in_lanes(keys));
+    states.heads = take(room, rows * s->heads * s->d_v);
+    states.sum = take_sum_states(s, room);
+    return states;
+}
+
+static LayerStates take_layer_states(const Stack *s, Room *room)
+{
+    LayerStates states = {0};
+    states.self = take_attention_states(s, s->length, room);
+    if (s->memory_length > 0)
+        states.memory = take_attention_states(s, s->memory_length, room);
+    states.feed_forward.hidden = take(room, rows_of(s) * s->d_ff);
+    states.feed_forward.sum = take_sum_states(s, room);
+    return states;
+}
+
+static int64_t size_of_states(const Stack *s)
+{
+    Room room = {0, 0};
+    take_layer_states(s, &room);
+    return room.taken;
+}
+
+static LayerStates states_of(const Stack *s, int64_t layer)
+{
+    Room room = {s->states + layer * size_of_states(s), 0};
+    return take_layer_states(s, &room);
+}
+
+EXPORTED int64_t transduce_stack_states(const Stack *s)
+{
+    return s->layers * size_of_states(s);
+}
+
+static Work take_work(const Stack *s, Room *room)
+{
+    const int64_t rows = rows_of(s);
+    const int64_t keys = s->memory_length > s->length ? s->memory_length : s->length;
+    const Attention a = {
+        .queries = s->length, .keys = keys, .d_k = s->d_k, .d_v = s->d_v};
+    const Residual r = {.rows = rows};
+    Work work;
+    work.addend = take(room, rows * s->d_model);
+    work.of_y[0] = take(room, rows * s->d_model);
+    work.of_y[1] = take(room, rows * s->d_model);
+    work.of_heads = take(room, rows * s->heads * s->d_v);
+    work.of_query = take(room, rows * s->heads * s->d_k);
+    work.of_key_value =
+        take(room, s->sentences * keys * s->heads * (s->d_k + s->d_v));
+    work.of_hidden = take(room, rows * s->d_ff);
+    work.attention = take(room, transduce_attention_room(&a) * s->num_threads);
+    work.of_groups = take(room, transduce_residual_groups(&r) * 2 * s->d_model);
+    return work;
+}
+
+EXPORTED int64_t transduce_stack_room(Stack *s, int num_threads)
+{
+    s->num_threads = num_threads;
+    Room room = {0, 0};
+    take_work(s, &room);
+    return room.taken;
+}
+
+/* For a gradient, where another one is not. */
+static float *elsewhere(const Work *work, const float *of_y)
+{
+    return work->of_y[of_y == work->of_y[0]];
+}

@@ -1,0 +1,190 @@
+"""Layers one upon another in training, all in one call forwards and one backwards.
+
+Called one by one, operators took a quarter longer than all of a small model's training
+does so (benchmarks/results/training_speed.md).
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from transduce.kernels.loading import address
+from transduce.model.operators.dropout import dropout_scale, num_dropped
+from transduce.model.operators.kernels.fields import SeenFields, StackFields
+from transduce.model.operators.kernels.library import has_products, loaded_kernels
+from transduce.model.operators.residual import GROUP
+from transduce.model.operators.short_attention import Heads, has_short_attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """What the layers of a stack have in common."""
+
+    count: int
+    d_ff: int
+    heads: Heads
+    dropout: float
+    norm_epsilon: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attended:
+    """What all layers attend to besides themselves."""
+
+    memory: Float[Tensor, "batch keys d_model"]
+    mask: Bool[Tensor, "#batch 1 #queries keys"]
+
+
+def has_layer_stack(
+    x: Float[Tensor, "batch queries d_model"],
+    attended: Attended | None,
+    layers: Layers,
+) -> bool:
+    """Whether there are kernels for it, and they are the fastest."""
+    keys = [x] if attended is None else [x, attended.memory]
+    return (
+        x.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and x.size(-1) % GROUP == 0
+        and layers.d_ff % GROUP == 0
+        and all(has_short_attention(x, each, layers.heads) for each in keys)
+        and has_products()
+    )
+
+
+def layer_stack(
+    x: Float[Tensor, "batch queries d_model"],
+    mask: Bool[Tensor, "#batch 1 #queries queries"],
+    attended: Attended | None,
+    layers: Layers,
+    weights: Sequence[Tensor],
+) -> Float[Tensor, "batch queries d_model"]:
+    """What the last layer makes of x.
+
+    The weights are those of each layer, sub-layer by sub-layer: of queries, of keys and
+    values, of outputs, or of the inner and the outer map, and then of the norm; each
+    with its bias.
+    """
+    memory, memory_mask = (attended.memory, attended.mask) if attended else (None, None)
+    result: Tensor = _LayerStack.apply(  # type: ignore[no-untyped-call] # torch's own
+        x, mask, memory, memory_mask, layers, *weights
+    )
+    return result
+
+
+class _LayerStack(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        mask: Tensor,
+        memory: Tensor | None,
+        memory_mask: Tensor | None,
+        layers: Layers,
+        *weights: Tensor,
+    ) -> Tensor:
+        x, library = x.contiguous(), loaded_kernels()
+        memory = None if memory is None else memory.contiguous()
+        fields = _fields(x, memory, layers)
+        seeds = _seeds(layers, has_memory=memory is not None)
+        masks = [_seen(x, mask), _seen(x, memory_mask)]
+        fields.self_mask, fields.memory_mask = [seen for seen, _ in masks]
+        states = x.new_empty(library.transduce_stack_states(ctypes.byref(fields)))
+        y = torch.empty_like(x)
+        fields.seeds = ctypes.addressof(seeds)
+        fields.y = address(y)
+        ctx.saved = [kept for _, kept in masks], seeds
+        ctx.save_for_backward(x, memory, states, *weights)
+        ctx.fields = fields
+        _run(library.transduce_form_layers, fields, (x, memory, states, *weights))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, memory, _, *weights = ctx.saved_tensors
+        of_x = torch.empty_like(x)
+        of_memory = None if memory is None else torch.empty_like(memory)
+        of_weights = _side_by_side(weights)
+        of_y = gradients[0].contiguous()
+        # A copy, as two threads may go backwards at once.
+        fields = StackFields.from_buffer_copy(ctx.fields)
+        places = _addresses(of_weights)
+        fields.gradients = ctypes.addressof(places)
+        fields.of_y, fields.of_x = address(of_y), address(of_x)
+        fields.of_memory = None if of_memory is None else address(of_memory)
+        kernel = loaded_kernels().transduce_differentiate_layers
+        _run(kernel, fields, ctx.saved_tensors)
+        return of_x, None, of_memory, None, None, *of_weights
+
+
+def _fields(x: Tensor, memory: Tensor | None, layers: Layers) -> StackFields:
+    batch, length, d_model = x.shape
+    dropped = num_dropped(layers.dropout)
+    return StackFields(
+        layers=layers.count,
+        sentences=batch,
+        length=length,
+        d_model=d_model,
+        d_ff=layers.d_ff,
+        heads=layers.heads.count,
+        d_k=layers.heads.d_k,
+        d_v=layers.heads.d_v,
+        memory_length=0 if memory is None else memory.size(1),
+        epsilon=layers.norm_epsilon,
+        scale=layers.heads.scale,
+        dropout_scale=dropout_scale(dropped),
+        num_dropped=dropped,
+    )
+
+
+def _seeds(layers: Layers, *, has_memory: bool) -> "ctypes.Array[ctypes.c_uint32]":
+    """Two for each sub-layer."""
+    count = 2 * layers.count * (3 if has_memory else 2)
+    drawn = torch.empty(count, dtype=torch.int64, device="cpu").random_(2**32)
+    return (ctypes.c_uint32 * count)(*drawn.tolist())
+
+
+def _seen(x: Tensor, mask: Tensor | None) -> tuple[SeenFields, Tensor | None]:
+    """The fields of a mask, and what they are of, which is to be kept."""
+    if mask is None:
+        return SeenFields(), None
+    kept = mask.contiguous()
+    wide = kept.expand(x.size(0), -1, x.size(1), -1)
+    by_sentence, _, by_query, _ = wide.stride()
+    at = kept.data_ptr()
+    return SeenFields(at=at, by_sentence=by_sentence, by_query=by_query), kept
+
+
+def _side_by_side(like: Sequence[Tensor]) -> list[Tensor]:
+    """Room for as many numbers in one piece."""
+    ends = list(accumulate(each.numel() for each in like))
+    room = like[0].new_empty(ends[-1])
+    pieces = room.split([each.numel() for each in like])
+    return [piece.view(each.shape) for piece, each in zip(pieces, like, strict=True)]
+
+
+def _addresses(tensors: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(tensors))(*map(address, tensors))
+
+
+def _run(kernel: Any, fields: StackFields, kept: Sequence[Tensor | None]) -> None:
+    """With the addresses of now, as what is kept may have been elsewhere meanwhile."""
+    x, memory, states, *weights = kept
+    assert x is not None
+    assert states is not None
+    fields.x, fields.states = address(x), address(states)
+    fields.memory = None if memory is None else address(memory)
+    places = _addresses([each for each in weights if each is not None])
+    fields.weights = ctypes.addressof(places)
+    at, threads = ctypes.byref(fields), torch.get_num_threads()
+    room = x.new_empty(loaded_kernels().transduce_stack_room(at, threads))
+    fields.room = address(room)
+    kernel(at, threads)

@@ -1,0 +1,280 @@
+"""All layers by one kernel against the same layers one by one."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transduce.model import stack as module
+from transduce.model.attention import causal_mask, padding_mask
+from transduce.model.config import ModelConfig
+from transduce.model.operators.kernels import library
+from transduce.model.operators.kernels.library import has_products, kernels
+from transduce.model.stack import DecoderStack, EncoderStack
+from transduce.model.transformer import Transformer
+
+pytestmark = pytest.mark.skipif(not has_products(), reason="there are no kernels")
+
+CONFIG = ModelConfig(
+    vocab_size=50,
+    d_model=64,
+    d_ff=96,
+    num_heads=2,
+    d_k=16,
+    d_v=48,
+    num_layers=3,
+    decoder_layers=2,
+    dropout=0.3,
+)
+
+
+def drawn(batch: int, source: int, target: int) -> tuple[Tensor, Tensor]:
+    """What the encoder and the decoder read."""
+    sides = torch.randn(batch, source, 64), torch.randn(batch, target, 64)
+    return sides[0].requires_grad_(), sides[1].requires_grad_()
+
+
+def stacks(config: ModelConfig = CONFIG) -> tuple[EncoderStack, DecoderStack]:
+    encoder, decoder = EncoderStack(config).train(), DecoderStack(config).train()
+    for weight in [*encoder.parameters(), *decoder.parameters()]:
+        nn.init.normal_(weight, mean=0.05, std=0.2)  # biases and norms too
+    return encoder, decoder
+
+
+def padded(batch: int, length: int) -> Tensor:
+    """The mask of sentences, each shorter than the one before it."""
+    ids = torch.ones(batch, length, dtype=torch.long)
+    for number in range(1, batch):
+        ids[number, max(length - number, 1) :] = 0
+    return padding_mask(ids, 0)
+
+
+def run(
+    encoder: EncoderStack, decoder: DecoderStack, source: Tensor, target: Tensor
+) -> Tensor:
+    """Through both, always with the same dropout."""
+    torch.manual_seed(8)
+    mask = padded(*source.shape[:2])
+    memory = encoder(source, mask)
+    self_mask = causal_mask(target.size(1), target.size(1), target.device)
+    return decoder(target, memory, self_mask, mask)
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_layer_stack", lambda *_: False)
+
+
+def gradients(output: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
+    outer = torch.linspace(-1, 1, output.numel(), dtype=output.dtype)
+    return torch.autograd.grad(output, of, outer.view(output.shape))
+
+
+def assert_alike(found: Iterable[Tensor], expected: Sequence[Tensor]) -> None:
+    """But for rounding, of which the largest numbers have the most."""
+    error = 1e-4 * max(each.abs().max().item() for each in expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=error)
+
+
+def is_compiled(output: Tensor) -> bool:
+    return output.grad_fn is not None and "LayerStack" in output.grad_fn.name()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1), (2, 5, 3), (7, 13, 20), (3, 128, 2), (40, 9, 11)], ids=str
+)
+def test_layers_one_by_one_give_the_same_and_the_same_gradients(
+    sizes, dropout, monkeypatch
+):
+    both = stacks(replace(CONFIG, dropout=dropout))
+    inputs = drawn(*sizes)
+    learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
+    output = run(*both, *inputs)
+    assert is_compiled(output)
+    found = gradients(output, *learned)
+    one_by_one(monkeypatch)
+    plain = run(*both, *inputs)
+    assert not is_compiled(plain)
+    torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-5)
+    assert_alike(found, gradients(plain, *learned))
+
+
+def test_a_neighbourhood_is_seen_as_it_is(monkeypatch):
+    torch.manual_seed(1)
+    model = Transformer(replace(CONFIG, neighbourhood=2)).train()
+    source, target = torch.randint(4, 50, (4, 9)), torch.randint(4, 50, (4, 12))
+    source[1, 5:] = 0
+
+    def loss() -> Tensor:
+        torch.manual_seed(2)
+        return model(source, target).log_softmax(-1)[..., 7].sum()
+
+    found = torch.autograd.grad(loss(), list(model.parameters()))
+    one_by_one(monkeypatch)
+    expected = torch.autograd.grad(loss(), list(model.parameters()))
+    assert_alike(found, expected)
+
+
+def test_gradients_are_those_of_double_precision():
+    both, inputs = stacks(replace(CONFIG, dropout=0.0)), drawn(20, 9, 11)
+    exact = [deepcopy(each).double() for each in both]
+    exact_inputs = [each.detach().double().requires_grad_() for each in inputs]
+    output, expected = run(*both, *inputs), run(*exact, *exact_inputs)
+    assert is_compiled(output)
+    assert not is_compiled(expected)
+    learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
+    of = [*exact_inputs, *exact[0].parameters(), *exact[1].parameters()]
+    found = [each.double() for each in gradients(output, *learned)]
+    assert_alike(found, gradients(expected, *of))
+
+
+def test_it_is_the_same_in_one_thread_and_two(two_threads):
+    both, inputs = stacks(), drawn(9, 20, 20)
+    learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
+    found = []
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        output = run(*both, *inputs)
+        found.append([output, *gradients(output, *learned)])
+    assert_alike(*found)
+
+
+def test_the_same_seed_draws_the_same_and_another_does_not():
+    both, inputs = stacks(), drawn(3, 8, 6)
+    assert torch.equal(run(*both, *inputs), run(*both, *inputs))
+    torch.manual_seed(9)
+    encoder, source, mask = both[0], inputs[0], padded(3, 8)
+    one, other = encoder(source, mask), encoder(source, mask)
+    assert not torch.equal(one, other)
+
+
+def test_threads_may_go_backwards_at_once():
+    encoder, _ = stacks()
+    source, _ = drawn(5, 11, 1)
+    output = encoder(source, padded(5, 11))
+    outers = [torch.randn_like(output) for _ in range(20)]
+    learned = [source, *encoder.parameters()]
+
+    def backwards(outer: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, learned, outer, retain_graph=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(backwards, outers))
+    for each, outer in zip(found, outers, strict=True):
+        assert_alike(each, backwards(outer))
+
+
+def test_what_was_kept_elsewhere_meanwhile_is_found():
+    both, inputs = stacks(), drawn(3, 7, 5)
+    plain = run(*both, *inputs)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        other = run(*both, *inputs)
+    expected = gradients(plain, *inputs)
+    del plain
+    for one, two in zip(gradients(other, *inputs), expected, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_what_does_not_lie_in_a_row_is_read_alike():
+    both, inputs = stacks(), drawn(4, 6, 5)
+    strewn = [x.detach().transpose(0, 2).contiguous().transpose(0, 2) for x in inputs]
+    output = run(*both, *inputs)
+    assert torch.equal(run(*both, *strewn), output)
+    # The gradient of a sum has no numbers in a row either.
+    assert torch.autograd.grad(output.sum(), inputs[0])[0].isfinite().all()
+
+
+def test_what_is_no_number_stays_none_in_its_sentence():
+    encoder, _ = stacks()
+    source, _ = drawn(3, 7, 1)
+    with torch.no_grad():
+        source[1, 2] = torch.nan
+    output = encoder(source, torch.ones(1, 1, 1, 7, dtype=torch.bool))
+    assert output.isnan().flatten(1).all(dim=1).tolist() == [False, True, False]
+    assert output[[0, 2]].isfinite().all()
+
+
+def test_what_is_read_is_left_alone():
+    both, inputs = stacks(), drawn(3, 7, 5)
+    learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
+    before = [each.detach().clone() for each in learned]
+    output = run(*both, *inputs)
+    kept = output.detach().clone()
+    gradients(output, *learned)
+    assert torch.equal(output, kept)
+    assert all(map(torch.equal, learned, before))
+
+
+def test_no_two_gradients_share_their_numbers():
+    encoder, _ = stacks()
+    source, _ = drawn(2, 3, 1)
+    encoder(source, padded(2, 3)).sum().backward()
+    found = [weight.grad for weight in encoder.parameters()]
+    places = sorted((g.data_ptr(), g.data_ptr() + 4 * g.numel()) for g in found)
+    assert all(end <= start for (_, end), (start, _) in pairwise(places))
+
+
+def as_it_is(_: EncoderStack) -> None:
+    pass
+
+
+def watched(encoder: EncoderStack) -> None:
+    tap = encoder[1].self_attention.weights_tap
+    tap.register_forward_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "is_so"),
+    [
+        (as_it_is, CONFIG, True),
+        (EncoderStack.eval, CONFIG, False),
+        (watched, CONFIG, False),
+        (as_it_is, replace(CONFIG, norm="pre"), False),
+        (as_it_is, replace(CONFIG, activation="silu"), False),
+        (as_it_is, replace(CONFIG, scores="additive", d_v=16), False),
+        (as_it_is, replace(CONFIG, scores="unscaled"), True),
+        (as_it_is, replace(CONFIG, d_ff=40), False),
+        (as_it_is, replace(CONFIG, d_k=8), False),
+        (EncoderStack.double, CONFIG, False),
+    ],
+)
+def test_only_where_it_is_what_the_layers_would_do(
+    change: Callable[[EncoderStack], object], config: ModelConfig, is_so: bool
+):
+    encoder = EncoderStack(config).train()
+    change(encoder)
+    dtype = next(encoder.parameters()).dtype
+    source = torch.randn(2, 5, 64, dtype=dtype, requires_grad=True)
+    assert is_compiled(encoder(source, padded(2, 5))) == is_so
+
+
+def test_only_for_short_sentences_in_fp32_and_with_gradients():
+    encoder, _ = stacks()
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    assert is_compiled(encoder(torch.randn(1, 128, 64), mask.expand(-1, -1, -1, 128)))
+    assert not is_compiled(
+        encoder(torch.randn(1, 129, 64), mask.expand(-1, -1, -1, 129))
+    )
+    with torch.no_grad():
+        assert not is_compiled(encoder(torch.randn(1, 2, 64), padded(1, 2)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not is_compiled(encoder(torch.randn(1, 2, 64), padded(1, 2)))
+
+
+def test_without_products_of_pytorch_layers_go_one_by_one(monkeypatch):
+    monkeypatch.setattr(library, "_products_of_torch", lambda: None)
+    has_products.cache_clear()
+    try:
+        encoder, _ = stacks()
+        assert not is_compiled(encoder(torch.randn(1, 2, 64), padded(1, 2)))
+    finally:
+        monkeypatch.undo()
+        has_products.cache_clear()
+    assert kernels() is not None
+    assert has_products()
