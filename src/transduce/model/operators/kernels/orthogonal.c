@@ -53,15 +53,12 @@ static void normalize(float *x, int64_t count, float least)
         lanes_store(x + i, LANES, lanes_at(x + i) * share);
 }
 
-/* What is above the diagonal of a symmetric matrix, from what is below it; in squares,
-   whose lines stay in the cache until all of each is read. */
+/* What is above the diagonal of a symmetric matrix, from what is below it. */
 static void mirror(float *x, int64_t size)
 {
-    for (int64_t above = 0; above < size; above += LANES)
-        for (int64_t right = above; right < size; right += LANES)
-            for (int64_t row = above; row < above + LANES; row++)
-                for (int64_t column = right; column < right + LANES; column++)
-                    x[row * size + column] = x[column * size + row];
+    for (int64_t above = 0; above < size; above += BLOCK_SIDE)
+        for (int64_t right = above; right < size; right += BLOCK_SIDE)
+            turn_block(x + right * size + above, size, x + above * size + right, size);
 }
 
 /* X X^T */
