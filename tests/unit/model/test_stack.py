@@ -134,15 +134,19 @@ def test_gradients_are_those_of_double_precision():
     assert_alike(found, gradients(expected, *of))
 
 
-def test_it_is_the_same_in_one_thread_and_two(two_threads):
-    both, inputs = stacks(), drawn(9, 20, 20)
+@pytest.mark.parametrize("sentences", [1, 8, 9, 13])
+def test_it_is_the_same_in_one_thread_and_several(sentences, two_threads):
+    both, inputs = stacks(), drawn(sentences, 20, 17)
     learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
-    found = []
-    for num_threads in (1, 2):
+
+    def found(num_threads: int) -> list[Tensor]:
         torch.set_num_threads(num_threads)
         output = run(*both, *inputs)
-        found.append([output, *gradients(output, *learned)])
-    assert_alike(*found)
+        return [output, *gradients(output, *learned)]
+
+    alone = found(1)
+    for num_threads in (2, 3):
+        assert_alike(found(num_threads), alone)
 
 
 def test_the_same_seed_draws_the_same_and_another_does_not():

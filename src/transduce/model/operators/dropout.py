@@ -15,6 +15,10 @@ from transduce.model.operators.kernels.library import kernels, loaded_kernels
 
 RANDOM_VALUES = 2**16
 """On a CPU the rate is met to the inverse of this, and the scale is of the rate met."""
+WHOLE_MASKS = 32
+"""Numbers of a row: a multiple, so that lanes of masks are full."""
+BLOCK = 1024
+"""Numbers whose masks are drawn together, where rows are not."""
 
 
 class Dropout(nn.Module):
@@ -74,14 +78,19 @@ class _CompiledDropout(torch.autograd.Function):
 def masking_of(
     x: Float[Tensor, "*shape"], rate: float
 ) -> tuple[Integer[Tensor, " bytes"], MaskingFields]:
-    """Room for the masks of x, and what the kernels are to draw in it."""
-    num_bytes = loaded_kernels().transduce_mask_bytes(x.numel())
-    kept = x.new_empty(num_bytes, dtype=torch.uint8)
+    """Room for the masks of x, and what the kernels are to draw in it.
+
+    Rows have theirs drawn one by one, where lanes are full so.
+    """
+    is_by_row = x.dim() > 0 and x.size(-1) > 0 and x.size(-1) % WHOLE_MASKS == 0
+    block = x.size(-1) if is_by_row else BLOCK
+    kept = x.new_empty(-(-x.numel() // block) * block, dtype=torch.uint8)
     dropped = num_dropped(rate)
     seeds = x.new_empty(2, dtype=torch.int64).random_(2**32).tolist()
     return kept, MaskingFields(
         kept=address(kept, torch.uint8),
         count=x.numel(),
+        block=block,
         seeds=(ctypes.c_uint32 * 2)(*seeds),
         num_dropped=dropped,
         scale=dropout_scale(dropped),

@@ -7,7 +7,6 @@ does so (benchmarks/results/training_speed.md).
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,11 +15,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transduce.kernels.loading import address
-from transduce.model.operators.dropout import dropout_scale, num_dropped
+from transduce.model.operators.dropout import WHOLE_MASKS, dropout_scale, num_dropped
 from transduce.model.operators.kernels.fields import SeenFields, StackFields
 from transduce.model.operators.kernels.library import has_products, loaded_kernels
-from transduce.model.operators.residual import GROUP
 from transduce.model.operators.short_attention import Heads, has_short_attention
+
+MOST_PARTS = 4
+"""Of a batch, each with all gradients of its own; more threads share each operator."""
+LEAST_SENTENCES = 4
+"""Of a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +55,8 @@ def has_layer_stack(
     return (
         x.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
-        and x.size(-1) % GROUP == 0
-        and layers.d_ff % GROUP == 0
+        and x.size(-1) % WHOLE_MASKS == 0
+        and layers.d_ff % WHOLE_MASKS == 0
         and all(has_short_attention(x, each, layers.heads) for each in keys)
         and has_products()
     )
@@ -96,7 +99,8 @@ class _LayerStack(torch.autograd.Function):
         seeds = _seeds(layers, has_memory=memory is not None)
         masks = [_seen(x, mask), _seen(x, memory_mask)]
         fields.self_mask, fields.memory_mask = [seen for seen, _ in masks]
-        states = x.new_empty(library.transduce_stack_states(ctypes.byref(fields)))
+        size = library.transduce_stack_states(ctypes.byref(fields))
+        states = x.new_empty(fields.parts, size)
         y = torch.empty_like(x)
         fields.seeds = ctypes.addressof(seeds)
         fields.y = address(y)
@@ -112,22 +116,29 @@ class _LayerStack(torch.autograd.Function):
         x, memory, _, *weights = ctx.saved_tensors
         of_x = torch.empty_like(x)
         of_memory = None if memory is None else torch.empty_like(memory)
-        of_weights = _side_by_side(weights)
+        total, *others = x.new_empty(
+            ctx.fields.parts, sum(weight.numel() for weight in weights)
+        )
+        of_weights = [_as_pieces(each, weights) for each in (total, *others)]
         of_y = gradients[0].contiguous()
         # A copy, as two threads may go backwards at once.
         fields = StackFields.from_buffer_copy(ctx.fields)
-        places = _addresses(of_weights)
+        places = _addresses([each for part in of_weights for each in part])
         fields.gradients = ctypes.addressof(places)
         fields.of_y, fields.of_x = address(of_y), address(of_x)
         fields.of_memory = None if of_memory is None else address(of_memory)
         kernel = loaded_kernels().transduce_differentiate_layers
         _run(kernel, fields, ctx.saved_tensors)
-        return of_x, None, of_memory, None, None, *of_weights
+        for each in others:
+            total += each
+        return of_x, None, of_memory, None, None, *of_weights[0]
 
 
 def _fields(x: Tensor, memory: Tensor | None, layers: Layers) -> StackFields:
     batch, length, d_model = x.shape
     dropped = num_dropped(layers.dropout)
+    threads = torch.get_num_threads()
+    is_shared_out = threads <= min(MOST_PARTS, batch // LEAST_SENTENCES)
     return StackFields(
         layers=layers.count,
         sentences=batch,
@@ -138,6 +149,7 @@ def _fields(x: Tensor, memory: Tensor | None, layers: Layers) -> StackFields:
         d_k=layers.heads.d_k,
         d_v=layers.heads.d_v,
         memory_length=0 if memory is None else memory.size(1),
+        parts=threads if is_shared_out else 1,
         epsilon=layers.norm_epsilon,
         scale=layers.heads.scale,
         dropout_scale=dropout_scale(dropped),
@@ -163,12 +175,10 @@ def _seen(x: Tensor, mask: Tensor | None) -> tuple[SeenFields, Tensor | None]:
     return SeenFields(at=at, by_sentence=by_sentence, by_query=by_query), kept
 
 
-def _side_by_side(like: Sequence[Tensor]) -> list[Tensor]:
-    """Room for as many numbers in one piece."""
-    ends = list(accumulate(each.numel() for each in like))
-    room = like[0].new_empty(ends[-1])
-    pieces = room.split([each.numel() for each in like])
-    return [piece.view(each.shape) for piece, each in zip(pieces, like, strict=True)]
+def _as_pieces(numbers: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """One after the other, in the shapes of others."""
+    pieces = numbers.split([each.numel() for each in like])
+    return [piece.view_as(each) for piece, each in zip(pieces, like, strict=True)]
 
 
 def _addresses(tensors: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
@@ -185,6 +195,7 @@ def _run(kernel: Any, fields: StackFields, kept: Sequence[Tensor | None]) -> Non
     places = _addresses([each for each in weights if each is not None])
     fields.weights = ctypes.addressof(places)
     at, threads = ctypes.byref(fields), torch.get_num_threads()
-    room = x.new_empty(loaded_kernels().transduce_stack_room(at, threads))
+    size = loaded_kernels().transduce_stack_room(at, threads)
+    room = x.new_empty(fields.parts, size)
     fields.room = address(room)
     kernel(at, threads)

@@ -9,12 +9,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transduce.kernels.loading import address
-from transduce.model.operators.dropout import masking_of
+from transduce.model.operators.dropout import WHOLE_MASKS, masking_of
 from transduce.model.operators.kernels.fields import ResidualFields
 from transduce.model.operators.kernels.library import kernels, loaded_kernels
-
-GROUP = 32
-"""Numbers of a row: a multiple, so that so many rows have masks of their own."""
 
 
 def has_normalized_sum(
@@ -27,7 +24,7 @@ def has_normalized_sum(
         and addend.dtype in (torch.float32, torch.bfloat16)
         and x.shape == addend.shape
         and not torch.compiler.is_compiling()  # what has no addresses yet
-        and x.size(-1) % GROUP == 0
+        and x.size(-1) % WHOLE_MASKS == 0
         and kernels() is not None
     )
 

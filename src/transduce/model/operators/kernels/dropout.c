@@ -4,8 +4,7 @@
 #include "exported.h"
 #include "threads.h"
 
-#define HALF (BLOCK / 2) /* masks of the lower, and of the upper bits of the draws */
-#define LEAST_BLOCKS 16  /* fewer are not worth a thread */
+#define LEAST_BLOCKS 64 /* fewer are not worth a thread */
 #define BITS 16          /* of a mask's draw */
 
 /* Every bit of x changes each of the result with a chance of about a half (the
@@ -24,12 +23,16 @@ static inline uint32_t mixed(uint32_t x)
 static void draw(const Masking *m, int64_t block)
 {
     const uint32_t seed = m->seeds[0], other = m->seeds[1];
-    const uint32_t num_dropped = m->num_dropped, first = (uint32_t)(block * HALF);
-    uint8_t *kept = m->kept + block * BLOCK;
-    for (uint32_t i = 0; i < HALF; i++) {
+    const uint32_t num_dropped = m->num_dropped;
+    /* Masks of the lower, and of the upper bits of the draws. */
+    const uint32_t half = (uint32_t)(m->block / 2);
+    const uint32_t first = (uint32_t)(m->blocks_before + block) * half;
+    uint8_t *restrict lower = m->kept + block * m->block;
+    uint8_t *restrict upper = lower + half;
+    for (uint32_t i = 0; i < half; i++) {
         const uint32_t random = mixed(mixed((first + i) ^ seed) + other);
-        kept[i] = (random & 0xFFFFU) >= num_dropped;
-        kept[i + HALF] = random >> BITS >= num_dropped;
+        lower[i] = (random & 0xFFFFU) >= num_dropped;
+        upper[i] = random >> BITS >= num_dropped;
     }
 }
 
@@ -45,7 +48,7 @@ static void apply(const Masking *m, int64_t first, int64_t end)
 
 static int64_t end_of(const Masking *m, int64_t block)
 {
-    const int64_t end = block * BLOCK;
+    const int64_t end = block * m->block;
     return end < m->count ? end : m->count;
 }
 
@@ -55,7 +58,7 @@ static void drop_blocks(void *masking, int64_t first, int64_t end, int worker)
     const Masking *m = masking;
     for (int64_t block = first; block < end; block++) {
         draw(m, block);
-        apply(m, block * BLOCK, end_of(m, block + 1));
+        apply(m, block * m->block, end_of(m, block + 1));
     }
 }
 
@@ -63,22 +66,22 @@ static void mask_blocks(void *masking, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const Masking *m = masking;
-    apply(m, first * BLOCK, end_of(m, end));
+    apply(m, first * m->block, end_of(m, end));
 }
 
-EXPORTED int64_t transduce_mask_bytes(int64_t count)
+static int64_t blocks_of(const Masking *m)
 {
-    return (count + BLOCK - 1) / BLOCK * BLOCK;
+    return (m->count + m->block - 1) / m->block;
 }
 
 EXPORTED void transduce_drop(Masking *m, int num_threads)
 {
-    share_out(drop_blocks, m, transduce_mask_bytes(m->count) / BLOCK, LEAST_BLOCKS,
+    share_out(drop_blocks, m, blocks_of(m), LEAST_BLOCKS,
               num_threads);
 }
 
 EXPORTED void transduce_mask(Masking *m, int num_threads)
 {
-    share_out(mask_blocks, m, transduce_mask_bytes(m->count) / BLOCK, LEAST_BLOCKS,
+    share_out(mask_blocks, m, blocks_of(m), LEAST_BLOCKS,
               num_threads);
 }

@@ -4,13 +4,13 @@
 
 #include <stdint.h>
 
-#define BLOCK 1024 /* numbers whose masks are drawn together */
-
 typedef struct {
     const float *x; /* or the gradient of y */
     float *y;       /* or that of x */
     uint8_t *kept;  /* a whole number of blocks */
     int64_t count;
+    int64_t block;        /* numbers whose masks are drawn together: an even number */
+    int64_t blocks_before; /* of the whole that these are a part of */
     uint32_t seeds[2];
     uint32_t num_dropped; /* of 65,536 */
     float scale;

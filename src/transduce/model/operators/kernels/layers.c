@@ -33,6 +33,8 @@ static Residual residual(const Stack *s, int64_t number, SumStates states,
                   .inverse_deviation = states.inverse_deviation};
     r.masking = (Masking){.kept = states.kept,
                           .count = rows_of(s) * s->d_model,
+                          .block = s->d_model,
+                          .blocks_before = s->rows_before,
                           .seeds = {s->seeds[2 * number], s->seeds[2 * number + 1]},
                           .num_dropped = s->num_dropped,
                           .scale = s->dropout_scale};
@@ -246,22 +248,48 @@ static const float *differentiate_layer(const Stack *s, int64_t layer,
     return of_x;
 }
 
+/* A part with its own states, and its own room. */
+static Stack placed_part(const Stack *s, int64_t part, Work *work)
+{
+    Stack own = part_of(s, part);
+    own.states += part * transduce_stack_states(s);
+    Room room = {s->room + part * size_of_room(s), 0};
+    *work = take_work(&own, &room);
+    return own;
+}
+
+static void form_parts(void *shared, int64_t first, int64_t end, int worker)
+{
+    (void)worker;
+    for (int64_t part = first; part < end; part++) {
+        Work work;
+        const Stack own = placed_part(shared, part, &work);
+        const float *x = own.x;
+        for (int64_t layer = 0; layer < own.layers; layer++)
+            x = form_layer(&own, layer, x, &work);
+    }
+}
+
+static void differentiate_parts(void *shared, int64_t first, int64_t end, int worker)
+{
+    (void)worker;
+    for (int64_t part = first; part < end; part++) {
+        Work work;
+        const Stack own = placed_part(shared, part, &work);
+        const float *of_y = own.of_y;
+        for (int64_t layer = own.layers - 1; layer >= 0; layer--)
+            of_y = differentiate_layer(&own, layer, of_y, &work);
+    }
+}
+
 EXPORTED void transduce_form_layers(Stack *s, int num_threads)
 {
     s->num_threads = num_threads;
-    Room room = {s->room, 0};
-    const Work work = take_work(s, &room);
-    const float *x = s->x;
-    for (int64_t layer = 0; layer < s->layers; layer++)
-        x = form_layer(s, layer, x, &work);
+    share_out(form_parts, s, s->parts, 1, num_threads);
 }
 
 EXPORTED void transduce_differentiate_layers(Stack *s, int num_threads)
 {
     s->num_threads = num_threads;
-    Room room = {s->room, 0};
-    const Work work = take_work(s, &room);
-    const float *of_y = s->of_y;
-    for (int64_t layer = s->layers - 1; layer >= 0; layer--)
-        of_y = differentiate_layer(s, layer, of_y, &work);
+    share_out(differentiate_parts, s, s->parts, 1, num_threads);
 }

@@ -58,7 +58,6 @@ def loaded_kernels() -> ctypes.CDLL:
 
 def _declare(library: ctypes.CDLL) -> None:
     library.transduce_lanes.argtypes = []
-    library.transduce_mask_bytes.argtypes = [c_int64]
     library.transduce_attention_room.argtypes = [c_void_p]
     library.transduce_orthogonal_room.argtypes = [c_void_p]
     library.transduce_residual_groups.argtypes = [c_void_p]
@@ -66,7 +65,6 @@ def _declare(library: ctypes.CDLL) -> None:
     library.transduce_stack_room.argtypes = [c_void_p, c_int]
     for count in (
         library.transduce_lanes,
-        library.transduce_mask_bytes,
         library.transduce_attention_room,
         library.transduce_orthogonal_room,
         library.transduce_residual_groups,

@@ -7,12 +7,10 @@
 #include "lanes.h"
 #include "threads.h"
 
-/* Rows whose gradients of gain and bias are summed in one place. Of a width that is a
-   multiple of as many, they have whole blocks of masks. */
-#define GROUP 32
+#define GROUP 32 /* rows whose gradients of gain and bias are summed in one place */
 
 typedef struct {
-    int64_t rows, width; /* the latter a multiple of GROUP */
+    int64_t rows, width; /* the latter in whole lanes */
     float epsilon;
     const float *x;
     const float *gain, *bias;
@@ -22,7 +20,7 @@ typedef struct {
     const float *of_y; /* gradients, as what they are of */
     float *of_x, *of_gain, *of_bias;
     float *of_groups; /* [groups, 2, width] */
-    Masking masking;  /* of s: to `normalized`, and from `of_x` */
+    Masking masking;  /* of s: to `normalized`, and from `of_x`; a block is a row */
 } Residual;
 
 static int64_t rows_before(const Residual *r, int64_t group)
@@ -64,17 +62,11 @@ static void normalize_row(const Residual *r, int64_t row)
     r->inverse_deviation[row] = inverse;
 }
 
-/* Of the masks of the groups before one. */
-static int64_t blocks_before(const Residual *r, int64_t group)
-{
-    return (rows_before(r, group) * r->width + BLOCK - 1) / BLOCK;
-}
-
 static void normalize_groups(void *shared, int64_t first, int64_t end, int worker)
 {
     Residual *r = shared;
     for (int64_t group = first; group < end; group++) {
-        drop_blocks(&r->masking, blocks_before(r, group), blocks_before(r, group + 1),
+        drop_blocks(&r->masking, rows_before(r, group), rows_before(r, group + 1),
                     worker);
         for (int64_t row = group * GROUP; row < rows_before(r, group + 1); row++)
             normalize_row(r, row);
@@ -119,7 +111,7 @@ static void differentiate_groups(void *shared, int64_t first, int64_t end, int w
             of_gain[i] = 0.0f;
         for (int64_t row = group * GROUP; row < rows_before(r, group + 1); row++)
             differentiate_row(r, row, of_gain, of_bias);
-        mask_blocks(&r->masking, blocks_before(r, group), blocks_before(r, group + 1),
+        mask_blocks(&r->masking, rows_before(r, group), rows_before(r, group + 1),
                     worker);
     }
 }

@@ -24,18 +24,21 @@ typedef struct {
 typedef struct {
     int64_t layers, sentences, length, d_model, d_ff, heads, d_k, d_v;
     int64_t memory_length; /* zero: these layers attend to no memory */
+    int64_t parts;         /* of the sentences; each goes through all layers by itself */
+    int64_t rows_before;   /* of the whole that these sentences are a part of */
     float epsilon, scale, dropout_scale;
     uint32_t num_dropped; /* as `Masking` has them */
     Seen self_mask, memory_mask;
     const uint32_t *seeds; /* two for each sub-layer */
-    float **weights, **gradients;
+    float **weights;
+    float **gradients; /* of each part, as many as there are weights */
     const float *x;      /* [sentences, length, d_model] */
     const float *memory; /* [sentences, memory_length, d_model] */
     float *y;
-    float *states;     /* as `transduce_stack_states` says */
+    float *states;     /* of each part, as `transduce_stack_states` says */
     const float *of_y; /* gradients, as what they are of */
     float *of_x, *of_memory;
-    float *room;     /* as `transduce_stack_room` says */
+    float *room;     /* of each part, as `transduce_stack_room` says */
     int num_threads; /* of this call */
 } Stack;
 
@@ -89,17 +92,50 @@ static int64_t sublayers_of(const Stack *s) { return s->memory_length > 0 ? 3 : 
 
 static int64_t rows_of(const Stack *s) { return s->sentences * s->length; }
 
+#define OF_ATTENTION ((int64_t)(sizeof(AttentionWeights) / sizeof(float *)))
+#define OF_FEED_FORWARD ((int64_t)(sizeof(FeedForwardWeights) / sizeof(float *)))
+
+static int64_t weights_of_layer(const Stack *s)
+{
+    return (sublayers_of(s) - 1) * OF_ATTENTION + OF_FEED_FORWARD;
+}
+
 static LayerWeights weights_of(const Stack *s, float **all, int64_t layer)
 {
-    const int64_t of_attention = sizeof(AttentionWeights) / sizeof(float *);
-    const int64_t of_feed_forward = sizeof(FeedForwardWeights) / sizeof(float *);
-    const int64_t of_attentions = (sublayers_of(s) - 1) * of_attention;
-    float **own = all + layer * (of_attentions + of_feed_forward);
+    float **own = all + layer * weights_of_layer(s);
     return (LayerWeights){
         (const AttentionWeights *)own,
-        (const AttentionWeights *)(own + of_attention),
-        (const FeedForwardWeights *)(own + of_attentions),
+        (const AttentionWeights *)(own + OF_ATTENTION),
+        (const FeedForwardWeights *)(own + (sublayers_of(s) - 1) * OF_ATTENTION),
     };
+}
+
+static const float *further(const float *at, int64_t count)
+{
+    return at ? at + count : at;
+}
+
+/* Some of the sentences, with what is theirs alone; the last has the most. */
+static Stack part_of(const Stack *s, int64_t part)
+{
+    Stack own = *s;
+    const int64_t before = s->sentences * part / s->parts;
+    own.sentences = s->sentences * (part + 1) / s->parts - before;
+    own.parts = 1;
+    own.num_threads = s->parts > 1 ? 1 : s->num_threads;
+    own.rows_before = before * s->length;
+    const int64_t rows = own.rows_before * s->d_model;
+    const int64_t memory_rows = before * s->memory_length * s->d_model;
+    own.self_mask.at += before * s->self_mask.by_sentence;
+    own.memory_mask.at += before * s->memory_mask.by_sentence;
+    own.gradients += part * s->layers * weights_of_layer(s);
+    own.x = further(s->x, rows);
+    own.memory = further(s->memory, memory_rows);
+    own.y = (float *)further(s->y, rows);
+    own.of_y = further(s->of_y, rows);
+    own.of_x = (float *)further(s->of_x, rows);
+    own.of_memory = (float *)further(s->of_memory, memory_rows);
+    return own;
 }
 
 static SumStates take_sum_states(const Stack *s, Room *room)
@@ -109,8 +145,7 @@ static SumStates take_sum_states(const Stack *s, Room *room)
     states.normalized = take(room, count);
     states.inverse_deviation = take(room, rows_of(s));
     states.y = take(room, count);
-    const int64_t bytes = transduce_mask_bytes(count);
-    states.kept = (uint8_t *)take(room, bytes / (int64_t)sizeof(float));
+    states.kept = (uint8_t *)take(room, count / (int64_t)sizeof(float));
     return states;
 }
 
@@ -150,9 +185,11 @@ static LayerStates states_of(const Stack *s, int64_t layer)
     return take_layer_states(s, &room);
 }
 
+/* For the largest of the parts. */
 EXPORTED int64_t transduce_stack_states(const Stack *s)
 {
-    return s->layers * size_of_states(s);
+    const Stack last = part_of(s, s->parts - 1);
+    return s->layers * size_of_states(&last);
 }
 
 static Work take_work(const Stack *s, Room *room)
@@ -176,12 +213,19 @@ static Work take_work(const Stack *s, Room *room)
     return work;
 }
 
+static int64_t size_of_room(const Stack *s)
+{
+    const Stack last = part_of(s, s->parts - 1);
+    Room room = {0, 0};
+    take_work(&last, &room);
+    return room.taken;
+}
+
+/* For the largest of the parts. */
 EXPORTED int64_t transduce_stack_room(Stack *s, int num_threads)
 {
     s->num_threads = num_threads;
-    Room room = {0, 0};
-    take_work(s, &room);
-    return room.taken;
+    return size_of_room(s);
 }
 
 /* For a gradient, where another one is not. */
