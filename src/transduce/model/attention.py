@@ -186,7 +186,7 @@ class MultiHeadAttention(nn.Module):
         value: Float[Tensor, "batch heads keys d_v"],
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch heads queries d_v"]:
-        if self.forms_weights or _is_sooner_done_plainly(query, key):
+        if self._forms_weights or _is_sooner_done_plainly(query, key):
             weights = attention_weights(self._scores(query, key), mask)
             return self.weights_tap(weights) @ value
         return functional.scaled_dot_product_attention(
@@ -194,7 +194,7 @@ class MultiHeadAttention(nn.Module):
         )
 
     @property
-    def forms_weights(self) -> bool:
+    def _forms_weights(self) -> bool:
         """Whether they are asked for, or there are no others."""
         return len(self.weights_tap._forward_hooks) > 0 or self.scores == "additive"
 
@@ -203,7 +203,7 @@ class MultiHeadAttention(nn.Module):
         query: Float[Tensor, "batch queries d_model"],
         memory: Float[Tensor, "batch keys d_model"],
     ) -> bool:
-        if self.forms_weights or not torch.is_grad_enabled():
+        if self._forms_weights or not torch.is_grad_enabled():
             return False
         return has_short_attention(query, memory, self.heads)
 

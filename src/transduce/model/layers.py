@@ -94,9 +94,11 @@ class EncoderLayer(nn.Module):
         return self.after_feed_forward(x, self.feed_forward)
 
     @property
-    def attentions(self) -> list[MultiHeadAttention]:
-        """All that it has."""
-        return [self.self_attention]
+    def is_the_papers(self) -> bool:
+        """Whether its parts are the kinds that the paper's have."""
+        return _is_the_papers(
+            self.feed_forward, self.after_feed_forward, self.self_attention
+        )
 
     def weights(self) -> list[Tensor]:
         """All that it learns, sub-layer by sub-layer, the norm's last."""
@@ -132,9 +134,11 @@ class DecoderLayer(nn.Module):
         return self.after_feed_forward(x, self.feed_forward)
 
     @property
-    def attentions(self) -> list[MultiHeadAttention]:
-        """All that it has."""
-        return [self.self_attention, self.memory_attention]
+    def is_the_papers(self) -> bool:
+        """Whether its parts are the kinds that the paper's have."""
+        return _is_the_papers(
+            self.feed_forward, self.after_feed_forward, self.self_attention
+        )
 
     def weights(self) -> list[Tensor]:
         """All that it learns, sub-layer by sub-layer, the norm's last."""
@@ -183,6 +187,16 @@ class DecoderLayer(nn.Module):
         x = self.after_self_attention(x, attend_to_past)
         x = self.after_memory_attention(x, attend_to_memory)
         return self.after_feed_forward(x, self.feed_forward)
+
+
+def _is_the_papers(
+    feed_forward: FeedForward, residual: ResidualConnection, own: MultiHeadAttention
+) -> bool:
+    return (
+        feed_forward.activation == "relu"
+        and not residual.is_pre_norm
+        and own.scores != "additive"
+    )
 
 
 def _weights(*parts: Linear | nn.LayerNorm) -> list[Tensor]:

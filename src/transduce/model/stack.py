@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.operators.layer_stack import (
     Attended,
@@ -22,9 +21,8 @@ Layer = TypeVar("Layer", EncoderLayer, DecoderLayer)
 class _Stack(nn.ModuleList, Generic[Layer]):
     """What encoder and decoder have in common."""
 
-    def __init__(self, layers: Iterable[Layer], config: ModelConfig) -> None:
+    def __init__(self, layers: Iterable[Layer]) -> None:
         super().__init__(layers)
-        self._config = config
 
     def __iter__(self) -> Iterator[Layer]:
         return cast(Iterator[Layer], super().__iter__())
@@ -36,12 +34,10 @@ class _Stack(nn.ModuleList, Generic[Layer]):
         return (
             self.training
             and torch.is_grad_enabled()
-            and self._config.norm == "post"
-            and self._config.activation == "relu"
-            and not any(
-                each.forms_weights for layer in self for each in layer.attentions
-            )
+            and len(self) > 0
+            and all(layer.is_the_papers for layer in self)
             and has_layer_stack(x, attended, self._layers())
+            and all(map(_is_plain, self.modules()))
         )
 
     def _compiled(
@@ -55,21 +51,18 @@ class _Stack(nn.ModuleList, Generic[Layer]):
 
     def _layers(self) -> Layers:
         [first, *_] = self
+        residual = first.after_feed_forward
         return Layers(
             count=len(self),
-            d_ff=self._config.d_ff,
+            d_ff=first.feed_forward.inner.out_features,
             heads=first.self_attention.heads,
-            dropout=self._config.dropout,
-            norm_epsilon=self._config.norm_epsilon,
+            dropout=residual.dropout.rate,
+            norm_epsilon=residual.norm.eps,
         )
 
 
 class EncoderStack(_Stack[EncoderLayer]):
     """The encoder's layers."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        layers = (EncoderLayer(config) for _ in range(config.num_layers))
-        super().__init__(layers, config)
 
     def forward(
         self,
@@ -86,10 +79,6 @@ class EncoderStack(_Stack[EncoderLayer]):
 class DecoderStack(_Stack[DecoderLayer]):
     """The decoder's layers."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        layers = (DecoderLayer(config) for _ in range(config.num_decoder_layers))
-        super().__init__(layers, config)
-
     def forward(
         self,
         x: Float[Tensor, "batch target d_model"],
@@ -103,3 +92,13 @@ class DecoderStack(_Stack[DecoderLayer]):
         for layer in self:
             x = layer(x, memory, self_mask, memory_mask)
         return x
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether it trains, and nothing is hung on it that is to see what passes."""
+    return module.training and not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )

@@ -16,6 +16,7 @@ from transduce.model.embedding import (
     SharedEmbedding,
     SinusoidalPositions,
 )
+from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.operators.dropout import Dropout
 from transduce.model.stack import DecoderStack, EncoderStack
 from transduce.special_ids import PAD
@@ -53,8 +54,12 @@ class Transformer(nn.Module):
             else LearnedPositions(config.max_positions, config.d_model)
         )
         self.dropout = Dropout(config.dropout)
-        self.encoder_layers = EncoderStack(config)
-        self.decoder_layers = DecoderStack(config)
+        self.encoder_layers = EncoderStack(
+            EncoderLayer(config) for _ in range(config.num_layers)
+        )
+        self.decoder_layers = DecoderStack(
+            DecoderLayer(config) for _ in range(config.num_decoder_layers)
+        )
         self.encoder_norm: nn.Module = _final_norm(config)
         self.decoder_norm: nn.Module = _final_norm(config)
 

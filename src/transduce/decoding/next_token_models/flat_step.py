@@ -5,8 +5,7 @@ here the projections of a self-attention are one product, masks are made once fo
 layers, and no module is called. What comes out is what `Transformer.step` gives.
 """
 
-from collections.abc import Callable, Iterable
-from typing import cast
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -42,7 +41,7 @@ class FlatStep:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._model = model
-        layers = cast(Iterable[DecoderLayer], model.decoder_layers)
+        layers = model.decoder_layers
         self.layers = [FlatDecoderLayer(each, make_linear, dtype) for each in layers]
         self._hooks = [
             attention.weights_tap._forward_hooks

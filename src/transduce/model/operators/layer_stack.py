@@ -1,7 +1,8 @@
 """Layers one upon another in training, all in one call forwards and one backwards.
 
-Called one by one, operators took a quarter longer than all of a small model's training
-does so (benchmarks/results/training_speed.md).
+Called one by one, the operators of a small model wait for Python, and threads for each
+other (benchmarks/results/training_speed.md). All weights are differentiated, also those
+that ask for no gradient.
 """
 
 import ctypes
@@ -17,13 +18,17 @@ from torch.autograd.function import once_differentiable
 from transduce.kernels.loading import address
 from transduce.model.operators.dropout import WHOLE_MASKS, dropout_scale, num_dropped
 from transduce.model.operators.kernels.fields import SeenFields, StackFields
-from transduce.model.operators.kernels.library import has_products, loaded_kernels
+from transduce.model.operators.kernels.library import (
+    WHOLE,
+    has_products,
+    loaded_kernels,
+)
 from transduce.model.operators.short_attention import Heads, has_short_attention
 
 MOST_PARTS = 4
 """Of a batch, each with all gradients of its own; more threads share each operator."""
-LEAST_SENTENCES = 4
-"""Of a part."""
+LEAST_ROWS = 256
+"""Of a part: for fewer, gradients of all weights are too much to sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +61,7 @@ def has_layer_stack(
         x.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
         and x.size(-1) % WHOLE_MASKS == 0
-        and layers.d_ff % WHOLE_MASKS == 0
+        and layers.d_ff % WHOLE == 0
         and all(has_short_attention(x, each, layers.heads) for each in keys)
         and has_products()
     )
@@ -96,15 +101,16 @@ class _LayerStack(torch.autograd.Function):
         x, library = x.contiguous(), loaded_kernels()
         memory = None if memory is None else memory.contiguous()
         fields = _fields(x, memory, layers)
-        seeds = _seeds(layers, has_memory=memory is not None)
-        masks = [_seen(x, mask), _seen(x, memory_mask)]
-        fields.self_mask, fields.memory_mask = [seen for seen, _ in masks]
+        _require_shapes(fields, weights)
+        seeds = _seeds(fields)
+        # Both are kept until the kernel is done, which alone reads them.
+        masks = [m if m is None else m.contiguous() for m in (mask, memory_mask)]
+        fields.self_mask, fields.memory_mask = [_seen(x, each) for each in masks]
         size = library.transduce_stack_states(ctypes.byref(fields))
         states = x.new_empty(fields.parts, size)
         y = torch.empty_like(x)
         fields.seeds = ctypes.addressof(seeds)
         fields.y = address(y)
-        ctx.saved = [kept for _, kept in masks], seeds
         ctx.save_for_backward(x, memory, states, *weights)
         ctx.fields = fields
         _run(library.transduce_form_layers, fields, (x, memory, states, *weights))
@@ -113,12 +119,13 @@ class _LayerStack(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, memory, _, *weights = ctx.saved_tensors
+        saved = ctx.saved_tensors  # only once, as hooks may bring it from elsewhere
+        x, memory, _, *weights = saved
         of_x = torch.empty_like(x)
         of_memory = None if memory is None else torch.empty_like(memory)
-        total, *others = x.new_empty(
-            ctx.fields.parts, sum(weight.numel() for weight in weights)
-        )
+        size = sum(weight.numel() for weight in weights)
+        # Apart from the others, which are not kept.
+        total, others = x.new_empty(size), x.new_empty(ctx.fields.parts - 1, size)
         of_weights = [_as_pieces(each, weights) for each in (total, *others)]
         of_y = gradients[0].contiguous()
         # A copy, as two threads may go backwards at once.
@@ -128,7 +135,7 @@ class _LayerStack(torch.autograd.Function):
         fields.of_y, fields.of_x = address(of_y), address(of_x)
         fields.of_memory = None if of_memory is None else address(of_memory)
         kernel = loaded_kernels().transduce_differentiate_layers
-        _run(kernel, fields, ctx.saved_tensors)
+        _run(kernel, fields, saved)
         for each in others:
             total += each
         return of_x, None, of_memory, None, None, *of_weights[0]
@@ -138,7 +145,7 @@ def _fields(x: Tensor, memory: Tensor | None, layers: Layers) -> StackFields:
     batch, length, d_model = x.shape
     dropped = num_dropped(layers.dropout)
     threads = torch.get_num_threads()
-    is_shared_out = threads <= min(MOST_PARTS, batch // LEAST_SENTENCES)
+    most = min(MOST_PARTS, batch, batch * length // LEAST_ROWS)
     return StackFields(
         layers=layers.count,
         sentences=batch,
@@ -149,30 +156,55 @@ def _fields(x: Tensor, memory: Tensor | None, layers: Layers) -> StackFields:
         d_k=layers.heads.d_k,
         d_v=layers.heads.d_v,
         memory_length=0 if memory is None else memory.size(1),
-        parts=threads if is_shared_out else 1,
+        parts=threads if threads <= most else 1,
         epsilon=layers.norm_epsilon,
         scale=layers.heads.scale,
         dropout_scale=dropout_scale(dropped),
         num_dropped=dropped,
+        num_threads=threads,
     )
 
 
-def _seeds(layers: Layers, *, has_memory: bool) -> "ctypes.Array[ctypes.c_uint32]":
+def _require_shapes(fields: StackFields, weights: Sequence[Tensor]) -> None:
+    """The kernel knows of no others."""
+    d_model, d_ff = fields.d_model, fields.d_ff
+    keys, values = fields.heads * fields.d_k, fields.heads * fields.d_v
+    norm = [(d_model,), (d_model,)]
+    attention = [
+        *[(keys, d_model), (keys,)],
+        *[(keys + values, d_model), (keys + values,)],
+        *[(d_model, values), (d_model,)],
+        *norm,
+    ]
+    feed_forward = [(d_ff, d_model), (d_ff,), (d_model, d_ff), (d_model,), *norm]
+    layer = attention * (_num_sublayers(fields) - 1) + feed_forward
+    assert [tuple(weight.shape) for weight in weights] == layer * fields.layers
+
+
+def _num_sublayers(fields: StackFields) -> int:
+    """Of each layer."""
+    return 3 if fields.memory_length > 0 else 2
+
+
+def _seeds(fields: StackFields) -> "ctypes.Array[ctypes.c_uint32]":
     """Two for each sub-layer."""
-    count = 2 * layers.count * (3 if has_memory else 2)
-    drawn = torch.empty(count, dtype=torch.int64, device="cpu").random_(2**32)
-    return (ctypes.c_uint32 * count)(*drawn.tolist())
+    count = 2 * fields.layers * _num_sublayers(fields)
+    seeds = (ctypes.c_uint32 * count)()
+    if fields.num_dropped > 0:
+        drawn = torch.empty(count, dtype=torch.int64, device="cpu").random_(2**32)
+        seeds[:] = drawn.tolist()
+    return seeds
 
 
-def _seen(x: Tensor, mask: Tensor | None) -> tuple[SeenFields, Tensor | None]:
-    """The fields of a mask, and what they are of, which is to be kept."""
+def _seen(x: Tensor, mask: Tensor | None) -> SeenFields:
+    """Where a mask is, and how it is spread over queries and sentences."""
     if mask is None:
-        return SeenFields(), None
-    kept = mask.contiguous()
-    wide = kept.expand(x.size(0), -1, x.size(1), -1)
+        return SeenFields()
+    wide = mask.expand(x.size(0), -1, x.size(1), -1)
     by_sentence, _, by_query, _ = wide.stride()
-    at = kept.data_ptr()
-    return SeenFields(at=at, by_sentence=by_sentence, by_query=by_query), kept
+    return SeenFields(
+        at=address(mask, torch.bool), by_sentence=by_sentence, by_query=by_query
+    )
 
 
 def _as_pieces(numbers: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
@@ -185,17 +217,15 @@ def _addresses(tensors: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
     return (ctypes.c_void_p * len(tensors))(*map(address, tensors))
 
 
-def _run(kernel: Any, fields: StackFields, kept: Sequence[Tensor | None]) -> None:
-    """With the addresses of now, as what is kept may have been elsewhere meanwhile."""
-    x, memory, states, *weights = kept
-    assert x is not None
-    assert states is not None
+def _run(kernel: Any, fields: StackFields, saved: Sequence[Any]) -> None:
+    """With the addresses of now, as what is saved may have been elsewhere meanwhile."""
+    x, memory, states, *weights = saved
     fields.x, fields.states = address(x), address(states)
     fields.memory = None if memory is None else address(memory)
-    places = _addresses([each for each in weights if each is not None])
+    places = _addresses(weights)
     fields.weights = ctypes.addressof(places)
-    at, threads = ctypes.byref(fields), torch.get_num_threads()
-    size = loaded_kernels().transduce_stack_room(at, threads)
-    room = x.new_empty(fields.parts, size)
+    fields.num_threads = torch.get_num_threads()
+    at = ctypes.byref(fields)
+    room = x.new_empty(fields.parts, loaded_kernels().transduce_stack_room(at))
     fields.room = address(room)
-    kernel(at, threads)
+    kernel(at, fields.num_threads)

@@ -1,10 +1,12 @@
 /* Dropout (section 5.4): masks, and what they leave. */
 #include "dropout.h"
 
+#include <string.h>
+
 #include "exported.h"
 #include "threads.h"
 
-#define LEAST_BLOCKS 64 /* fewer are not worth a thread */
+#define LEAST_NUMBERS 16384 /* fewer are not worth a thread */
 #define BITS 16          /* of a mask's draw */
 
 /* Every bit of x changes each of the result with a chance of about a half (the
@@ -26,9 +28,13 @@ static void draw(const Masking *m, int64_t block)
     const uint32_t num_dropped = m->num_dropped;
     /* Masks of the lower, and of the upper bits of the draws. */
     const uint32_t half = (uint32_t)(m->block / 2);
-    const uint32_t first = (uint32_t)(m->blocks_before + block) * half;
+    const uint32_t first = (uint32_t)(m->first_block + block) * half;
     uint8_t *restrict lower = m->kept + block * m->block;
     uint8_t *restrict upper = lower + half;
+    if (num_dropped == 0) {
+        memset(lower, 1, (size_t)m->block);
+        return;
+    }
     for (uint32_t i = 0; i < half; i++) {
         const uint32_t random = mixed(mixed((first + i) ^ seed) + other);
         lower[i] = (random & 0xFFFFU) >= num_dropped;
@@ -69,6 +75,11 @@ static void mask_blocks(void *masking, int64_t first, int64_t end, int worker)
     apply(m, first * m->block, end_of(m, end));
 }
 
+static int64_t least_blocks(const Masking *m)
+{
+    return (LEAST_NUMBERS + m->block - 1) / m->block;
+}
+
 static int64_t blocks_of(const Masking *m)
 {
     return (m->count + m->block - 1) / m->block;
@@ -76,12 +87,10 @@ static int64_t blocks_of(const Masking *m)
 
 EXPORTED void transduce_drop(Masking *m, int num_threads)
 {
-    share_out(drop_blocks, m, blocks_of(m), LEAST_BLOCKS,
-              num_threads);
+    share_out(drop_blocks, m, blocks_of(m), least_blocks(m), num_threads);
 }
 
 EXPORTED void transduce_mask(Masking *m, int num_threads)
 {
-    share_out(mask_blocks, m, blocks_of(m), LEAST_BLOCKS,
-              num_threads);
+    share_out(mask_blocks, m, blocks_of(m), least_blocks(m), num_threads);
 }

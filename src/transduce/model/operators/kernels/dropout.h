@@ -9,8 +9,8 @@ typedef struct {
     float *y;       /* or that of x */
     uint8_t *kept;  /* a whole number of blocks */
     int64_t count;
-    int64_t block;        /* numbers whose masks are drawn together: an even number */
-    int64_t blocks_before; /* of the whole that these are a part of */
+    int64_t block;       /* numbers whose masks are drawn together: an even number */
+    int64_t first_block; /* of these numbers, which may be a part of more */
     uint32_t seeds[2];
     uint32_t num_dropped; /* of 65,536 */
     float scale;

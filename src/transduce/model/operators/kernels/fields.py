@@ -38,7 +38,7 @@ class MaskingFields(ctypes.Structure):
         ("kept", c_void_p),
         ("count", c_int64),
         ("block", c_int64),
-        ("blocks_before", c_int64),
+        ("first_block", c_int64),
         ("seeds", c_uint32 * 2),
         ("num_dropped", c_uint32),
         ("scale", c_float),
@@ -75,7 +75,7 @@ class CrossEntropyFields(ctypes.Structure):
 
 
 class SeenFields(ctypes.Structure):
-    """`Seen` of layers.c."""
+    """`Seen` of stack.c."""
 
     _fields_ = [
         ("at", c_void_p),
@@ -85,7 +85,7 @@ class SeenFields(ctypes.Structure):
 
 
 class StackFields(ctypes.Structure):
-    """`Stack` of layers.c."""
+    """`Stack` of stack.c."""
 
     _fields_ = [
         ("layers", c_int64),
@@ -98,7 +98,7 @@ class StackFields(ctypes.Structure):
         ("d_v", c_int64),
         ("memory_length", c_int64),
         ("parts", c_int64),
-        ("rows_before", c_int64),
+        ("first_row", c_int64),
         ("epsilon", c_float),
         ("scale", c_float),
         ("dropout_scale", c_float),

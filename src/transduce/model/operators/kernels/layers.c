@@ -1,12 +1,12 @@
 /* The layers of a stack in training, forwards and backwards (sections 3.1 to 3.3).
 
-   Called one by one from Python, the operators of a small model took a quarter longer
-   than all of its training does now. */
+   Called one by one from Python, the operators of a small model wait for Python, and
+   threads for each other (benchmarks/results/training_speed.md). */
 
-/* A sub-layer's input, and its number of all those of the stack. */
+/* What an attention reads, and its index among all sub-layers of the stack. */
 typedef struct {
     const float *x, *memory;
-    int64_t keys, number;
+    int64_t keys, index;
     Seen mask;
 } Input;
 
@@ -22,8 +22,7 @@ static Input to_memory(const Stack *s, const float *x, int64_t layer)
 }
 
 /* LayerNorm(x + Dropout(addend)), but for what it reads and writes. */
-static Residual residual(const Stack *s, int64_t number, SumStates states,
-                         const float *gain)
+static Residual residual(const Stack *s, SumStates states, const float *gain)
 {
     Residual r = {.rows = rows_of(s),
                   .width = s->d_model,
@@ -34,20 +33,21 @@ static Residual residual(const Stack *s, int64_t number, SumStates states,
     r.masking = (Masking){.kept = states.kept,
                           .count = rows_of(s) * s->d_model,
                           .block = s->d_model,
-                          .blocks_before = s->rows_before,
-                          .seeds = {s->seeds[2 * number], s->seeds[2 * number + 1]},
-                          .num_dropped = s->num_dropped,
                           .scale = s->dropout_scale};
     return r;
 }
 
 /* Of x and the addend in `work`. */
-static void form_sum(const Stack *s, int64_t number, const float *x, const float *gain,
+static void form_sum(const Stack *s, int64_t index, const float *x, const float *gain,
                      const float *bias, SumStates states, float *y, const Work *work)
 {
-    Residual r = residual(s, number, states, gain);
+    Residual r = residual(s, states, gain);
     r.x = x;
     r.bias = bias;
+    r.masking.seeds[0] = s->seeds[2 * index];
+    r.masking.seeds[1] = s->seeds[2 * index + 1];
+    r.masking.num_dropped = s->num_dropped;
+    r.masking.first_block = s->first_row;
     r.masking.x = work->addend;
     r.y = y;
     transduce_normalize_sum(&r, s->num_threads);
@@ -58,7 +58,7 @@ static void differentiate_sum(const Stack *s, SumStates states, const float *gai
                               const float *of_y, float *of_x, float *of_gain,
                               float *of_bias, const Work *work)
 {
-    Residual r = residual(s, 0, states, gain);
+    Residual r = residual(s, states, gain);
     r.of_y = of_y;
     r.of_x = of_x;
     r.of_gain = of_gain;
@@ -124,14 +124,14 @@ static void form_attention(const Stack *s, const AttentionWeights *w, Input in,
     Attention a = attention(s, in, states, work);
     transduce_attend(&a, threads);
     map_rows(output_map(s, w), states.heads, rows_of(s), 0, work->addend, threads);
-    form_sum(s, in.number, in.x, w->gain, w->bias, states.sum, y, work);
+    form_sum(s, in.index, in.x, w->gain, w->bias, states.sum, y, work);
 }
 
-/* The gradient of the memory is added to `kept` of what is there. */
+/* The gradient of the memory is added to beta times what is there. */
 static void differentiate_attention(const Stack *s, const AttentionWeights *w,
                                     const AttentionWeights *of, Input in,
                                     AttentionStates states, const float *of_y,
-                                    float *of_x, float *of_memory, float kept,
+                                    float *of_x, float *of_memory, float beta,
                                     const Work *work)
 {
     const int threads = s->num_threads;
@@ -154,7 +154,7 @@ static void differentiate_attention(const Stack *s, const AttentionWeights *w,
                                 .of_y = work->of_query,
                                 .of_x = of_x,
                                 .rows = rows_of(s),
-                                .kept = 1.0f},
+                                .beta = 1.0f},
                       threads);
     differentiate_map((WayBack){.map = key_value_map(s, w),
                                 .of_map = key_value_map(s, of),
@@ -162,18 +162,18 @@ static void differentiate_attention(const Stack *s, const AttentionWeights *w,
                                 .of_y = work->of_key_value,
                                 .of_x = of_memory,
                                 .rows = s->sentences * in.keys,
-                                .kept = kept},
+                                .beta = beta},
                       threads);
 }
 
 static void form_feed_forward(const Stack *s, const FeedForwardWeights *w,
-                              const float *x, int64_t number, FeedForwardStates states,
+                              const float *x, int64_t index, FeedForwardStates states,
                               float *y, const Work *work)
 {
     const int threads = s->num_threads;
     map_rows(inner_map(s, w), x, rows_of(s), 1, states.hidden, threads);
     map_rows(outer_map(s, w), states.hidden, rows_of(s), 0, work->addend, threads);
-    form_sum(s, number, x, w->gain, w->bias, states.sum, y, work);
+    form_sum(s, index, x, w->gain, w->bias, states.sum, y, work);
 }
 
 static void differentiate_feed_forward(const Stack *s, const FeedForwardWeights *w,
@@ -197,7 +197,7 @@ static void differentiate_feed_forward(const Stack *s, const FeedForwardWeights 
                                 .of_y = work->of_hidden,
                                 .of_x = of_x,
                                 .rows = rows_of(s),
-                                .kept = 1.0f},
+                                .beta = 1.0f},
                       threads);
 }
 
@@ -253,7 +253,7 @@ static Stack placed_part(const Stack *s, int64_t part, Work *work)
 {
     Stack own = part_of(s, part);
     own.states += part * transduce_stack_states(s);
-    Room room = {s->room + part * size_of_room(s), 0};
+    Room room = {s->room + part * transduce_stack_room(s), 0};
     *work = take_work(&own, &room);
     return own;
 }
@@ -284,12 +284,10 @@ static void differentiate_parts(void *shared, int64_t first, int64_t end, int wo
 
 EXPORTED void transduce_form_layers(Stack *s, int num_threads)
 {
-    s->num_threads = num_threads;
     share_out(form_parts, s, s->parts, 1, num_threads);
 }
 
 EXPORTED void transduce_differentiate_layers(Stack *s, int num_threads)
 {
-    s->num_threads = num_threads;
     share_out(differentiate_parts, s, s->parts, 1, num_threads);
 }

@@ -37,16 +37,9 @@ def kernels() -> ctypes.CDLL | None:
     return fastest_library(FOLDER, _declare, FIELDS)
 
 
-@cache
 def has_products() -> bool:
-    """Whether PyTorch has a BLAS whose products the kernels can call."""
-    library = kernels()
-    if library is None:
-        return False
-    found = _products_of_torch()
-    library.transduce_use_products.argtypes = [c_void_p]
-    library.transduce_use_products(found)
-    return found is not None
+    """Whether there are kernels, and a BLAS of PyTorch's whose products they call."""
+    return kernels() is not None and products_of_torch() is not None
 
 
 def loaded_kernels() -> ctypes.CDLL:
@@ -57,12 +50,14 @@ def loaded_kernels() -> ctypes.CDLL:
 
 
 def _declare(library: ctypes.CDLL) -> None:
+    library.transduce_use_products.argtypes = [c_void_p]
+    library.transduce_use_products(products_of_torch())
     library.transduce_lanes.argtypes = []
     library.transduce_attention_room.argtypes = [c_void_p]
     library.transduce_orthogonal_room.argtypes = [c_void_p]
     library.transduce_residual_groups.argtypes = [c_void_p]
     library.transduce_stack_states.argtypes = [c_void_p]
-    library.transduce_stack_room.argtypes = [c_void_p, c_int]
+    library.transduce_stack_room.argtypes = [c_void_p]
     for count in (
         library.transduce_lanes,
         library.transduce_attention_room,
@@ -88,7 +83,9 @@ def _declare(library: ctypes.CDLL) -> None:
         kernel.restype = None
 
 
-def _products_of_torch() -> int | None:
+@cache
+def products_of_torch() -> int | None:
+    """Where PyTorch has BLAS's `sgemm`, if others can find it."""
     torch_library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     with suppress(OSError, AttributeError):
         return ctypes.cast(ctypes.CDLL(str(torch_library)).sgemm_, c_void_p).value

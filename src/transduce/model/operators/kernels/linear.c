@@ -13,7 +13,7 @@
 typedef void (*Sgemm)(const char *of_one, const char *of_other, const int *rows,
                       const int *columns, const int *inner, const float *factor,
                       const float *one, const int *by_one, const float *other,
-                      const int *by_other, const float *kept, float *to,
+                      const int *by_other, const float *beta, float *to,
                       const int *by_to);
 
 static Sgemm sgemm;
@@ -27,18 +27,18 @@ typedef struct {
 
 static const char AS_IT_IS[] = "N", TRANSPOSED[] = "T";
 
-/* one [rows, inner] times other [inner, columns], to which `kept` of what is there
-   already is added. Each is read as it is, or with its rows as columns. */
+/* one [rows, inner] times other [inner, columns], to which beta times what is there
+   is added. Each is read as it is, or with its rows as columns. */
 static void form_product(const char *of_one, const float *one, int64_t by_one,
                          const char *of_other, const float *other, int64_t by_other,
-                         int64_t rows, int64_t columns, int64_t inner, float kept,
+                         int64_t rows, int64_t columns, int64_t inner, float beta,
                          float *to)
 {
     const int m = (int)columns, n = (int)rows, k = (int)inner;
     const int lda = (int)by_other, ldb = (int)by_one;
     const float factor = 1.0f;
     /* With columns that follow each other, all is the other way round. */
-    sgemm(of_other, of_one, &m, &n, &k, &factor, other, &lda, one, &ldb, &kept, to, &m);
+    sgemm(of_other, of_one, &m, &n, &k, &factor, other, &lda, one, &ldb, &beta, to, &m);
 }
 
 /* Rows to which a bias is added, and whose negative numbers may become zero. */
@@ -116,7 +116,7 @@ typedef struct {
     const float *rectified; /* y, or NULL */
     float *of_y, *of_x;
     int64_t rows;
-    float kept; /* of what is in the place of x's gradient already */
+    float beta; /* on what is in the place of x's gradient already */
 } WayBack;
 
 static void differentiate_map(WayBack w, int num_threads)
@@ -125,7 +125,7 @@ static void differentiate_map(WayBack w, int num_threads)
     Columns columns = {w.of_y, w.rectified, w.of_map.bias, w.rows, outputs};
     share_out(sum_columns, &columns, outputs / LINE, 1, num_threads);
     form_product(AS_IT_IS, w.of_y, outputs, AS_IT_IS, w.map.weight, inputs, w.rows,
-                 inputs, outputs, w.kept, w.of_x);
+                 inputs, outputs, w.beta, w.of_x);
     form_product(TRANSPOSED, w.of_y, outputs, AS_IT_IS, w.x, inputs, outputs, inputs,
                  w.rows, 0.0f, w.of_map.weight);
 }

@@ -24,8 +24,8 @@ typedef struct {
 typedef struct {
     int64_t layers, sentences, length, d_model, d_ff, heads, d_k, d_v;
     int64_t memory_length; /* zero: these layers attend to no memory */
-    int64_t parts;         /* of the sentences; each goes through all layers by itself */
-    int64_t rows_before;   /* of the whole that these sentences are a part of */
+    int64_t parts; /* of the sentences; each goes through all layers by itself */
+    int64_t first_row; /* of these sentences, which may be a part of a batch */
     float epsilon, scale, dropout_scale;
     uint32_t num_dropped; /* as `Masking` has them */
     Seen self_mask, memory_mask;
@@ -39,7 +39,7 @@ typedef struct {
     const float *of_y; /* gradients, as what they are of */
     float *of_x, *of_memory;
     float *room;     /* of each part, as `transduce_stack_room` says */
-    int num_threads; /* of this call */
+    int num_threads; /* of each operator, if there is but one part */
 } Stack;
 
 /* The weights of a layer, or the places of their gradients. */
@@ -110,9 +110,17 @@ static LayerWeights weights_of(const Stack *s, float **all, int64_t layer)
     };
 }
 
-static const float *further(const float *at, int64_t count)
+/* Further on, if it is anywhere. */
+static float *further(const float *at, int64_t count)
 {
-    return at ? at + count : at;
+    return at ? (float *)at + count : 0;
+}
+
+static Seen further_seen(Seen mask, int64_t sentences)
+{
+    if (mask.at)
+        mask.at += sentences * mask.by_sentence;
+    return mask;
 }
 
 /* Some of the sentences, with what is theirs alone; the last has the most. */
@@ -123,18 +131,19 @@ static Stack part_of(const Stack *s, int64_t part)
     own.sentences = s->sentences * (part + 1) / s->parts - before;
     own.parts = 1;
     own.num_threads = s->parts > 1 ? 1 : s->num_threads;
-    own.rows_before = before * s->length;
-    const int64_t rows = own.rows_before * s->d_model;
+    own.first_row = before * s->length;
+    const int64_t rows = own.first_row * s->d_model;
     const int64_t memory_rows = before * s->memory_length * s->d_model;
-    own.self_mask.at += before * s->self_mask.by_sentence;
-    own.memory_mask.at += before * s->memory_mask.by_sentence;
-    own.gradients += part * s->layers * weights_of_layer(s);
+    own.self_mask = further_seen(s->self_mask, before);
+    own.memory_mask = further_seen(s->memory_mask, before);
+    if (s->gradients)
+        own.gradients += part * s->layers * weights_of_layer(s);
     own.x = further(s->x, rows);
     own.memory = further(s->memory, memory_rows);
-    own.y = (float *)further(s->y, rows);
+    own.y = further(s->y, rows);
     own.of_y = further(s->of_y, rows);
-    own.of_x = (float *)further(s->of_x, rows);
-    own.of_memory = (float *)further(s->of_memory, memory_rows);
+    own.of_x = further(s->of_x, rows);
+    own.of_memory = further(s->of_memory, memory_rows);
     return own;
 }
 
@@ -213,7 +222,8 @@ static Work take_work(const Stack *s, Room *room)
     return work;
 }
 
-static int64_t size_of_room(const Stack *s)
+/* For the largest of the parts. */
+EXPORTED int64_t transduce_stack_room(const Stack *s)
 {
     const Stack last = part_of(s, s->parts - 1);
     Room room = {0, 0};
@@ -221,14 +231,7 @@ static int64_t size_of_room(const Stack *s)
     return room.taken;
 }
 
-/* For the largest of the parts. */
-EXPORTED int64_t transduce_stack_room(Stack *s, int num_threads)
-{
-    s->num_threads = num_threads;
-    return size_of_room(s);
-}
-
-/* For a gradient, where another one is not. */
+/* Of the two buffers, one that does not hold this gradient. */
 static float *elsewhere(const Work *work, const float *of_y)
 {
     return work->of_y[of_y == work->of_y[0]];
