@@ -93,13 +93,6 @@ class EncoderLayer(nn.Module):
         x = self.after_self_attention(x, lambda x: self.self_attention(x, x, mask))
         return self.after_feed_forward(x, self.feed_forward)
 
-    @property
-    def is_the_papers(self) -> bool:
-        """Whether its parts are the kinds that the paper's have."""
-        return _is_the_papers(
-            self.feed_forward, self.after_feed_forward, self.self_attention
-        )
-
     def weights(self) -> list[Tensor]:
         """All that it learns, sub-layer by sub-layer, the norm's last."""
         return [
@@ -132,13 +125,6 @@ class DecoderLayer(nn.Module):
             x, lambda x: self.memory_attention(x, memory, memory_mask)
         )
         return self.after_feed_forward(x, self.feed_forward)
-
-    @property
-    def is_the_papers(self) -> bool:
-        """Whether its parts are the kinds that the paper's have."""
-        return _is_the_papers(
-            self.feed_forward, self.after_feed_forward, self.self_attention
-        )
 
     def weights(self) -> list[Tensor]:
         """All that it learns, sub-layer by sub-layer, the norm's last."""
@@ -187,16 +173,6 @@ class DecoderLayer(nn.Module):
         x = self.after_self_attention(x, attend_to_past)
         x = self.after_memory_attention(x, attend_to_memory)
         return self.after_feed_forward(x, self.feed_forward)
-
-
-def _is_the_papers(
-    feed_forward: FeedForward, residual: ResidualConnection, own: MultiHeadAttention
-) -> bool:
-    return (
-        feed_forward.activation == "relu"
-        and not residual.is_pre_norm
-        and own.scores != "additive"
-    )
 
 
 def _weights(*parts: Linear | nn.LayerNorm) -> list[Tensor]:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from transduce.model.layers import DecoderLayer, EncoderLayer
+from transduce.model.layers import DecoderLayer, EncoderLayer, ResidualConnection
 from transduce.model.operators.layer_stack import (
     Attended,
     Layers,
@@ -35,10 +35,16 @@ class _Stack(nn.ModuleList, Generic[Layer]):
             self.training
             and torch.is_grad_enabled()
             and len(self) > 0
-            and all(layer.is_the_papers for layer in self)
+            and all(map(_is_the_papers, self))
             and has_layer_stack(x, attended, self._layers())
             and all(map(_is_plain, self.modules()))
+            and self._is_of_one_kind()
         )
+
+    def _is_of_one_kind(self) -> bool:
+        """Whether all residual connections drop and normalise alike."""
+        residuals = [m for m in self.modules() if isinstance(m, ResidualConnection)]
+        return len({(r.dropout.rate, r.norm.eps) for r in residuals}) == 1
 
     def _compiled(
         self,
@@ -92,6 +98,15 @@ class DecoderStack(_Stack[DecoderLayer]):
         for layer in self:
             x = layer(x, memory, self_mask, memory_mask)
         return x
+
+
+def _is_the_papers(layer: EncoderLayer | DecoderLayer) -> bool:
+    """Whether its parts are of the kinds that the paper's has."""
+    return (
+        layer.feed_forward.activation == "relu"
+        and not layer.after_feed_forward.is_pre_norm
+        and layer.self_attention.scores != "additive"
+    )
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -344,6 +344,10 @@ def partly_at_rest(encoder: EncoderStack) -> None:
     encoder[2].after_feed_forward.eval()
 
 
+def partly_with_less_dropout(encoder: EncoderStack) -> None:
+    encoder[1].after_self_attention.dropout.rate = 0.1
+
+
 @pytest.mark.parametrize(
     ("change", "config", "is_so"),
     [
@@ -353,6 +357,7 @@ def partly_at_rest(encoder: EncoderStack) -> None:
         (watched_before, CONFIG, False),
         (watched_backwards, CONFIG, False),
         (partly_at_rest, CONFIG, False),
+        (partly_with_less_dropout, CONFIG, False),
         (as_it_is, replace(CONFIG, norm="pre"), False),
         (as_it_is, replace(CONFIG, activation="silu"), False),
         (as_it_is, replace(CONFIG, scores="additive", d_v=16), False),
