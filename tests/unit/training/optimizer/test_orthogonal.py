@@ -28,7 +28,7 @@ def test_singular_values_are_brought_near_one(shape):
     found = orthogonalized(left @ torch.diag(values) @ right)
     singular = torch.linalg.svdvals(found)
     assert singular.min() > 0.65
-    assert singular.max() < 1.25
+    assert singular.max() < 1.3
     torch.testing.assert_close(found, left @ right, atol=0.35, rtol=0)
 
 

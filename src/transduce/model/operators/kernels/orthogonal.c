@@ -15,10 +15,10 @@
 typedef struct {
     int64_t count, rows, columns; /* whole lanes; no more rows than columns */
     int64_t steps;
-    float factors[3]; /* of x, x^3 and x^5 */
-    float least_norm; /* added to each */
-    float *matrices;  /* [count, rows, columns], and what becomes of them */
-    float *room;      /* of each thread, as `transduce_orthogonal_room` says */
+    const float *factors; /* [steps, 3]: of x, x^3 and x^5 */
+    float least_norm;     /* added to each */
+    float *matrices; /* [count, rows, columns], and what becomes of them */
+    float *room;     /* of each thread, as `transduce_orthogonal_room` says */
 } Orthogonalization;
 
 /* X X^T, a polynomial of it, and the panel that is being multiplied with. */
@@ -43,12 +43,17 @@ static Rows copied(const float *from, int64_t by_row, int64_t rows, int64_t colu
     return (Rows){room, columns};
 }
 
-static void normalize(float *x, int64_t count, float least)
+static float norm_of(const float *x, int64_t count)
 {
     Lanes squares = lanes_of(0.0f);
     for (int64_t i = 0; i < count; i += LANES)
         squares = lanes_fma(lanes_at(x + i), lanes_at(x + i), squares);
-    const Lanes share = lanes_of(1.0f / (sqrtf(sum_of_lanes(squares)) + least));
+    return sqrtf(sum_of_lanes(squares));
+}
+
+static void divide(float *x, int64_t count, float divisor)
+{
+    const Lanes share = lanes_of(1.0f / divisor);
     for (int64_t i = 0; i < count; i += LANES)
         lanes_store(x + i, LANES, lanes_at(x + i) * share);
 }
@@ -111,17 +116,25 @@ static void advance(float *x, int64_t rows, int64_t columns, const float *polyno
 static void orthogonalize(void *shared, int64_t first, int64_t end, int worker)
 {
     const Orthogonalization *o = shared;
+    const int64_t size = o->rows * o->columns, squared_size = o->rows * o->rows;
     float *squared = o->room + worker * transduce_orthogonal_room(o);
-    float *polynomial = squared + o->rows * o->rows;
-    float *panel = polynomial + o->rows * o->rows;
+    float *polynomial = squared + squared_size, *panel = polynomial + squared_size;
     for (int64_t item = first; item < end; item++) {
-        float *x = o->matrices + item * o->rows * o->columns;
-        normalize(x, o->rows * o->columns, o->least_norm);
+        float *x = o->matrices + item * size;
+        divide(x, size, norm_of(x, size) + o->least_norm);
         for (int64_t step = 0; step < o->steps; step++) {
+            const float *factors = o->factors + step * 3;
             square(x, o->rows, o->columns, squared, panel);
-            form_polynomial(squared, o->rows, o->factors[1], o->factors[2], polynomial,
+            if (step == 0) {
+                /* The Schatten norm of order four. */
+                const float norm =
+                    sqrtf(norm_of(squared, squared_size)) + o->least_norm;
+                divide(x, size, norm);
+                divide(squared, squared_size, norm * norm);
+            }
+            form_polynomial(squared, o->rows, factors[1], factors[2], polynomial,
                             panel);
-            advance(x, o->rows, o->columns, polynomial, o->factors[0], panel);
+            advance(x, o->rows, o->columns, polynomial, factors[0], panel);
         }
     }
 }
