@@ -49,6 +49,14 @@ class Hardware:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
+    def seed(self, number: int) -> None:
+        """From here on, draw on this device what follows from the number."""
+        if self.device.type == "cpu":
+            # Else each call would note its traceback, for GPUs that may be used later.
+            torch.default_generator.manual_seed(number)
+        else:
+            torch.manual_seed(number)
+
     def memory_bytes(self) -> int:
         """What the device has in all, or lets this container have."""
         if self.device.type == "cuda":

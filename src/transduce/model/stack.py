@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar, cast
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from transduce.model.operators.layer_stack import (
     has_layer_stack,
     layer_stack,
 )
+from transduce.model.operators.linear import Linear
 
 Layer = TypeVar("Layer", EncoderLayer, DecoderLayer)
 
@@ -32,13 +32,20 @@ class _Stack(nn.ModuleList, Generic[Layer]):
     ) -> bool:
         """Whether there is a kernel for all layers at once, and nobody looks inside."""
         return (
-            self.training
-            and torch.is_grad_enabled()
-            and len(self) > 0
+            len(self) > 0
             and all(map(_is_the_papers, self))
             and has_layer_stack(x, attended, self._layers())
-            and all(map(_is_plain, self.modules()))
+            and all(map(self._is_plain, self.modules()))
             and self._is_of_one_kind()
+        )
+
+    def _is_plain(self, module: nn.Module) -> bool:
+        """Whether it trains if all does, and nothing is hung on it that is to look."""
+        return module.training == self.training and not (
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
         )
 
     def _is_of_one_kind(self) -> bool:
@@ -62,7 +69,7 @@ class _Stack(nn.ModuleList, Generic[Layer]):
             count=len(self),
             d_ff=first.feed_forward.inner.out_features,
             heads=first.self_attention.heads,
-            dropout=residual.dropout.rate,
+            dropout=residual.dropout.rate if self.training else 0.0,
             norm_epsilon=residual.norm.eps,
         )
 
@@ -101,19 +108,10 @@ class DecoderStack(_Stack[DecoderLayer]):
 
 
 def _is_the_papers(layer: EncoderLayer | DecoderLayer) -> bool:
-    """Whether its parts are of the kinds that the paper's has."""
+    """Whether its parts are of the kinds that the paper's has, and not yet packed."""
     return (
-        layer.feed_forward.activation == "relu"
+        isinstance(layer.feed_forward.inner, Linear)
+        and layer.feed_forward.activation == "relu"
         and not layer.after_feed_forward.is_pre_norm
         and layer.self_attention.scores != "additive"
-    )
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Whether it trains, and nothing is hung on it that is to see what passes."""
-    return module.training and not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
     )

@@ -286,7 +286,7 @@ class Trainer:
     ) -> Float[Tensor, "2"]:
         """Add a share's part of the gradient."""
         # Each has dropout of its own, whichever process it falls to.
-        torch.manual_seed(self._dropout_seed(share.number))
+        self._hardware.seed(self._dropout_seed(share.number))
         loss = self._joined(batch)
         # Joined processes form the mean of their gradients, but it is to be the sum.
         weight = share.counts * self._processes.count / update.num_target_tokens

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from transduce.decoding.kernels.packed_linear import PackedFloats
 from transduce.model import stack as module
 from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, EncoderLayer
+from transduce.model.operators import layer_stack
 from transduce.model.operators.kernels import library
 from transduce.model.operators.kernels.library import has_products
 from transduce.model.operators.layer_stack import MOST_PARTS
@@ -143,6 +145,42 @@ def test_gradients_are_those_of_double_precision():
     of = [*exact_inputs, *exact[0].parameters(), *exact[1].parameters()]
     found = [each.double() for each in gradients(output, *learned)]
     assert_alike(found, gradients(expected, *of))
+
+
+@pytest.mark.parametrize("sentences", [1, 3, 60])
+def test_at_rest_nothing_is_dropped_and_nothing_kept(
+    sentences, two_threads, monkeypatch
+):
+    both, inputs = stacks(), drawn(sentences, 20, 17)
+    encoder, decoder = (each.eval() for each in both)
+    learned = [*inputs, *encoder.parameters(), *decoder.parameters()]
+    output = run(encoder, decoder, *inputs)
+    assert is_compiled(output)
+    found = gradients(output, *learned)
+    sizes: list[torch.Size] = []
+    monkeypatch.setattr(layer_stack, "_run", watched_run(sizes))
+    with torch.no_grad():
+        assert torch.equal(run(encoder, decoder, *inputs), output)
+        assert len(sizes) == 2  # by the kernel
+    alone = sizes[:]
+    run(encoder, decoder, *inputs)
+    for kept, size, count in zip(sizes[2:], alone, (3, 2), strict=True):
+        assert kept[1] == count * size[1]
+    one_by_one(monkeypatch)
+    plain = run(encoder, decoder, *inputs)
+    torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-5)
+    assert_alike(found, gradients(plain, *learned))
+
+
+def watched_run(sizes: list[torch.Size]) -> Callable[..., None]:
+    """What calls the kernel, and notes the room that states of layers have."""
+    original = layer_stack._run
+
+    def run(kernel: object, fields: object, saved: Sequence[Tensor]) -> None:
+        sizes.append(saved[2].shape)
+        original(kernel, fields, saved)
+
+    return run
 
 
 @pytest.mark.parametrize("sentences", [0, 1, 30, 67])
@@ -344,6 +382,12 @@ def partly_at_rest(encoder: EncoderStack) -> None:
     encoder[2].after_feed_forward.eval()
 
 
+def packed(encoder: EncoderStack) -> None:
+    """As decoding has it, whose maps have no weights to show."""
+    for layer in encoder:
+        layer.feed_forward.inner = PackedFloats(layer.feed_forward.inner.weight, None)
+
+
 def partly_with_less_dropout(encoder: EncoderStack) -> None:
     encoder[1].after_self_attention.dropout.rate = 0.1
 
@@ -352,7 +396,8 @@ def partly_with_less_dropout(encoder: EncoderStack) -> None:
     ("change", "config", "is_so"),
     [
         (as_it_is, CONFIG, True),
-        (EncoderStack.eval, CONFIG, False),
+        (EncoderStack.eval, CONFIG, True),
+        (packed, CONFIG, False),
         (watched, CONFIG, False),
         (watched_before, CONFIG, False),
         (watched_backwards, CONFIG, False),

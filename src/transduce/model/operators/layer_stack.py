@@ -1,4 +1,4 @@
-"""Layers one upon another in training, all in one call forwards and one backwards.
+"""Layers one upon another, all in one call forwards and one backwards.
 
 Called one by one, the operators of a small model wait for Python, and threads for each
 other (benchmarks/results/training_speed.md). All weights are differentiated, also those
@@ -8,6 +8,7 @@ that ask for no gradient.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from transduce.model.operators.short_attention import Heads, has_short_attention
 
 MOST_PARTS = 4
 """Of a batch, each with all gradients of its own; more threads share each operator."""
+NUMBER_BYTES = 4
+"""Of a float."""
 LEAST_ROWS = 256
 """Of a part: for fewer, gradients of all weights are too much to sum."""
 
@@ -81,8 +84,9 @@ def layer_stack(
     with its bias.
     """
     memory, memory_mask = (attended.memory, attended.mask) if attended else (None, None)
+    kept = layers.count if torch.is_grad_enabled() else 1
     result: Tensor = _LayerStack.apply(  # type: ignore[no-untyped-call] # torch's own
-        x, mask, memory, memory_mask, layers, *weights
+        x, mask, memory, memory_mask, layers, kept, *weights
     )
     return result
 
@@ -96,11 +100,13 @@ class _LayerStack(torch.autograd.Function):
         memory: Tensor | None,
         memory_mask: Tensor | None,
         layers: Layers,
+        kept: int,
         *weights: Tensor,
     ) -> Tensor:
         x, library = x.contiguous(), loaded_kernels()
         memory = None if memory is None else memory.contiguous()
         fields = _fields(x, memory, layers)
+        fields.kept_layers = kept
         _require_shapes(fields, weights)
         seeds = _seeds(fields)
         # Both are kept until the kernel is done, which alone reads them.
@@ -126,11 +132,10 @@ class _LayerStack(torch.autograd.Function):
         size = sum(weight.numel() for weight in weights)
         # Apart from the others, which are not kept.
         total, others = x.new_empty(size), x.new_empty(ctx.fields.parts - 1, size)
-        of_weights = [_as_pieces(each, weights) for each in (total, *others)]
         of_y = gradients[0].contiguous()
         # A copy, as two threads may go backwards at once.
         fields = StackFields.from_buffer_copy(ctx.fields)
-        places = _addresses([each for part in of_weights for each in part])
+        places = _places_in((total, *others), weights)
         fields.gradients = ctypes.addressof(places)
         fields.of_y, fields.of_x = address(of_y), address(of_x)
         fields.of_memory = None if of_memory is None else address(of_memory)
@@ -138,7 +143,7 @@ class _LayerStack(torch.autograd.Function):
         _run(kernel, fields, saved)
         for each in others:
             total += each
-        return of_x, None, of_memory, None, None, *of_weights[0]
+        return of_x, None, of_memory, None, None, None, *_as_pieces(total, weights)
 
 
 def _fields(x: Tensor, memory: Tensor | None, layers: Layers) -> StackFields:
@@ -211,6 +216,16 @@ def _as_pieces(numbers: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """One after the other, in the shapes of others."""
     pieces = numbers.split([each.numel() for each in like])
     return [piece.view_as(each) for piece, each in zip(pieces, like, strict=True)]
+
+
+def _places_in(
+    parts: Sequence[Tensor], weights: Sequence[Tensor]
+) -> "ctypes.Array[ctypes.c_void_p]":
+    """Of all weights one after the other, in each part."""
+    counts = [weight.numel() for weight in weights]
+    starts = [NUMBER_BYTES * count for count in accumulate(counts, initial=0)][:-1]
+    places = [address(part) + start for part in parts for start in starts]
+    return (ctypes.c_void_p * len(places))(*places)
 
 
 def _addresses(tensors: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":

@@ -76,8 +76,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         matrix = output_weight.to(dtype)
         sums = output_weight.new_zeros(2)
-        weight_gradient = torch.zeros_like(output_weight)
-        state_gradients = [states[:0].to(dtype)]
+        of_states: list[Tensor] = []
+        of_weight: Tensor | None = None
         for chunk, targets in _in_chunks(states, target_out, len(matrix)):
             rows = _as_factor(chunk, matrix)
             logits = (rows @ matrix.T)[: len(chunk)]
@@ -86,9 +86,15 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             )
             sums += losses
             gradient = _as_factor(gradient, matrix)
-            state_gradients.append((gradient @ matrix)[: len(chunk)])
-            weight_gradient += gradient.T @ rows
-        ctx.save_for_backward(torch.cat(state_gradients), weight_gradient)
+            of_states.append((gradient @ matrix)[: len(chunk)])
+            product = gradient.T @ rows
+            # As large as the matrix: it is not summed up with zeros.
+            of_weight = (
+                product.to(output_weight.dtype)
+                if of_weight is None
+                else of_weight.add_(product)
+            )
+        ctx.save_for_backward(torch.cat(of_states), of_weight)
         smoothed, negative_log_likelihood = sums.unbind()
         ctx.mark_non_differentiable(negative_log_likelihood)
         return smoothed, negative_log_likelihood
@@ -97,8 +103,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     def backward(
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor, Tensor, None, None, None]:
-        states, output_weight = ctx.saved_tensors
-        return gradients[0] * states, gradients[0] * output_weight, None, None, None
+        of_states, of_weight = ctx.saved_tensors
+        return gradients[0] * of_states, gradients[0] * of_weight, None, None, None
 
 
 def _as_factor(

@@ -24,6 +24,7 @@ typedef struct {
 typedef struct {
     int64_t layers, sentences, length, d_model, d_ff, heads, d_k, d_v;
     int64_t memory_length; /* zero: these layers attend to no memory */
+    int64_t kept_layers; /* all, or one, if there is no way back */
     int64_t parts; /* of the sentences; each goes through all layers by itself */
     int64_t first_row; /* of these sentences, which may be a part of a batch */
     float epsilon, scale, dropout_scale;
@@ -190,7 +191,7 @@ static int64_t size_of_states(const Stack *s)
 
 static LayerStates states_of(const Stack *s, int64_t layer)
 {
-    Room room = {s->states + layer * size_of_states(s), 0};
+    Room room = {s->states + layer % s->kept_layers * size_of_states(s), 0};
     return take_layer_states(s, &room);
 }
 
@@ -198,7 +199,7 @@ static LayerStates states_of(const Stack *s, int64_t layer)
 EXPORTED int64_t transduce_stack_states(const Stack *s)
 {
     const Stack last = part_of(s, s->parts - 1);
-    return s->layers * size_of_states(&last);
+    return s->kept_layers * size_of_states(&last);
 }
 
 static Work take_work(const Stack *s, Room *room)
