@@ -117,14 +117,16 @@ def _free_port() -> int:
 def _signals_passed_on(workers: Sequence[_Worker]) -> Iterator[None]:
     """Ctrl-C reaches the workers by the terminal, and SIGTERM through here."""
 
+    # No `SIG_IGN`, which the workers would have from here.
+    def leave_it_to_them(_number: int, _frame: FrameType | None) -> None: ...
+
     def terminate(_number: int, _frame: FrameType | None) -> None:
         for worker in workers:
             worker.process.terminate()
 
-    handlers = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: terminate}
+    handlers = {signal.SIGINT: leave_it_to_them, signal.SIGTERM: terminate}
     before = {
-        number: signal.signal(number, handler)  # type: ignore[arg-type] # either kind
-        for number, handler in handlers.items()
+        number: signal.signal(number, handler) for number, handler in handlers.items()
     }
     try:
         yield

@@ -55,6 +55,14 @@ class DevScore:
     num_averaged: int = 1
     """Checkpoints that the model is the average of."""
 
+    def behind(self, best: "DevScore") -> str:
+        """How an average is behind a checkpoint."""
+        return (
+            f"The average of the last {self.num_averaged} checkpoints does worse on "
+            f"the dev corpus ({self.quality}, loss {self.loss:.3f}) than that of step "
+            f"{best.step:,} alone ({best.quality}, {best.loss:.3f})"
+        )
+
     def entry(self) -> dict[str, Any]:
         """What the log keeps."""
         return {

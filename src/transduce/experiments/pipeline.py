@@ -28,7 +28,7 @@ from transduce.experiments.run_folder import (
     RunFolder,
     refuse_changed_precision,
 )
-from transduce.interruption import stop_on_signal
+from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.model.transformer import Transformer
 from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.search_config import SearchConfig
@@ -78,7 +78,8 @@ def train(
         )
     corpus = None
     if processes.is_first:
-        _, corpus = RunFolder.create(out, files, config, hardware.precision)
+        with unwound_on_termination():  # so that half a corpus is not left behind
+            _, corpus = RunFolder.create(out, files, config, hardware.precision)
     processes.wait()
     folder, _ = RunFolder.open(out)
     with _claimed(folder, processes):
@@ -175,7 +176,7 @@ class _Run:
             )
 
     def _train_to_the_end(self, trainer: Trainer) -> None:
-        """Train; once, if the loss diverges, from the last checkpoint more slowly."""
+        """Train; once, if the loss diverges, from a good checkpoint more slowly."""
         while (diverged := self._train(trainer)) is not None:
             if trainer.progress.rate_factor < 1:
                 raise DivergedError(
@@ -183,8 +184,8 @@ class _Run:
                     "run with a lower `training.learning_rate_scale`."
                 )
             # Unlike the paper: it says nothing of runs that diverge; this one goes back
-            # to its last checkpoint, once, and on at half the learning rate.
-            model, state = self._start()
+            # to its last good checkpoint, once, and on at half the learning rate.
+            model, state = self._start(has_diverged=True)
             trainer.model.load_state_dict(model.state_dict())
             trainer.restore(state)
             trainer.lower_learning_rate(SLOWER)
@@ -242,16 +243,21 @@ class _Run:
             takes_word=torch.tensor(self._symbols.takes_word, device=device),
         )
 
-    def _start(self) -> tuple[Transformer, TrainingState | None]:
+    def _start(
+        self, *, has_diverged: bool = False
+    ) -> tuple[Transformer, TrainingState | None]:
         """The newest checkpoint that is sound, or the beginning.
 
-        Damaged ones are set aside. `CheckpointError` if there is none but such.
+        Damaged ones are set aside, as are those whose loss is on the rise, if it has
+        diverged. `CheckpointError` if there is none but such.
         """
         if self._processes.is_first:
             self._folder.clear_leftovers()
         else:
             self._processes.wait()  # until what is damaged is set aside
-        model, state = self._newest_sound()
+        found = self._checkpoints.newest_sound(self._set_aside, has_diverged)
+        torch.manual_seed(self._config.training.seed)
+        model, state = found or (Transformer(self._config.model), None)
         step = 0 if state is None else state.progress.step
         if self._processes.is_first:
             self._folder.forget_log_after(step)
@@ -262,12 +268,6 @@ class _Run:
                 "but do not; wait for the shared disk, and resume."
             )
         return model, state
-
-    def _newest_sound(self) -> tuple[Transformer, TrainingState | None]:
-        if (found := self._checkpoints.newest_sound(self._set_aside)) is not None:
-            return found
-        torch.manual_seed(self._config.training.seed)
-        return Transformer(self._config.model), None
 
     def _set_aside(self, damaged: Path, error: CheckpointError) -> None:
         if not self._processes.is_first:
@@ -340,16 +340,13 @@ class _Run:
         # Unlike the paper: the best checkpoint is the model if it alone does better on
         # the dev corpus than the average, by its score and by its loss.
         if dev and best and self._history().beats_surely(best.entry(), dev.entry()):
-            self._observer.warned(
-                f"The average of the last {len(members)} checkpoints does worse on the "
-                f"dev corpus ({dev.quality}, loss {dev.loss:.3f}) than that of step "
-                f"{best.step:,} alone ({best.quality}, {best.loss:.3f}), and is not "
-                "kept."
-            )
+            self._observer.warned(f"{dev.behind(best)}, and is not kept.")
             folder, dev = BEST, best
             if (self._folder.path / AVERAGED).exists():
                 remove_folder(self._folder.path / AVERAGED)
         else:
+            if dev and best and self._history().beats(best.entry(), dev.entry()):
+                self._observer.warned(f"{dev.behind(best)}, by score, yet is kept.")
             save_model(model, self._folder.path / AVERAGED)
         # A run that was done already says so again, but does not log it.
         is_logged = any(e["kind"] == "final" for e in self._folder.read_log())
@@ -367,7 +364,11 @@ class _Run:
         self, trainer: Trainer, averaged: Sequence[Checkpoint]
     ) -> DevScore | None:
         """The best checkpoint's score; none if it is all that the average is of."""
-        best = load_model(self._folder.path / BEST)
+        try:
+            best = load_model(self._folder.path / BEST)
+        except CheckpointError as error:
+            self._observer.warned(f"{error} The average is kept, unrivalled.")
+            return None
         if [best.step] == [member.step for member in averaged]:
             return None
         return self._dev_score(trainer, best, 1)

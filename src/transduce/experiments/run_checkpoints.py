@@ -29,17 +29,24 @@ class RunCheckpoints:
         self._num_kept = config.keep_checkpoints
 
     def newest_sound(
-        self, set_aside: Callable[[Path, CheckpointError], None]
+        self,
+        set_aside: Callable[[Path, CheckpointError], None],
+        has_diverged: bool = False,
     ) -> tuple[Transformer, TrainingState] | None:
         """Where the run can go on from; none if nothing is saved.
 
-        What is damaged is handed over with its error. `CheckpointError` if there is
-        nothing else.
+        What is damaged is handed over with its error and, if training has diverged,
+        what was saved when that had begun. `CheckpointError` if there is nothing else.
         """
         saved = newest_first(self._folder.path)
         for checkpoint in saved:
             try:
-                return self._load(checkpoint)
+                model, state = self._load(checkpoint)
+                if has_diverged and state.progress.is_on_the_rise:
+                    raise CheckpointError(
+                        f"{checkpoint}: was saved when the loss had begun to rise."
+                    )
+                return model, state
             except VersionError:
                 raise
             except CheckpointError as error:

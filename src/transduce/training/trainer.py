@@ -33,6 +33,8 @@ RECENT = 0.02
 """Weight of one update in the recent loss: about fifty updates count."""
 DIVERGENCE = 1.0
 """Nats a token by which the recent loss may rise above its lowest."""
+RISE = 0.2
+"""By which it does not rise in a training that goes well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,11 @@ class Progress:
     """Spent on the updates made, padding and lost updates left out."""
     rate_factor: float = 1.0
     """On the learning rate; lowered when training has diverged."""
+
+    @property
+    def is_on_the_rise(self) -> bool:
+        """Whether the loss may have begun to diverge."""
+        return self.recent_loss > self.lowest_loss + RISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,13 +212,9 @@ class Trainer:
         self._optimizer.restore(state.tensors, state.progress.step)
 
     def lower_learning_rate(self, factor: float) -> None:
-        """From here on, and when resumed; what the loss was before is forgotten."""
-        self.progress = replace(
-            self.progress,
-            rate_factor=self.progress.rate_factor * factor,
-            recent_loss=math.inf,
-            lowest_loss=math.inf,
-        )
+        """From here on, and when resumed."""
+        lowered = self.progress.rate_factor * factor
+        self.progress = replace(self.progress, rate_factor=lowered)
 
     def _updates(self) -> Iterator[Update]:
         while self.progress.step < self._config.steps:

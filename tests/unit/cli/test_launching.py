@@ -57,6 +57,18 @@ def test_a_fault_that_none_admits_is_told():
         run(END_WITH_ANOTHER, END_WITH_ANOTHER)
 
 
+def test_ctrl_c_interrupts_those_that_are_started():
+    """Of which each gets it from the terminal."""
+    interrupted = """
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(5)
+"""
+    assert run(interrupted, interrupted) == 5
+
+
 def test_there_must_be_a_process():
     with pytest.raises(ConfigError, match="`--devices` must be at least 1, but is 0"):
         run("pass", "pass", count=0)

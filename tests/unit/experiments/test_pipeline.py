@@ -1,4 +1,8 @@
 import json
+import os
+import shutil
+import signal
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +14,7 @@ import torch
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
+from transduce.experiments import run_folder
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.observation import RunResult, RunStart
 from transduce.experiments.pipeline import resume, train
@@ -19,7 +24,7 @@ from transduce.preparation.corpus_files import CorpusFiles
 from transduce.training import fitting
 from transduce.training.averaging import average
 from transduce.training.schedule import scheduled_rate
-from transduce.training.trainer import DivergedError, StepReport, Trainer
+from transduce.training.trainer import RISE, DivergedError, StepReport, Trainer
 
 TINY = replace(
     PRESETS["tiny"],
@@ -173,6 +178,34 @@ def test_the_best_of_many_must_be_ahead_of_their_mean_by_loss_too(
     assert history.beats_surely({"bleu": bleu, "loss": loss}, mean) is expected
 
 
+def test_an_average_that_is_kept_though_its_score_is_worse_is_told_of(
+    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DevHistory, "beats", lambda *_: True)
+    monkeypatch.setattr(DevHistory, "beats_surely", lambda *_: False)
+    out, notes = tmp_path / "run", Notes()
+    train(files, with_training(keep_checkpoints=3), out, CPU, notes)
+    [warning] = notes.warnings
+    assert "does worse on the dev corpus" in warning
+    assert warning.endswith(", by score, yet is kept.")
+    assert load_model(out / "averaged").step == 12
+
+
+def test_a_best_checkpoint_that_is_lost_does_not_keep_a_run_from_its_end(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    out, notes = tmp_path / "run", Notes()
+    train(files, TINY, out, CPU, notes)
+    for lost in (out / "best", out / "averaged"):
+        shutil.rmtree(lost)
+    again = Notes()
+    resume(out, CPU, again)
+    assert any("The average is kept, unrivalled." in each for each in again.warnings)
+    [result] = again.results
+    assert load_model(out / "averaged").step == 12
+    assert result.model == out / "averaged"
+
+
 def test_the_best_is_not_scored_again_if_it_is_all_that_is_kept(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +239,19 @@ def test_a_run_ends_when_its_patience_is_spent(
     resume(out, CPU, again)
     assert again.steps == []
     assert len(again.results) == 1
+
+
+def test_of_a_preparation_that_is_terminated_nothing_is_left(
+    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminated(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr(run_folder, "_prepare", terminated)
+    with pytest.raises(SystemExit):
+        train(files, TINY, tmp_path / "runs" / "run", CPU, Notes())
+    assert not list(tmp_path.glob("runs/*"))
 
 
 def test_patience_must_have_a_dev_corpus(files: CorpusFiles, tmp_path: Path) -> None:
@@ -247,6 +293,33 @@ def test_a_run_that_diverges_goes_back_and_on_more_slowly(
     assert logged["learning_rate"] == pytest.approx(
         0.5 * scheduled_rate(10, 32, TINY.training)
     )
+
+
+def test_it_goes_back_to_before_the_loss_began_to_rise(
+    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Trainer._watch
+
+    def rising(trainer: Trainer, report: StepReport) -> None:
+        watch(trainer, report)
+        if report.step in (7, 8) and trainer.progress.rate_factor == 1:
+            recent = trainer.progress.lowest_loss + 2 * RISE
+            trainer.progress = replace(trainer.progress, recent_loss=recent)
+        if report.step == 9 and trainer.progress.rate_factor == 1:
+            raise DivergedError("The loss has gone astray.")
+
+    monkeypatch.setattr(Trainer, "_watch", rising)
+    out, notes = tmp_path / "run", Notes()
+    train(files, TINY, out, CPU, notes)
+    assert notes.returns == [4]
+    assert notes.steps[-8:] == [5, 6, 7, 8, 9, 10, 11, 12]
+    spoiled = out / "checkpoints" / "step-00000008"
+    assert notes.warnings[0] == (
+        f"{spoiled}: was saved when the loss had begun to rise. Going on from the one "
+        "before."
+    )
+    assert (out / "checkpoints" / "damaged-step-00000008").is_dir()
+    assert load_model(spoiled).step == 8  # a new one
 
 
 def test_a_run_that_diverges_again_is_stopped(
