@@ -10,7 +10,6 @@ from transduce.training.distributed import Processes
 from transduce.training.optimizer import orthogonal
 from transduce.training.optimizer.muon import Muon
 
-
 CONVERGING = (2.0, -1.5, 0.5)
 """Factors of x, x^3 and x^5 that bring x to one itself, after many steps."""
 MANY = 20
