@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -41,14 +42,16 @@ def main() -> None:
         source, output = Path(folder, "source"), Path(folder, "output")
         lines = stream_of(arguments.lines)
         source.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        seconds, memory = translate(command, source, output)
+        seconds, memory, errors = translate(command, source, output)
         found = output.read_text(encoding="utf-8").split("\n")[:-1]
         if len(found) != len(lines):
             sys.exit(f"{len(lines):,} lines went in, but {len(found):,} came out")
         print(f"- {len(lines):,} lines in, {len(found):,} out, {seconds:.0f} s")
         print(
-            f"- Resident memory at 10 % and at the end: {memory[0]:,}, {memory[1]:,} MB"
+            "- Memory of all processes at 10 % and at the end: "
+            f"{memory[0]:,}, {memory[1]:,} MB"
         )
+        print(f"- On standard error: {errors!r}")
         print(f"- Empty lines that are empty: {stay_empty(lines, found)}")
         print(
             f"- Alike in another batch: {agreement(command, lines, found)} of {SAMPLE}"
@@ -71,30 +74,42 @@ def stream_of(count: int) -> list[str]:
 
 def translate(
     command: Sequence[str], source: Path, output: Path
-) -> tuple[float, list[int]]:
-    """Seconds, and megabytes early on and at the end."""
+) -> tuple[float, list[int], str]:
+    """Seconds, megabytes early on and at the end, and what is warned of."""
     started = time.monotonic()
     seen: list[int] = []
-    with source.open("rb") as lines, output.open("wb") as out:
-        process = subprocess.Popen(command, stdin=lines, stdout=out)
+    log = output.with_name("errors")
+    with source.open("rb") as lines, output.open("wb") as out, log.open("wb") as said:
+        process = subprocess.Popen(command, stdin=lines, stdout=out, stderr=said)
         watch = threading.Thread(target=watch_memory, args=(process, seen))
         watch.start()
         if process.wait() != 0:
             sys.exit(f"translate ended with {process.returncode}")
         watch.join()
-    return time.monotonic() - started, [seen[len(seen) // 10], seen[-1]]
+    seconds = time.monotonic() - started
+    memory = [seen[len(seen) // 10], seen[-2]]  # at the very last, some have ended
+    return seconds, memory, log.read_text(encoding="utf-8")
 
 
 def watch_memory(process: subprocess.Popen[bytes], seen: list[int]) -> None:
-    """Resident megabytes, twice a second."""
+    """Resident megabytes of it and those it has begun, once a second.
+
+    What several have in common counts once.
+    """
     while process.poll() is None:
-        status = Path(f"/proc/{process.pid}/status")
-        try:
-            resident = [x for x in status.read_text().splitlines() if "VmRSS" in x]
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        seen += [int(line.split()[1]) // 1024 for line in resident]
-        time.sleep(0.5)
+        kilobytes = 0
+        with suppress(OSError):
+            for each in [process.pid, *children_of(process.pid)]:
+                text = Path(f"/proc/{each}/smaps_rollup").read_text()
+                kilobytes += int(text.split("\nPss:")[1].split()[0])
+            seen.append(kilobytes // 1024)
+        time.sleep(1)
+
+
+def children_of(process: int) -> list[int]:
+    """The processes that one has begun."""
+    found = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(child) for each in found for child in each.read_text().split()]
 
 
 def stay_empty(lines: Sequence[str], found: Sequence[str]) -> str:

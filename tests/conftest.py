@@ -1,5 +1,6 @@
 """What many tests share: a seed, a tiny model, a 40-line corpus, a checkpoint."""
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -56,6 +57,13 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(20170612)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept() -> Iterator[None]:
+    """Which a command does that ends with its process, but here it does not."""
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

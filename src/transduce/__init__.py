@@ -4,14 +4,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transduce.decoding.sampling import SamplingConfig
     from transduce.decoding.translation.translations import Translation
     from transduce.decoding.translator import Translator, load
+    from transduce.search_config import SearchConfig
 
-__all__ = ["Translation", "Translator", "__version__", "load"]
+__all__ = [
+    "SamplingConfig",
+    "SearchConfig",
+    "Translation",
+    "Translator",
+    "__version__",
+    "load",
+]
 __version__ = "0.1.0"
 
 
 _HOMES = {
+    "SamplingConfig": "transduce.decoding.sampling",
+    "SearchConfig": "transduce.search_config",
     "Translation": "transduce.decoding.translation.translations",
     "Translator": "transduce.decoding.translator",
     "load": "transduce.decoding.translator",

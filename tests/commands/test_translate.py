@@ -291,6 +291,13 @@ def test_python_gives_what_the_command_gives(
     [translation] = translator.translate(["one two"], beam_size=4, length_penalty=0.6)
     assert isinstance(translation, transduce.Translation)
     assert translation.score == translation.hypotheses[0].score
+    config = transduce.SearchConfig(beam_size=4, num_best=3)
+    [several] = translator.translate_stream(["one two"], config)
+    command = ("translate", model, "--beam-size", "4", "--nbest", "3")
+    best = succeeds(*command, stdin=b"one two\n")
+    assert best == "".join(f"{each.text}\n" for each in several.hypotheses[:3])
+    drawn = translator.sample(["one two"], transduce.SamplingConfig(number=5))
+    assert [len(each.hypotheses) for each in drawn] == [5]
 
 
 def test_a_pipe_may_be_the_input_file(

@@ -14,6 +14,8 @@ def test_a_public_name_is_there(name: str) -> None:
 
 def test_the_public_names_are_these() -> None:
     assert set(transduce.__all__) == {
+        "SamplingConfig",
+        "SearchConfig",
         "Translation",
         "Translator",
         "__version__",

@@ -8,6 +8,8 @@ from torch import nn
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 
+IN_ONE_CALL = {"d_model": 32, "d_ff": 32, "d_k": 16, "d_v": 16}
+"""Widths for which there are kernels of all layers at once."""
 VARIANTS = {
     "the paper's": {},
     "widths of heads apart": {"num_heads": 3, "d_k": 6, "d_v": 7},
@@ -20,6 +22,7 @@ VARIANTS = {
     "two vocabularies": {"target_vocab_size": 29},
     "a deep decoder": {"decoder_layers": 3, "activation": "silu"},
     "an output bias": {"output_bias": True},
+    "layers in one call": IN_ONE_CALL,
 }
 
 

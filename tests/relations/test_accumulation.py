@@ -22,6 +22,7 @@ VARIANTS = {
     "neighbourhood": {"neighbourhood": 2},
     "learned positions": {"positions": "learned"},
     "an output bias": {"output_bias": True, "activation": "silu"},
+    "layers in one call": {"d_model": 32, "d_ff": 32, "d_k": 16, "d_v": 16},
 }
 
 

@@ -26,11 +26,15 @@ def batcher(make_dataset, random_pairs) -> Batcher:
     return Batcher(make_dataset(random_pairs(24, 9)), BATCHING, seed=1)
 
 
-@pytest.fixture
-def make_trainer(tiny, batcher, cpu):
+IN_ONE_CALL = {"d_model": 32, "d_ff": 32, "d_k": 16, "d_v": 16}
+
+
+@pytest.fixture(params=[{}, IN_ONE_CALL], ids=["layers one by one", "in one call"])
+def make_trainer(request, tiny, batcher, cpu):
     def make(steps: int, weights=None, config=CONFIG) -> Trainer:
         torch.manual_seed(3)
-        model = Transformer(replace(tiny, num_layers=1, dropout=0.3))
+        small = replace(tiny, num_layers=1, dropout=0.3, **request.param)
+        model = Transformer(small)
         if weights is not None:
             model.load_state_dict(weights)
         return Trainer(model, batcher, replace(config, steps=steps), cpu)

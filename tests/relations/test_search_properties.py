@@ -1,7 +1,9 @@
 """What holds of search whatever model, sources and settings: of tiny random models."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from transduce.decoding.beam_search import beam_search
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.next_token_models.prepared_model import prepared
 from transduce.decoding.scoring import score_targets
 from transduce.decoding.search import JoinableModel
 from transduce.model.config import ModelConfig
@@ -22,8 +25,10 @@ from transduce.special_ids import BOS, EOS, PAD
 
 Ids = Sequence[int]
 VOCAB_SIZE = 19
-few_examples = settings(max_examples=15, deadline=None, derandomize=True, database=None)
-models = st.integers(0, 5)
+few_examples = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+Kind = tuple[int, bool]
+"""The seed of a model, and whether it is asked by its kernels, if there are any."""
+kinds = st.tuples(st.integers(0, 5), st.booleans())
 sentences = st.lists(st.integers(EOS + 1, VOCAB_SIZE - 1), min_size=1, max_size=9)
 searches = st.builds(
     SearchConfig,
@@ -36,8 +41,14 @@ searches = st.builds(
 )
 
 
+class Model(NamedTuple):
+    plain: Transformer
+    read: Callable[[torch.Tensor], JoinableModel]
+    """What reads sources, and is then asked for translations of them."""
+
+
 @cache
-def random_model(seed: int) -> Transformer:
+def random_model(seed: int, by_kernels: bool) -> Model:
     """One whose weights are so large that its choices are clear, and ends come."""
     torch.manual_seed(seed)
     config = ModelConfig(
@@ -48,7 +59,10 @@ def random_model(seed: int) -> Transformer:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
-    return model
+    if by_kernels:
+        ready = prepared(deepcopy(model), "fp32", torch.device("cpu"))
+        return Model(model, ready.read)
+    return Model(model, lambda source: IncrementalDecoder(model, model.encode(source)))
 
 
 def padded(sources: Sequence[Ids]) -> torch.Tensor:
@@ -57,17 +71,14 @@ def padded(sources: Sequence[Ids]) -> torch.Tensor:
 
 @torch.no_grad()
 def search(
-    model: Transformer,
+    model: Model,
     sources: Sequence[Ids],
     config: SearchConfig,
     prefixes: Sequence[Ids] | None = None,
     num_members: int = 0,
 ) -> list[list[Hypothesis]]:
     """By the model alone, or as an ensemble of so many of it."""
-    members = [
-        IncrementalDecoder(model, model.encode(padded(sources)))
-        for _ in range(max(num_members, 1))
-    ]
+    members = [model.read(padded(sources)) for _ in range(max(num_members, 1))]
     asked: JoinableModel = Ensemble(members) if num_members else members[0]
     limits = [config.limit(len(source) + 1) for source in sources]
     return beam_search(
@@ -90,16 +101,19 @@ def assert_same(
 
 
 @given(
-    seed=models,
+    kind=kinds,
     sources=st.lists(sentences, min_size=2, max_size=5),
     config=searches,
     data=st.data(),
 )
 @few_examples
 def test_the_best_is_the_same_in_any_batch_order_and_padding(
-    seed: int, sources: list[list[int]], config: SearchConfig, data: st.DataObject
+    kind: Kind,
+    sources: list[list[int]],
+    config: SearchConfig,
+    data: st.DataObject,
 ) -> None:
-    model = random_model(seed)
+    model = random_model(*kind)
     alone = [search(model, [source], config)[0] for source in sources]
     order = data.draw(st.permutations(range(len(sources))))
     # The longest there can be, so that all are padded.
@@ -107,19 +121,19 @@ def test_the_best_is_the_same_in_any_batch_order_and_padding(
     assert_same(together[:-1], [alone[i] for i in order])
 
 
-@given(seed=models, source=sentences, config=searches)
+@given(kind=kinds, source=sentences, config=searches)
 @few_examples
 def test_the_n_best_are_sorted_distinct_and_worth_their_scores(
-    seed: int, source: list[int], config: SearchConfig
+    kind: Kind, source: list[int], config: SearchConfig
 ) -> None:
-    model = random_model(seed)
+    model = random_model(*kind)
     [found] = search(model, [source], config)
     scores = [each.score for each in found]
     assert scores == sorted(scores, reverse=True)
     assert len({each.ids for each in found}) == len(found)
     for each in found:
         if each.is_finished:
-            [rescored] = score_targets(model, padded([source]), [list(each.ids)])
+            [rescored] = score_targets(model.plain, padded([source]), [list(each.ids)])
             assert each.log_probability == pytest.approx(
                 rescored.log_probability, abs=1e-4
             )
@@ -128,33 +142,38 @@ def test_the_n_best_are_sorted_distinct_and_worth_their_scores(
 
 
 @given(
-    seed=models,
+    kind=kinds,
     sources=st.lists(sentences, min_size=1, max_size=3),
     config=searches,
     num_members=st.integers(1, 3),
 )
 @few_examples
 def test_a_model_together_with_itself_is_that_model(
-    seed: int, sources: list[list[int]], config: SearchConfig, num_members: int
+    kind: Kind,
+    sources: list[list[int]],
+    config: SearchConfig,
+    num_members: int,
 ) -> None:
-    model = random_model(seed)
+    model = random_model(*kind)
     alone = search(model, sources, config)
     assert_same(search(model, sources, config, num_members=num_members), alone)
 
 
 @given(
-    seed=models,
+    kind=kinds,
     pairs=st.lists(st.tuples(sentences, sentences), min_size=1, max_size=3),
     config=searches,
 )
 @few_examples
 def test_all_hypotheses_begin_with_their_prefix(
-    seed: int, pairs: list[tuple[list[int], list[int]]], config: SearchConfig
+    kind: Kind,
+    pairs: list[tuple[list[int], list[int]]],
+    config: SearchConfig,
 ) -> None:
     sources = [source for source, _ in pairs]
     prefixes = [prefix[: len(source)] for source, prefix in pairs]
     for prefix, beam in zip(
-        prefixes, search(random_model(seed), sources, config, prefixes), strict=True
+        prefixes, search(random_model(*kind), sources, config, prefixes), strict=True
     ):
         assert beam
         assert all(list(each.ids[: len(prefix)]) == prefix for each in beam)

@@ -11,7 +11,8 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from transduce.cli.options import Assignments, Files, require_both, run_config
+from transduce.cli.files import Files
+from transduce.cli.options import Assignments, require_both, run_config
 from transduce.errors import DataError
 from transduce.experiments.corpus_check import (
     Advice,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transduce.cli.data import DataDisplay
-from transduce.cli.options import Files
+from transduce.cli.files import Files
 from transduce.cli.terminal import ProgressDisplay
 from transduce.corpora.assembly import assemble
 from transduce.corpora.named_corpora import NamedCorpus, named_corpus

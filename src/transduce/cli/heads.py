@@ -14,7 +14,8 @@ from transduce.analysis.head_survey.survey import (
     survey_heads,
     tree_pairs,
 )
-from transduce.cli.options import Files, require_both
+from transduce.cli.files import Files
+from transduce.cli.options import require_both
 from transduce.cli.reports import finish, require_new_or_empty
 from transduce.corpora.grammar_treebank import held_out_trees
 from transduce.decoding.translator import load

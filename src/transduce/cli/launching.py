@@ -56,7 +56,8 @@ def one_voice(processes: Processes, devices: int) -> Iterator[None]:
             raise
         sys.exit(USER_ERROR)
     except ProcessLostError:
-        if devices == 1:  # then torchrun, or the like, has started them
+        # If there is but one device, torchrun or the like has started them.
+        if devices == 1 and processes.is_first:
             raise
         sys.exit(LEFT_BEHIND)
 

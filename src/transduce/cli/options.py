@@ -9,12 +9,6 @@ from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig, preset
 from transduce.settings import apply_assignments, apply_file
 
-Files = Annotated[
-    tuple[Path, ...],
-    Parameter(consume_multiple=True, negative="", show_default=False),
-]
-"""One file or several, one after the other."""
-
 Assignments = Annotated[
     tuple[str, ...],
     Parameter(name="--set", consume_multiple=True, negative="", show_default=False),

@@ -19,7 +19,8 @@ from transduce.cli.experiment import (
     corpus_files,
     fetched,
 )
-from transduce.cli.options import Assignments, Files, changed
+from transduce.cli.files import Files
+from transduce.cli.options import Assignments, changed
 from transduce.cli.reports import finish, require_new_or_empty
 from transduce.device import Precision, choose_hardware, keep_freed_memory
 from transduce.errors import ConfigError

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.cli.options import Files
+from transduce.cli.files import Files
 from transduce.decoding.streaming.windows import full_windows
 from transduce.decoding.translator import load
 from transduce.evaluation.perplexity import perplexity

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.cli.display import TrainingDisplay
+from transduce.cli.files import Files
 from transduce.cli.launching import one_voice, run_processes
 from transduce.cli.options import (
     Assignments,
-    Files,
     changed,
     require_both,
     run_config,

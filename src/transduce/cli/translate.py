@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from transduce.cli.files import Files
 from transduce.cli.lines import source_lines, write_translations
-from transduce.cli.options import Files
 from transduce.decoding.next_token_models.prepared_model import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError

@@ -4,7 +4,7 @@
 are sorted by length and cut into batches; an update is a random draw of batches, as
 many as its token budget holds. How many devices and how much memory there are changes
 nothing of this. Of a large corpus a random million pairs at a time are planned, so that
-the plan of an epoch takes no more memory than theirs.
+the plan of an epoch takes no more memory than theirs, and the order of all.
 """
 
 from collections.abc import Iterator

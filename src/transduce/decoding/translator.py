@@ -116,10 +116,11 @@ class Translator:
         """Translate sentences; one for each, in their order (section 6.1).
 
         The settings are those of `SearchConfig`, by default the model's own, and
-        `translate_stream` takes all of them. If there are prefixes, each translation
-        begins with the tokens of its own, unless its source is empty. Of an over-long
-        source each part has `min_length`, the first has the prefix, and only the best
-        translation is known.
+        `translate_stream` takes all of them: the n best, too, while here the best is
+        all that search is for. If there are prefixes, each translation begins with the
+        tokens of its own, unless its source is empty. Of an over-long source each part
+        has `min_length`, the first has the prefix, and only the best translation is
+        known.
         """
         settings = {
             "beam_size": beam_size,

@@ -24,6 +24,9 @@ from transduce.training.trainer import Trainer
 
 Metric = Literal["bleu", "f1"]
 
+CHANCE = 0.005
+"""Nats a token by which losses differ though neither model is better."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
@@ -106,7 +109,7 @@ class DevHistory:
         The best of many is so by luck in part: alone it can be ahead of an average that
         does a whole point better on other text. Loss varies less.
         """
-        is_lower = _number(one["loss"]) < _number(other["loss"])
+        is_lower = _number(one["loss"]) < _number(other["loss"]) - CHANCE
         return is_lower and self.beats(one, other)
 
 

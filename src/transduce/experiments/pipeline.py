@@ -338,7 +338,7 @@ class _Run:
         dev = self._dev_score(trainer, model, len(members))
         best = self._best_alone(trainer, members) if dev else None
         # Unlike the paper: the best checkpoint is the model if it alone does better on
-        # the dev corpus than the average, by its score and by its loss.
+        # the dev corpus than the average, by its score and clearly by its loss.
         if dev and best and self._history().beats_surely(best.entry(), dev.entry()):
             self._observer.warned(f"{dev.behind(best)}, and is not kept.")
             folder, dev = BEST, best
@@ -346,7 +346,7 @@ class _Run:
                 remove_folder(self._folder.path / AVERAGED)
         else:
             if dev and best and self._history().beats(best.entry(), dev.entry()):
-                self._observer.warned(f"{dev.behind(best)}, by score, yet is kept.")
+                self._observer.warned(f"{dev.behind(best)}, but by score only: kept.")
             save_model(model, self._folder.path / AVERAGED)
         # A run that was done already says so again, but does not log it.
         is_logged = any(e["kind"] == "final" for e in self._folder.read_log())

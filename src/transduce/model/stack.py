@@ -110,7 +110,7 @@ class DecoderStack(_Stack[DecoderLayer]):
 def _is_the_papers(layer: EncoderLayer | DecoderLayer) -> bool:
     """Whether its parts are of the kinds that the paper's has, and not yet packed."""
     return (
-        all(isinstance(each, Linear) for each in layer.feed_forward.maps)
+        all(isinstance(each, Linear) for each in layer.feed_forward.children())
         and layer.feed_forward.activation == "relu"
         and not layer.after_feed_forward.is_pre_norm
         and layer.self_attention.scores != "additive"

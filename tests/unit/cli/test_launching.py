@@ -11,7 +11,7 @@ from transduce.cli.launching import (
     run_processes,
 )
 from transduce.errors import ConfigError
-from transduce.training.distributed import ALONE, LOST, Processes, ProcessLostError
+from transduce.training.distributed import LOST, Processes, ProcessLostError
 from transduce.training.trainer import TrainingStoppedError
 
 HEAD = "import os, signal, sys, time\nis_first = os.environ['RANK'] == '0'\n"
@@ -75,12 +75,13 @@ def test_there_must_be_a_process():
 
 
 @pytest.mark.parametrize(
-    ("devices", "raised"), [(1, ProcessLostError), (2, SystemExit)]
+    ("devices", "rank", "raised"),
+    [(1, 0, ProcessLostError), (1, 1, SystemExit), (2, 0, SystemExit)],
+    ids=["the first by torchrun", "another by torchrun", "by us"],
 )
-def test_that_a_connection_is_lost_is_told_by_what_started_the_processes(
-    devices, raised
-):
-    with pytest.raises(raised), one_voice(ALONE, devices):
+def test_that_a_connection_is_lost_is_told_once(devices, rank, raised):
+    processes = Processes(rank=rank, count=2)
+    with pytest.raises(raised), one_voice(processes, devices):
         raise ProcessLostError(LOST)
 
 

@@ -72,8 +72,13 @@ def _declare(library: ctypes.CDLL) -> None:
     library.transduce_padded.restype = number
     library.transduce_packed_bytes.argtypes = [number, number, c_int]
     library.transduce_packed_bytes.restype = number
-    library.transduce_pack.argtypes = [pointer, number, number, pointer]
-    library.transduce_pack_int8.argtypes = [pointer, number, number, *[pointer] * 3]
+    library.transduce_pack.argtypes = [pointer, number, number, pointer, c_int]
+    library.transduce_pack_int8.argtypes = [
+        pointer,
+        *[number] * 2,
+        *[pointer] * 3,
+        c_int,
+    ]
     library.transduce_linear.argtypes = [pointer, pointer, number, pointer, c_int]
     library.transduce_encode.argtypes = [*[pointer] * 3, c_int]
     library.transduce_start.argtypes = [

@@ -54,9 +54,9 @@ class PackedFloats(PackedLinear):
 
     def _pack(self, weight: Float[Tensor, "outputs inputs"]) -> LinearFields:
         num_bytes = self._library.transduce_packed_bytes(*weight.shape, False)
-        self._packed = torch.zeros(num_bytes // 4)
-        packed = address(self._packed)
-        self._library.transduce_pack(address(weight), *weight.shape, packed)
+        self._packed = torch.empty(num_bytes // 4)
+        packed, threads = address(self._packed), torch.get_num_threads()
+        self._library.transduce_pack(address(weight), *weight.shape, packed, threads)
         return LinearFields(*weight.shape, packed, None, None, address(self._bias))
 
 
@@ -73,7 +73,8 @@ class PackedInt8(PackedLinear):
         self._scales, self._sums = torch.zeros(2, len(self._bias))
         packed = address(self._packed, torch.int8)
         scales, sums = address(self._scales), address(self._sums)
+        threads = torch.get_num_threads()
         self._library.transduce_pack_int8(
-            address(weight), *weight.shape, packed, scales, sums
+            address(weight), *weight.shape, packed, scales, sums, threads
         )
         return LinearFields(*weight.shape, packed, scales, sums, address(self._bias))

@@ -3,7 +3,10 @@
 #include <string.h>
 
 #include "exported.h"
+#include "threads.h"
 #include "tiles.h"
+
+#define LEAST_BLOCKS 4 /* of outputs: fewer are not worth a thread */
 
 /* What belongs to each output is padded to whole blocks. */
 EXPORTED int64_t transduce_padded(int64_t outputs)
@@ -23,15 +26,38 @@ static char *first_weight(void *packed, int64_t output, int64_t inputs, int is_i
            output / COLUMNS * num_groups(inputs, is_int8) * step_bytes(is_int8);
 }
 
-/* As they are; `packed` is zero. */
-EXPORTED void transduce_pack(const float *weight, int64_t outputs, int64_t inputs,
-                             float *packed)
+/* Weights to be packed, and where to. */
+typedef struct {
+    const float *weight; /* [outputs, inputs] */
+    int64_t outputs, inputs;
+    void *packed;
+    float *scales, *sums; /* of each output, if they become 8 bits */
+} Packing;
+
+static void pack_blocks(void *shared, int64_t first, int64_t end, int worker)
 {
-    for (int64_t output = 0; output < outputs; output++) {
-        float *to = (float *)first_weight(packed, output, inputs, 0);
-        for (int64_t i = 0; i < inputs; i++)
-            to[i * COLUMNS + output % COLUMNS] = weight[output * inputs + i];
+    (void)worker;
+    const Packing *p = shared;
+    for (int64_t block = first; block < end; block++) {
+        const int64_t output = block * COLUMNS, left = p->outputs - output;
+        const int64_t count = left < COLUMNS ? left : COLUMNS;
+        const float *from = p->weight + output * p->inputs;
+        float *to = (float *)first_weight(p->packed, output, p->inputs, 0);
+        for (int64_t i = 0; i < p->inputs; i++, to += COLUMNS) {
+            for (int64_t column = 0; column < count; column++)
+                to[column] = from[column * p->inputs + i];
+            for (int64_t column = count; column < COLUMNS; column++)
+                to[column] = 0.0f;
+        }
     }
+}
+
+/* As they are. */
+EXPORTED void transduce_pack(const float *weight, int64_t outputs, int64_t inputs,
+                             float *packed, int num_threads)
+{
+    Packing p = {weight, outputs, inputs, packed, NULL, NULL};
+    share_out(pack_blocks, &p, num_blocks(outputs), LEAST_BLOCKS, num_threads);
 }
 
 /* Where the weight of an input stands, from the first of an output's block on: half of
@@ -80,16 +106,16 @@ static float scale_of(const float *row, int64_t inputs)
                            : largest_weight(row, inputs) / 127.0f;
 }
 
-/* Rounded to 8 bits; `packed`, `scales` and `sums` are zero, and padded. */
-EXPORTED void transduce_pack_int8(const float *weight, int64_t outputs, int64_t inputs,
-                                  int8_t *packed, float *scales, float *sums)
+static void pack_outputs(void *shared, int64_t first, int64_t end, int worker)
 {
-    for (int64_t output = 0; output < outputs; output++) {
-        const float *row = weight + output * inputs;
-        char *to = first_weight(packed, output, inputs, 1);
-        const float scale = scale_of(row, inputs);
+    (void)worker;
+    const Packing *p = shared;
+    for (int64_t output = first; output < end; output++) {
+        const float *row = p->weight + output * p->inputs;
+        char *to = first_weight(p->packed, output, p->inputs, 1);
+        const float scale = scale_of(row, p->inputs);
         int64_t sum = 0, is_nan = 0;
-        for (int64_t i = 0; i < inputs; i++) {
+        for (int64_t i = 0; i < p->inputs; i++) {
             const float steps = row[i] / scale;
             const int is_number = isfinite(steps) != 0;
             long number = is_number ? lrintf(steps) : 0;
@@ -97,7 +123,16 @@ EXPORTED void transduce_pack_int8(const float *weight, int64_t outputs, int64_t 
             to[place_of_int8(output, i)] = (char)number;
             sum += number;
         }
-        scales[output] = is_nan ? NAN : scale;
-        sums[output] = (float)sum * scales[output];
+        p->scales[output] = is_nan ? NAN : scale;
+        p->sums[output] = (float)sum * p->scales[output];
     }
+}
+
+/* Rounded to 8 bits; `packed`, `scales` and `sums` are zero, and padded. */
+EXPORTED void transduce_pack_int8(const float *weight, int64_t outputs, int64_t inputs,
+                                  int8_t *packed, float *scales, float *sums,
+                                  int num_threads)
+{
+    Packing p = {weight, outputs, inputs, packed, scales, sums};
+    share_out(pack_outputs, &p, outputs, LEAST_BLOCKS * COLUMNS, num_threads);
 }
