@@ -21,7 +21,6 @@ app = App(
     help='The system of "Attention Is All You Need" as a tool.',
     version=transduce.__version__,
     help_format="plaintext",
-    suppress_keyboard_interrupt=False,
 )
 
 COMMANDS = {

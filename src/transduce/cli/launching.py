@@ -16,7 +16,7 @@ from typing import IO
 from transduce.cli import USER_ERROR
 from transduce.device import num_cores
 from transduce.errors import ConfigError, TransduceError
-from transduce.training.distributed import LOST, Processes, ProcessLostError
+from transduce.training.distributed import LOST, Processes, ProcessLostError, local_rank
 from transduce.training.trainer import TrainingStoppedError
 
 POLL_SECONDS = 0.1
@@ -56,8 +56,9 @@ def one_voice(processes: Processes, devices: int) -> Iterator[None]:
             raise
         sys.exit(USER_ERROR)
     except ProcessLostError:
-        # If there is but one device, torchrun or the like has started them.
-        if devices == 1 and processes.is_first:
+        # If there is but one device, torchrun or the like has started them: then one
+        # of each machine tells, as the first may be lost with its own.
+        if devices == 1 and local_rank() == 0:
             raise
         sys.exit(LEFT_BEHIND)
 

@@ -104,7 +104,7 @@ class DevHistory:
         return bool(one[self.best_by] > other[self.best_by])
 
     def beats_surely(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
-        """Whether the first score, the best of many, is the better one by loss too.
+        """Whether the first score, the best of many, is clearly better by loss too.
 
         The best of many is so by luck in part: alone it can be ahead of an average that
         does a whole point better on other text. Loss varies less.

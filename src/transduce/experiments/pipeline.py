@@ -346,7 +346,8 @@ class _Run:
                 remove_folder(self._folder.path / AVERAGED)
         else:
             if dev and best and self._history().beats(best.entry(), dev.entry()):
-                self._observer.warned(f"{dev.behind(best)}, but by score only: kept.")
+                kept = f"{dev.behind(best)}, but not clearly by its loss, and is kept."
+                self._observer.warned(kept)
             save_model(model, self._folder.path / AVERAGED)
         # A run that was done already says so again, but does not log it.
         is_logged = any(e["kind"] == "final" for e in self._folder.read_log())

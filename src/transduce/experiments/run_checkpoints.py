@@ -19,6 +19,8 @@ from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import TrainingState
 from transduce.whole_folders import remove_folder
 
+RISEN = "was saved when the loss had begun to rise."
+
 
 class RunCheckpoints:
     """The last few of the schedule, and where the run was stopped after them."""
@@ -35,22 +37,27 @@ class RunCheckpoints:
     ) -> tuple[Transformer, TrainingState] | None:
         """Where the run can go on from; none if nothing is saved.
 
-        What is damaged is handed over with its error and, if training has diverged,
-        what was saved when that had begun. `CheckpointError` if there is nothing else.
+        What is damaged is handed over with its error and, if training has diverged and
+        there is something older, what was saved when that had begun. `CheckpointError`
+        if there is nothing that is sound.
         """
         saved = newest_first(self._folder.path)
+        risen: list[Path] = []
         for checkpoint in saved:
             try:
-                model, state = self._load(checkpoint)
-                if has_diverged and state.progress.is_on_the_rise:
-                    raise CheckpointError(
-                        f"{checkpoint}: was saved when the loss had begun to rise."
-                    )
-                return model, state
+                found = self._load(checkpoint)
             except VersionError:
                 raise
             except CheckpointError as error:
                 set_aside(checkpoint, error)
+                continue
+            if not has_diverged or not found[1].progress.is_on_the_rise:
+                for each in risen:
+                    set_aside(each, CheckpointError(f"{each}: {RISEN}"))
+                return found
+            risen.append(checkpoint)
+        if risen:
+            return self._load(risen[0])
         if saved:
             raise CheckpointError(
                 f"{self._folder.path}: no checkpoint can be used; all are set aside in "

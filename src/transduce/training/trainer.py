@@ -212,9 +212,13 @@ class Trainer:
         self._optimizer.restore(state.tensors, state.progress.step)
 
     def lower_learning_rate(self, factor: float) -> None:
-        """From here on, and when resumed."""
-        lowered = self.progress.rate_factor * factor
-        self.progress = replace(self.progress, rate_factor=lowered)
+        """From here on, and when resumed; what the loss was before is forgotten."""
+        self.progress = replace(
+            self.progress,
+            rate_factor=self.progress.rate_factor * factor,
+            recent_loss=math.inf,
+            lowest_loss=math.inf,
+        )
 
     def _updates(self) -> Iterator[Update]:
         while self.progress.step < self._config.steps:

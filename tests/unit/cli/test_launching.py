@@ -79,8 +79,10 @@ def test_there_must_be_a_process():
     [(1, 0, ProcessLostError), (1, 1, SystemExit), (2, 0, SystemExit)],
     ids=["the first by torchrun", "another by torchrun", "by us"],
 )
-def test_that_a_connection_is_lost_is_told_once(devices, rank, raised):
-    processes = Processes(rank=rank, count=2)
+def test_that_a_connection_is_lost_is_told_once(devices, rank, raised, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    processes = Processes(rank=2 + rank, count=4)
     with pytest.raises(raised), one_voice(processes, devices):
         raise ProcessLostError(LOST)
 

@@ -192,7 +192,7 @@ def test_an_average_that_is_kept_though_its_score_is_worse_is_told_of(
     train(files, with_training(keep_checkpoints=3), out, CPU, notes)
     [warning] = notes.warnings
     assert "does worse on the dev corpus" in warning
-    assert warning.endswith(", but by score only: kept.")
+    assert warning.endswith(", but not clearly by its loss, and is kept.")
     assert load_model(out / "averaged").step == 12
 
 
@@ -325,6 +325,27 @@ def test_it_goes_back_to_before_the_loss_began_to_rise(
     )
     assert (out / "checkpoints" / "damaged-step-00000008").is_dir()
     assert load_model(spoiled).step == 8  # a new one
+
+
+def test_where_all_was_saved_on_the_rise_it_goes_back_to_the_newest(
+    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Trainer._watch
+
+    def rising(trainer: Trainer, report: StepReport) -> None:
+        watch(trainer, report)
+        if trainer.progress.rate_factor == 1:
+            recent = trainer.progress.lowest_loss + 2 * RISE
+            trainer.progress = replace(trainer.progress, recent_loss=recent)
+            if report.step == 9:
+                raise DivergedError("The loss has gone astray.")
+
+    monkeypatch.setattr(Trainer, "_watch", rising)
+    out, notes = tmp_path / "run", Notes()
+    train(files, TINY, out, CPU, notes)
+    assert notes.returns == [8]
+    assert notes.steps[-4:] == [9, 10, 11, 12]
+    assert not list(out.glob("checkpoints/damaged-*"))
 
 
 def test_a_run_that_diverges_again_is_stopped(

@@ -76,6 +76,7 @@ def test_a_trained_model_is_proven(target, trained_checkpoint, tmp_path):
         ("marian", {"scores": "unscaled"}),
         ("onnx", {"norm": "pre", "neighbourhood": 3}),
         ("onnx", {"positions": "learned", "d_k": 4, "d_v": 6}),
+        ("onnx", {"d_model": 32, "d_ff": 32, "d_k": 16, "d_v": 16}),
         ("onnx", {"scores": "additive"}),
     ],
 )

@@ -326,12 +326,13 @@ def worsen(trainer: Trainer) -> None:
         trainer.model.embedding.weight *= 4
 
 
-def test_a_lowered_rate_is_kept(make_trainer):
+def test_a_lowered_rate_is_kept_and_forgives_what_was(make_trainer):
     trainer = make_trainer()
     run(trainer, on_checkpoint=lambda: True)
-    before = trainer.progress
+    assert math.isfinite(trainer.progress.lowest_loss)
     trainer.lower_learning_rate(0.5)
-    assert trainer.progress == replace(before, rate_factor=0.5)
+    assert trainer.progress.rate_factor == 0.5
+    assert trainer.progress.lowest_loss == math.inf
     whole = run(make_trainer(replace(CONFIG, steps=6)))[-1]
     again = make_trainer(replace(CONFIG, steps=6))
     again.model.load_state_dict(trainer.model.state_dict())

@@ -120,10 +120,12 @@ def test_weights_of_another_kind_are_read_as_they_are(packed_linear):
 
 @torch.no_grad()
 def test_threads_change_nothing(two_threads, packed_linear):
-    packed, x = packed_linear(torch.randn(5000, 64), None), torch.randn(30, 64)
+    weight, x = torch.randn(5003, 63), torch.randn(30, 63)
+    packed = packed_linear(weight, None)
     by_two = packed(x)
     torch.set_num_threads(1)
     assert torch.equal(packed(x), by_two)
+    assert torch.equal(packed_linear(weight, None)(x), by_two)
 
 
 def test_what_is_no_number_stays_none(packed_linear):

@@ -32,6 +32,15 @@ def test_singular_values_are_brought_near_one(shape):
     torch.testing.assert_close(found, left @ right, atol=0.35, rtol=0)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_in_bf16_they_are_nearly_as_near(shape):
+    matrices = torch.randn(shape)
+    found = orthogonalized(matrices.bfloat16()).double()
+    exact = orthogonalized(matrices.double())
+    assert torch.linalg.svdvals(found).max() < 1.35
+    assert (found - exact).square().mean() < 0.05 * exact.square().mean()
+
+
 @needs_kernels
 @pytest.mark.parametrize("shape", WHOLE, ids=str)
 def test_the_kernel_says_what_products_do(shape, monkeypatch):

@@ -1,4 +1,4 @@
-/* The layers of a stack in training, forwards and backwards (sections 3.1 to 3.3).
+/* The layers of a stack, forwards and backwards (sections 3.1 to 3.3).
 
    Called one by one from Python, the operators of a small model wait for Python, and
    threads for each other (benchmarks/results/training_speed.md). */
