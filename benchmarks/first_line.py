@@ -3,7 +3,7 @@
     python benchmarks/first_line.py --model MODEL... [--sentence TEXT] [--rounds 5]
 
 By turns, so that an hour in which the machine is slow is one for all: each model in
-fp32 and in int8, and `import torch` alone, which none can do without. Translations have
+fp32 and in int8, and `import torch` alone, which kernels do without. Translations have
 twelve tokens at most. Prints medians and ranges, as Markdown.
 """
 

@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transduce.decoding.sampling import SamplingConfig
     from transduce.decoding.translation.translations import Translation
     from transduce.decoding.translator import Translator, load
+    from transduce.sampling_config import SamplingConfig
     from transduce.search_config import SearchConfig
 
 __all__ = [
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 
 
 _HOMES = {
-    "SamplingConfig": "transduce.decoding.sampling",
+    "SamplingConfig": "transduce.sampling_config",
     "SearchConfig": "transduce.search_config",
     "Translation": "transduce.decoding.translation.translations",
     "Translator": "transduce.decoding.translator",
@@ -30,7 +30,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what translates only when it is asked for: torch takes a second."""
+    """Import what translates only when it is asked for."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,7 +29,7 @@ VARIANTS = {
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that decoding must make room, though sentences are few and short."""
-    monkeypatch.setattr("transduce.model.cache.FIRST_SLOTS", 1)
+    monkeypatch.setattr("transduce.model.sizes.room.FIRST_SLOTS", 1)
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())

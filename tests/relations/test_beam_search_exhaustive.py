@@ -43,7 +43,7 @@ class RandomModel:
         self._rows = [(seed, ()) for seed in seeds]
         self._is_first = True
 
-    def step(self, last_ids: Tensor) -> Tensor:
+    def step(self, last_ids: np.ndarray) -> Tensor:
         # The first token read is the beginning, which all prefixes share.
         grown = [] if self._is_first else last_ids.flatten().tolist()
         self._is_first = False
@@ -55,7 +55,7 @@ class RandomModel:
         rows = [log_probs(*row) for row in self._rows]
         return torch.tensor(rows, dtype=torch.float64).float().view(*last_ids.shape, -1)
 
-    def reorder(self, rows: Tensor) -> None:
+    def reorder(self, rows: np.ndarray) -> None:
         self._rows = [self._rows[row] for row in rows.flatten().tolist()]
 
 

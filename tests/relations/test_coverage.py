@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -108,6 +109,6 @@ def test_attention_too_little_for_a_number_still_leaves_a_ranking(trained_checkp
 def test_nothing_is_watched_between_the_steps(trained_checkpoint):
     model = trained_checkpoint.build()
     decoder = CoverageDecoder(model, model.encode(torch.tensor([[5, 6, EOS]])))
-    decoder.step(torch.tensor([[BOS]]))
+    decoder.step(np.array([[BOS]]))
     assert not model.decoder_layers[-1].memory_attention.weights_tap._forward_hooks
     assert decoder.coverage().shape == (1, 1)

@@ -1,5 +1,6 @@
 """Models that decide together: one with itself is that one, the mean is the mean."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,10 +44,10 @@ def test_a_model_with_itself_is_that_model(models: list[Transformer]) -> None:
 def test_probabilities_are_the_mean_of_the_members(models: list[Transformer]) -> None:
     together = Ensemble([decoder(model) for model in models])
     apart = [decoder(model) for model in models]
-    first, rows = torch.full((3, 1), BOS), torch.tensor([[2, 2], [0, 0]])
+    first, rows = np.full((3, 1), BOS), np.array([[2, 2], [0, 0]])
     for steps in (together, *apart):
         steps.step(first)
         steps.reorder(rows)
-    last_ids = torch.tensor([[4, 5], [6, 7]])
+    last_ids = np.array([[4, 5], [6, 7]])
     mean = sum(m.step(last_ids).softmax(-1) for m in apart) / 3
     torch.testing.assert_close(together.step(last_ids).exp(), mean)

@@ -18,7 +18,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.decoding.beam_search import BeamSearch, beam_search
 from transduce.decoding.greedy_search import GreedySearch, greedy_search
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.sampling import Sampling, SamplingConfig, sample
+from transduce.decoding.sampling import Sampling, sample
 from transduce.decoding.search import Decoding
 from transduce.decoding.streaming import refilled_batch
 from transduce.decoding.streaming.refilled_batch import search_in_steps
@@ -26,6 +26,7 @@ from transduce.decoding.streaming.windows import in_order
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.sampling_config import SamplingConfig
 from transduce.search_config import SearchConfig
 
 BOS, EOS, VOCAB_SIZE = 1, 2, 11
@@ -45,7 +46,7 @@ class RandomModel:
         self._paths: list[list[tuple[int, ...]]] = [[(name,)] for name in names]
         self.most = len(names)
 
-    def step(self, last_ids: Tensor) -> Tensor:
+    def step(self, last_ids: np.ndarray) -> Tensor:
         self._paths = [
             [(*path, last) for path, last in zip(group, lasts, strict=True)]
             for group, lasts in zip(self._paths, last_ids.tolist(), strict=True)
@@ -54,7 +55,7 @@ class RandomModel:
             [torch.stack([_logits(path) for path in group]) for group in self._paths]
         )
 
-    def reorder(self, rows: Tensor) -> None:
+    def reorder(self, rows: np.ndarray) -> None:
         flat = [path for group in self._paths for path in group]
         self._paths = [[flat[row] for row in group] for group in rows.tolist()]
 
@@ -159,7 +160,7 @@ def test_a_sentence_is_handed_out_as_soon_as_it_is_done() -> None:
     going_on: list[int] = []
 
     class Watched(RandomModel):
-        def step(self, last_ids: Tensor) -> Tensor:
+        def step(self, last_ids: np.ndarray) -> Tensor:
             going_on.append(len(self._paths))
             return super().step(last_ids)
 
@@ -184,7 +185,7 @@ def test_what_is_decoded_together_has_room_padding_included(
     """The longest comes first, so that all are as wide as the first that is live."""
 
     class Watched(RandomModel):
-        def step(self, last_ids: Tensor) -> Tensor:
+        def step(self, last_ids: np.ndarray) -> Tensor:
             widest = max(lengths[group[0][0]] for group in self._paths)
             assert len(self._paths) * widest <= room
             return super().step(last_ids)

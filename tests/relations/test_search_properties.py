@@ -1,8 +1,7 @@
 """What holds of search whatever model, sources and settings: of tiny random models."""
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import pytest
@@ -12,10 +11,13 @@ from hypothesis import strategies as st
 
 from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import beam_search
+from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
+from transduce.decoding.compiled.compiled_model import CompiledModel
 from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.kernels.library import kernels
+from transduce.decoding.kernels.packed_linear import PackedFloats
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.next_token_models.prepared_model import prepared
 from transduce.decoding.scoring import score_targets
 from transduce.decoding.search import JoinableModel
 from transduce.model.config import ModelConfig
@@ -43,7 +45,7 @@ searches = st.builds(
 
 class Model(NamedTuple):
     plain: Transformer
-    read: Callable[[torch.Tensor], JoinableModel]
+    read: Callable[[list[list[int]]], JoinableModel]
     """What reads sources, and is then asked for translations of them."""
 
 
@@ -59,14 +61,17 @@ def random_model(seed: int, by_kernels: bool) -> Model:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
-    if by_kernels:
-        ready = prepared(deepcopy(model), "fp32", torch.device("cpu"))
-        return Model(model, ready.read)
-    return Model(model, lambda source: IncrementalDecoder(model, model.encode(source)))
+    if by_kernels and kernels() is not None:
+        weights = {n: w.numpy() for n, w in model.state_dict().items()}
+        compiled = CompiledModel(config, weights, PackedFloats)
+        return Model(model, partial(CompiledDecoder.after, compiled))
+    return Model(
+        model, lambda rows: IncrementalDecoder(model, model.encode(pad_rows(rows)))
+    )
 
 
-def padded(sources: Sequence[Ids]) -> torch.Tensor:
-    return pad_rows([[*source, EOS] for source in sources])
+def ended(sources: Sequence[Ids]) -> list[list[int]]:
+    return [[*source, EOS] for source in sources]
 
 
 @torch.no_grad()
@@ -78,7 +83,7 @@ def search(
     num_members: int = 0,
 ) -> list[list[Hypothesis]]:
     """By the model alone, or as an ensemble of so many of it."""
-    members = [model.read(padded(sources)) for _ in range(max(num_members, 1))]
+    members = [model.read(ended(sources)) for _ in range(max(num_members, 1))]
     asked: JoinableModel = Ensemble(members) if num_members else members[0]
     limits = [config.limit(len(source) + 1) for source in sources]
     return beam_search(
@@ -133,7 +138,9 @@ def test_the_n_best_are_sorted_distinct_and_worth_their_scores(
     assert len({each.ids for each in found}) == len(found)
     for each in found:
         if each.is_finished:
-            [rescored] = score_targets(model.plain, padded([source]), [list(each.ids)])
+            [rescored] = score_targets(
+                model.plain, pad_rows(ended([source])), [list(each.ids)]
+            )
             assert each.log_probability == pytest.approx(
                 rescored.log_probability, abs=1e-4
             )

@@ -18,17 +18,14 @@ from safetensors.torch import load_file, save_file
 from transduce import checkpoint as module
 from transduce.checkpoint import (
     Checkpoint,
-    checkpoints_of,
-    find_model,
     load_model,
     load_tensors,
-    newest_first,
-    read_json,
     save_model,
     save_tensors,
 )
 from transduce.errors import CheckpointError
 from transduce.model.transformer import Transformer
+from transduce.model_folder import checkpoints_of, find_model, newest_first, read_json
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 from transduce.search_config import SearchConfig
 
@@ -555,11 +552,11 @@ def test_a_json_object_is_read(tmp_path):
 
 
 def test_building_a_model_does_not_load_the_compiler(trained_checkpoint, tmp_path):
-    """It would take most of the time that a short translation takes."""
+    """It would take most of the time that little work takes."""
     save_model(trained_checkpoint, tmp_path / "model")
     program = (
         "import sys, transduce\n"
-        f"transduce.load({str(tmp_path / 'model')!r}).translate(['one two'])\n"
+        f"transduce.load({str(tmp_path / 'model')!r}).score(['one two'], ['eins'])\n"
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,10 +1,6 @@
 """Where to compute: what is asked for, what there is, what is faster."""
 
-import ctypes
-import math
-import platform
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,17 +11,14 @@ from transduce.device import (
     Hardware,
     choose_hardware,
     forget_peak_memory,
-    free_memory,
-    has_matrix_unit,
-    keep_freed_memory,
     leave_a_core,
-    memory_of_children,
     peak_memory,
-    processor_flags,
-    return_freed_memory,
     used_memory,
 )
 from transduce.errors import ConfigError, RequestError
+from transduce.machine import (
+    return_freed_memory,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -125,27 +118,6 @@ def test_matrix_products_are_computed_in_the_chosen_precision(dtype):
     assert (matrix @ matrix).dtype == torch.float32
 
 
-class Library:
-    """What glibc's malloc is asked for."""
-
-    def __init__(self, _name: None) -> None:
-        self.calls: list[tuple[int, int]] = []
-
-    def mallopt(self, parameter: int, value: int) -> int:
-        self.calls.append((parameter, value))
-        return 1
-
-
-@pytest.mark.parametrize(("library", "num_calls"), [("glibc", 3), ("musl", 0), ("", 0)])
-def test_only_glibc_is_asked_to_keep_freed_memory(monkeypatch, library, num_calls):
-    libc = Library(None)
-    monkeypatch.setattr(platform, "libc_ver", lambda: (library, "2.36"))
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
-    keep_freed_memory()
-    assert len(libc.calls) == num_calls
-    assert all(0 < value < 2**31 for _, value in libc.calls)
-
-
 @pytest.mark.usefixtures("with_cuda")
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
@@ -200,101 +172,6 @@ def test_a_number_of_threads_that_was_asked_for_stays(monkeypatch):
         torch.set_num_threads(1)
 
 
-def test_the_memory_of_children_is_what_only_they_have():
-    before = memory_of_children()
-    code = f"held = bytearray({50 * 2**20}); print(flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        child.stdout.readline()
-        grown = memory_of_children() - before
-        child.communicate(b"\n")
-    assert 50 * 2**20 <= grown < 100 * 2**20
-    assert memory_of_children() < before + 50 * 2**20
-
-
-@pytest.fixture
-def linux(tmp_path, monkeypatch):
-    """Files in the place of the system's, in which it tells of memory."""
-    monkeypatch.setattr("transduce.device.PROC", tmp_path)
-    monkeypatch.setattr("transduce.device.CONTROL_GROUPS", tmp_path / "groups")
-
-    def write(files: dict[str, str]) -> None:
-        for name, text in files.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-
-    write({"self/cgroup": "", "self/status": "VmHWM: 90 kB\n"})
-    return write
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [("1000000\n", 1_000_000), ("max\n", None), ("9223372036854771712\n", None)],
-)
-@pytest.mark.parametrize("place", ["job/step", "job", "."])
-@pytest.mark.parametrize(
-    ("line", "file"),
-    [
-        ("0::/job/step", "{}/memory.max"),
-        ("9:cpu,memory:/job/step", "memory/{}/memory.limit_in_bytes"),
-    ],
-)
-def test_a_container_or_job_has_less_memory_than_its_machine(
-    linux, limit, expected, place, line, file
-):
-    hardware = choose_hardware("cpu")
-    present = hardware.memory_bytes()
-    linux({"self/cgroup": f"7:cpuset:/other\n{line}\n"})
-    assert hardware.memory_bytes() == present
-    linux({f"groups/{file.format(place)}": limit})
-    assert hardware.memory_bytes() == (expected or present)
-
-
-@pytest.mark.parametrize(
-    ("line", "limit", "usage", "cache"),
-    [
-        ("0::/job", "job/memory.max", "job/memory.current", "inactive_file"),
-        (
-            "9:memory:/job",
-            "memory/job/memory.limit_in_bytes",
-            "memory/job/memory.usage_in_bytes",
-            "total_inactive_file",
-        ),
-    ],
-)
-def test_memory_is_free_if_neither_the_machine_nor_a_group_has_run_out(
-    linux, line, limit, usage, cache
-):
-    linux({"meminfo": "MemTotal: 900 kB\nMemAvailable: 400 kB\n"})
-    assert free_memory(1) == 400 * 1024
-    assert free_memory(2) == 200 * 1024
-    linux({"self/cgroup": f"{line}\n", f"groups/{limit}": "300000"})
-    folder = f"groups/{limit}".rpartition("/")[0]
-    linux(
-        {
-            f"groups/{usage}": "120000\n",
-            f"{folder}/memory.stat": f"a 7\n{cache} 20000\n",
-        }
-    )
-    assert free_memory(1) == 200_000
-    assert free_memory(2) == 100_000
-    linux({f"groups/{usage}": "330000\n"})
-    assert free_memory(1) == 0
-
-
-def test_a_group_that_does_not_tell_of_its_cache_has_none(linux):
-    linux({"meminfo": "MemAvailable: 400 kB\n", "self/cgroup": "0::/\n"})
-    linux({"groups/memory.max": "300000", "groups/memory.current": "120000\n"})
-    assert free_memory(1) == 180_000
-
-
-def test_where_the_system_does_not_tell_memory_has_no_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("transduce.device.PROC", tmp_path)
-    assert free_memory(1) == math.inf
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets")
 def test_a_peak_can_be_forgotten():
     held = torch.ones(2**26)  # 256 MiB
@@ -304,27 +181,3 @@ def test_a_peak_can_be_forgotten():
     return_freed_memory()
     forget_peak_memory(CPU)
     assert peak_memory(CPU) < before - 2**27
-
-
-def test_what_a_processor_can_do_is_read(linux):
-    assert processor_flags() == frozenset()
-    linux({"cpuinfo": "processor\t: 0\nBogoMIPS\t: 50.00\n"})
-    assert processor_flags() == frozenset()
-    linux({"cpuinfo": "flags\t\t: fpu avx2 fma\nbugs\t: none\nvmx flags\t: vnmi\n"})
-    assert processor_flags() == {"fpu", "avx2", "fma"}
-
-
-@pytest.mark.parametrize(
-    ("flags", "is_allowed", "is_there"),
-    [
-        ("amx_tile amx_int8", True, True),
-        ("amx_tile amx_int8", False, False),
-        ("amx_tile amx_bf16", True, False),
-    ],
-)
-def test_a_matrix_unit_must_be_there_and_allowed(
-    linux, monkeypatch, flags, is_allowed, is_there
-):
-    linux({"cpuinfo": f"flags\t\t: fpu {flags}\n"})
-    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: is_allowed)
-    assert has_matrix_unit() == is_there

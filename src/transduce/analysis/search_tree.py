@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from transduce.decoding.beam_search import BeamSearch
@@ -57,8 +59,8 @@ class _WatchedSearch(BeamSearch):
         self.steps: list[tuple[Branch, ...]] = []
 
     def grow(
-        self, logits: Float[Tensor, "sentences group vocab"]
-    ) -> tuple[Int[Tensor, "kept beam"], Int[Tensor, "kept beam"]]:
+        self, logits: Float[Any, "sentences group vocab"]
+    ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
         parents, tokens = super().grow(logits)
         if self.live:
             self.steps.append(self._branches(logits[0], parents[0], tokens[0]))
@@ -67,8 +69,8 @@ class _WatchedSearch(BeamSearch):
     def _branches(
         self,
         logits: Float[Tensor, "group vocab"],
-        parents: Int[Tensor, " grown"],
-        tokens: Int[Tensor, " grown"],
+        parents: Int64[np.ndarray, " grown"],
+        tokens: Int64[np.ndarray, " grown"],
     ) -> tuple[Branch, ...]:
         log_probs = logits.float().log_softmax(dim=-1)
         before = self.steps[-1] if self.steps else None

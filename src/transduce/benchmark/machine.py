@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from transduce.device import processor_flags
+from transduce.machine import processor_flags
 
 MATRIX_FLAGS = (
     "avx2",

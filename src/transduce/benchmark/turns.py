@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from transduce.device import memory_of_children, peak_memory, used_memory
+from transduce.device import peak_memory, used_memory
 from transduce.errors import TransduceError
+from transduce.machine import memory_of_children
 
 Outcome = TypeVar("Outcome")
 

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from transduce.checkpoint import find_model, load_model, save_model
+from transduce.checkpoint import load_model, save_model
 from transduce.cli.options import require_new
 from transduce.errors import ConfigError
+from transduce.model_folder import find_model
 from transduce.training.averaging import average as average_checkpoints
 
 

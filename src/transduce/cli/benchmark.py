@@ -25,8 +25,9 @@ from transduce.benchmark.training.speed import (
 )
 from transduce.checkpoint import load_model
 from transduce.cli.options import Assignments, run_config
-from transduce.device import BUSY_LOAD, Precision, choose_hardware
+from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
+from transduce.machine import BUSY_LOAD
 from transduce.text.corpus import read_text
 from transduce.text.grammar import Grammar
 

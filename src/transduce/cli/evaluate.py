@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.files import Files
-from transduce.decoding.next_token_models.prepared_model import DecodingPrecision
+from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import (

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.decoding.next_token_models.prepared_model import DecodingPrecision
+from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.parsing.parse_scores import score_parses
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, DataError

@@ -14,8 +14,8 @@ from types import FrameType
 from typing import IO
 
 from transduce.cli import USER_ERROR
-from transduce.device import num_cores
 from transduce.errors import ConfigError, TransduceError
+from transduce.machine import num_cores
 from transduce.training.distributed import LOST, Processes, ProcessLostError, local_rank
 from transduce.training.trainer import TrainingStoppedError
 

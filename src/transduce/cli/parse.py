@@ -11,7 +11,7 @@ from transduce.analysis.tree_drawing import indented, svg
 from transduce.cli.lines import source_lines
 from transduce.cli.output import writer
 from transduce.cli.terminal import counted_lines
-from transduce.decoding.next_token_models.prepared_model import DecodingPrecision
+from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.parsing.parser import Parse
 from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.streaming.windows import Pace

@@ -22,7 +22,7 @@ from transduce.cli.experiment import (
 from transduce.cli.files import Files
 from transduce.cli.options import Assignments, changed
 from transduce.cli.reports import finish, require_new_or_empty
-from transduce.device import Precision, choose_hardware, keep_freed_memory
+from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
 from transduce.evaluation.significance import Trials
 from transduce.experiments.tables.table1 import as_report as table1_report
@@ -47,6 +47,7 @@ from transduce.experiments.tables.table3.results import collect
 from transduce.experiments.tables.table3.rows import base_for, require_rows
 from transduce.experiments.tables.table4 import Setting, Table4, our_parser, our_parses
 from transduce.experiments.tables.table4 import as_report as table4_report
+from transduce.machine import keep_freed_memory
 from transduce.text.corpus import read_pairs
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]

@@ -7,9 +7,9 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Files
 from transduce.cli.lines import source_lines, write_translations
-from transduce.decoding.next_token_models.prepared_model import DecodingPrecision
-from transduce.decoding.sampling import SamplingConfig
+from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.translator import load
+from transduce.sampling_config import SamplingConfig
 
 
 def sample(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transduce.decoding.next_token_models.prepared_model import DecodingPrecision
+from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.streaming.processes import default_processes
 from transduce.decoding.translator import load
 from transduce.device import choose_hardware, leave_a_core
@@ -83,7 +83,7 @@ def serve(
         max_characters=max_characters,
     )
     if processes is None:
-        processes = default_processes(choose_hardware(device).device)
+        processes = default_processes(str(choose_hardware(device).device))
     # For what is not shared out: the page, the clients and the queue need one too.
     leave_a_core()
     with server.listen(host, port) as listener:

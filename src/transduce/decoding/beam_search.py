@@ -14,19 +14,17 @@ badly.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Float64, Int64
-from torch import Tensor
 
-from transduce.decoding.candidates import (
+from transduce.decoding.candidates.candidate_search import (
     Candidates,
     CandidateSearch,
     Excluded,
-    GrowingSearch,
-    ListedSentences,
 )
+from transduce.decoding.growing_search import GrowingSearch, ListedSentences
 from transduce.decoding.hypotheses import End, Hypothesis, Step, traced
 from transduce.decoding.kernels.compiled_beams import CompiledBeams
 from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
@@ -34,7 +32,7 @@ from transduce.decoding.kernels.library import kernels
 from transduce.decoding.search import Decoding, NextTokenModel
 from transduce.search_config import SearchConfig
 
-Coverage = Callable[[], Float[Tensor, "sentences group"]]
+Coverage = Callable[[], Float[Any, "sentences group"]]
 """Of the hypotheses that the model has read, with the attention of its last step."""
 
 
@@ -100,18 +98,17 @@ class _Beams(ListedSentences["_Beam"]):
         self._coverage = coverage
 
     @property
-    def log_probabilities(self) -> Float64[Tensor, "sentences group"]:
+    def log_probabilities(self) -> Float64[np.ndarray, "sentences group"]:
         """Of the hypotheses that go on."""
-        # By way of numpy, which reads lists several times as fast.
         each = [beam.log_probabilities for beam in self.live] or np.empty((0, 1))
-        return torch.from_numpy(np.array(each, dtype=np.float64))
+        return np.array(each, dtype=np.float64)
 
     def grow(
         self, found: Candidates, group: int
-    ) -> tuple[Int64[Tensor, "kept beam"], Int64[Tensor, "kept beam"]]:
+    ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
         """Take the best; the rows that go on, and what they read next."""
         if self._coverage is not None:
-            of_groups = self._coverage().double().tolist()
+            of_groups = self._coverage().tolist()
             for beam, coverages in zip(self.live, of_groups, strict=True):
                 beam.coverages = coverages
         each = (found.log_probabilities, found.parents, found.tokens)
@@ -125,7 +122,7 @@ class _Beams(ListedSentences["_Beam"]):
         ]
         last_ids = [beam.last_ids for beam in self.live]
         both = np.array([rows, last_ids], dtype=np.int64)
-        parents, tokens = torch.from_numpy(both.reshape(2, len(kept), self._size))
+        parents, tokens = both.reshape(2, len(kept), self._size)
         return parents, tokens
 
 

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 from jaxtyping import Float64, Int64
-from torch import Tensor
 
-from transduce.decoding.candidates import (
+from transduce.decoding.candidates.candidate_search import (
     Candidates,
     CandidateSearch,
     Excluded,
-    GrowingSearch,
-    ListedSentences,
 )
+from transduce.decoding.growing_search import GrowingSearch, ListedSentences
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.kernels.compiled_beams import CompiledPaths
 from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
@@ -67,20 +65,20 @@ class _Paths(ListedSentences["_Path"]):
     """What `CompiledPaths` is to do."""
 
     @property
-    def log_probabilities(self) -> Float64[Tensor, "sentences 1"]:
+    def log_probabilities(self) -> Float64[np.ndarray, "sentences 1"]:
         """None of them bears on what goes on."""
-        return torch.zeros(len(self.live), 1, dtype=torch.float64)
+        return np.zeros((len(self.live), 1))
 
     def grow(
         self, found: Candidates, _: int
-    ) -> tuple[Int64[Tensor, "kept 1"], Int64[Tensor, "kept 1"]]:
+    ) -> tuple[Int64[np.ndarray, "kept 1"], Int64[np.ndarray, "kept 1"]]:
         """Take the likeliest; the rows that go on, and what they read next."""
         gains, tokens = found.log_probabilities.tolist(), found.tokens.tolist()
         for path, of_path, likeliest in zip(self.live, gains, tokens, strict=True):
             path.grow(of_path, likeliest)
         kept = self._leave()
         last_ids = [path.last_id for path in self.live]
-        rows, last = torch.tensor([kept, last_ids], dtype=torch.int64)
+        rows, last = np.array([kept, last_ids], dtype=np.int64)
         return rows[:, None], last[:, None]
 
 

@@ -1,54 +1,16 @@
 """Translations drawn at random, each token by its probability."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.search import Decoding, NextTokenModel
-from transduce.errors import ConfigError
-
-MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 1_000
-"""Colder, only the likeliest is drawn; hotter, all alike."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingConfig:
-    """How tokens are drawn."""
-
-    number: int = 1
-    """Translations of each sentence."""
-    temperature: float = 1.0
-    """What logits are divided by: below one, the likely become likelier."""
-    top_k: int | None = None
-    """Only so many of the likeliest tokens are drawn from (Fan et al., 2018)."""
-    top_p: float = 1.0
-    """Only the likeliest tokens that reach this probability together are drawn from:
-    the nucleus (Holtzman et al., 2020)."""
-    extra_length: int = 50
-    """Tokens a translation may have beyond those of its source."""
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("number", "top_k"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"`{name}` must be at least 1, but is {value}.")
-        if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
-            raise ConfigError(
-                f"`temperature` must be from {MIN_TEMPERATURE} to "
-                f"{MAX_TEMPERATURE:,}, but is {self.temperature}."
-            )
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(
-                f"`top_p` must be above 0 and at most 1, but is {self.top_p}."
-            )
-        for name in ("extra_length", "seed"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"`{name}` must be at least 0, but is {value}.")
+from transduce.sampling_config import SamplingConfig
 
 
 def sample(
@@ -88,12 +50,13 @@ class Sampling:
         self._config = config
         self._excluded = excluded
 
+    @torch.inference_mode()
     def grow(
-        self, logits: Float[Tensor, "sentences group vocab"]
-    ) -> tuple[Int[Tensor, "kept samples"], Int[Tensor, "kept samples"]]:
+        self, logits: Float[Any, "sentences group vocab"]
+    ) -> tuple[Int64[np.ndarray, "kept samples"], Int64[np.ndarray, "kept samples"]]:
         """Draw a token for each sample; the rows that go on, and what they read."""
+        logits = torch.as_tensor(logits).float()
         group_size, count = logits.size(1), self._config.number
-        logits = logits.float()
         log_probs = logits.log_softmax(dim=-1)
         logits[..., list(self._excluded)] = -torch.inf
         # At first each sentence has one hypothesis, from which all its samples begin.
@@ -106,9 +69,9 @@ class Sampling:
             each.append(row, gain)
         kept = [i for i, each in enumerate(self.live) if not each.are_done]
         self.live = [self.live[i] for i in kept]
-        parents = torch.arange(count).clamp(max=group_size - 1)
-        first = torch.tensor(kept, dtype=torch.int64)[:, None] * group_size
-        return first + parents, tokens[kept]
+        parents = np.minimum(np.arange(count), group_size - 1)
+        first = np.array(kept, dtype=np.int64)[:, None] * group_size
+        return first + parents, tokens[kept].cpu().numpy()
 
     def join(self, other: "Sampling") -> None:
         """Put the sentences of another behind one's own."""

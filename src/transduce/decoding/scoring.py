@@ -1,31 +1,15 @@
 """The log-probability of given targets."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.batches import pad_rows
-from transduce.evaluation.perplexity import perplexity
+from transduce.decoding.translation.target_score import TargetScore
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetScore:
-    """How likely a model holds a target, given its source."""
-
-    log_probability: float
-    """Natural logarithm, the end token counted."""
-    num_tokens: int
-    """The end token counted."""
-
-    @property
-    def perplexity(self) -> float:
-        """Of a token."""
-        return perplexity(self.log_probability, self.num_tokens)
 
 
 @torch.no_grad()
@@ -46,6 +30,20 @@ def score_targets(
         TargetScore(log_probability=total, num_tokens=len(ids) + 1)
         for total, ids in zip(totals, targets, strict=True)
     ]
+
+
+def score_pairs(
+    model: Transformer, pairs: Sequence[tuple[list[int], list[int]]], positions: int
+) -> list[TargetScore]:
+    """Of each source and its target, in batches of so many positions."""
+    device = model.output_weight.device
+    lengths = [max(map(len, pair)) for pair in pairs]
+    scores: dict[int, TargetScore] = {}
+    for batch in similar_lengths(lengths, positions):
+        source = pad_rows([[*pairs[i][0], EOS] for i in batch]).to(device)
+        found = score_targets(model, source, [pairs[i][1] for i in batch])
+        scores.update(zip(batch, found, strict=True))
+    return [scores[i] for i in range(len(pairs))]
 
 
 def _log_probability(

@@ -1,15 +1,15 @@
 """The loop of all searches: read a token, grow by a token, until no sentence is left.
 
-Sentences that are done leave the batch, and others can join.
+Sentences that are done leave the batch, and others can join. What is read and kept is
+told in arrays of numpy; logits may also be a tensor, on any device. Knows no torch.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+import numpy as np
+from jaxtyping import Float, Int64
 
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.errors import CheckpointError
@@ -24,12 +24,12 @@ class NextTokenModel(Protocol):
     """
 
     def step(
-        self, last_ids: Int[Tensor, "sentences group"]
-    ) -> Float[Tensor, "sentences group vocab"]:
+        self, last_ids: Int64[np.ndarray, "sentences group"]
+    ) -> Float[Any, "sentences group vocab"]:
         """Read one more token of each hypothesis; the logits of the next."""
         ...
 
-    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+    def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses, in this order; those of a group are of one sentence.
 
         They are numbered through all groups.
@@ -54,8 +54,8 @@ class SearchingModel(NextTokenModel, Protocol):
     """One that can take steps with a search by itself."""
 
     def take_steps(
-        self, last_ids: Int[Tensor, "sentences group"], search: Any
-    ) -> Int[Tensor, "kept grown"] | None:
+        self, last_ids: Int64[np.ndarray, "sentences group"], search: Any
+    ) -> Int64[np.ndarray, "kept grown"] | None:
         """Some, none after one by which a sentence is done; what is read next.
 
         The search's `grow` is not called. None if there is more to it than it can do:
@@ -93,8 +93,8 @@ class Search(Protocol):
         ...
 
     def grow(
-        self, logits: Float[Tensor, "sentences group vocab"]
-    ) -> tuple[Int[Tensor, "kept grown"], Int[Tensor, "kept grown"]]:
+        self, logits: Float[Any, "sentences group vocab"]
+    ) -> tuple[Int64[np.ndarray, "kept grown"], Int64[np.ndarray, "kept grown"]]:
         """Choose next tokens; the hypotheses that go on, and what each reads next.
 
         After its first token each sentence has the same number of hypotheses.
@@ -113,15 +113,15 @@ class Decoding:
         self.search = search
         self._model = model
         self._searching = model if isinstance(model, SearchingModel) else None
-        self._last_ids = torch.full((len(search.live), 1), bos)
+        self._last_ids = np.full((len(search.live), 1), bos, dtype=np.int64)
 
     def advance(self) -> None:
         """Grow all that is live by a token."""
         logits = self._model.step(self._last_ids)
         rows, last_ids = self.search.grow(logits)
         if self.search.live:
-            self._model.reorder(rows.to(logits.device))
-            self._last_ids = last_ids.to(logits.device)
+            self._model.reorder(rows)
+            self._last_ids = last_ids
 
     def advance_until_one_is_done(self) -> None:
         """Grow all that is live, token by token."""
@@ -149,4 +149,4 @@ class Decoding:
         assert isinstance(theirs, JoinableModel)
         mine.join(theirs)
         self.search.join(other.search)
-        self._last_ids = torch.cat([self._last_ids, other._last_ids])
+        self._last_ids = np.concatenate([self._last_ids, other._last_ids])

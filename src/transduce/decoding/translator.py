@@ -1,35 +1,25 @@
-"""Text in, text out, or trees."""
+"""Text in, text out, or trees.
+
+What needs PyTorch is imported where it does; kernels translate without it.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import chain, count, islice, repeat, zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from jaxtyping import Int
-from torch import Tensor
-
-from transduce.checkpoint import Checkpoint, load_model
-from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.next_token_models.coverage import CoverageDecoder
-from transduce.decoding.next_token_models.ensemble import Ensemble
-from transduce.decoding.next_token_models.prepared_model import (
+from transduce.decoding.next_token_models.ready_model import (
     DecodingPrecision,
-    PreparedModel,
-    prepared,
+    ReadyModel,
 )
 from transduce.decoding.parsing.parser import PAPER_SEARCH, Parse, Parser
-from transduce.decoding.sampling import Sampling, SamplingConfig
-from transduce.decoding.scoring import TargetScore, score_targets, similar_lengths
-from transduce.decoding.search import (
-    Decoding,
-    JoinableModel,
-    require_numbers,
-)
+from transduce.decoding.search import Decoding, JoinableModel, require_numbers
 from transduce.decoding.streaming.processes import (
     Beginning,
     SearchProcesses,
@@ -39,6 +29,7 @@ from transduce.decoding.streaming.processes import (
 from transduce.decoding.streaming.refilled_batch import batch_positions
 from transduce.decoding.streaming.windows import Pace, in_order
 from transduce.decoding.translation.parts import Line, Part, parts_of
+from transduce.decoding.translation.target_score import TargetScore
 from transduce.decoding.translation.translations import (
     EMPTY,
     Translation,
@@ -46,11 +37,16 @@ from transduce.decoding.translation.translations import (
     distinct,
     joined,
 )
-from transduce.device import choose_hardware
 from transduce.errors import RequestError
+from transduce.machine import may_have_gpu
+from transduce.model_folder import ModelAtRest, open_model
+from transduce.sampling_config import SamplingConfig
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import transduce.decoding.next_token_models.coverage
 
 EXCLUDED = (PAD, BOS)
 """Ids that are never put out."""
@@ -61,15 +57,16 @@ class Translator:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        *others: Checkpoint,
+        checkpoint: ModelAtRest,
+        device: object,
+        *others: ModelAtRest,
         precision: DecodingPrecision = "fp32",
         num_processes: int = 1,
     ) -> None:
         """`RequestError` if the others have not the tokenizer of the first.
 
-        Or if the device cannot compute in the precision, or in several processes.
+        Or if the device, one of PyTorch's or the name of one, cannot compute in the
+        precision, or in several processes.
         """
         if any(other.tokenizer != checkpoint.tokenizer for other in others):
             raise RequestError(
@@ -77,17 +74,20 @@ class Translator:
                 "different ones; train them on the same text with the same settings."
             )
         self.tokenizer: Tokenizer = checkpoint.tokenizer
-        self.models: list[PreparedModel] = [
-            prepared(each.build(), precision, device) for each in (checkpoint, *others)
+        self.device = str(device)
+        """As PyTorch calls it."""
+        self.models = [
+            ReadyModel(each, precision, self.device) for each in (checkpoint, *others)
         ]
-        self.device = device
+        if others:
+            import_module("torch")  # once, not in each copy of this process
         self.symbols = checkpoint.symbols
         usual = SearchConfig() if self.symbols is None else PAPER_SEARCH
         self.search: SearchConfig = checkpoint.search or usual
         """How it searches unless it is told otherwise: as its run did."""
         self._parser = self._as_parser(num_processes)
         for_translation = num_processes if self._parser is None else 1
-        self._processes = SearchProcesses(self, for_translation, device)
+        self._processes = SearchProcesses(self, for_translation, self.device)
 
     def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
         """The trees of raw English sentences, found by the model's own search."""
@@ -145,11 +145,8 @@ class Translator:
         """
         self.require_translation()
         config = config or self.search
-        if config.coverage_penalty > 0 and len(self.models) > 1:
-            raise RequestError(
-                "A coverage penalty must be used with one model, whose attention it "
-                f"counts, but {len(self.models)} are loaded."
-            )
+        if config.coverage_penalty > 0:
+            self._require_one_to_watch()
         begin = partial(Translator._search, config=config)
         pairs = _paired(sources, prefixes)
         found = self._in_windows(pairs, pace or Pace(), begin, config.beam_size)
@@ -186,22 +183,18 @@ class Translator:
                 "Sources and targets must be equally many, but are "
                 f"{len(sources)} and {len(targets)}."
             )
+        from transduce.decoding.scoring import score_pairs
+
         source_ids = self.tokenizer.encode_sources(sources)
         target_ids = self.tokenizer.encode_targets(targets)
-        scores: dict[int, TargetScore] = {}
-        lengths = [
-            max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)
-        ]
-        for batch in similar_lengths(lengths, batch_positions(self.device)):
-            found = score_targets(
-                self.models[0].model,
-                self._padded([source_ids[i] for i in batch]),
-                [target_ids[i] for i in batch],
-            )
-            for number, score in zip(batch, found, strict=True):
-                require_numbers([score.log_probability])
-                scores[number] = score
-        return [scores[i] for i in range(len(sources))]
+        scores = score_pairs(
+            self.models[0].operators.model,
+            list(zip(source_ids, target_ids, strict=True)),
+            batch_positions(self.device),
+        )
+        for score in scores:
+            require_numbers([score.log_probability])
+        return scores
 
     def close(self) -> None:
         """End the other processes; they also end with this one."""
@@ -216,6 +209,17 @@ class Translator:
                 "A model that translates must be trained on text, but this one parses; "
                 "use `transduce parse`."
             )
+
+    def _require_one_to_watch(self) -> None:
+        """`RequestError` if there are several; else it can be looked into."""
+        if len(self.models) > 1:
+            raise RequestError(
+                "A coverage penalty must be used with one model, whose attention it "
+                f"counts, but {len(self.models)} are loaded."
+            )
+        if not self.models[0].can_be_watched:
+            _ = self.models[0].operators
+            self._processes.close()  # later copies of this process have them
 
     def _as_parser(self, num_processes: int) -> Parser | None:
         if self.symbols is None:
@@ -295,9 +299,7 @@ class Translator:
             greedy = GreedySearch(limits, config, EOS, EXCLUDED, prefixes)
             return Decoding(self._read(parts), greedy, BOS)
         if config.coverage_penalty > 0:
-            only = self.models[0]
-            memory = only.encode(self._source(parts))
-            watched = CoverageDecoder(only.model, memory, only.step)
+            watched = self._watched(parts)
             beams = BeamSearch(
                 limits, config, EOS, EXCLUDED, prefixes, watched.coverage
             )
@@ -306,6 +308,8 @@ class Translator:
         return Decoding(self._read(parts), beams, BOS)
 
     def _sample(self, parts: Sequence[Part], config: SamplingConfig) -> Decoding:
+        from transduce.decoding.sampling import Sampling
+
         limits = [part.length + config.extra_length for part in parts]
         names = [(part.line, part.number) for part in parts]
         search = Sampling(limits, names, config, EOS, EXCLUDED)
@@ -313,15 +317,23 @@ class Translator:
 
     def _read(self, parts: Sequence[Part]) -> JoinableModel:
         """What has read the sources, and is asked for the next tokens."""
-        source = self._source(parts)
-        members = [each.read(source) for each in self.models]
-        return members[0] if len(members) == 1 else Ensemble(members)
+        sources = [[*part.source, EOS] for part in parts]
+        members = [each.read(sources) for each in self.models]
+        if len(members) == 1:
+            return members[0]
+        from transduce.decoding.next_token_models.ensemble import Ensemble
 
-    def _source(self, parts: Sequence[Part]) -> Int[Tensor, "batch source"]:
-        return self._padded([part.source for part in parts])
+        return Ensemble(members)
 
-    def _padded(self, source_ids: list[list[int]]) -> Int[Tensor, "batch source"]:
-        return pad_rows([[*ids, EOS] for ids in source_ids]).to(self.device)
+    def _watched(
+        self, parts: Sequence[Part]
+    ) -> "transduce.decoding.next_token_models.coverage.CoverageDecoder":
+        """The same of one model, and what its hypotheses have attended to."""
+        from transduce.decoding.next_token_models.coverage import CoverageDecoder
+
+        only = self.models[0].operators
+        memory = only.encode([[*part.source, EOS] for part in parts])
+        return CoverageDecoder(only.model, memory, only.step)
 
     def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
         require_numbers([each.log_probability for each in hypotheses])
@@ -356,10 +368,19 @@ def load(
     damaged, `RequestError` if the device is not there or cannot compute so, or the
     models have not one tokenizer.
     """
-    first, *rest = (load_model(Path(each)) for each in (path, *others))
-    on = choose_hardware(device).device
+    first, *rest = (open_model(Path(each)) for each in (path, *others))
+    on = _device(device)
     number = default_processes(on) if num_processes is None else num_processes
     return Translator(first, on, *rest, precision=precision, num_processes=number)
+
+
+def _device(asked: str) -> str:
+    """What PyTorch calls it; that is loaded only where there may be a choice."""
+    if asked == "cpu" or (asked == "auto" and not may_have_gpu()):
+        return "cpu"
+    from transduce.device import choose_hardware
+
+    return str(choose_hardware(asked).device)
 
 
 def _paired(

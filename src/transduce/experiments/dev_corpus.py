@@ -66,6 +66,10 @@ class DevScore:
             f"{best.step:,} alone ({best.quality}, {best.loss:.3f})"
         )
 
+    def kept_behind(self, best: "DevScore") -> str:
+        """How one is that is kept all the same."""
+        return f"{self.behind(best)}, but not clearly by its loss, and is kept."
+
     def entry(self) -> dict[str, Any]:
         """What the log keeps."""
         return {

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from transduce.analysis.learning_curve import draw_learning_curve
-from transduce.checkpoint import AVERAGED, BEST, Checkpoint, load_model, save_model
+from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
-from transduce.device import Hardware, keep_freed_memory
+from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.observation import (
@@ -29,7 +29,9 @@ from transduce.experiments.run_folder import (
     refuse_changed_precision,
 )
 from transduce.interruption import stop_on_signal, unwound_on_termination
+from transduce.machine import keep_freed_memory
 from transduce.model.transformer import Transformer
+from transduce.model_folder import AVERAGED, BEST
 from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
@@ -346,8 +348,7 @@ class _Run:
                 remove_folder(self._folder.path / AVERAGED)
         else:
             if dev and best and self._history().beats(best.entry(), dev.entry()):
-                kept = f"{dev.behind(best)}, but not clearly by its loss, and is kept."
-                self._observer.warned(kept)
+                self._observer.warned(dev.kept_behind(best))
             save_model(model, self._folder.path / AVERAGED)
         # A run that was done already says so again, but does not log it.
         is_logged = any(e["kind"] == "final" for e in self._folder.read_log())

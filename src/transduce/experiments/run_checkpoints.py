@@ -3,16 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from transduce.checkpoint import (
-    AVERAGED,
-    CHECKPOINTS,
-    Checkpoint,
-    load_model,
-    newest_first,
-)
+from transduce.checkpoint import Checkpoint, load_model
 from transduce.errors import CheckpointError, VersionError
 from transduce.experiments.run_folder import RunFolder
 from transduce.model.transformer import Transformer
+from transduce.model_folder import AVERAGED, CHECKPOINTS, newest_first
 from transduce.training.config import TrainingConfig
 from transduce.training.optimizer.weight_optimizer import require_moments
 from transduce.training.saving import load_training_state, save_training

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from transduce.checkpoint import CHECKPOINTS, STOPPED, checkpoints_of, read_json
 from transduce.claims import claim
 from transduce.device import Precision
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.presets import RunConfig
+from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of, read_json
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import (

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from transduce.checkpoint import read_json
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.model.config import Activation, ModelConfig
+from transduce.model_folder import read_json
 from transduce.search_config import SearchConfig
 
 SETTINGS = "config.json"

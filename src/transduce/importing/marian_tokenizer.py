@@ -9,7 +9,6 @@ from pathlib import Path
 
 import tokenizers
 
-from transduce.checkpoint import read_json
 from transduce.errors import CheckpointError, RequestError
 from transduce.export.portable_tokenizer import own_tokenizer
 from transduce.export.sentence_piece_files import (
@@ -21,6 +20,7 @@ from transduce.export.sentence_piece_files import (
     unigram_model,
 )
 from transduce.importing.marian_settings import SETTINGS, MarianSettings
+from transduce.model_folder import read_json
 from transduce.text.sentence_pieces import UNKNOWN, SentencePieceTokenizer
 from transduce.text.tokenizer import (
     SPECIAL_PIECES,

@@ -4,16 +4,18 @@ They are compiled as the package is installed, where there is a C compiler.
 """
 
 import ctypes
+import math
 import sysconfig
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import c_int64, c_void_p
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
+from jaxtyping import Shaped
 
-from transduce.device import processor_flags
+from transduce.kernels.openmp import run_in_threads
+from transduce.machine import processor_flags
 
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 BUILDS = {
@@ -44,33 +46,37 @@ def fastest_library(
             library = ctypes.CDLL(str(folder / f"{build}{SUFFIX}"))
             declare(library)
             library.transduce_use_threads.argtypes = [c_void_p]
-            library.transduce_use_threads(threads_of_torch())
+            library.transduce_use_threads(run_in_threads())
             if _reads(library, fields):
                 return library
     return None
 
 
-def address(tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
-    """Where a tensor's numbers begin; they must be such, and follow each other.
+CACHE_LINE = 64
+"""Bytes that a processor reads at once."""
 
-    It is good for as long as the tensor is kept.
+
+def room_for(
+    *shape: int, dtype: type[np.generic] = np.float32
+) -> Shaped[np.ndarray, "..."]:
+    """An array without numbers that begins with a cache line, as kernels like it."""
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    room = np.empty(num_bytes + CACHE_LINE, dtype=np.uint8)
+    first = -room.__array_interface__["data"][0] % CACHE_LINE
+    return room[first : first + num_bytes].view(dtype).reshape(shape)
+
+
+def address(
+    array: Shaped[np.ndarray, "..."], dtype: type[np.generic] = np.float32
+) -> int:
+    """Where an array's numbers begin; they must be such, and follow each other.
+
+    It is good for as long as the array is kept.
     """
-    assert tensor.dtype == dtype
-    assert tensor.is_contiguous()
-    return tensor.data_ptr()
-
-
-def threads_of_torch() -> int | None:
-    """How PyTorch's own OpenMP runs a function in its threads, if it is GCC's.
-
-    Without it a kernel has one thread.
-    """
-    folder = Path(torch.__file__).parent / "lib"
-    for path in [*map(str, folder.glob("libgomp*")), None]:  # or what is loaded
-        with suppress(OSError, AttributeError):
-            run = ctypes.CDLL(path).GOMP_parallel
-            return ctypes.cast(run, c_void_p).value
-    return None
+    assert array.dtype == dtype
+    assert array.flags.c_contiguous
+    first: int = array.__array_interface__["data"][0]
+    return first
 
 
 def _reads(library: ctypes.CDLL, fields: Sequence[type[ctypes.Structure]]) -> bool:

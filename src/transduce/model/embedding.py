@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.model.operators.linear import linear
+from transduce.model.sizes.sinusoids import sinusoid_array
 
 
 class SharedEmbedding(nn.Module):
@@ -35,15 +36,8 @@ class SharedEmbedding(nn.Module):
 
 
 def sinusoids(length: int, d_model: int) -> Float[Tensor, "{length} {d_model}"]:
-    """The encodings of the positions 0, 1, 2, ... (section 3.5).
-
-    The even dimension 2i holds sin(pos / 10000^(2i / d_model)), the odd one after it
-    the cosine. Worked out in double precision: far positions stay exact.
-    """
-    even = torch.arange(0, d_model, 2, dtype=torch.float64)
-    position = torch.arange(length, dtype=torch.float64)
-    angle = position[:, None] / 10_000 ** (even / d_model)
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).float()
+    """The encodings of the positions 0, 1, 2, ... (section 3.5)."""
+    return torch.from_numpy(sinusoid_array(length, d_model))
 
 
 class SinusoidalPositions(nn.Module):

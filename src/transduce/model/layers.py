@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.cache import LayerCache, first_room
+from transduce.model.cache import LayerCache
 from transduce.model.config import Activation, ModelConfig, Norm
 from transduce.model.operators.dropout import Dropout
 from transduce.model.operators.linear import Linear
 from transduce.model.operators.residual import has_normalized_sum, normalized_sum
+from transduce.model.sizes.room import first_room
 
 
 class FeedForward(nn.Module):

@@ -17,14 +17,9 @@ import torch
 from jaxtyping import Integer
 
 from transduce.data.batches import Batcher
-from transduce.device import (
-    Hardware,
-    forget_peak_memory,
-    free_memory,
-    peak_memory,
-    return_freed_memory,
-)
+from transduce.device import Hardware, forget_peak_memory, peak_memory
 from transduce.errors import ConfigError
+from transduce.machine import free_memory, return_freed_memory
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.loss.batch_loss import BatchLoss

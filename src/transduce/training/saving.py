@@ -4,14 +4,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from transduce.checkpoint import (
-    Checkpoint,
-    load_tensors,
-    read_json,
-    save_tensors,
-    write_model,
-)
+from transduce.checkpoint import Checkpoint, load_tensors, save_tensors, write_model
 from transduce.errors import CheckpointError
+from transduce.model_folder import read_json
 from transduce.training.trainer import Progress, TrainingState
 from transduce.whole_folders import write_folder
 

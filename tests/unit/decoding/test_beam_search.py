@@ -11,7 +11,7 @@ from torch import Tensor
 
 from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.decoding.beam_search import beam_search
-from transduce.decoding.candidates import CandidateSearch
+from transduce.decoding.candidates.candidate_search import CandidateSearch
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.errors import ConfigError
 from transduce.search_config import SearchConfig
@@ -52,7 +52,7 @@ class TableModel:
         self._rows = [(table, ()) for table in tables]
         self.steps = 0
 
-    def step(self, last_ids: Tensor) -> Tensor:
+    def step(self, last_ids: np.ndarray) -> Tensor:
         if self.steps > 0:
             self._rows = [
                 (table, (*prefix, last))
@@ -64,7 +64,7 @@ class TableModel:
         log_probs = torch.stack([self._log_probs(*row) for row in self._rows])
         return log_probs.view(*last_ids.shape, -1)
 
-    def reorder(self, rows: Tensor) -> None:
+    def reorder(self, rows: np.ndarray) -> None:
         self._rows = [self._rows[row] for row in rows.flatten().tolist()]
 
     @staticmethod
@@ -362,9 +362,9 @@ def test_the_best_candidates_are_those_of_sorting_all(
     so_far = np.array([[0.0, -0.5], [-1.0, -1.1], [-2.0, -math.inf]])
     totals = logits.double().log_softmax(-1) + torch.from_numpy(so_far)[..., None]
     expected, indices = totals.flatten(1).topk(min(count, 2 * vocab_size))
-    found = CandidateSearch(count)(logits.clone(), torch.from_numpy(so_far))
+    found = CandidateSearch(count)(logits.clone(), so_far)
     known = min(count, 2 * min(count, vocab_size))
-    found_totals = found.log_probabilities.numpy()
+    found_totals = found.log_probabilities
     assert found_totals.shape == (3, count)
     log_probabilities = found_totals[:, :known]
     np.testing.assert_allclose(
@@ -372,8 +372,7 @@ def test_the_best_candidates_are_those_of_sorting_all(
     )
     assert (found_totals[:, known:] == -math.inf).all()
     is_possible = log_probabilities > -math.inf
-    parents, tokens = found.parents.numpy(), found.tokens.numpy()
-    places = (parents * vocab_size + tokens)[:, :known]
+    places = (found.parents * vocab_size + found.tokens)[:, :known]
     assert (places == indices[:, :known].numpy())[is_possible].all()
 
 

@@ -1,6 +1,7 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -28,10 +29,10 @@ class Chain:
     def __init__(self) -> None:
         self.rows_kept: list[list[list[int]]] = []
 
-    def step(self, last_ids: Tensor) -> Tensor:
-        return self.TABLE[last_ids]
+    def step(self, last_ids: np.ndarray) -> Tensor:
+        return self.TABLE[torch.from_numpy(last_ids)]
 
-    def reorder(self, rows: Tensor) -> None:
+    def reorder(self, rows: np.ndarray) -> None:
         self.rows_kept.append(rows.tolist())
 
 

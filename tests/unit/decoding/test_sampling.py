@@ -5,13 +5,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.sampling import SamplingConfig, sample
+from transduce.decoding.sampling import sample
 from transduce.errors import ConfigError
+from transduce.sampling_config import SamplingConfig
 
 BOS, EOS, A, B, C = range(5)
 AFTER = torch.tensor(
@@ -28,10 +30,10 @@ AFTER = torch.tensor(
 class Chain:
     """The probability of the next token by the one before it."""
 
-    def step(self, last_ids: Tensor) -> Tensor:
-        return AFTER[last_ids]
+    def step(self, last_ids: np.ndarray) -> Tensor:
+        return AFTER[torch.from_numpy(last_ids)]
 
-    def reorder(self, rows: Tensor) -> None: ...
+    def reorder(self, rows: np.ndarray) -> None: ...
 
 
 def draw(

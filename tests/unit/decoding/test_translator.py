@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -7,6 +9,8 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, save_model
+from transduce.decoding.kernels.library import kernels
+from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.parsing.parser import PAPER_SEARCH
 from transduce.decoding.streaming.windows import Pace
 from transduce.decoding.translation import parts
@@ -171,6 +175,36 @@ def test_a_model_folder_is_loaded_to_translate(
     loaded = load(str(tmp_path / "model"), device="cpu")
     expected = Translator(trained_checkpoint, CPU).translate(["two three"])
     assert loaded.translate(["two three"]) == expected
+
+
+@pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_kernels_translate_without_pytorch(
+    trained_checkpoint: Checkpoint, tmp_path: Path, precision: DecodingPrecision
+) -> None:
+    """It would take most of the time that a short translation takes."""
+    save_model(trained_checkpoint, tmp_path / "model")
+    sources = ["one two three", "four"] * 10 + ["", "x" * 2000]
+    prefixes = ["eins"] * len(sources)
+    program = f"""
+import sys
+import transduce
+translator = transduce.load(
+    {str(tmp_path / "model")!r}, device="cpu", precision={precision!r}, num_processes=2
+)
+config = transduce.SearchConfig(beam_size=3, num_best=2)
+for translation in translator.translate_stream({sources}, config, {prefixes}):
+    print(translation.text)
+assert translator.translate(["one two"], beam_size=1)[0].text
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    here = Translator(trained_checkpoint, CPU, precision=precision)
+    config = SearchConfig(beam_size=3, num_best=2)
+    expected = here.translate_stream(sources, config, prefixes)
+    assert done.stdout.splitlines() == [each.text for each in expected]
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@ import ctypes
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from transduce.decoding.kernels import library as of_decoding
-from transduce.device import processor_flags
 from transduce.kernels import loading
-from transduce.kernels.loading import BUILDS, SUFFIX, address, threads_of_torch
+from transduce.kernels.loading import BUILDS, SUFFIX, address, room_for
+from transduce.kernels.openmp import run_in_threads
+from transduce.machine import processor_flags
 from transduce.model.operators.kernels import library as of_training
 
 
@@ -87,13 +89,23 @@ def test_what_reads_other_fields_is_passed_over(library, monkeypatch):
 
 @pytest.mark.skipif(not runnable("avx2"), reason="this processor can run none")
 def test_pytorchs_threads_are_there():
-    assert threads_of_torch() is not None
+    assert run_in_threads() is not None
 
 
 def test_an_address_is_of_numbers_in_a_row():
-    numbers = torch.zeros(2, 3)
-    assert address(numbers) == numbers.data_ptr()
+    numbers = np.zeros((2, 3), np.float32)
+    assert address(numbers) == numbers.ctypes.data
     with pytest.raises(AssertionError):
-        address(numbers.t())
+        address(numbers.T)
     with pytest.raises(AssertionError):
-        address(numbers, torch.int64)
+        address(numbers, np.int64)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (100, 1_000)], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])
+def test_room_begins_with_a_cache_line(shape, dtype):
+    room = room_for(*shape, dtype=dtype)
+    assert (room.shape, room.dtype) == (shape, dtype)
+    assert address(room, dtype) % 64 == 0
+    room[...] = 1
+    assert room.all()

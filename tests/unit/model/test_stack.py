@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transduce.decoding.kernels.packed_linear import PackedFloats
+from transduce.decoding.next_token_models.prepared_model import PackedMap
 from transduce.model import stack as module
 from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig
@@ -385,7 +386,8 @@ def partly_at_rest(encoder: EncoderStack) -> None:
 def packed(encoder: EncoderStack) -> None:
     """As decoding has it, whose maps have no weights to show."""
     for layer in encoder:
-        layer.feed_forward.inner = PackedFloats(layer.feed_forward.inner.weight, None)
+        inner = layer.feed_forward.inner
+        layer.feed_forward.inner = PackedMap(PackedFloats, inner.weight, None)
 
 
 def partly_with_less_dropout(encoder: EncoderStack) -> None:

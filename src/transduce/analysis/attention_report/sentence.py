@@ -140,7 +140,7 @@ def look_into(
     source = _Source.read(translator, source_text)
     given = None if target_text is None else _target_ids(translator, target_text)
     search = watch_search(
-        translator.models[0].model,
+        translator.models[0].operators.model,
         _row([*source.ids, EOS], translator),
         config or translator.search,
         EXCLUDED if translator.symbols is None else NEVER_WRITTEN,
@@ -199,7 +199,7 @@ def _attend(
     translator: Translator, source: _Source, target_ids: list[int]
 ) -> PairAttention:
     (maps,) = attention_maps(
-        translator.models[0].model,
+        translator.models[0].operators.model,
         _row([*source.ids, EOS], translator),
         _row([BOS, *target_ids], translator),
     )

@@ -71,7 +71,7 @@ def survey_heads(
     Those of a model that parses are as `tree_pairs` gives them. Pairs that are too long
     are left out; `DataError` if there is no other.
     """
-    model = translator.models[0].model
+    model = translator.models[0].operators.model
     pairs = read_pairs(
         translator, [pair.source for pair in corpus], [pair.target for pair in corpus]
     )
@@ -99,7 +99,7 @@ def survey_annotated(
 
     Those that the tokenizer cannot spell are left out; `DataError` if these are all.
     """
-    model, tokenizer = translator.models[0].model, translator.tokenizer
+    model, tokenizer = translator.models[0].operators.model, translator.tokenizer
     pairs = read_pairs(
         translator, [s.source for s in sentences], [s.target for s in sentences]
     )

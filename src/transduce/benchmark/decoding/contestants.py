@@ -15,7 +15,7 @@ import torch
 from transduce.benchmark.decoding.task import DecodingTask, Setting
 from transduce.benchmark.turns import Turns
 from transduce.data.batches import pad_rows
-from transduce.decoding.next_token_models.prepared_model import DecodingPrecision
+from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.export.portable_tokenizer import portable_pieces
 from transduce.search_config import SearchConfig

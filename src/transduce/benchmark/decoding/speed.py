@@ -207,7 +207,7 @@ def _contestants(
             if kind in known:
                 name = f"{CTRANSLATE2} {kind}"
                 found[name] = partial(ctranslate2, kind, 1), CT2_LIBRARY
-                if (workers := default_processes(device)) > 1:
+                if (workers := default_processes(str(device))) > 1:
                     several = partial(ctranslate2, kind, workers)
                     found[f"{name}, {workers} workers"] = several, CT2_LIBRARY
     if MARIAN in peers:

@@ -10,7 +10,7 @@ from transduce.benchmark.training.peers import PEERS, PeerTrainer
 from transduce.benchmark.training.task import SEED, TrainingTask
 from transduce.benchmark.turns import Turns
 from transduce.data.batches import Update
-from transduce.device import keep_freed_memory
+from transduce.machine import keep_freed_memory
 from transduce.model.transformer import Transformer
 from transduce.training.trainer import StepReport, Trainer
 

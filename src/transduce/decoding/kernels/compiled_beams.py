@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import torch
 from jaxtyping import Float64, Int64
-from torch import Tensor
 
-from transduce.decoding.candidates import Candidates
+from transduce.decoding.candidates.candidate_search import Candidates
 from transduce.decoding.hypotheses import End, Hypothesis
 from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
 from transduce.decoding.kernels.fields import (
@@ -158,20 +156,20 @@ class CompiledBeams:
         )
         forced = [prefix[0] if prefix else NOT_FORCED for prefix in prefixes]
         self._hold(np.array(forced, dtype=np.int64))
-        self.log_probabilities: Float64[Tensor, "sentences group"] = torch.zeros(
-            len(self.live), 1, dtype=torch.float64
+        self.log_probabilities: Float64[np.ndarray, "sentences group"] = np.zeros(
+            (len(self.live), 1)
         )
         """Of the hypotheses that go on, as far as they bear on what comes next."""
         self._has_prefixes = any(prefixes)
 
     @property
-    def forced(self) -> Int64[Tensor, " sentences"] | None:
+    def forced(self) -> Int64[np.ndarray, " sentences"] | None:
         """The only token that may come next in each sentence."""
-        return torch.from_numpy(self._forced) if self._has_prefixes else None
+        return self._forced if self._has_prefixes else None
 
     def grow(
         self, found: Candidates, group: int
-    ) -> tuple[Int64[Tensor, "kept beam"], Int64[Tensor, "kept beam"]]:
+    ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
         """Take the best; the rows that go on, and what they read next.
 
         Both are good until the next call.
@@ -182,10 +180,10 @@ class CompiledBeams:
         self._steps_left -= 1
         self._kernel(
             ctypes.byref(self._fields),
-            address(found.log_probabilities, torch.float64),
-            address(found.parents, torch.int64),
-            address(found.tokens, torch.int64),
-            found.tokens.size(1),
+            address(found.log_probabilities, np.float64),
+            address(found.parents, np.int64),
+            address(found.tokens, np.int64),
+            found.tokens.shape[1],
             group,
         )
         if (kept := self._fields.sentences) < len(self.live):
@@ -199,18 +197,18 @@ class CompiledBeams:
         return int(self._fields.size)
 
     def fill_in(
-        self, steps: StepsFields, last_ids: Int64[Tensor, "sentences beam"]
+        self, steps: StepsFields, last_ids: Int64[np.ndarray, "sentences beam"]
     ) -> None:
         """What a kernel is to know to let them grow; as many steps as there is room."""
         if not self._steps_left:
             self._make_room()
-        self._tokens.copy_(last_ids)  # not those of before, if others have joined
+        self._tokens[:] = last_ids  # not those of before, if others have joined
         steps.beams = ctypes.addressof(self._fields)
         steps.is_greedy = self._is_greedy
         steps.has_prefixes = self._has_prefixes
         steps.most = min(steps.most, self._steps_left)
 
-    def grown(self, steps: StepsFields) -> Int64[Tensor, "kept beam"]:
+    def grown(self, steps: StepsFields) -> Int64[np.ndarray, "kept beam"]:
         """Go on from where a kernel has let them grow to; what they read next."""
         self._steps_left -= steps.taken
         if (kept := self._fields.sentences) < len(self.live):
@@ -220,18 +218,19 @@ class CompiledBeams:
 
     def join(self, other: "CompiledBeams") -> None:
         """Put the sentences of another, which has grown too, behind one's own."""
-        totals = torch.cat([self.log_probabilities, other.log_probabilities])
+        totals = np.concatenate([self.log_probabilities, other.log_probabilities])
         self.live = [*self.live, *other.live]
         self._hold(np.concatenate([self._forced, other._forced]))
-        self.log_probabilities = self._totals.copy_(totals)
+        self._totals[:] = totals
+        self.log_probabilities = self._totals
         self._has_prefixes |= other._has_prefixes
 
     def _hold(self, forced: Int64[np.ndarray, " sentences"]) -> None:
         """Have places for what is said of those that are live."""
         number, size = len(self.live), self._fields.size
         places = np.empty((3, number, size), dtype=np.int64)
-        self._rows, self._tokens, totals = torch.from_numpy(places)
-        self._totals = totals.view(torch.float64)
+        self._rows, self._tokens = places[0], places[1]
+        self._totals = places[2].view(np.float64)
         self._forced = forced
         fields = (ctypes.addressof(beam.fields) for beam in self.live)
         self._live = (ctypes.c_void_p * number)(*fields)
@@ -260,7 +259,7 @@ class CompiledBeams:
         self._steps_left = min((beam.steps_left for beam in self.live), default=0)
         longest = max((beam.room for beam in self.live), default=0)
         self._divisors = _divisors(self._config, longest)
-        self._fields.divisors = address(self._divisors, torch.float64)
+        self._fields.divisors = address(self._divisors, np.float64)
 
 
 class CompiledPaths(CompiledBeams):
@@ -272,7 +271,7 @@ class CompiledPaths(CompiledBeams):
 
 
 @lru_cache(maxsize=16)
-def _divisors(config: SearchConfig, longest: int) -> Float64[Tensor, " lengths"]:
+def _divisors(config: SearchConfig, longest: int) -> Float64[np.ndarray, " lengths"]:
     """Of the scores of hypotheses, up to such a length and with an end after that."""
     each = [1.0, *map(config.divisor, range(1, longest + 2))]
-    return torch.tensor(each, dtype=torch.float64)
+    return np.array(each)

@@ -2,10 +2,10 @@
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
-import torch
-from jaxtyping import Bool, Float, Float64, Int64
-from torch import Tensor
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 
 from transduce.decoding.kernels.fields import CandidateSearchFields
 from transduce.decoding.kernels.library import kernels, loaded_kernels, require_done
@@ -15,10 +15,19 @@ NOT_FORCED = -1
 """Of a sentence that may go on with any token."""
 
 
-def can_find_candidates(logits: Tensor) -> bool:
-    """Whether the kernel takes these."""
-    is_plain = logits.dtype == torch.float32 and logits.is_cpu
-    return is_plain and kernels() is not None
+def for_kernel(
+    logits: Float[Any, "sentences group vocab"],
+) -> Float32[np.ndarray, "sentences group vocab"] | None:
+    """Logits as the kernel takes them; None if it cannot, or is not there."""
+    if kernels() is None:
+        return None
+    if not isinstance(logits, np.ndarray):
+        if logits.device.type != "cpu" or not logits.dtype.is_floating_point:
+            return None
+        if logits.dtype.itemsize != np.dtype(np.float32).itemsize:
+            return None
+        logits = logits.detach().numpy()
+    return logits if logits.dtype == np.float32 else None
 
 
 class CompiledCandidates:
@@ -26,9 +35,9 @@ class CompiledCandidates:
 
     def __init__(self, count: int, never: Sequence[int], diversity: float) -> None:
         self._library = loaded_kernels()
-        self._never = torch.tensor(never, dtype=torch.int64)
+        self._never = np.array(never, dtype=np.int64)
         self._fields = CandidateSearchFields(
-            never=address(self._never, torch.int64),
+            never=address(self._never, np.int64),
             num_never=len(never),
             diversity=diversity,
             count=count,
@@ -37,20 +46,21 @@ class CompiledCandidates:
 
     def __call__(
         self,
-        logits: Float[Tensor, "sentences group vocab"],
-        totals: Float64[Tensor, "sentences group"],
-        mask: Bool[Tensor, "sentences group vocab"] | None,
-        forced: Int64[Tensor, " sentences"] | None,
+        logits: Float32[np.ndarray, "sentences group vocab"],
+        totals: Float64[np.ndarray, "sentences group"],
+        mask: Bool[np.ndarray, "sentences group vocab"] | None,
+        forced: Int64[np.ndarray, " sentences"] | None,
     ) -> tuple[
-        Float64[Tensor, "sentences candidates"],
-        Int64[Tensor, "sentences candidates"],
-        Int64[Tensor, "sentences candidates"],
+        Float64[np.ndarray, "sentences candidates"],
+        Int64[np.ndarray, "sentences candidates"],
+        Int64[np.ndarray, "sentences candidates"],
     ]:
         """Their log-probabilities, hypotheses and tokens, good until the next call.
 
         What the mask has may not come either.
         """
-        logits, totals, fields = logits.contiguous(), totals.contiguous(), self._fields
+        logits, totals = np.ascontiguousarray(logits), np.ascontiguousarray(totals)
+        fields = self._fields
         sentences, fields.group, fields.vocab = logits.shape
         assert totals.shape == logits.shape[:2]
         assert mask is None or mask.shape == logits.shape
@@ -58,11 +68,11 @@ class CompiledCandidates:
         if sentences != fields.sentences:
             self._hold(sentences)
         if mask is not None:
-            mask = mask.cpu().contiguous()
+            mask = np.ascontiguousarray(mask)
         fields.logits = address(logits)
-        fields.totals = address(totals, torch.float64)
-        fields.mask = None if mask is None else address(mask, torch.bool)
-        fields.forced = None if forced is None else address(forced, torch.int64)
+        fields.totals = address(totals, np.float64)
+        fields.mask = None if mask is None else address(mask, np.bool_)
+        fields.forced = None if forced is None else address(forced, np.int64)
         require_done(self._library.transduce_candidates(ctypes.byref(fields)))
         return self._found
 
@@ -76,10 +86,10 @@ class CompiledCandidates:
 
     def _hold(self, sentences: int) -> None:
         """Have places for what is found of so many."""
-        found = torch.empty(3, sentences, self._fields.count, dtype=torch.int64)
-        totals, parents, tokens = found
-        self._found = totals.view(torch.float64), parents, tokens
+        found = np.empty((3, sentences, self._fields.count), dtype=np.int64)
+        totals, parents, tokens = found[0].view(np.float64), found[1], found[2]
+        self._found = totals, parents, tokens
         self._fields.sentences = sentences
-        self._fields.found_totals = address(totals.view(torch.float64), torch.float64)
-        self._fields.found_parents = address(parents, torch.int64)
-        self._fields.found_tokens = address(tokens, torch.int64)
+        self._fields.found_totals = address(totals, np.float64)
+        self._fields.found_parents = address(parents, np.int64)
+        self._fields.found_tokens = address(tokens, np.int64)

@@ -17,9 +17,9 @@ from transduce.decoding.kernels.fields import (
     StateFields,
     StepsFields,
 )
-from transduce.device import has_matrix_unit
 from transduce.errors import RequestError
 from transduce.kernels.loading import fastest_library
+from transduce.machine import has_matrix_unit
 
 FOLDER = Path(__file__).parent
 FIELDS: tuple[type[ctypes.Structure], ...] = (

@@ -1,7 +1,8 @@
 """A model that remembers how much each source token has been attended to."""
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder, Step
@@ -16,6 +17,7 @@ class CoverageDecoder(IncrementalDecoder):
     It is that of the last layer, the mean of its heads.
     """
 
+    @torch.inference_mode()
     def __init__(
         self, model: Transformer, memory: Memory, step: Step | None = None
     ) -> None:
@@ -29,7 +31,7 @@ class CoverageDecoder(IncrementalDecoder):
         """Of each hypothesis to each source token, summed over its steps."""
 
     def step(
-        self, last_ids: Int[Tensor, "sentences group"]
+        self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; the logits of the next."""
         tap = self._tap.register_forward_hook(self._watch)
@@ -38,13 +40,15 @@ class CoverageDecoder(IncrementalDecoder):
         finally:
             tap.remove()
 
-    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+    @torch.inference_mode()
+    def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses, in this order."""
-        group_size = self._attention.size(1)
-        sentences, parents = rows[:, :1] // group_size, rows % group_size
+        numbers, group_size = self._as_tensor(rows), self._attention.size(1)
+        sentences, parents = numbers[:, :1] // group_size, numbers % group_size
         self._attention = self._attention[sentences, parents]
         super().reorder(rows)
 
+    @torch.inference_mode()
     def join(self, other: IncrementalDecoder) -> None:
         """Put the sentences of another behind one's own."""
         assert isinstance(other, CoverageDecoder)
@@ -53,6 +57,7 @@ class CoverageDecoder(IncrementalDecoder):
         both = (self._attention, other._attention)
         self._attention = torch.cat([fitted(each, width, dim=2) for each in both])
 
+    @torch.inference_mode()
     def coverage(self) -> Float[Tensor, "sentences group"]:
         """The sum of log(min(attention, 1)) over the source tokens, end included."""
         # Attention that is too little for a number is still not quite none.

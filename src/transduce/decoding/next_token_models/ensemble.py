@@ -3,8 +3,9 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from transduce.decoding.search import JoinableModel
@@ -16,14 +17,16 @@ class Ensemble:
     def __init__(self, members: Sequence[JoinableModel]) -> None:
         self._members = members
 
+    @torch.inference_mode()
     def step(
-        self, last_ids: Int[Tensor, "sentences group"]
+        self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; the log-probabilities of the next."""
-        each = [m.step(last_ids).float().log_softmax(dim=-1) for m in self._members]
+        logits = [torch.as_tensor(each.step(last_ids)) for each in self._members]
+        each = [of_member.float().log_softmax(dim=-1) for of_member in logits]
         return torch.stack(each).logsumexp(dim=0) - math.log(len(each))
 
-    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+    def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses, in this order."""
         for member in self._members:
             member.reorder(rows)

@@ -1,47 +1,39 @@
-"""Models made ready to decode, by kernels of our own or in fewer bits than 32."""
+"""Models made ready to decode by operators of PyTorch, in fp32 or in fewer bits."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Literal, cast, get_args
+from typing import cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from transduce.checkpoint import built
+from transduce.data.batches import pad_rows
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import (
     PackedFloats,
     PackedInt8,
     PackedLinear,
 )
-from transduce.decoding.next_token_models.compiled_stacks import (
-    CompiledDecoder,
-    CompiledEncoder,
-    CompiledStack,
-)
 from transduce.decoding.next_token_models.flat_step import (
-    FlatLayer,
     FlatStep,
     MakeLinear,
     plain_linear,
 )
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder, Step
-from transduce.device import is_good_at_bf16, keep_freed_memory, processor_flags
-from transduce.errors import ConfigError, RequestError
+from transduce.decoding.next_token_models.ready_model import DecodingPrecision
+from transduce.device import is_good_at_bf16
+from transduce.errors import RequestError
+from transduce.machine import processor_flags
 from transduce.model.embedding import SharedEmbedding
 from transduce.model.transformer import Memory, Transformer
+from transduce.model_folder import ModelAtRest
 
-DecodingPrecision = Literal["fp32", "bf16", "int8"]
-"""Of the matrix products of decoding: fp32 is exact."""
-
-MakePacked = Callable[[Tensor, Tensor | None], nn.Module]
-"""Of a weight and a bias: their linear map, ready for a kernel."""
-Encode = Callable[[Tensor], Memory]
-"""`Transformer.encode`, or what does the same."""
-Start = Callable[[Memory], IncrementalDecoder]
-"""What reads translations of the sources that the memory is of."""
+MakeMap = Callable[[Tensor, Tensor | None], nn.Module]
+"""Of a weight and a bias: their linear map, made ready."""
 
 WITHOUT_KERNELS = (
     "Precision int8 is without its compiled kernels, which make it one and a half to "
@@ -65,18 +57,30 @@ class PreparedModel:
     """A model on its device, ready to decode in a precision."""
 
     model: Transformer
-    encode: Encode
-    """What `model.encode` does, as fast as may be."""
     step: Step
     """What `model.step` does, fast, and watched if anyone looks at attention."""
-    start: Start
-    """The decoder before its first step, as fast as may be."""
 
-    def read(self, source: Int[Tensor, "batch source"]) -> IncrementalDecoder:
+    @torch.inference_mode()
+    def encode(self, sources: Sequence[Sequence[int]]) -> Memory:
+        """Read the sources, the end of each included."""
+        device = self.model.output_weight.device
+        return self.model.encode(pad_rows(list(map(list, sources))).to(device))
+
+    def read(self, sources: Sequence[Sequence[int]]) -> IncrementalDecoder:
         """The model, which has read sources, and reads their translations."""
-        return self.start(self.encode(source))
+        return IncrementalDecoder(self.model, self.encode(sources), self.step)
 
 
+def prepare(
+    checkpoint: ModelAtRest, precision: DecodingPrecision, device: str
+) -> PreparedModel:
+    """A model at rest made ready; `RequestError` if the device cannot."""
+    weights = {n: torch.from_numpy(w) for n, w in checkpoint.arrays().items()}
+    model = built(checkpoint.config, weights)
+    return prepared(model, precision, torch.device(device))
+
+
+@torch.no_grad()
 def prepared(
     model: Transformer, precision: DecodingPrecision, device: torch.device
 ) -> PreparedModel:
@@ -84,66 +88,40 @@ def prepared(
 
     `RequestError` if the device cannot.
     """
-    if precision not in get_args(DecodingPrecision):
-        raise ConfigError(
-            f'`precision` must be "fp32", "bf16" or "int8", but is "{precision}".'
-        )
-    if device.type == "cpu":
-        keep_freed_memory()  # each step allots the logits of all hypotheses
     if precision == "int8":
         _require_int8(device)
-        # Unlike the paper: 8 bits, if they are asked for, for speed on processors that
-        # multiply them faster.
-        return _packed(model, PackedInt8 if kernels() else _by_torch_in_int8())
+        return _packed(model, _by_kernel(PackedInt8) or _by_torch_in_int8())
     model = model.to(device)
-    if precision == "fp32" and device.type == "cpu" and kernels():
-        return _packed(model.float(), PackedFloats)
+    if precision == "fp32" and device.type == "cpu":
+        by_kernel = _by_kernel(PackedFloats)
+        if by_kernel is not None:
+            return _packed(model.float(), by_kernel)
     # Unlike the paper: bf16, if it is asked for, several times faster where the
     # processor has it.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     step = _step(model, plain_linear, dtype)
-    return _by_operators(model.to(dtype), step)
+    return PreparedModel(model=model.to(dtype), step=step)
 
 
-@torch.no_grad()
+def _by_kernel(kind: type[PackedLinear]) -> MakeMap | None:
+    return None if kernels() is None else partial(PackedMap, kind)
+
+
 def _step(model: Transformer, make_linear: MakeLinear, dtype: torch.dtype) -> Step:
     # Additive scores are no product of queries and keys.
     is_product = model.config.scores != "additive"
     return FlatStep(model, make_linear, dtype) if is_product else model.step
 
 
-@torch.no_grad()
-def _packed(model: Transformer, make_linear: MakePacked) -> PreparedModel:
-    """By kernels of our own, where there are such."""
-    packed: MakePacked = cache(make_linear)  # a matrix that both have is packed once
-    step = _step(model, packed, torch.float32)
-    if not kernels() or not isinstance(step, FlatStep):
-        return _by_operators(_with_packed_maps(model, packed), step)
-    layers = model.encoder_layers
-    encoder = [FlatLayer(each, packed, torch.float32) for each in layers]
-    model = _with_packed_maps(model, packed)
-    output = cast(PackedEmbedding, model.output_embedding).output
-    stack = CompiledStack(model, step, cast(PackedLinear, output))
-    return PreparedModel(
-        model=model,
-        encode=CompiledEncoder(model, encoder),
-        step=step,
-        start=partial(CompiledDecoder, stack),
-    )
+def _packed(model: Transformer, make_map: MakeMap) -> PreparedModel:
+    made: MakeMap = cache(make_map)  # a matrix that both have is packed once
+    step = _step(model, made, torch.float32)
+    return PreparedModel(model=_with_maps(model, made), step=step)
 
 
-def _by_torch_in_int8() -> MakePacked:
-    warnings.warn(WITHOUT_KERNELS, RuntimeWarning, stacklevel=3)
+def _by_torch_in_int8() -> MakeMap:
+    warnings.warn(WITHOUT_KERNELS, RuntimeWarning, stacklevel=4)
     return Int8Linear
-
-
-def _by_operators(model: Transformer, step: Step) -> PreparedModel:
-    return PreparedModel(
-        model=model,
-        encode=model.encode,
-        step=step,
-        start=lambda memory: IncrementalDecoder(model, memory, step),
-    )
 
 
 def _has_int8() -> bool:
@@ -205,25 +183,46 @@ class Int8Linear(nn.Module):
         return torch.ops.quantized.linear_dynamic(x, self._packed, False)
 
 
+class PackedMap(nn.Module):
+    """A linear map by a kernel of ours."""
+
+    def __init__(
+        self,
+        kind: type[PackedLinear],
+        weight: Float[Tensor, "outputs inputs"],
+        bias: Tensor | None,
+    ) -> None:
+        super().__init__()
+        self.packed = kind(
+            weight.detach().float().numpy(),
+            None if bias is None else bias.detach().float().numpy(),
+        )
+
+    def forward(
+        self, x: Float[Tensor, "*rows inputs"]
+    ) -> Float[Tensor, "*rows outputs"]:
+        return torch.from_numpy(self.packed(x.detach().float().numpy()))
+
+
 class PackedEmbedding(SharedEmbedding):
     """That of the target, its product with the decoder's states by a packed map."""
 
-    def __init__(self, embedding: SharedEmbedding, packed: MakePacked) -> None:
+    def __init__(self, embedding: SharedEmbedding, make_map: MakeMap) -> None:
         nn.Module.__init__(self)  # the weight is there
         self.d_model = embedding.d_model
         self.weight, self.bias = embedding.weight, embedding.bias
-        self.output = packed(embedding.weight, embedding.bias)
+        self.output = make_map(embedding.weight, embedding.bias)
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         """How well each output fits each row."""
         return cast(Tensor, self.output(x))
 
 
-def _with_packed_maps(model: Transformer, packed: MakePacked) -> Transformer:
+def _with_maps(model: Transformer, make_map: MakeMap) -> Transformer:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                module.add_module(name, packed(child.weight, child.bias))
+                module.add_module(name, make_map(child.weight, child.bias))
     name = "embedding" if model.target_embedding is None else "target_embedding"
-    model.add_module(name, PackedEmbedding(model.output_embedding, packed))
+    model.add_module(name, PackedEmbedding(model.output_embedding, make_map))
     return model

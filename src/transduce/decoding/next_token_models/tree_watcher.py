@@ -1,10 +1,10 @@
 """A model that knows how far the tree of each hypothesis is, and what may come next."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+import numpy as np
+from jaxtyping import Bool, Float, Int64
 
 from transduce.decoding.search import JoinableModel
 from transduce.parsing.automaton import Allowed, PartialTree
@@ -30,11 +30,11 @@ class TreeWatcher:
         self._is_begun = False
         self._symbols = symbols
         self._eos = eos
-        self._masks: dict[Allowed | None, Bool[Tensor, " vocab"]] = {}
+        self._masks: dict[Allowed | None, Bool[np.ndarray, " vocab"]] = {}
 
     def step(
-        self, last_ids: Int[Tensor, "sentences group"]
-    ) -> Float[Tensor, "sentences group vocab"]:
+        self, last_ids: Int64[np.ndarray, "sentences group"]
+    ) -> Float[Any, "sentences group vocab"]:
         """Read one more token of each hypothesis; the logits of the next."""
         if self._is_begun:
             self._groups = [
@@ -44,7 +44,7 @@ class TreeWatcher:
         self._is_begun = True  # the first token only begins the sequence
         return self._decoder.step(last_ids)
 
-    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+    def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses, in this order."""
         flat = [tree for group in self._groups for tree in group]
         self._groups = [[flat[row] for row in kept] for kept in rows.tolist()]
@@ -55,10 +55,9 @@ class TreeWatcher:
         self._groups += other._groups
         self._decoder.join(other._decoder)
 
-    def excluded(self) -> Bool[Tensor, "sentences group vocab"]:
+    def excluded(self) -> Bool[np.ndarray, "sentences group vocab"]:
         """What may not come next, after what was read."""
-        rows = [torch.stack(list(map(self._mask, group))) for group in self._groups]
-        return torch.stack(rows)
+        return np.array([list(map(self._mask, group)) for group in self._groups])
 
     def _after(self, tree: PartialTree | None, i: int) -> PartialTree | None:
         symbol = self._symbols.get(i)
@@ -66,14 +65,14 @@ class TreeWatcher:
             return None
         return tree.after(symbol)
 
-    def _mask(self, tree: PartialTree | None) -> Bool[Tensor, " vocab"]:
+    def _mask(self, tree: PartialTree | None) -> Bool[np.ndarray, " vocab"]:
         allowed = None if tree is None else tree.allowed()
         if allowed not in self._masks:
             self._masks[allowed] = self._excluded(allowed)
         return self._masks[allowed]
 
-    def _excluded(self, allowed: Allowed | None) -> Bool[Tensor, " vocab"]:
-        mask = torch.ones(max(self._symbols) + 1, dtype=torch.bool)
+    def _excluded(self, allowed: Allowed | None) -> Bool[np.ndarray, " vocab"]:
+        mask = np.ones(max(self._symbols) + 1, dtype=np.bool_)
         if allowed is not None:
             mask[self._eos] = not allowed.end
             for i, symbol in self._symbols.items():

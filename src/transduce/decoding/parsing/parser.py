@@ -4,14 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
-from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import BeamSearch
-from transduce.decoding.candidates import Excluded
+from transduce.decoding.candidates.candidate_search import Excluded
 from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.next_token_models.prepared_model import PreparedModel
+from transduce.decoding.next_token_models.ready_model import ReadyModel
 from transduce.decoding.next_token_models.tree_watcher import TreeWatcher
 from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search import (
@@ -74,10 +71,10 @@ class Parser:
 
     def __init__(
         self,
-        model: PreparedModel,
+        model: ReadyModel,
         tokenizer: Tokenizer,
         symbols: SymbolVocabulary,
-        device: torch.device,
+        device: str,
         search: SearchConfig = PAPER_SEARCH,
         *,
         num_processes: int = 1,
@@ -179,8 +176,7 @@ class Parser:
         return TreeWatcher(decoder, trees, self._symbols, EOS)
 
     def _read(self, sentences: Sequence[_Sentence]) -> JoinableModel:
-        source = pad_rows([[*each.source, EOS] for each in sentences])
-        return self._model.read(source.to(self._device))
+        return self._model.read([[*each.source, EOS] for each in sentences])
 
     def _tree(self, sentence: _Sentence, found: Hypothesis | None) -> Parse:
         symbols = [] if found is None else [self._symbols[i] for i in found.ids]

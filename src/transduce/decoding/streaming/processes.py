@@ -19,12 +19,11 @@ from multiprocessing.connection import Connection, Pipe, wait
 from threading import Lock
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
-import torch
-
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.search import Decoding
 from transduce.decoding.streaming.refilled_batch import search_in_steps
 from transduce.errors import ConfigError, RequestError
+from transduce.kernels.openmp import num_threads, use_threads
 
 Searcher = TypeVar("Searcher")
 Sentence = TypeVar("Sentence")
@@ -83,16 +82,16 @@ class SearchTask(Generic[Searcher, Sentence]):
         return [order[i::count] for i in range(count)]
 
 
-def default_processes(device: torch.device) -> int:
+def default_processes(device: str) -> int:
     """One for each thread that PyTorch would use, sixteen at most; else one alone."""
     if not _can_fork(device):
         return 1
-    return min(torch.get_num_threads(), MAX_PROCESSES)
+    return min(num_threads(), MAX_PROCESSES)
 
 
-def _can_fork(device: torch.device) -> bool:
+def _can_fork(device: str) -> bool:
     """A process with a GPU, or with macOS's libraries, cannot be copied."""
-    return sys.platform == "linux" and device.type == "cpu"
+    return sys.platform == "linux" and device == "cpu"
 
 
 class SearchProcesses(Generic[Searcher]):
@@ -102,7 +101,7 @@ class SearchProcesses(Generic[Searcher]):
     after a fork there can be no more. They end with this object, or with this process.
     """
 
-    def __init__(self, searcher: Searcher, number: int, device: torch.device) -> None:
+    def __init__(self, searcher: Searcher, number: int, device: str) -> None:
         """`ConfigError` if there are to be none, `RequestError` if copies cannot be."""
         if number < 1:
             raise ConfigError(
@@ -111,7 +110,7 @@ class SearchProcesses(Generic[Searcher]):
         if number > 1 and not _can_fork(device):
             raise RequestError(
                 "Only under Linux and on a CPU can several processes search, but "
-                f"{number} are asked for on {sys.platform} and {device.type}."
+                f"{number} are asked for on {sys.platform} and {device}."
             )
         self._searcher = searcher
         self._number = number
@@ -257,7 +256,7 @@ def _be_copy(searcher: object, connection: Connection) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _let_go_of_files(connection.fileno())
-        torch.set_num_threads(1)
+        use_threads(1)
         gc.freeze()  # what there is stays, and need not be looked through again
         with suppress(EOFError, OSError):  # the first process has gone
             _search(searcher, connection)

@@ -6,8 +6,6 @@ So the batch stays as full as memory and matrix products like it.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
-
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.search import Decoding, SentenceSearch
 
@@ -23,10 +21,12 @@ Begin = Callable[[list[int]], Decoding]
 """Reads the sentences of some numbers."""
 
 
-def batch_positions(device: torch.device) -> int:
+def batch_positions(device: str) -> int:
     """As many as keep the device busy and have room in its memory."""
-    if device.type != "cuda":
+    if not device.startswith("cuda"):
         return BATCH_POSITIONS
+    import torch  # which is loaded then, and is not needed otherwise
+
     memory = torch.cuda.get_device_properties(device).total_memory
     return max(memory // POSITION_BYTES, BATCH_POSITIONS)
 
@@ -78,7 +78,6 @@ class _Batch:
         count = max(self._capacity(waiting[0]) - len(self._live), 1)
         return [waiting.popleft() for _ in range(min(count, len(waiting)))]
 
-    @torch.inference_mode()
     def add(self, numbers: list[int], begin: Begin) -> None:
         """Begin with sentences and, once they have grown, let them join."""
         newcomers = begin(numbers)
@@ -89,7 +88,6 @@ class _Batch:
         elif newcomers.search.live:
             self._running.join(newcomers)
 
-    @torch.inference_mode()
     def advance(self) -> None:
         """Until one of the sentences is done."""
         assert self._running is not None

@@ -18,7 +18,7 @@ from transduce.analysis.layer_types.scaling import (
     Sweep,
     measure_scaling,
 )
-from transduce.device import BUSY_LOAD
+from transduce.machine import BUSY_LOAD
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.content import (
     Column,

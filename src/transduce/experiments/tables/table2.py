@@ -16,11 +16,11 @@ from transduce.analysis.cost import (
     utilisation,
 )
 from transduce.decoding.translator import load
-from transduce.device import BUSY_LOAD
 from transduce.errors import DataError
 from transduce.evaluation.bleu import BleuScore, corpus_bleu, paper_bleu
 from transduce.experiments.presets import preset
 from transduce.experiments.run_folder import RunFolder
+from transduce.machine import BUSY_LOAD
 from transduce.model.cost import PASSES, ForwardFlops, forward_flops
 from transduce.report.content import (
     Column,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from transduce.kernels.loading import address
+from transduce.model.operators.addresses import address
 from transduce.model.operators.kernels.fields import MaskingFields
 from transduce.model.operators.kernels.library import kernels, loaded_kernels
 

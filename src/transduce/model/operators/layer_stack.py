@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transduce.kernels.loading import address
+from transduce.model.operators.addresses import address
 from transduce.model.operators.dropout import WHOLE_MASKS, dropout_scale, num_dropped
 from transduce.model.operators.kernels.fields import SeenFields, StackFields
 from transduce.model.operators.kernels.library import (

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.kernels.loading import address
+from transduce.model.operators.addresses import address
 from transduce.model.operators.dropout import WHOLE_MASKS, masking_of
 from transduce.model.operators.kernels.fields import ResidualFields
 from transduce.model.operators.kernels.library import kernels, loaded_kernels

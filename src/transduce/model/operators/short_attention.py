@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transduce.kernels.loading import address
+from transduce.model.operators.addresses import address
 from transduce.model.operators.kernels.fields import AttentionFields
 from transduce.model.operators.kernels.library import (
     WHOLE,

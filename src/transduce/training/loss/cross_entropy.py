@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.kernels.loading import address
+from transduce.model.operators.addresses import address
 from transduce.model.operators.kernels.fields import CrossEntropyFields
 from transduce.model.operators.kernels.library import kernels, loaded_kernels
 from transduce.model.operators.linear import in_blocks, is_in_blocks

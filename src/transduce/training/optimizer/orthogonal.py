@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.kernels.loading import address
+from transduce.model.operators.addresses import address
 from transduce.model.operators.kernels.fields import OrthogonalizationFields
 from transduce.model.operators.kernels.library import (
     WHOLE,

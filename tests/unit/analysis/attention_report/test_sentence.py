@@ -83,7 +83,8 @@ def test_tokens_are_named_by_what_is_read_and_what_is_put_out(
 
 def test_nothing_listens_afterwards(translator: Translator) -> None:
     attend(translator, SOURCE, TARGET)
-    hooks = [module._forward_hooks for module in translator.models[0].model.modules()]
+    model = translator.models[0].operators.model
+    hooks = [module._forward_hooks for module in model.modules()]
     assert not any(hooks)
 
 

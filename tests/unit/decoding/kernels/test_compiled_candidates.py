@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.decoding.candidates import found_by_torch
+from transduce.decoding.candidates.by_torch import found_by_torch
 from transduce.decoding.kernels.compiled_candidates import (
     CompiledCandidates,
-    can_find_candidates,
+    for_kernel,
 )
 from transduce.decoding.kernels.library import kernels
 
@@ -16,9 +16,8 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels"
 
 
 def after_nothing(logits: Tensor, count: int, excluded=()) -> list[np.ndarray]:
-    totals = torch.zeros(logits.shape[:2], dtype=torch.float64)
-    found = CompiledCandidates(count, excluded, 0.0)(logits, totals, None, None)
-    return [each.numpy() for each in found]
+    find, totals = CompiledCandidates(count, excluded, 0.0), np.zeros(logits.shape[:2])
+    return list(find(logits.numpy(), totals, None, None))
 
 
 @given(
@@ -36,20 +35,19 @@ def test_they_are_those_of_pytorch(
 ):
     rng, group = torch.Generator().manual_seed(seed), 1 + seed % 5
     logits = scale * torch.randn(3, group, vocab, generator=rng)
-    totals = -torch.rand(3, group, generator=rng, dtype=torch.float64)
-    totals[2, group - 1] = -torch.inf
+    totals = -torch.rand(3, group, generator=rng, dtype=torch.float64).numpy()
+    totals[2, group - 1] = -np.inf
     logits[1, group // 2, seed % vocab] = torch.nan if seed % 3 == 0 else 0.5
     excluded = (
-        torch.rand(3, group, vocab, generator=rng) < 0.3
+        (torch.rand(3, group, vocab, generator=rng) < 0.3).numpy()
         if masked
         else list(range(0, vocab, 7))
     )
-    forced = torch.tensor([-1, vocab // 2, -1]) if is_forced else None
+    forced = np.array([-1, vocab // 2, -1]) if is_forced else None
     mask, never = (excluded, ()) if masked else (None, excluded)
     find = CompiledCandidates(count, never, diversity)
-    found = [each.numpy() for each in find(logits, totals, mask, forced)]
-    asked = (logits, totals, count, excluded, forced, diversity)
-    expected = [each.numpy() for each in found_by_torch(*asked)]
+    found = find(logits.numpy(), totals, mask, forced)
+    expected = found_by_torch(logits, totals, count, excluded, forced, diversity)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
     is_there = np.isfinite(expected[0])
     for one, other in zip(found[1:], expected[1:], strict=True):
@@ -71,8 +69,8 @@ def test_the_best_are_found_among_many_equals(vocab, count, num_never, spread, s
     never = logits[0, 0].topk(min(num_never, vocab - 1)).indices
     count = min(count, vocab - len(never))
     found = CompiledCandidates(count, never.tolist(), 0.0)
-    totals = torch.tensor([[0.0, -torch.inf]] * 2, dtype=torch.float64)
-    _, _, tokens = found(logits, totals, None, None)
+    totals = np.array([[0.0, -np.inf]] * 2)
+    _, _, tokens = found(logits.numpy(), totals, None, None)
     logits[..., never] = -torch.inf
     order = np.argsort(-logits[:, 0].numpy(), axis=1, kind="stable")
     assert tokens.tolist() == order[:, :count].tolist()
@@ -136,14 +134,18 @@ def test_no_sentence_has_no_candidate():
 
 @pytest.mark.parametrize("token", [9, 2**40])
 def test_what_is_forced_is_a_token(token):
-    totals = torch.zeros(1, 1, dtype=torch.float64)
-    forced = torch.tensor([token])
+    logits, forced = np.zeros((1, 1, 9), np.float32), np.array([token])
     with pytest.raises(IndexError, match="Ids must be those of tokens, but one is too"):
-        CompiledCandidates(2, (), 0.0)(torch.zeros(1, 1, 9), totals, None, forced)
+        CompiledCandidates(2, (), 0.0)(logits, np.zeros((1, 1)), None, forced)
 
 
 def test_the_kernel_takes_fp32_of_a_cpu_alone():
     logits = torch.randn(1, 1, 9)
-    assert can_find_candidates(logits)
-    assert not can_find_candidates(logits.bfloat16())
-    assert not can_find_candidates(logits.to("meta"))
+    taken = for_kernel(logits)
+    assert taken is not None
+    assert np.shares_memory(taken, logits.numpy())
+    assert for_kernel(taken) is taken
+    assert for_kernel(taken.astype(np.float64)) is None
+    assert for_kernel(logits.bfloat16()) is None
+    assert for_kernel(logits.double()) is None
+    assert for_kernel(logits.to("meta")) is None

@@ -6,23 +6,30 @@ from torch import nn
 
 from transduce.decoding import beam_search, greedy_search
 from transduce.decoding.kernels import compiled_candidates
-from transduce.decoding.kernels.packed_linear import PackedInt8
-from transduce.decoding.next_token_models import prepared_model
+from transduce.decoding.next_token_models import prepared_model, ready_model
 from transduce.decoding.next_token_models.prepared_model import (
     Int8Linear,
+    PackedMap,
     available,
     prepared,
 )
+from transduce.decoding.next_token_models.ready_model import ReadyModel
 from transduce.decoding.translator import Translator
-from transduce.device import processor_flags
 from transduce.errors import ConfigError, RequestError
+from transduce.machine import processor_flags
 from transduce.model.transformer import Transformer
 
 CPU = torch.device("cpu")
 needs_int8 = pytest.mark.skipif(
     "int8" not in available(CPU), reason="there are no kernels for 8 bits"
 )
-WITH_KERNELS = (prepared_model, compiled_candidates, beam_search, greedy_search)
+WITH_KERNELS = (
+    prepared_model,
+    ready_model,
+    compiled_candidates,
+    beam_search,
+    greedy_search,
+)
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in processor_flags(),
     reason="PyTorch's sums of 16 bits overflow here",
@@ -75,24 +82,25 @@ def test_without_kernels_of_ours_those_of_pytorch_serve(trained_checkpoint, corp
     exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
     with pytest.warns(RuntimeWarning, match="int8 is without its compiled kernels"):
         rough = Translator(trained_checkpoint, CPU, precision="int8")
-    assert isinstance(rough.models[0].model.embedding.output, Int8Linear)
+    assert isinstance(rough.models[0].operators.model.embedding.output, Int8Linear)
     found = rough.translate(corpus[0][:20])
     assert sum(a.text == b.text for a, b in zip(exact, found, strict=True)) >= 14
 
 
-def test_freed_memory_is_kept_on_a_cpu(trained_checkpoint, monkeypatch):
+@pytest.mark.parametrize(("device", "is_kept"), [("cpu", True), ("meta", False)])
+def test_freed_memory_is_kept_on_a_cpu(
+    trained_checkpoint, monkeypatch, device, is_kept
+):
     calls = []
-    monkeypatch.setattr(prepared_model, "keep_freed_memory", lambda: calls.append(1))
-    prepared(trained_checkpoint.build(), "fp32", torch.device("meta"))
-    assert not calls
-    prepared(trained_checkpoint.build(), "fp32", CPU)
-    assert calls
+    monkeypatch.setattr(ready_model, "keep_freed_memory", lambda: calls.append(1))
+    ReadyModel(trained_checkpoint, "fp32", device)
+    assert bool(calls) == is_kept
 
 
 def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):
     translator = Translator(trained_checkpoint, CPU, precision="bf16")
     [found] = translator.models
-    assert found.model.output_weight.dtype == torch.bfloat16
+    assert found.operators.model.output_weight.dtype == torch.bfloat16
     assert translator.translate(["one two"])[0].hypotheses
 
 
@@ -110,7 +118,7 @@ def test_all_weights_of_a_step_are_in_bf16(tiny, scores):
 def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint):
     model = prepared(trained_checkpoint.build(), "int8", CPU).model
     assert not [m for m in model.modules() if isinstance(m, nn.Linear)]
-    assert isinstance(model.embedding.output, Int8Linear | PackedInt8)
+    assert isinstance(model.embedding.output, Int8Linear | PackedMap)
     ids = torch.tensor([[5, 6]])
     expected = trained_checkpoint.build().embedding(ids)
     assert torch.equal(model.embedding(ids), expected)

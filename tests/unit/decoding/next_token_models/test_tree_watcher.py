@@ -1,8 +1,7 @@
 """What may not come next, for each hypothesis of its own, through all rearranging."""
 
-import torch
-from jaxtyping import Int
-from torch import Tensor
+import numpy as np
+from jaxtyping import Int64
 
 from transduce.decoding.next_token_models.tree_watcher import TreeWatcher
 from transduce.parsing.automaton import partial_tree
@@ -17,10 +16,10 @@ NP, S, END_NP, END_S, XX = 4, 5, 6, 7, 8
 class Uniform:
     """A model to which all is alike."""
 
-    def step(self, last_ids: Int[Tensor, "sentences group"]) -> Tensor:
-        return torch.zeros(*last_ids.shape, VOCABULARY.vocab_size)
+    def step(self, last_ids: Int64[np.ndarray, "sentences group"]) -> np.ndarray:
+        return np.zeros((*last_ids.shape, VOCABULARY.vocab_size))
 
-    def reorder(self, rows: Int[Tensor, "kept group"]) -> None: ...
+    def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None: ...
 
     def join(self, other: "Uniform") -> None: ...
 
@@ -32,11 +31,11 @@ def watcher(*num_words: int) -> TreeWatcher:
 
 def allowed(watched: TreeWatcher) -> list[list[list[int]]]:
     possible = ~watched.excluded()
-    return [[row.nonzero().flatten().tolist() for row in group] for group in possible]
+    return [[row.nonzero()[0].tolist() for row in group] for group in possible]
 
 
 def read(watched: TreeWatcher, *groups: list[int]) -> None:
-    watched.step(torch.tensor(groups))
+    watched.step(np.array(groups))
 
 
 def test_a_tree_is_opened_filled_and_closed() -> None:
@@ -54,14 +53,14 @@ def test_a_tree_is_opened_filled_and_closed() -> None:
 def test_hypotheses_go_on_from_their_own_past() -> None:
     watched = watcher(2, 2)
     read(watched, [BOS], [BOS])
-    watched.reorder(torch.tensor([[0, 0], [1, 1]]))
+    watched.reorder(np.array([[0, 0], [1, 1]]))
     read(watched, [S, NP], [NP, S])
-    watched.reorder(torch.tensor([[1, 0], [2, 3]]))
+    watched.reorder(np.array([[1, 0], [2, 3]]))
     read(watched, [XX, XX], [XX, XX])
-    watched.reorder(torch.tensor([[1, 0], [2, 3]]))
+    watched.reorder(np.array([[1, 0], [2, 3]]))
     read(watched, [XX, XX], [XX, XX])
     assert allowed(watched) == [[[END_S], [END_NP]], [[END_NP], [END_S]]]
-    watched.reorder(torch.tensor([[3, 2]]))
+    watched.reorder(np.array([[3, 2]]))
     assert allowed(watched) == [[[END_S], [END_NP]]]
 
 
@@ -79,7 +78,7 @@ def test_others_join_with_the_trees_they_have_begun() -> None:
 def test_what_is_no_tree_may_not_go_on() -> None:
     watched = watcher(1)
     read(watched, [BOS])
-    watched.reorder(torch.tensor([[0, 0]]))
+    watched.reorder(np.array([[0, 0]]))
     read(watched, [END_S, S])
     assert allowed(watched) == [[[], [NP, S, XX]]]
     read(watched, [XX, XX])

@@ -160,7 +160,7 @@ def _fail(_: object, __: object) -> None:
 
 
 def test_a_mistake_in_a_process_is_raised_here(alone: Translator) -> None:
-    copies = SearchProcesses(alone, 2, CPU)
+    copies = SearchProcesses(alone, 2, "cpu")
     task = processes.SearchTask(
         sentences=SENTENCES,
         lengths=[1] * len(SENTENCES),
@@ -260,7 +260,7 @@ def test_a_system_that_allows_no_process_is_told_of(
 
     monkeypatch.setattr(os, "fork", refused)
     with pytest.raises(RequestError, match="allows none .Resource temp.*processes 1"):
-        SearchProcesses(alone, 2, CPU)
+        SearchProcesses(alone, 2, "cpu")
 
 
 @pytest.mark.parametrize("number", [0, -1])
@@ -276,9 +276,9 @@ def test_where_a_process_cannot_be_copied_there_is_one(
     alone: Translator, platform: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes.sys, "platform", platform)
-    assert default_processes(torch.device(device)) == 1
+    assert default_processes(device) == 1
     with pytest.raises(RequestError, match=f"2 are asked for on {platform} and"):
-        SearchProcesses(alone, 2, torch.device(device))
+        SearchProcesses(alone, 2, device)
 
 
 @pytest.mark.parametrize(("threads", "number"), [(1, 1), (2, 2), (64, MAX_PROCESSES)])
@@ -286,7 +286,7 @@ def test_there_are_as_many_as_threads(
     threads: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert default_processes(CPU) == number
+    assert default_processes("cpu") == number
 
 
 def test_none_is_as_many_as_pay(

@@ -17,4 +17,4 @@ def test_a_larger_gpu_decodes_more_together(
 ) -> None:
     properties = SimpleNamespace(total_memory=gibibytes * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    assert batch_positions(torch.device(device)) == positions
+    assert batch_positions(device) == positions

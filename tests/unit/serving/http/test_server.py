@@ -182,7 +182,7 @@ def test_a_translation_is_scored_as_offline(http: RunningServer) -> None:
 def test_an_impossible_translation_has_no_perplexity(http: RunningServer) -> None:
     body = {"source": ["one"], "target": ["eins"], "model": "de-en"}
     translator = http.models[1].queue.translator
-    last: Any = translator.models[0].model.decoder_layers[-1]
+    last: Any = translator.models[0].operators.model.decoder_layers[-1]
     weight = last.after_feed_forward.norm.weight
     before = weight.detach().clone()
     weight.data.mul_(-1e4)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from transduce.device import num_cores
 from transduce.errors import ConfigError, TransduceError
 from transduce.experiments.run_folder import LOG
 from transduce.experiments.tables.table3.experiment import Experiment, RowRun
 from transduce.interruption import stop_on_signal
+from transduce.machine import num_cores
 
 POLL_SECONDS = 0.2
 TAIL_BYTES = 4_096

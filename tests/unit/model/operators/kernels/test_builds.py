@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
-from transduce.device import processor_flags
 from transduce.kernels import loading
 from transduce.kernels.loading import BUILDS
+from transduce.machine import processor_flags
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
 from transduce.model.operators.dropout import Dropout

@@ -1,0 +1,1 @@
+"""The likeliest ways to go on, of all hypotheses of a sentence at once."""

@@ -1,0 +1,112 @@
+"""The same found by PyTorch: on any device, in any precision, without kernels."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
+from torch import Tensor
+
+from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
+
+BLOCK = 64
+"""Tokens of which only the best is looked at first."""
+Found = tuple[
+    Float64[np.ndarray, "sentences candidates"],
+    Int64[np.ndarray, "sentences candidates"],
+    Int64[np.ndarray, "sentences candidates"],
+]
+"""Log-probabilities, hypotheses and tokens."""
+
+
+@torch.inference_mode()
+def found_by_torch(
+    logits: Float[Any, "sentences group vocab"],
+    totals: Float64[np.ndarray, "sentences group"],
+    count: int,
+    excluded: Sequence[int] | Bool[np.ndarray, "sentences group vocab"],
+    forced: Int64[np.ndarray, " sentences"] | None,
+    diversity: float,
+) -> Found:
+    """What `CompiledCandidates` finds."""
+    # Not the logits minus their `logsumexp`: that takes twice as long.
+    log_probs = torch.as_tensor(logits).float().log_softmax(dim=-1)
+    is_nan = _numpy(log_probs[..., 0].isnan())  # as then all are
+    _exclude(log_probs, excluded, forced)
+    # What is left is little: numpy is done with it sooner.
+    values, tokens = map(_numpy, _largest(log_probs, count))
+    values[is_nan] = math.nan
+    after = values + totals[..., None]
+    ranked = after - diversity * np.arange(values.shape[-1]) if diversity else after
+    chosen = np.argsort(-_flat(ranked), axis=1, kind="stable")[:, :count]
+    sentences = np.arange(len(chosen))[:, None]
+    return (
+        _filled(_flat(after)[sentences, chosen], count, -math.inf),
+        _filled(chosen // values.shape[-1], count, 0),
+        _filled(_flat(tokens)[sentences, chosen], count, 0),
+    )
+
+
+def _exclude(
+    log_probs: Float[Tensor, "sentences group vocab"],
+    excluded: Sequence[int] | Bool[np.ndarray, "sentences group vocab"],
+    forced: Int64[np.ndarray, " sentences"] | None,
+) -> None:
+    """Let what may not come be impossible, in place."""
+    if isinstance(excluded, np.ndarray):
+        mask = torch.from_numpy(excluded).to(log_probs.device)
+        log_probs.masked_fill_(mask, -math.inf)
+    else:
+        for token in excluded:
+            log_probs[..., token] = -math.inf
+    for sentence, token in enumerate([] if forced is None else forced.tolist()):
+        if token == NOT_FORCED:
+            continue
+        only = log_probs[sentence, :, token].clone()
+        log_probs[sentence] = -math.inf
+        log_probs[sentence, :, token] = only
+
+
+def _flat(
+    each: Shaped[np.ndarray, "sentences group found"],
+) -> Shaped[np.ndarray, "sentences candidates"]:
+    return each.reshape(len(each), -1)
+
+
+def _filled(
+    each: Shaped[np.ndarray, "sentences found"], count: int, filling: float | int
+) -> Shaped[np.ndarray, "sentences {count}"]:
+    """With so many columns."""
+    missing = count - each.shape[1]
+    return np.pad(each, ((0, 0), (0, missing)), constant_values=filling)
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.cpu().numpy()
+    return array
+
+
+def _largest(
+    log_probs: Float[Tensor, "sentences group vocab"], count: int
+) -> tuple[
+    Float[Tensor, "sentences group found"], Int[Tensor, "sentences group found"]
+]:
+    """The largest and their tokens, best first; all if there are not so many.
+
+    The best of a row stand in those blocks of it whose best are best: these are found
+    without sorting.
+    """
+    num_blocks = log_probs.size(-1) // BLOCK
+    if num_blocks <= count:
+        values, tokens = log_probs.topk(min(count, log_probs.size(-1)))
+        return values, tokens
+    in_blocks = num_blocks * BLOCK
+    blocks = log_probs[..., :in_blocks].unflatten(-1, (num_blocks, BLOCK))
+    chosen = blocks.amax(dim=-1).topk(count).indices[..., None]
+    tokens = (chosen * BLOCK + torch.arange(BLOCK, device=log_probs.device)).flatten(-2)
+    rest = torch.arange(in_blocks, log_probs.size(-1), device=log_probs.device)
+    tokens = torch.cat([tokens, rest.expand(*tokens.shape[:-1], -1)], dim=-1)
+    values, indices = log_probs.gather(-1, tokens).topk(count)
+    return values, tokens.gather(-1, indices)

@@ -1,0 +1,148 @@
+"""A model by kernels: it reads sources, and begins their translations."""
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Int64
+
+from transduce.decoding.compiled.decoder_state import DecoderState, StateSizes
+from transduce.decoding.compiled.packed_layers import MakeLinear, PackedLayers
+from transduce.decoding.compiled.positions import Positions
+from transduce.decoding.kernels.fields import (
+    DecoderFields,
+    NeedsFields,
+    SourceFields,
+)
+from transduce.decoding.kernels.library import loaded_kernels, require_done
+from transduce.kernels.loading import address, room_for
+from transduce.kernels.openmp import num_threads
+from transduce.model.config import ModelConfig
+from transduce.model.sizes.room import first_room, room_ahead
+from transduce.special_ids import PAD
+
+FAR = 2**62
+"""A neighbourhood that is everything."""
+
+States = Float32[np.ndarray, "batch source d_model"]
+Mask = Bool[np.ndarray, "batch source"]
+"""Where a source is no padding."""
+
+
+class CompiledModel:
+    """Encoder and decoder of a config with weights, made ready once."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Float[np.ndarray, "..."]],
+        make_linear: MakeLinear,
+    ) -> None:
+        self.config = config
+        self.library = loaded_kernels()
+        self.positions = Positions(config, weights)
+        layers = PackedLayers(config, weights, make_linear)
+        has_own_target = config.target_vocab_size is not None
+        target = "target_embedding" if has_own_target else "embedding"
+        self._embedding = _in_a_row(weights["embedding.weight"])
+        self._target_embedding = (
+            _in_a_row(weights[f"{target}.weight"])
+            if has_own_target
+            else self._embedding
+        )
+        bias = weights[f"{target}.bias"] if config.output_bias else None
+        self.fields = DecoderFields(
+            stack=layers.decoder,
+            embedding=address(self._target_embedding),
+            embedding_scale=math.sqrt(config.d_model),
+            neighbourhood=config.neighbourhood or FAR,
+            output=layers.linear(self._target_embedding, bias),
+        )
+        """Of the decoder."""
+        self._encoder, self._kept = layers.encoder, layers.kept
+
+    def encode(self, source: Int64[np.ndarray, "batch source"]) -> tuple[States, Mask]:
+        """Read the sources (Figure 1, left); what it says of padding is zero."""
+        sentences, length = source.shape
+        mask = np.ascontiguousarray(source != PAD)
+        states = room_for(sentences, length, self.config.d_model)
+        np.multiply(self._embedding[source], math.sqrt(self.config.d_model), out=states)
+        states += self.positions(length)
+        near = self.config.neighbourhood or length  # which is everything
+        sources = SourceFields(sentences, length, near, address(mask, np.bool_))
+        status = self.library.transduce_encode(
+            ctypes.byref(self._encoder),
+            ctypes.byref(sources),
+            address(states),
+            num_threads(),
+        )
+        require_done(status)
+        return states, mask
+
+    def start(self, states: States, mask: Mask) -> DecoderState:
+        """Where the decoder stands before its first step."""
+        sentences, source, _ = states.shape
+        sizes = StateSizes(
+            sentences=sentences, group=1, room=first_room(sentences), source=source
+        )
+        state = DecoderState(self.config, self.positions, sizes, mask)
+        status = self.library.transduce_start(
+            ctypes.byref(self.fields),
+            address(states),
+            sentences,
+            source,
+            state.stores.fields,
+            num_threads(),
+        )
+        require_done(status)
+        return state
+
+    def gathered(self, states: Sequence[DecoderState]) -> DecoderState:
+        """The sentences of all, in groups of one size, in stores of their own.
+
+        There is room for more slots, as those that are nobody's past are gone.
+        """
+        [group] = {each.fields.group for each in states}
+        needs, measure = NeedsFields(), self.library.transduce_measure
+        for each in states:
+            require_done(measure(ctypes.byref(each.fields), ctypes.byref(needs)))
+        counts = [each.fields.sentences for each in states]
+        sizes = StateSizes(
+            sentences=sum(counts),
+            group=group,
+            room=room_ahead(needs.slots, group),
+            source=needs.source,
+        )
+        into = DecoderState(
+            self.config,
+            self.positions,
+            sizes,
+            np.empty((sizes.sentences, sizes.source), np.bool_),
+            num_slots=needs.slots,
+            max_length=needs.length,
+        )
+        for each, first in zip(states, accumulate(counts, initial=0), strict=False):
+            status = self.library.transduce_gather(
+                ctypes.byref(self.fields),
+                ctypes.byref(each.fields),
+                ctypes.byref(into.fields),
+                first,
+            )
+            require_done(status)
+        return into
+
+
+def padded_sources(
+    sources: Sequence[Sequence[int]],
+) -> Int64[np.ndarray, "batch source"]:
+    """Rows of ids as one array, padded at the end."""
+    rows = np.full((len(sources), max(map(len, sources))), PAD, dtype=np.int64)
+    for row, ids in zip(rows, sources, strict=True):
+        row[: len(ids)] = ids
+    return rows
+
+
+def _in_a_row(weight: Float[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
+    return np.ascontiguousarray(weight, dtype=np.float32)

@@ -1,0 +1,127 @@
+"""Where a decoder stands between steps, in arrays that kernels keep up.
+
+A sentence has a group of hypotheses, all of which have one store for the keys and
+values of their past, as in model/cache.py. Whose past a slot is, how far each sentence
+is and which are still there, the kernels say. Of sentences that have left, keys and
+values are still there until room is made for others.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+
+from transduce.decoding.compiled.positions import Positions
+from transduce.decoding.kernels.fields import StateFields
+from transduce.kernels.loading import address, room_for
+from transduce.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSizes:
+    """Of what there is to be room for."""
+
+    sentences: int
+    group: int
+    room: int
+    """Slots of a sentence."""
+    source: int
+    """Positions of the memory."""
+
+
+class Stores:
+    """Keys and values of all layers, without numbers at first."""
+
+    def __init__(self, config: ModelConfig, sizes: StateSizes) -> None:
+        layers, heads = config.num_decoder_layers, config.num_heads
+        first = layers, sizes.sentences
+        # All heads of a slot side by side, as those of a hypothesis lie far apart.
+        own = [
+            room_for(*first, sizes.room, heads, width).swapaxes(2, 3)
+            for width in (config.d_k, config.d_v)
+        ]
+        far = [
+            room_for(*first, heads, sizes.source, width)
+            for width in (config.d_k, config.d_v)
+        ]
+        self.arrays = [*own, *far]
+        """Keys and values of the past, then of the memory, each
+        [layers, sentences, heads, slots, width]."""
+        numbers: list[int] = []
+        for layer in range(layers):
+            for store in self.arrays:
+                numbers += _store(store[layer])
+        self.fields = (ctypes.c_int64 * len(numbers))(*numbers)
+        """`LayerCache` of decoder.h for each: four times `Store`, all of 64 bits."""
+
+
+def _store(array: Float32[np.ndarray, "sentences heads slots width"]) -> list[int]:
+    """Where it begins, and how far sentences, heads and slots lie apart."""
+    *between, _ = (each // array.itemsize for each in array.strides)
+    return [array.__array_interface__["data"][0], *between]
+
+
+class DecoderState:
+    """That of a batch of hypotheses."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        positions: Positions,
+        sizes: StateSizes,
+        memory_mask: Bool[np.ndarray, "sentences source"],
+        *,
+        num_slots: int = 0,
+        max_length: int = 0,
+    ) -> None:
+        """Where nothing has been read; what has, others are to put in."""
+        self.stores = Stores(config, sizes)
+        self.max_length = max_length
+        """At least the positions read by any sentence."""
+        self._memory_mask = memory_mask
+        self._past = np.zeros((sizes.sentences, sizes.group, sizes.room), np.bool_)
+        self._slot_positions = np.zeros((sizes.sentences, sizes.room), np.int64)
+        self._lengths = np.zeros(sizes.sentences, np.int64)
+        self._places = np.arange(sizes.sentences)
+        # Of each step, though groups get smaller.
+        self.positions = positions(max_length + sizes.room - num_slots)
+        """Of the model: all that there is room for."""
+        self.fields = StateFields(
+            sentences=sizes.sentences,
+            group=sizes.group,
+            num_slots=num_slots,
+            room=sizes.room,
+            source=sizes.source,
+            past=address(self._past, np.bool_),
+            lengths=address(self._lengths, np.int64),
+            places=address(self._places, np.int64),
+            slot_positions=address(self._slot_positions, np.int64),
+            memory_mask=address(memory_mask, np.bool_),
+            layers=self.stores.fields,
+        )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a slot for each hypothesis's newest position."""
+        fields = self.fields
+        return bool(fields.num_slots + fields.group <= fields.room)
+
+    @property
+    def steps_left(self) -> int:
+        """That there is room for."""
+        fields = self.fields
+        return int((fields.room - fields.num_slots) // fields.group)
+
+    def regroup(self, rows: Int64[np.ndarray, "kept group"]) -> None:
+        """Keep these, in groups of another size, or sentences in another order."""
+        fields = self.fields
+        sentences, parents = rows[:, 0] // fields.group, rows % fields.group
+        past = self._past[: fields.sentences]
+        self._past = past[sentences[:, None], parents]
+        self._lengths = self._lengths[sentences]
+        self._places = self._places[sentences]
+        fields.sentences, fields.group = rows.shape
+        fields.past = address(self._past, np.bool_)
+        fields.lengths = address(self._lengths, np.int64)
+        fields.places = address(self._places, np.int64)

@@ -1,0 +1,79 @@
+"""A model made ready to decode: by kernels of our own, or by operators of PyTorch."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, get_args
+
+from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
+from transduce.decoding.compiled.compiled_model import CompiledModel
+from transduce.decoding.compiled.packed_layers import MakeLinear, has_kernels_for
+from transduce.decoding.kernels.library import kernels
+from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
+from transduce.decoding.search import JoinableModel
+from transduce.errors import ConfigError
+from transduce.machine import keep_freed_memory
+from transduce.model_folder import ModelAtRest
+
+if TYPE_CHECKING:
+    import transduce.decoding.next_token_models.prepared_model
+
+DecodingPrecision = Literal["fp32", "bf16", "int8"]
+"""Of the matrix products of decoding: fp32 is exact."""
+MAKE_LINEAR: dict[str, MakeLinear] = {"fp32": PackedFloats, "int8": PackedInt8}
+"""In what precisions there are kernels."""
+
+
+class ReadyModel:
+    """A model on a device, ready to decode in a precision.
+
+    By kernels where there are such, which need no PyTorch: that takes a second to load.
+    """
+
+    def __init__(
+        self, checkpoint: ModelAtRest, precision: DecodingPrecision, device: str
+    ) -> None:
+        """`RequestError` if the device cannot."""
+        if precision not in get_args(DecodingPrecision):
+            raise ConfigError(
+                f'`precision` must be "fp32", "bf16" or "int8", but is "{precision}".'
+            )
+        if device == "cpu":
+            keep_freed_memory()  # each step allots the logits of all hypotheses
+        self._checkpoint = checkpoint
+        self._precision = precision
+        self._device = device
+        self.compiled: CompiledModel | None = None
+        """Where there are kernels for it."""
+        is_known = precision in MAKE_LINEAR and has_kernels_for(checkpoint.config)
+        if device == "cpu" and is_known and kernels() is not None:
+            # Unlike the paper: 8 bits, if they are asked for, for speed on processors
+            # that multiply them faster.
+            self.compiled = CompiledModel(
+                checkpoint.config, checkpoint.arrays(), MAKE_LINEAR[precision]
+            )
+        else:
+            _ = self.operators
+
+    @cached_property
+    def operators(
+        self,
+    ) -> "transduce.decoding.next_token_models.prepared_model.PreparedModel":
+        """The model by operators of PyTorch, for who looks into it."""
+        # Not before: PyTorch takes a second to load.
+        from transduce.decoding.next_token_models.prepared_model import prepare
+
+        return prepare(self._checkpoint, self._precision, self._device)
+
+    @property
+    def can_be_watched(self) -> bool:
+        """Whether these operators are there."""
+        return "operators" in self.__dict__
+
+    def read(self, sources: Sequence[Sequence[int]]) -> JoinableModel:
+        """The model, which has read sources, and reads their translations.
+
+        The end of each source is among its ids.
+        """
+        if self.compiled is None:
+            return self.operators.read(sources)
+        return CompiledDecoder.after(self.compiled, sources)

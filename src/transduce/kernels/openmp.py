@@ -1,0 +1,70 @@
+"""Threads, which are those of PyTorch, whether it is loaded or not."""
+
+import ctypes
+import os
+import sys
+from contextlib import suppress
+from ctypes import c_void_p
+from functools import cache
+
+from transduce.machine import num_cores, num_whole_cores, torch_folder
+
+READ_BY_PYTORCH = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
+"""Once, as it is loaded."""
+
+
+def run_in_threads() -> int | None:
+    """How its OpenMP runs a function in threads, if it is GCC's.
+
+    Without it a kernel has one thread.
+    """
+    library = _openmp()
+    if library is None:
+        return None
+    return ctypes.cast(library.GOMP_parallel, c_void_p).value
+
+
+def num_threads() -> int:
+    """As many as PyTorch computes with, or would."""
+    if (torch := sys.modules.get("torch")) is not None:
+        return int(torch.get_num_threads())
+    return _Threads.asked or _usual_number()
+
+
+def use_threads(number: int) -> None:
+    """From here on compute with so many, in PyTorch too, also if it is loaded later."""
+    _Threads.asked = number
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(number)
+        return
+    for name in READ_BY_PYTORCH:
+        os.environ[name] = str(number)
+    if (library := _openmp()) is not None:
+        library.omp_set_num_threads(number)
+
+
+class _Threads:
+    """How many of them."""
+
+    asked: int | None = None
+
+
+@cache
+def _usual_number() -> int:
+    """One for each core, unless the environment says fewer."""
+    library = _openmp()
+    most = num_cores() if library is None else library.omp_get_max_threads()
+    return max(min(filter(None, [most, num_whole_cores()]), default=1), 1)
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """The very library that PyTorch has, or will have when it is loaded."""
+    folder = torch_folder() / "lib"
+    # It may bring its own, have the system's, or have it loaded already.
+    for path in [*map(str, folder.glob("libgomp*")), None, "libgomp.so.1"]:
+        with suppress(OSError, AttributeError):
+            library = ctypes.CDLL(path)
+            _ = library.GOMP_parallel, library.omp_get_max_threads
+            return library
+    return None

@@ -1,0 +1,185 @@
+"""What this machine has and can do, as its system tells. Knows no torch."""
+
+import ctypes
+import math
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+
+BUSY_LOAD = 0.5
+"""Programs that want to run, from which on what is timed is to be taken with care."""
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+"""Of glibc's malloc.h."""
+
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18
+"""Linux's call that asks for a feature of x86 processors, and which."""
+
+GPU_LIBRARIES = "*torch_cuda*", "*torch_hip*"
+"""Of PyTorch."""
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+"""Where Linux tells what containers, and the jobs of a cluster, may have."""
+
+PROC = Path("/proc")
+"""Where it tells what it has, and each process."""
+
+CORES = Path("/sys/devices/system/cpu")
+"""Where it tells of each of the processor's threads."""
+
+
+def free_memory(num_processes: int) -> float:
+    """Bytes of the machine's that this process may take beyond those that it holds.
+
+    So many processes may do so alike. Infinite where the system does not tell.
+    """
+    free = told_bytes("meminfo", "MemAvailable")
+    if free is None:
+        return math.inf
+    left = [group.limit - group.used() for group in memory_groups()]
+    return max(min([free, *left]) / num_processes, 0.0)
+
+
+def told_bytes(file: str, name: str) -> int | None:
+    """What Linux tells in a file of `PROC`; none where there is no such line."""
+    path = PROC / file
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found = re.search(rf"{name}:\s*(\d+) kB", text)
+    return 1024 * int(found[1]) if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MemoryGroup:
+    """Processes that share a limit: those of a container, or of a cluster's job."""
+
+    folder: Path
+    limit: int
+    usage: str
+    """The file that says what is in use."""
+    cache: str
+    """What the statistics call that part of it which can be done without."""
+
+    def used(self) -> int:
+        """Bytes that cannot be had by others."""
+        path = self.folder / "memory.stat"  # which not all systems have
+        statistics = path.read_text(encoding="ascii") if path.is_file() else ""
+        found = re.search(rf"^{self.cache} (\d+)$", statistics, re.MULTILINE)
+        usage = int((self.folder / self.usage).read_text(encoding="ascii"))
+        return usage - (int(found[1]) if found else 0)
+
+
+def memory_groups() -> Iterator[_MemoryGroup]:
+    """Those that this process is in, directly or not, and that have a limit."""
+    path = PROC / "self" / "cgroup"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for line in lines:
+        _, kinds, group = line.split(":", 2)
+        if not kinds:
+            root, limit = CONTROL_GROUPS, "memory.max"
+            usage, cache = "memory.current", "inactive_file"
+        elif "memory" in kinds.split(","):
+            root, limit = CONTROL_GROUPS / "memory", "memory.limit_in_bytes"
+            usage, cache = "memory.usage_in_bytes", "total_inactive_file"
+        else:
+            continue
+        # A container may see only the outermost, which is then its own.
+        for each in (Path(group), *Path(group).parents):
+            folder = root / each.relative_to("/")
+            with suppress(OSError, ValueError):  # it is not there, or has no limit
+                most = int((folder / limit).read_text(encoding="ascii"))
+                yield _MemoryGroup(folder=folder, limit=most, usage=usage, cache=cache)
+
+
+def memory_of_children() -> int:
+    """Bytes that only they have, of the processes that this one has begun; resident."""
+    num_bytes = 0
+    for children in (PROC / "self" / "task").glob("*/children"):
+        for child in children.read_text(encoding="utf-8").split():
+            with suppress(OSError):  # it has ended
+                text = (PROC / child / "smaps_rollup").read_text(encoding="utf-8")
+                found = re.findall(r"Private_(?:Clean|Dirty):\s*(\d+) kB", text)
+                num_bytes += 1024 * sum(map(int, found))
+    return num_bytes
+
+
+def num_cores() -> int | None:
+    """The processor's cores that this process may use, as far as the system says."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def num_whole_cores() -> int | None:
+    """Of these, each that runs several threads at once counted once; None if not told.
+
+    Products gain nothing by a second thread on a core.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cores: set[str] = set()
+    for number in os.sched_getaffinity(0):
+        path = CORES / f"cpu{number}" / "topology" / "thread_siblings_list"
+        if not path.is_file():
+            return None
+        cores.add(path.read_text(encoding="ascii"))
+    return len(cores)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what is freed, where it is the C library.
+
+    By default it returns large blocks to the system at once, and each new tensor is
+    paid for in page faults: about a tenth of the time of training on a CPU.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    libc = ctypes.CDLL(None)
+    if not libc.mallopt(M_MMAP_THRESHOLD, 2**30):
+        return  # older versions refuse so much, and the rest would then do harm
+    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    libc.mallopt(M_TOP_PAD, 2**28)
+
+
+def return_freed_memory() -> None:
+    """Let glibc give back to the system what is free, where it is the C library."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def processor_flags() -> frozenset[str]:
+    """What this processor can do, as Linux names it; none where it does not tell."""
+    path = PROC / "cpuinfo"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return frozenset(flags[1].split()) if flags else frozenset()
+
+
+def torch_folder() -> Path:
+    """Where PyTorch is installed; it need not be loaded."""
+    found = find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+def may_have_gpu() -> bool:
+    """Whether PyTorch is installed with what it needs for one."""
+    libraries = torch_folder() / "lib"
+    return any(chain.from_iterable(map(libraries.glob, GPU_LIBRARIES)))
+
+
+def has_matrix_unit() -> bool:
+    """Whether the processor multiplies matrices of bytes, and this process may do so.
+
+    Linux keeps room for such a unit's tiles only for processes that have asked for it.
+    """
+    if not {"amx_tile", "amx_int8"} <= processor_flags():
+        return False
+    asked = ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA)
+    return bool(asked == 0)

@@ -1,0 +1,1 @@
+"""What follows from a model's sizes alone. Knows no torch."""

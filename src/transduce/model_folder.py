@@ -1,0 +1,279 @@
+"""A model in its folder: config, tokenizer and, once they are asked for, weights.
+
+A model folder holds `config.json`, `model.safetensors` and `tokenizer.json`, that of a
+parser `target_tokenizer.json` too. Loading never unpickles. Knows no torch.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+
+from transduce.errors import CheckpointError, ConfigError, VersionError
+from transduce.model.config import ModelConfig
+from transduce.model.sizes.parameters import parameter_shapes
+from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
+from transduce.search_config import SearchConfig
+from transduce.settings import apply_mapping
+from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+
+FORMAT = 3
+"""Of the model folder; raised when an older version could not read a newer folder."""
+FORMATS = {
+    1: {
+        "decoder_layers",
+        "activation",
+        "norm_epsilon",
+        "output_bias",
+        "target_vocab_size",
+    },
+    2: {"target_vocab_size"},
+    FORMAT: set[str](),
+}
+"""Those that can be read, and the settings each does not have: they are the paper's."""
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
+STOPPED = "stopped"
+
+Array = Float[np.ndarray, "..."]
+
+
+@runtime_checkable
+class ModelAtRest(Protocol):
+    """What there is of a model before it is made ready to compute."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def symbols(self) -> SymbolVocabulary | None:
+        """What a parser writes."""
+        ...
+
+    @property
+    def search(self) -> SearchConfig | None:
+        """How its run searches, if that is known."""
+        ...
+
+    def arrays(self) -> Mapping[str, Array]:
+        """Its weights, by the names that `Transformer` has for them."""
+        ...
+
+
+class StoredWeights(Mapping[str, Array]):
+    """Weights in their file, each read when it is asked for.
+
+    If the file is replaced they are still those that it had. `CheckpointError` if it is
+    missing or damaged, or has been overwritten.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = cast(Any, safe_open(path, framework="np"))
+            self._shapes = {
+                name: tuple(self._file.get_slice(name).get_shape())
+                for name in self._file.keys()  # noqa: SIM118 # it is no mapping
+            }
+            self._kept = _identity(path)
+        except (SafetensorError, OSError) as error:
+            raise damaged(path, error) from None
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each."""
+        return self._shapes
+
+    @property
+    def are_fp32(self) -> bool:
+        """Whether all are numbers of 32 bits."""
+        return all(self._file.get_slice(each).get_dtype() == "F32" for each in self)
+
+    def __getitem__(self, name: str) -> Array:
+        self._require_unchanged()
+        array: Array = self._file.get_tensor(name)
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def _require_unchanged(self) -> None:
+        with suppress(FileNotFoundError):
+            number, *state = _identity(self.path)
+            if number == self._kept[0] and state != list(self._kept[1:]):
+                raise CheckpointError(
+                    f"{self.path}: the weights must stay as they are while they are "
+                    "in use, but were overwritten; load the model again."
+                )
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    """The file that stands there, and what changes when it is written to."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def damaged(path: Path, error: Exception) -> CheckpointError:
+    """What is to be said of weights that cannot be read."""
+    return CheckpointError(
+        f"{path}: the weights are missing or damaged ({error}); use another checkpoint."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredModel:
+    """A model in its folder."""
+
+    config: ModelConfig
+    weights: StoredWeights
+    tokenizer: Tokenizer
+    step: int
+    """Updates it was trained for; of an average, the last member's."""
+    symbols: SymbolVocabulary | None
+    """What a parser writes."""
+    run: str | None
+    """The id of the run that trained it, if there is one."""
+    search: SearchConfig | None
+    """How its run searches, if that is known."""
+
+    def arrays(self) -> Mapping[str, Array]:
+        """Its weights, by the names that `Transformer` has for them."""
+        return self.weights
+
+
+def open_model(path: Path) -> StoredModel:
+    """Read a model folder, or a run's model; `CheckpointError` if it is damaged."""
+    folder = find_model(path)
+    content = read_json(folder / CONFIG)
+    config, step, search = _read_config(content, folder / CONFIG)
+    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+    if tokenizer.vocab_size != config.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer must have the model's {config.vocab_size} "
+            f"pieces, but has {tokenizer.vocab_size}; the files are of different "
+            "models."
+        )
+    symbols = _load_symbols(folder, config)
+    weights = StoredWeights(folder / WEIGHTS)
+    if weights.shapes != parameter_shapes(config) or not weights.are_fp32:
+        raise CheckpointError(
+            f"{folder / WEIGHTS}: the weights must fit the settings beside them, but "
+            "do not; the files are of different models."
+        )
+    return StoredModel(
+        config=config,
+        weights=weights,
+        tokenizer=tokenizer,
+        step=step,
+        symbols=symbols,
+        run=content.get("run"),
+        search=search,
+    )
+
+
+def _load_symbols(folder: Path, config: ModelConfig) -> SymbolVocabulary | None:
+    """Those of a parser, as many as its model's."""
+    if config.target_vocab_size is None:
+        return None
+    symbols = SymbolVocabulary.load(folder / SYMBOLS_FILE)
+    if symbols.vocab_size != config.target_vocab_size:
+        raise CheckpointError(
+            f"{folder}: the target's vocabulary must have the model's "
+            f"{config.target_vocab_size} symbols, but has {symbols.vocab_size}; the "
+            "files are of different models."
+        )
+    return symbols
+
+
+def find_model(path: Path) -> Path:
+    """The model folder itself, or a run's averaged, else best, else newest model."""
+    for folder in [path, path / AVERAGED, path / BEST, *newest_first(path)]:
+        if (folder / WEIGHTS).is_file():
+            return folder
+    raise CheckpointError(
+        f"{path}: must be a model or a run, but holds no {WEIGHTS}, nor does any "
+        "checkpoint in it; name another folder, or train one with `transduce train`."
+    )
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted((run / CHECKPOINTS).glob("step-*[0-9]"))
+
+
+def newest_first(run: Path) -> list[Path]:
+    """Where a run was saved: its checkpoints, and where it was stopped."""
+    stopped = [run / STOPPED] if (run / STOPPED).exists() else []
+    return sorted([*stopped, *checkpoints_of(run)], key=_name_by_step, reverse=True)
+
+
+def _name_by_step(folder: Path) -> str:
+    """That of a checkpoint; what does not tell its step is taken for the newest."""
+    if folder.name != STOPPED:
+        return folder.name
+    with suppress(CheckpointError, KeyError, TypeError, ValueError):
+        return f"step-{read_json(folder / CONFIG)['step']:08}"
+    return STOPPED  # in the order of letters after all steps
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; `CheckpointError` if missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: the file is missing or damaged ({error}); use another checkpoint."
+        ) from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object, but does not.")
+    return content
+
+
+def _read_config(
+    content: dict[str, Any], path: Path
+) -> tuple[ModelConfig, int, SearchConfig | None]:
+    number = content.get("format")
+    if number not in list(FORMATS):
+        raise VersionError(
+            f"{path}: the format must be from {min(FORMATS)} to {max(FORMATS)}, but is "
+            f"{number}; the model was saved by another version of transduce."
+        )
+    settings = content.get("model")
+    known = {field.name for field in fields(ModelConfig)} - FORMATS[number]
+    if not isinstance(settings, dict) or set(settings) != known:
+        raise CheckpointError(
+            f"{path}: `model` must hold the settings {', '.join(sorted(known))}, but "
+            "holds others; the model was saved by another version of transduce."
+        )
+    step = content.get("step")
+    if type(step) is not int:
+        raise CheckpointError(
+            f"{path}: `step` must be a whole number, but is {step!r}; use another "
+            "checkpoint."
+        )
+    try:
+        config = apply_mapping(ModelConfig(), settings, where="", prefix="model.")
+        return config, step, _search(content.get("search"))
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error} Use another checkpoint.") from None
+
+
+def _search(settings: object) -> SearchConfig | None:
+    """As the folder has it, which an older version or an import has not."""
+    if settings is None:
+        return None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"`search` must be a table, but is {settings!r}.")
+    return apply_mapping(SearchConfig(), settings, where="", prefix="search.")

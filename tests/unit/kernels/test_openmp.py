@@ -1,0 +1,55 @@
+"""There are as many threads without PyTorch as with it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from transduce.kernels.openmp import num_threads, use_threads
+
+
+def told_by(program: str, **variables: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**environment, **variables},
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("number", [None, "1"])
+def test_there_are_as_many_as_pytorch_has(number: str | None) -> None:
+    variables = {} if number is None else {"OMP_NUM_THREADS": number}
+    without = told_by(
+        "import sys\n"
+        "from transduce.kernels.openmp import num_threads\n"
+        "print(num_threads())\n"
+        "assert 'torch' not in sys.modules",
+        **variables,
+    )
+    pytorch = told_by("import torch; print(torch.get_num_threads())", **variables)
+    assert without == pytorch
+    assert number in (None, without)
+
+
+def test_so_many_are_used_as_are_asked_for() -> None:
+    program = (
+        "from transduce.kernels.openmp import num_threads, use_threads\n"
+        "use_threads(1)\n"
+        "print(num_threads())\n"
+        "import torch\n"
+        "print(torch.get_num_threads(), num_threads())"
+    )
+    assert (
+        told_by(program, OMP_NUM_THREADS="2", MKL_NUM_THREADS="2").split() == ["1"] * 3
+    )
+    try:
+        use_threads(2)
+        assert torch.get_num_threads() == num_threads() == 2
+    finally:
+        use_threads(1)
