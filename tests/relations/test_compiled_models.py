@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compiled_reading import after
 from step_sequence import SOURCE, SOURCES, steps
 from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
 from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sources
@@ -86,7 +87,7 @@ def both(
 
 
 def read(model: CompiledModel) -> CompiledDecoder:
-    return CompiledDecoder.after(model, SOURCES)
+    return after(model, SOURCES)
 
 
 def encoded(model: CompiledModel) -> Tensor:
@@ -146,7 +147,7 @@ def test_a_sentence_does_not_depend_on_those_beside_it(
     together = read(model)
     first, second = together.step(FIRST), together.step(FIRST + 3)
     for row, source in enumerate(SOURCES):
-        alone, own = CompiledDecoder.after(model, [source]), slice(row, row + 1)
+        alone, own = after(model, [source]), slice(row, row + 1)
         assert np.array_equal(alone.step(FIRST[own]), first[own])
         assert np.array_equal(alone.step(FIRST[own] + 3), second[own])
 
@@ -200,7 +201,7 @@ def test_threads_change_nothing(
     try:
         for num_threads in (1, 2, 3):
             torch.set_num_threads(num_threads)
-            decoder = CompiledDecoder.after(model, SOURCES * 64)
+            decoder = after(model, SOURCES * 64)
             logits = [decoder.step(ids), decoder.step(ids[::-1])]
             found.append((model.encode(padded_sources(SOURCES * 64))[0], *logits))
     finally:

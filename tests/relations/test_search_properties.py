@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiled_reading import after
 from transduce.data.batches import pad_rows
 from transduce.decoding.beam_search import beam_search
-from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
 from transduce.decoding.compiled.compiled_model import CompiledModel
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.kernels.library import kernels
@@ -64,7 +64,7 @@ def random_model(seed: int, by_kernels: bool) -> Model:
     if by_kernels and kernels() is not None:
         weights = {n: w.numpy() for n, w in model.state_dict().items()}
         compiled = CompiledModel(config, weights, PackedFloats)
-        return Model(model, partial(CompiledDecoder.after, compiled))
+        return Model(model, partial(after, compiled))
     return Model(
         model, lambda rows: IncrementalDecoder(model, model.encode(pad_rows(rows)))
     )

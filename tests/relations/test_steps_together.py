@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiled_reading import after
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.compiled import compiled_decoder, decoder_state
 from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
@@ -88,7 +89,7 @@ def found(
             [3 + i, *range(4, 4 + i)] if i % 3 == prefix else [] for i in numbers
         ]
         search = kind([limits[i] for i in numbers], config, EOS, (PAD, BOS), prefixes)
-        return Decoding(CompiledDecoder.after(ready, rows), search, BOS)
+        return Decoding(after(ready, rows), search, BOS)
 
     each = dict(chain.from_iterable(search_in_steps(lengths, 24, begin)))
     return [each[i] for i in range(NUM_SENTENCES)]

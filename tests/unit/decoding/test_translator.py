@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, save_model
+from transduce.decoding.beam_search import beam_search
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.parsing.parser import PAPER_SEARCH
@@ -17,6 +18,7 @@ from transduce.decoding.translation import parts
 from transduce.decoding.translator import Translator, load
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.search_config import SearchConfig
+from transduce.special_ids import BOS, EOS, PAD
 
 CPU = torch.device("cpu")
 
@@ -205,6 +207,29 @@ assert "torch" not in sys.modules
     config = SearchConfig(beam_size=3, num_best=2)
     expected = here.translate_stream(sources, config, prefixes)
     assert done.stdout.splitlines() == [each.text for each in expected]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_search_can_begin_anew_from_what_was_encoded(
+    trained_checkpoint: Checkpoint, precision: DecodingPrecision
+) -> None:
+    translator = Translator(trained_checkpoint, CPU, precision=precision)
+    sources, [model] = ["one two", "three"], translator.models
+    ids = [[*each, EOS] for each in translator.tokenizer.encode_sources(sources)]
+    memory, config = model.encode(ids), SearchConfig()
+    expected = translator.translate_stream(sources, config)
+    texts = [[h.text for h in each.hypotheses] for each in expected]
+    for _ in range(2):
+        found = beam_search(
+            model.start(memory),
+            [config.limit(len(each)) for each in ids],
+            config,
+            bos=BOS,
+            eos=EOS,
+            excluded=(PAD, BOS),
+        )
+        decoded = [[translator.tokenizer.decode(h.ids) for h in each] for each in found]
+        assert [each[0] for each in decoded] == [each[0] for each in texts]
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
 """The decoder of a compiled model, step by step or several at once."""
 
 import ctypes
-from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sources
+from transduce.decoding.compiled.compiled_model import CompiledModel
 from transduce.decoding.compiled.decoder_state import DecoderState
 from transduce.decoding.growing_search import GrowingSearch
 from transduce.decoding.kernels.compiled_beams import CompiledBeams
@@ -27,13 +26,6 @@ class CompiledDecoder:
     def __init__(self, model: CompiledModel, state: DecoderState) -> None:
         self._model = model
         self._state = state
-
-    @classmethod
-    def after(
-        cls, model: CompiledModel, sources: Sequence[Sequence[int]]
-    ) -> "CompiledDecoder":
-        """One that has read these, the end of each included."""
-        return cls(model, model.start(*model.encode(padded_sources(sources))))
 
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]

@@ -66,9 +66,9 @@ class PreparedModel:
         device = self.model.output_weight.device
         return self.model.encode(pad_rows(list(map(list, sources))).to(device))
 
-    def read(self, sources: Sequence[Sequence[int]]) -> IncrementalDecoder:
-        """The model, which has read sources, and reads their translations."""
-        return IncrementalDecoder(self.model, self.encode(sources), self.step)
+    def start(self, memory: Memory) -> IncrementalDecoder:
+        """The model, which reads translations of what the memory is of."""
+        return IncrementalDecoder(self.model, memory, self.step)
 
 
 def prepare(

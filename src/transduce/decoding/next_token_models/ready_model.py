@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
-from transduce.decoding.compiled.compiled_model import CompiledModel
+from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sources
 from transduce.decoding.compiled.packed_layers import MakeLinear, has_kernels_for
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
@@ -69,11 +69,18 @@ class ReadyModel:
         """Whether these operators are there."""
         return "operators" in self.__dict__
 
-    def read(self, sources: Sequence[Sequence[int]]) -> JoinableModel:
-        """The model, which has read sources, and reads their translations.
-
-        The end of each source is among its ids.
-        """
+    def encode(self, sources: Sequence[Sequence[int]]) -> Any:
+        """The memory of sources, for `start`; the end of each is among its ids."""
         if self.compiled is None:
-            return self.operators.read(sources)
-        return CompiledDecoder.after(self.compiled, sources)
+            return self.operators.encode(sources)
+        return self.compiled.encode(padded_sources(sources))
+
+    def start(self, memory: Any) -> JoinableModel:
+        """The model, which reads translations of what the memory is of."""
+        if self.compiled is None:
+            return self.operators.start(memory)
+        return CompiledDecoder(self.compiled, self.compiled.start(*memory))
+
+    def read(self, sources: Sequence[Sequence[int]]) -> JoinableModel:
+        """The model, which has read sources, and reads their translations."""
+        return self.start(self.encode(sources))

@@ -1,0 +1,11 @@
+"""A compiled model that has read sources, as tests ask it for their translations."""
+
+from collections.abc import Sequence
+
+from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
+from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sources
+
+
+def after(model: CompiledModel, sources: Sequence[Sequence[int]]) -> CompiledDecoder:
+    """One that has read these, the end of each included."""
+    return CompiledDecoder(model, model.start(*model.encode(padded_sources(sources))))
