@@ -26,6 +26,11 @@ class TrainingDisplay(ProgressDisplay):
             f"{start.config.model.vocab_size:,}, on {start.hardware}"
         )
         self.console.print(_forecast(start))
+        if start.fit.unfused is not None:
+            self.warned(
+                "PyTorch cannot compile the layers here, which would make training "
+                f"faster: {start.fit.unfused}"
+            )
         if start.first_step:
             self.console.print(f"Going on after step {start.first_step:,}.")
         self._num_steps = start.config.training.steps

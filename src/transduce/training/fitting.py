@@ -44,6 +44,8 @@ class Fit:
     """For each position."""
     peak_bytes: int
     """Memory in use at most: the process's own, or the GPU's."""
+    unfused: str | None = None
+    """Why PyTorch could not compile the layers, where that was tried."""
 
 
 def require_memory(config: ModelConfig, hardware: Hardware) -> None:

@@ -20,6 +20,7 @@ from transduce.special_ids import PAD
 from transduce.training.config import TrainingConfig
 from transduce.training.distributed import ALONE, Processes, Share, apart
 from transduce.training.fitting import Fit, fit
+from transduce.training.fusing import fuse_layers, is_worth_fusing
 from transduce.training.loss.batch_loss import BatchLoss, as_tensor
 from transduce.training.loss.guidance import Guidance
 from transduce.training.optimizer.weight_optimizer import (
@@ -142,11 +143,15 @@ class Trainer:
         To so many positions at most, if there is a bound. All processes agree on that;
         time and memory are this one's. `ConfigError` if not even one pair fits.
         """
+        unfused = None
+        if is_worth_fusing(self._batch_loss, self._hardware, self._config.steps):
+            unfused = self.fuse_layers()
         weights = [] if self._optimizer.has_state else self.model.parameters()
         # What Adam will hold must have its room.
         moments = [torch.ones_like(w) for w in weights for _ in ADAM_MOMENTS]
         sharing = self._processes.count_here
         found = fit(self._batch_loss, self._batcher, self._hardware, sharing)
+        found = replace(found, unfused=unfused)
         del moments
         # All cut alike: else a pair could fall to two of them, or to none.
         bound = float(found.max_positions) if found.was_cut else math.inf
@@ -157,6 +162,10 @@ class Trainer:
             return found
         self._max_positions = int(bound)
         return replace(found, max_positions=int(bound), was_cut=True)
+
+    def fuse_layers(self) -> str | None:
+        """Have PyTorch compile them; if it cannot, the reason."""
+        return fuse_layers(self._batch_loss, self._batcher)
 
     def train(
         self,

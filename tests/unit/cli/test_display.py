@@ -52,3 +52,11 @@ def test_what_a_run_will_take_is_foretold(capsys, start, updates, forecast):
         f"Updates: {updates}",
         f"Forecast: 3.2 GB of memory a process, about {forecast}, checkpoints apart",
     ]
+
+
+def test_layers_that_cannot_be_compiled_are_told_of(capsys):
+    fit = replace(START.fit, unfused="Failed to find C compiler.")
+    TrainingDisplay().started(replace(START, fit=fit))
+    warning = " ".join(capsys.readouterr().out.splitlines())
+    assert "PyTorch cannot compile the layers here" in warning
+    assert "Failed to find C compiler." in warning

@@ -44,6 +44,8 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
     keep_freed_memory()
     torch.manual_seed(SEED)
     trainer = our_trainer(task)
+    if task.hardware.device.type == "cuda":
+        trainer.fuse_layers()  # as in any training that is not short
     turns.begin()
     trainer.train(
         on_step=tell,

@@ -24,6 +24,7 @@ from transduce.special_ids import PAD
 from transduce.training.schedule import scheduled_rate
 
 MARIAN, TORCH = "Hugging Face Marian", "torch.nn.Transformer"
+COMPILED = "torch.nn.Transformer, compiled"
 
 
 class TorchPeer(nn.Module):
@@ -88,11 +89,24 @@ class MarianPeer(nn.Module):
         ).logits
 
 
+def compiled_torch_peer(config: ModelConfig, max_length: int) -> nn.Module:
+    """The same by `torch.compile`, once for all lengths."""
+    peer = TorchPeer(config, max_length)
+    peer.compile(dynamic=True)
+    return peer
+
+
 PEERS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
     MARIAN: MarianPeer,
     TORCH: TorchPeer,
+    COMPILED: compiled_torch_peer,
 }
 """What makes each of a model's configuration and the longest sentence."""
+
+
+def peers_on(device: torch.device) -> list[str]:
+    """Those worth their time: compiled by PyTorch, a model gains little on a CPU."""
+    return [name for name in PEERS if name != COMPILED or device.type == "cuda"]
 
 
 def obstacle(name: str, config: ModelConfig) -> str | None:

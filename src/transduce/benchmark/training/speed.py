@@ -14,7 +14,7 @@ from statistics import median
 from transduce.benchmark import matrix_rate
 from transduce.benchmark.machine import Machine, describe_machine
 from transduce.benchmark.training.contestants import OURS, UpdateOutcome, contestant
-from transduce.benchmark.training.peers import PEERS, obstacle
+from transduce.benchmark.training.peers import PEERS, obstacle, peers_on
 from transduce.benchmark.training.task import TrainingTask
 from transduce.benchmark.turns import Turn, Worker, order_of_turns
 from transduce.device import Hardware
@@ -82,7 +82,8 @@ def measure_training(
         raise ConfigError(f"`rounds` must be at least 1, but is {rounds}.")
     task = TrainingTask(run=run, hardware=hardware, steps=WARM_UP_ROUNDS + rounds)
     load = os.getloadavg()[0]
-    obstacles = {name: obstacle(name, task.model) for name in PEERS}
+    peers = peers_on(hardware.device)
+    obstacles = {name: obstacle(name, task.model) for name in peers}
     names = [OURS, *(name for name, reason in obstacles.items() if reason is None)]
     rates, played = _play(task, names, on_round)
     speed = _summary(task, max(rates), played[WARM_UP_ROUNDS:])

@@ -31,6 +31,11 @@ class BatchLoss(nn.Module):
         self._hardware = hardware
         self._guidance = guidance
 
+    @property
+    def is_guided(self) -> bool:
+        """Whether attention is, which is watched for it."""
+        return self._guidance is not None
+
     def forward(self, batch: Batch) -> Loss:
         batch = batch.to(self._hardware.device)
         if self._guidance is None or not self.model.training:

@@ -3,10 +3,12 @@
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partialmethod
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from transduce.benchmark.training.contestants import (
     OURS,
@@ -15,13 +17,16 @@ from transduce.benchmark.training.contestants import (
     train_peer,
 )
 from transduce.benchmark.training.peers import (
+    COMPILED,
     MARIAN,
     PEERS,
     TORCH,
     MarianPeer,
     PeerTrainer,
     TorchPeer,
+    compiled_torch_peer,
     obstacle,
+    peers_on,
 )
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import sinusoids
@@ -221,7 +226,29 @@ def test_a_peer_learns_as_many_numbers(task, peer_like):
     assert sum(p.numel() for p in theirs) == ours.num_parameters()
 
 
-@pytest.mark.parametrize("name", PEERS)
+def test_a_compiled_peer_takes_part_on_a_gpu():
+    assert peers_on(torch.device("cuda", 0)) == [MARIAN, TORCH, COMPILED]
+    assert peers_on(torch.device("cpu")) == [MARIAN, TORCH]
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.filterwarnings("ignore")  # the compiler calls what PyTorch warns of
+def test_a_compiled_peer_is_the_peer(task, monkeypatch):
+    # To make machine code would take a minute.
+    compile_ = partialmethod(nn.Module.compile, backend="eager")
+    monkeypatch.setattr(nn.Module, "compile", compile_)
+    compiled = compiled_torch_peer(task.model, 256)
+    plain = TorchPeer(task.model, 256)
+    plain.load_state_dict(compiled.state_dict())
+    source = torch.tensor([[5, 6, 7, 2], [8, 2, 0, 0]])
+    target_in = torch.tensor([[1, 9, 10], [1, 11, 0]])
+    counters.clear()
+    logits = compiled(source, target_in)
+    assert counters["stats"]["unique_graphs"] > 0
+    torch.testing.assert_close(logits, plain(source, target_in))
+
+
+@pytest.mark.parametrize("name", [MARIAN, TORCH])
 def test_a_peer_computes_in_bf16_where_ours_does(task, name):
     hardware = replace(task.hardware, dtype=torch.bfloat16)
     half = replace(task, hardware=hardware, steps=1)
@@ -265,7 +292,7 @@ def test_marian_drops_only_what_the_paper_drops(task):
     assert [getattr(config, name) for name in rest] == [0.0] * 3
 
 
-@pytest.mark.parametrize("name", [OURS, *PEERS])
+@pytest.mark.parametrize("name", [OURS, MARIAN, TORCH])
 def test_a_contestant_makes_one_update_at_each_turn(task, name, take_all_turns):
     turns = take_all_turns(contestant(name, task), 3)
     tokens = [update.num_target_tokens for update in task.updates(task.dataset())]
