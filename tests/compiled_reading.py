@@ -8,4 +8,4 @@ from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sou
 
 def after(model: CompiledModel, sources: Sequence[Sequence[int]]) -> CompiledDecoder:
     """One that has read these, the end of each included."""
-    return CompiledDecoder(model, model.start(*model.encode(padded_sources(sources))))
+    return CompiledDecoder(model, model.start(model.encode(padded_sources(sources))))

@@ -115,7 +115,7 @@ def load_model(path: Path) -> Checkpoint:
     stored = open_model(path)
     return Checkpoint(
         config=stored.config,
-        weights=load_tensors(stored.weights.path),
+        weights={n: torch.from_numpy(w) for n, w in stored.weights.items()},
         tokenizer=stored.tokenizer,
         step=stored.step,
         symbols=stored.symbols,

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 
 BUSY_LOAD = 0.5
@@ -20,9 +19,6 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18
 """Linux's call that asks for a feature of x86 processors, and which."""
-
-GPU_LIBRARIES = "*torch_cuda*", "*torch_hip*"
-"""Of PyTorch."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 """Where Linux tells what containers, and the jobs of a cluster, may have."""
@@ -169,9 +165,11 @@ def torch_folder() -> Path:
 
 
 def may_have_gpu() -> bool:
-    """Whether PyTorch is installed with what it needs for one."""
-    libraries = torch_folder() / "lib"
-    return any(chain.from_iterable(map(libraries.glob, GPU_LIBRARIES)))
+    """Whether PyTorch is built for such; it need not be loaded."""
+    path = torch_folder() / "version.py"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    builds = re.findall(r"^(?:cuda|hip)\b[^=]*=\s*(\S+)", text, re.MULTILINE)
+    return not builds or any(build != "None" for build in builds)
 
 
 def has_matrix_unit() -> bool:

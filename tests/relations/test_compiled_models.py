@@ -11,12 +11,16 @@ from torch import Tensor
 from compiled_reading import after
 from step_sequence import SOURCE, SOURCES, steps
 from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
-from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sources
+from transduce.decoding.compiled.compiled_model import (
+    CompiledMemory,
+    CompiledModel,
+    padded_sources,
+)
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.prepared_model import PreparedModel, prepared
 from transduce.decoding.next_token_models.ready_model import (
-    MAKE_LINEAR,
+    PACKS,
     DecodingPrecision,
 )
 from transduce.model.config import ModelConfig
@@ -74,7 +78,7 @@ def arrays(model: Transformer) -> dict[str, np.ndarray]:
 
 
 def compiled(model: Transformer, precision: DecodingPrecision) -> CompiledModel:
-    return CompiledModel(model.config, arrays(model), MAKE_LINEAR[precision])
+    return CompiledModel(model.config, arrays(model), PACKS[precision])
 
 
 def both(
@@ -91,9 +95,9 @@ def read(model: CompiledModel) -> CompiledDecoder:
 
 
 def encoded(model: CompiledModel) -> Tensor:
-    states, mask = model.encode(SOURCE.numpy())
-    assert np.array_equal(mask, IS_TEXT.numpy())
-    return torch.from_numpy(states)
+    memory = model.encode(SOURCE.numpy())
+    assert np.array_equal(memory.mask, IS_TEXT.numpy())
+    return torch.from_numpy(memory.states)
 
 
 def require_near(found: Tensor, expected: Tensor, precision: DecodingPrecision) -> None:
@@ -117,8 +121,9 @@ def test_the_decoder_says_the_same(
 ) -> None:
     model, operators = both(replace(tiny, **variant), precision)
     memory = operators.model.encode(SOURCE)
-    states, mask = memory.states.contiguous().numpy(), IS_TEXT.numpy()
-    made = [CompiledDecoder(model, model.start(states, mask)) for _ in range(2)]
+    states = memory.states.contiguous().numpy()
+    same = CompiledMemory(states=states, mask=IS_TEXT.numpy())
+    made = [CompiledDecoder(model, model.start(same)) for _ in range(2)]
     flat = [
         IncrementalDecoder(operators.model, memory, operators.step) for _ in range(2)
     ]
@@ -161,7 +166,9 @@ def test_sources_may_stand_in_columns(
 ) -> None:
     model = compiled(perturbed(tiny), precision)
     in_columns = np.asfortranarray(SOURCE.numpy())
-    assert np.array_equal(model.encode(in_columns)[0], model.encode(SOURCE.numpy())[0])
+    assert np.array_equal(
+        model.encode(in_columns).states, model.encode(SOURCE.numpy()).states
+    )
 
 
 def test_what_is_no_token_is_refused(
@@ -185,7 +192,7 @@ def test_a_weight_that_is_no_number_shows(
     norm = f"{name}.after_self_attention.norm.bias"
     damaged = weights[name if name in weights else norm]
     damaged[..., 3] = np.nan
-    model = CompiledModel(plain.config, weights, MAKE_LINEAR[precision])
+    model = CompiledModel(plain.config, weights, PACKS[precision])
     assert np.isnan(read(model).step(FIRST)).all()
     states = encoded(model)[IS_TEXT]
     assert bool(states.isnan().all()) == (name != "decoder_layers.0")
@@ -203,7 +210,7 @@ def test_threads_change_nothing(
             torch.set_num_threads(num_threads)
             decoder = after(model, SOURCES * 64)
             logits = [decoder.step(ids), decoder.step(ids[::-1])]
-            found.append((model.encode(padded_sources(SOURCES * 64))[0], *logits))
+            found.append((model.encode(padded_sources(SOURCES * 64)).states, *logits))
     finally:
         torch.set_num_threads(before)
     for shared in found[1:]:

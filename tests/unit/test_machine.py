@@ -2,18 +2,22 @@
 
 import ctypes
 import math
+import os
 import platform
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from transduce.device import choose_hardware
 from transduce.machine import (
     free_memory,
     has_matrix_unit,
     keep_freed_memory,
+    may_have_gpu,
     memory_of_children,
+    num_whole_cores,
     processor_flags,
 )
 
@@ -164,3 +168,42 @@ def test_a_matrix_unit_must_be_there_and_allowed(
     monkeypatch.setattr(ctypes, "CDLL", lambda _: System())
     assert has_matrix_unit() == is_there
     assert asked in ([], [(158, 0x1023, 18)])
+
+
+@pytest.mark.parametrize(
+    ("siblings", "expected"),
+    [(["0", "1", "2", "3"], 4), (["0-1", "0-1", "2,3", "2,3"], 2)],
+)
+def test_threads_of_one_core_count_once(tmp_path, monkeypatch, siblings, expected):
+    monkeypatch.setattr("transduce.machine.CORES", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(len(siblings)))
+    assert num_whole_cores() is None
+    for number, text in enumerate(siblings):
+        folder = tmp_path / f"cpu{number}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{text}\n")
+    assert num_whole_cores() == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", False),
+        ("cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n", True),
+        ("cuda = None\nhip = '6.4'\n", True),
+        ("cuda = None\n", False),
+        ("__version__ = '9'\n", True),
+        (None, True),
+    ],
+)
+def test_a_build_of_pytorch_without_gpus_is_known(
+    tmp_path, monkeypatch, version, expected
+):
+    monkeypatch.setattr("transduce.machine.torch_folder", lambda: tmp_path)
+    if version is not None:
+        (tmp_path / "version.py").write_text(version)
+    assert may_have_gpu() == expected
+
+
+def test_this_build_of_pytorch_is_known():
+    assert may_have_gpu() == (torch.version.cuda is not None)

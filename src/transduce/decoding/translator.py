@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from itertools import chain, count, islice, repeat, zip_longest
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from transduce.decoding.streaming.processes import (
 )
 from transduce.decoding.streaming.refilled_batch import batch_positions
 from transduce.decoding.streaming.windows import Pace, in_order
-from transduce.decoding.translation.parts import Line, Part, parts_of
+from transduce.decoding.translation.parts import Line, Part, paired, parts_of
 from transduce.decoding.translation.target_score import TargetScore
 from transduce.decoding.translation.translations import (
     EMPTY,
@@ -46,10 +46,15 @@ from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    import transduce.decoding.next_token_models.coverage
+    import torch
+
+    from transduce.decoding.next_token_models import coverage
 
 EXCLUDED = (PAD, BOS)
 """Ids that are never put out."""
+COVERAGE = "transduce.decoding.next_token_models.coverage"
+ENSEMBLE = "transduce.decoding.next_token_models.ensemble"
+SAMPLING = "transduce.decoding.sampling"
 
 
 class Translator:
@@ -58,15 +63,14 @@ class Translator:
     def __init__(
         self,
         checkpoint: ModelAtRest,
-        device: object,
+        device: "str | torch.device",
         *others: ModelAtRest,
         precision: DecodingPrecision = "fp32",
         num_processes: int = 1,
     ) -> None:
         """`RequestError` if the others have not the tokenizer of the first.
 
-        Or if the device, one of PyTorch's or the name of one, cannot compute in the
-        precision, or in several processes.
+        Or if the device cannot compute in the precision, or in several processes.
         """
         if any(other.tokenizer != checkpoint.tokenizer for other in others):
             raise RequestError(
@@ -74,13 +78,16 @@ class Translator:
                 "different ones; train them on the same text with the same settings."
             )
         self.tokenizer: Tokenizer = checkpoint.tokenizer
-        self.device = str(device)
-        """As PyTorch calls it."""
+        self.device = "cpu" if str(device).startswith("cpu:") else str(device)
+        """As PyTorch calls it; there is but one CPU, whatever its number."""
         self.models = [
             ReadyModel(each, precision, self.device) for each in (checkpoint, *others)
         ]
+        self._loaded = set[str]()  # modules, by copies of this process too
         if others:
-            import_module("torch")  # once, not in each copy of this process
+            import_module(ENSEMBLE)
+        if num_processes > 1:
+            self.get_ready()  # once, not in each copy of this process
         self.symbols = checkpoint.symbols
         usual = SearchConfig() if self.symbols is None else PAPER_SEARCH
         self.search: SearchConfig = checkpoint.search or usual
@@ -88,6 +95,11 @@ class Translator:
         self._parser = self._as_parser(num_processes)
         for_translation = num_processes if self._parser is None else 1
         self._processes = SearchProcesses(self, for_translation, self.device)
+
+    def get_ready(self) -> None:
+        """Load what translating needs, which else the first translation does."""
+        for model in self.models:
+            model.get_ready()
 
     def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
         """The trees of raw English sentences, found by the model's own search."""
@@ -148,7 +160,7 @@ class Translator:
         if config.coverage_penalty > 0:
             self._require_one_to_watch()
         begin = partial(Translator._search, config=config)
-        pairs = _paired(sources, prefixes)
+        pairs = paired(sources, prefixes)
         found = self._in_windows(pairs, pace or Pace(), begin, config.beam_size)
         return map(distinct, found)
 
@@ -160,8 +172,9 @@ class Translator:
     ) -> Iterator[Translation]:
         """Translations drawn at random: each source's by its place and the seed."""
         self.require_translation()
+        self._load_for_all(SAMPLING)
         begin = partial(Translator._sample, config=config)
-        pairs = _paired(sources, None)
+        pairs = paired(sources, None)
         return self._in_windows(pairs, pace or Pace(), begin, config.number)
 
     def score(
@@ -217,9 +230,15 @@ class Translator:
                 "A coverage penalty must be used with one model, whose attention it "
                 f"counts, but {len(self.models)} are loaded."
             )
-        if not self.models[0].can_be_watched:
-            _ = self.models[0].operators
-            self._processes.close()  # later copies of this process have them
+        _ = self.models[0].operators
+        self._load_for_all(COVERAGE)
+
+    def _load_for_all(self, part: str) -> None:
+        """Load what needs PyTorch, once, not in each copy of this process."""
+        import_module(part)
+        if part not in self._loaded:
+            self._processes.close()  # later copies have it, and what there is by now
+            self._loaded.add(part)
 
     def _as_parser(self, num_processes: int) -> Parser | None:
         if self.symbols is None:
@@ -325,9 +344,7 @@ class Translator:
 
         return Ensemble(members)
 
-    def _watched(
-        self, parts: Sequence[Part]
-    ) -> "transduce.decoding.next_token_models.coverage.CoverageDecoder":
+    def _watched(self, parts: Sequence[Part]) -> "coverage.CoverageDecoder":
         """The same of one model, and what its hypotheses have attended to."""
         from transduce.decoding.next_token_models.coverage import CoverageDecoder
 
@@ -381,20 +398,3 @@ def _device(asked: str) -> str:
     from transduce.device import choose_hardware
 
     return str(choose_hardware(asked).device)
-
-
-def _paired(
-    sources: Iterable[str], prefixes: Iterable[str] | None
-) -> Iterator[tuple[str, str]]:
-    """Each source and its prefix; `RequestError` where one of them is missing."""
-    if prefixes is None:
-        yield from zip(sources, repeat(""))
-        return
-    for number, (source, prefix) in enumerate(zip_longest(sources, prefixes), start=1):
-        if source is None or prefix is None:
-            raise RequestError(
-                "Sources and prefixes must be equally many, but the "
-                f"{'sources' if source is None else 'prefixes'} end before number "
-                f"{number:,}."
-            )
-        yield source, prefix

@@ -27,6 +27,8 @@ BUILDS = {
 
 MOST_FIELDS = 64
 """Structures that a library of any version reads, at most."""
+CACHE_LINE = 64
+"""Bytes that a processor reads at once."""
 
 
 def fastest_library(
@@ -50,10 +52,6 @@ def fastest_library(
             if _reads(library, fields):
                 return library
     return None
-
-
-CACHE_LINE = 64
-"""Bytes that a processor reads at once."""
 
 
 def room_for(

@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from ctypes import c_void_p
 from functools import cache
+from types import ModuleType
 
 from transduce.machine import num_cores, num_whole_cores, torch_folder
 
@@ -26,7 +27,7 @@ def run_in_threads() -> int | None:
 
 def num_threads() -> int:
     """As many as PyTorch computes with, or would."""
-    if (torch := sys.modules.get("torch")) is not None:
+    if (torch := _loaded_torch()) is not None:
         return int(torch.get_num_threads())
     return _Threads.asked or _usual_number()
 
@@ -34,13 +35,19 @@ def num_threads() -> int:
 def use_threads(number: int) -> None:
     """From here on compute with so many, in PyTorch too, also if it is loaded later."""
     _Threads.asked = number
-    if (torch := sys.modules.get("torch")) is not None:
+    if (torch := _loaded_torch()) is not None:
         torch.set_num_threads(number)
         return
     for name in READ_BY_PYTORCH:
         os.environ[name] = str(number)
     if (library := _openmp()) is not None:
         library.omp_set_num_threads(number)
+
+
+def _loaded_torch() -> ModuleType | None:
+    """None also while another thread is still loading it."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "set_num_threads") else None
 
 
 class _Threads:
@@ -51,15 +58,20 @@ class _Threads:
 
 @cache
 def _usual_number() -> int:
-    """One for each core, unless the environment says fewer."""
+    """One for each core, unless the environment says fewer.
+
+    PyTorch asks MKL how many, which asks its own variable first.
+    """
     library = _openmp()
     most = num_cores() if library is None else library.omp_get_max_threads()
+    with suppress(KeyError, ValueError):
+        most = int(os.environ["MKL_NUM_THREADS"]) or most
     return max(min(filter(None, [most, num_whole_cores()]), default=1), 1)
 
 
 @cache
 def _openmp() -> ctypes.CDLL | None:
-    """The very library that PyTorch has, or will have when it is loaded."""
+    """GCC's: the very one that PyTorch has, or will have, if it has that one."""
     folder = torch_folder() / "lib"
     # It may bring its own, have the system's, or have it loaded already.
     for path in [*map(str, folder.glob("libgomp*")), None, "libgomp.so.1"]:

@@ -15,7 +15,8 @@ typedef struct {
     _Atomic int workers;
 } Job;
 
-/* Of PyTorch's own OpenMP, whose threads are there anyway; NULL if it is another's. */
+/* Of the OpenMP that PyTorch has, so that both use the same threads; NULL if it is not
+ * GCC's. */
 static void (*run_in_threads)(void (*)(void *), void *, unsigned, unsigned);
 
 EXPORTED void transduce_use_threads(void *gomp_parallel)

@@ -95,14 +95,14 @@ class DecodingState:
         return self.past.size(1)
 
     @property
-    def has_room(self) -> bool:
+    def _has_room(self) -> bool:
         """Whether there is a slot for each hypothesis's newest position."""
         return self.num_slots + self.group_size <= self.past.size(-1)
 
     def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
         """Take a slot for each hypothesis's newest position; what each sees now."""
-        if not self.has_room:
-            self.make_room()
+        if not self._has_room:
+            self._make_room()
         group_size = self.group_size
         first = self.num_slots
         own = torch.eye(group_size, dtype=torch.bool, device=self.past.device)
@@ -113,7 +113,7 @@ class DecodingState:
         self.max_length += 1
         return self.past[:, None, :, : self.num_slots]
 
-    def make_room(self) -> None:
+    def _make_room(self) -> None:
         """Have room for more slots, once those that are nobody's past are gone.
 
         There are many of these in wide groups, whose hypotheses often have their past
@@ -135,9 +135,9 @@ class DecodingState:
         unchanged = torch.arange(len(self.memory_mask), device=rows.device)
         if not torch.equal(sentences, unchanged):
             self.lengths = self.lengths.index_select(0, sentences)
-            self.keep_stores(sentences)
+            self._keep_stores(sentences)
 
-    def keep_stores(self, sentences: Int[Tensor, " kept"]) -> None:
+    def _keep_stores(self, sentences: Int[Tensor, " kept"]) -> None:
         """Keep what these sentences have stored, in this order."""
         for layer in self.layers:
             layer.keep_sentences(sentences)

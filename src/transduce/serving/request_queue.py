@@ -94,6 +94,7 @@ class RequestQueue:
         self, translator: Translator, config: QueueConfig | None = None
     ) -> None:
         self.translator = translator
+        translator.get_ready()  # not while the first caller waits
         self.config = config or QueueConfig()
         self.on_batch: Callable[[int], None] = lambda _: None
         """Told of the size of each batch."""

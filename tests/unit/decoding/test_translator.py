@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, save_model
+from transduce.decoding import translator as translator_module
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
@@ -16,6 +17,7 @@ from transduce.decoding.parsing.parser import PAPER_SEARCH
 from transduce.decoding.streaming.windows import Pace
 from transduce.decoding.translation import parts
 from transduce.decoding.translator import Translator, load
+from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
@@ -230,6 +232,50 @@ def test_search_can_begin_anew_from_what_was_encoded(
         )
         decoded = [[translator.tokenizer.decode(h.ids) for h in each] for each in found]
         assert [each[0] for each in decoded] == [each[0] for each in texts]
+
+
+@pytest.mark.parametrize("may_have_gpu", [False, True])
+def test_pytorch_chooses_the_device_where_there_may_be_a_gpu(
+    trained_checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    may_have_gpu: bool,
+) -> None:
+    save_model(trained_checkpoint, tmp_path / "model")
+    asked: list[str] = []
+
+    def choose(device: str) -> Hardware:
+        asked.append(device)
+        return Hardware(device=CPU, dtype=torch.float32)
+
+    monkeypatch.setattr(translator_module, "may_have_gpu", lambda: may_have_gpu)
+    monkeypatch.setattr("transduce.device.choose_hardware", choose)
+    assert load(tmp_path / "model", device="cpu").device == "cpu"
+    assert not asked
+    assert load(tmp_path / "model").device == "cpu"
+    assert asked == ["auto"] * may_have_gpu
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", CPU, torch.device("cpu", 0)])
+def test_there_is_but_one_cpu(
+    trained_checkpoint: Checkpoint, device: str | torch.device
+) -> None:
+    assert Translator(trained_checkpoint, device, num_processes=1).device == "cpu"
+
+
+@pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+def test_only_what_is_needed_is_made_ready(trained_checkpoint: Checkpoint) -> None:
+    translator = Translator(trained_checkpoint, CPU)
+    [model] = translator.models
+    translator.score(["one"], ["eins"])
+    assert "operators" in vars(model)
+    assert "compiled" not in vars(model)
+    translator = Translator(trained_checkpoint, CPU)
+    [model] = translator.models
+    translator.get_ready()
+    assert "compiled" in vars(model)
+    translator.translate(["one"])
+    assert "operators" not in vars(model)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -3,15 +3,16 @@
 import os
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 import torch
 
-from transduce.kernels.openmp import num_threads, use_threads
+from transduce.kernels.openmp import READ_BY_PYTORCH, num_threads, use_threads
 
 
 def told_by(program: str, **variables: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    environment = {k: v for k, v in os.environ.items() if k not in READ_BY_PYTORCH}
     done = subprocess.run(
         [sys.executable, "-c", program],
         check=True,
@@ -22,9 +23,18 @@ def told_by(program: str, **variables: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("number", [None, "1"])
-def test_there_are_as_many_as_pytorch_has(number: str | None) -> None:
-    variables = {} if number is None else {"OMP_NUM_THREADS": number}
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"OMP_NUM_THREADS": "1"},
+        {"MKL_NUM_THREADS": "1"},
+        {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "2"},
+        {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "1"},
+    ],
+    ids=str,
+)
+def test_there_are_as_many_as_pytorch_has(variables: dict[str, str]) -> None:
     without = told_by(
         "import sys\n"
         "from transduce.kernels.openmp import num_threads\n"
@@ -34,7 +44,16 @@ def test_there_are_as_many_as_pytorch_has(number: str | None) -> None:
     )
     pytorch = told_by("import torch; print(torch.get_num_threads())", **variables)
     assert without == pytorch
-    assert number in (None, without)
+
+
+def test_pytorch_that_another_thread_is_still_loading_is_not_asked(monkeypatch) -> None:
+    before = num_threads()
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    for name in READ_BY_PYTORCH:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr("transduce.kernels.openmp._Threads.asked", None)
+    use_threads(1)
+    assert num_threads() == before == 1
 
 
 def test_so_many_are_used_as_are_asked_for() -> None:

@@ -88,6 +88,7 @@ def ours(precision: DecodingPrecision, task: DecodingTask) -> Translate:
         precision=precision,
         num_processes=None,
     )
+    translator.get_ready()
     pieces = translator.tokenizer.pieces(range(translator.tokenizer.vocab_size))
     ids = {piece: i for i, piece in enumerate(pieces)}
 

@@ -1,4 +1,4 @@
-"""The same found by PyTorch: on any device, in any precision, without kernels."""
+"""The best next tokens by PyTorch: on any device, in any precision, without kernels."""
 
 import math
 from collections.abc import Sequence

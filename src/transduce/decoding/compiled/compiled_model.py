@@ -3,13 +3,14 @@
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
 from transduce.decoding.compiled.decoder_state import DecoderState, StateSizes
-from transduce.decoding.compiled.packed_layers import MakeLinear, PackedLayers
+from transduce.decoding.compiled.packed_layers import Pack, PackedLayers
 from transduce.decoding.compiled.positions import Positions
 from transduce.decoding.kernels.fields import (
     DecoderFields,
@@ -26,9 +27,14 @@ from transduce.special_ids import PAD
 FAR = 2**62
 """A neighbourhood that is everything."""
 
-States = Float32[np.ndarray, "batch source d_model"]
-Mask = Bool[np.ndarray, "batch source"]
-"""Where a source is no padding."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledMemory:
+    """What the encoder made of the sources (section 3.2.3)."""
+
+    states: Float32[np.ndarray, "batch source d_model"]
+    mask: Bool[np.ndarray, "batch source"]
+    """Where a source is no padding."""
 
 
 class CompiledModel:
@@ -38,12 +44,12 @@ class CompiledModel:
         self,
         config: ModelConfig,
         weights: Mapping[str, Float[np.ndarray, "..."]],
-        make_linear: MakeLinear,
+        pack: Pack,
     ) -> None:
         self.config = config
         self.library = loaded_kernels()
         self.positions = Positions(config, weights)
-        layers = PackedLayers(config, weights, make_linear)
+        layers = PackedLayers(config, weights, pack)
         has_own_target = config.target_vocab_size is not None
         target = "target_embedding" if has_own_target else "embedding"
         self._embedding = _in_a_row(weights["embedding.weight"])
@@ -63,7 +69,7 @@ class CompiledModel:
         """Of the decoder."""
         self._encoder, self._kept = layers.encoder, layers.kept
 
-    def encode(self, source: Int64[np.ndarray, "batch source"]) -> tuple[States, Mask]:
+    def encode(self, source: Int64[np.ndarray, "batch source"]) -> CompiledMemory:
         """Read the sources (Figure 1, left); what it says of padding is zero."""
         sentences, length = source.shape
         mask = np.ascontiguousarray(source != PAD)
@@ -79,18 +85,18 @@ class CompiledModel:
             num_threads(),
         )
         require_done(status)
-        return states, mask
+        return CompiledMemory(states=states, mask=mask)
 
-    def start(self, states: States, mask: Mask) -> DecoderState:
+    def start(self, memory: CompiledMemory) -> DecoderState:
         """Where the decoder stands before its first step."""
-        sentences, source, _ = states.shape
+        sentences, source, _ = memory.states.shape
         sizes = StateSizes(
             sentences=sentences, group=1, room=first_room(sentences), source=source
         )
-        state = DecoderState(self.config, self.positions, sizes, mask)
+        state = DecoderState(self.config, self.positions, sizes, memory.mask)
         status = self.library.transduce_start(
             ctypes.byref(self.fields),
-            address(states),
+            address(memory.states),
             sentences,
             source,
             state.stores.fields,

@@ -20,7 +20,7 @@ from transduce.model.config import ModelConfig
 Array = Float[np.ndarray, "..."]
 Affine = tuple[Array, Array]
 """A weight and a bias."""
-MakeLinear = Callable[[Array, Array | None], PackedLinear]
+Pack = Callable[[Array, Array | None], PackedLinear]
 """Packs a weight and a bias, if there is one."""
 
 
@@ -31,11 +31,11 @@ class PackedLayers:
         self,
         config: ModelConfig,
         weights: Mapping[str, Array],
-        make_linear: MakeLinear,
+        pack: Pack,
     ) -> None:
         self._config = config
         self._weights = weights
-        self._make_linear = make_linear
+        self._pack = pack
         self.kept: list[object] = []
         """What it all points to, and must stay."""
         encoder = partial(self._layer, is_decoder=False)
@@ -45,7 +45,7 @@ class PackedLayers:
 
     def linear(self, weight: Array, bias: Array | None) -> LinearFields:
         """A map, packed."""
-        packed = self._make_linear(weight, bias)
+        packed = self._pack(weight, bias)
         self.kept.append(packed)
         return packed.fields
 

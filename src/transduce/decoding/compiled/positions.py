@@ -27,9 +27,10 @@ class Positions:
 
     def __call__(self, count: int) -> Float32[np.ndarray, "{count} d_model"]:
         """The first."""
-        if count > len(self._known):
-            self._known = self._worked_out(max(count, 2 * len(self._known)))
-        return self._known[:count]
+        known = self._known  # another thread may put fewer in their place
+        if count > len(known):
+            known = self._known = self._worked_out(max(count, 2 * len(known)))
+        return known[:count]
 
     def _worked_out(self, count: int) -> Float32[np.ndarray, "{count} d_model"]:
         room = room_for(count, self._d_model)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from transduce.model.attention import MultiHeadAttention, additive_mask, split_heads
 from transduce.model.cache import DecodingState, LayerCache
-from transduce.model.layers import DecoderLayer, EncoderLayer, ResidualConnection
+from transduce.model.layers import DecoderLayer, ResidualConnection
 from transduce.model.operators.linear import linear
 from transduce.model.transformer import Transformer
 
@@ -42,17 +42,7 @@ class FlatStep:
     ) -> None:
         self._model = model
         layers = model.decoder_layers
-        self.layers = [FlatDecoderLayer(each, make_linear, dtype) for each in layers]
-        self._hooks = [
-            attention.weights_tap._forward_hooks
-            for layer in layers
-            for attention in (layer.self_attention, layer.memory_attention)
-        ]
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether someone looks at what hypotheses attend to."""
-        return any(self._hooks)
+        self._layers = [FlatLayer(each, make_linear, dtype) for each in layers]
 
     def __call__(
         self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
@@ -61,42 +51,29 @@ class FlatStep:
         x, seen = self._model.enter(last_ids, state)
         others = additive_mask(seen, x.dtype)
         padding = additive_mask(state.memory_mask, x.dtype)
-        for layer, cache in zip(self.layers, state.layers, strict=True):
+        for layer, cache in zip(self._layers, state.layers, strict=True):
             x = layer.step(x, cache, others, padding)
         return self._model.logits(self._model.decoder_norm(x))
 
 
 class FlatLayer:
-    """A layer of the encoder as the maps and norms that it consists of."""
-
-    def __init__(
-        self,
-        layer: EncoderLayer | DecoderLayer,
-        make_linear: MakeLinear,
-        dtype: torch.dtype,
-    ) -> None:
-        own, network = layer.self_attention, layer.feed_forward
-        self.query_key_value = make_linear(*_rounded(_query_key_value(own), dtype))
-        self.own = FlatAttention(own, make_linear)
-        self.inner = _flat(network.inner, make_linear)
-        self.outer = _flat(network.outer, make_linear)
-        self.after_own = FlatResidual(layer.after_self_attention)
-        self.after_feed_forward = FlatResidual(layer.after_feed_forward)
-
-
-class FlatDecoderLayer(FlatLayer):
-    """One of the decoder, which attends to the memory too."""
+    """A layer of the decoder as the maps and norms that it consists of."""
 
     def __init__(
         self, layer: DecoderLayer, make_linear: MakeLinear, dtype: torch.dtype
     ) -> None:
-        super().__init__(layer, make_linear, dtype)
-        memory = layer.memory_attention
-        self.memory_query = make_linear(*_rounded(_query(memory), dtype))
-        self.memory_key_value = _flat(memory.project_key_value, make_linear)
-        self.memory = FlatAttention(memory, make_linear)
-        self.after_memory = FlatResidual(layer.after_memory_attention)
-        self._activated = layer.feed_forward.activated
+        own, memory = layer.self_attention, layer.memory_attention
+        network = layer.feed_forward
+        self._query_key_value = make_linear(*_rounded(_query_key_value(own), dtype))
+        self._own = FlatAttention(own, make_linear)
+        self._after_own = FlatResidual(layer.after_self_attention)
+        self._memory_query = make_linear(*_rounded(_query(memory), dtype))
+        self._memory = FlatAttention(memory, make_linear)
+        self._after_memory = FlatResidual(layer.after_memory_attention)
+        self._inner = _flat(network.inner, make_linear)
+        self._activated = network.activated
+        self._outer = _flat(network.outer, make_linear)
+        self._after_feed_forward = FlatResidual(layer.after_feed_forward)
 
     def step(
         self,
@@ -105,15 +82,15 @@ class FlatDecoderLayer(FlatLayer):
         others: Float[Tensor, "sentences 1 group slots"],
         padding: Float[Tensor, "sentences 1 1 source"],
     ) -> Float[Tensor, "sentences group d_model"]:
-        read = self.after_own.before(x)
-        x = self.after_own.after(x, self._attend_to_past(read, cache, others))
-        query = self.memory_query(self.after_memory.before(x))
-        attended = self.memory.attend(
+        read = self._after_own.before(x)
+        x = self._after_own.after(x, self._attend_to_past(read, cache, others))
+        query = self._memory_query(self._after_memory.before(x))
+        attended = self._memory.attend(
             query, cache.memory_key, cache.memory_value, padding
         )
-        x = self.after_memory.after(x, attended)
-        inner = self.inner(self.after_feed_forward.before(x))
-        return self.after_feed_forward.after(x, self.outer(self._activated(inner)))
+        x = self._after_memory.after(x, attended)
+        inner = self._inner(self._after_feed_forward.before(x))
+        return self._after_feed_forward.after(x, self._outer(self._activated(inner)))
 
     def _attend_to_past(
         self,
@@ -121,8 +98,8 @@ class FlatDecoderLayer(FlatLayer):
         cache: LayerCache,
         others: Float[Tensor, "sentences 1 group slots"],
     ) -> Float[Tensor, "sentences group d_model"]:
-        own = self.own
-        query, key, value = self.query_key_value(x).split(own.widths, dim=-1)
+        own = self._own
+        query, key, value = self._query_key_value(x).split(own.widths, dim=-1)
         key, value = cache.write(own.heads(key), own.heads(value), others.size(-1))
         return own.attend(query, key, value, others)
 
@@ -136,7 +113,7 @@ class FlatAttention:
         self.widths = [num_queries, num_queries, heads * attention.d_v]
         self._num_heads = heads
         self._tap = attention.weights_tap
-        self.output = _flat(attention.project_output, make_linear)
+        self._output = _flat(attention.project_output, make_linear)
 
     def heads(
         self, x: Float[Tensor, "sentences group width"]
@@ -155,7 +132,7 @@ class FlatAttention:
         weights = scores.add_(penalty).softmax(dim=-1)
         if self._tap._forward_hooks:
             weights = self._tap(weights)
-        return self.output((weights @ value).transpose(1, 2).flatten(2))
+        return self._output((weights @ value).transpose(1, 2).flatten(2))
 
 
 class FlatResidual:
@@ -164,7 +141,7 @@ class FlatResidual:
     def __init__(self, residual: ResidualConnection) -> None:
         norm = residual.norm
         self._shape, self._epsilon = norm.normalized_shape, norm.eps
-        self.weight, self.bias = norm.weight, norm.bias
+        self._weight, self._bias = norm.weight, norm.bias
         self._is_pre_norm = residual.is_pre_norm
 
     def before(self, x: Tensor) -> Tensor:
@@ -174,7 +151,7 @@ class FlatResidual:
         return x + change if self._is_pre_norm else self._normed(x + change)
 
     def _normed(self, x: Tensor) -> Tensor:
-        return torch.layer_norm(x, self._shape, self.weight, self.bias, self._epsilon)
+        return torch.layer_norm(x, self._shape, self._weight, self._bias, self._epsilon)
 
 
 Affine = tuple[Tensor, Tensor]

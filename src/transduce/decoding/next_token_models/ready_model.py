@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
 from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sources
-from transduce.decoding.compiled.packed_layers import MakeLinear, has_kernels_for
+from transduce.decoding.compiled.packed_layers import Pack, has_kernels_for
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
 from transduce.decoding.search import JoinableModel
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 DecodingPrecision = Literal["fp32", "bf16", "int8"]
 """Of the matrix products of decoding: fp32 is exact."""
-MAKE_LINEAR: dict[str, MakeLinear] = {"fp32": PackedFloats, "int8": PackedInt8}
+PACKS: dict[str, Pack] = {"fp32": PackedFloats, "int8": PackedInt8}
 """In what precisions there are kernels."""
 
 
 class ReadyModel:
-    """A model on a device, ready to decode in a precision.
+    """A model on a device, to decode in a precision; made ready where it is needed.
 
     By kernels where there are such, which need no PyTorch: that takes a second to load.
     """
@@ -42,17 +42,26 @@ class ReadyModel:
         self._checkpoint = checkpoint
         self._precision = precision
         self._device = device
-        self.compiled: CompiledModel | None = None
-        """Where there are kernels for it."""
-        is_known = precision in MAKE_LINEAR and has_kernels_for(checkpoint.config)
-        if device == "cpu" and is_known and kernels() is not None:
-            # Unlike the paper: 8 bits, if they are asked for, for speed on processors
-            # that multiply them faster.
-            self.compiled = CompiledModel(
-                checkpoint.config, checkpoint.arrays(), MAKE_LINEAR[precision]
-            )
-        else:
+        is_known = precision in PACKS and has_kernels_for(checkpoint.config)
+        self._has_kernels = device == "cpu" and is_known and kernels() is not None
+        if not self._has_kernels:
             _ = self.operators
+
+    def get_ready(self) -> None:
+        """Have what translations are made by, which else the first makes ready."""
+        if self._has_kernels:
+            _ = self.compiled
+
+    @cached_property
+    def compiled(self) -> CompiledModel:
+        """The model by kernels, where there are such for it."""
+        # Unlike the paper: 8 bits, if they are asked for, for speed on processors that
+        # multiply them faster.
+        return CompiledModel(
+            self._checkpoint.config,
+            self._checkpoint.arrays(),
+            PACKS[self._precision],
+        )
 
     @cached_property
     def operators(
@@ -64,22 +73,17 @@ class ReadyModel:
 
         return prepare(self._checkpoint, self._precision, self._device)
 
-    @property
-    def can_be_watched(self) -> bool:
-        """Whether these operators are there."""
-        return "operators" in self.__dict__
-
     def encode(self, sources: Sequence[Sequence[int]]) -> Any:
         """The memory of sources, for `start`; the end of each is among its ids."""
-        if self.compiled is None:
+        if not self._has_kernels:
             return self.operators.encode(sources)
         return self.compiled.encode(padded_sources(sources))
 
     def start(self, memory: Any) -> JoinableModel:
         """The model, which reads translations of what the memory is of."""
-        if self.compiled is None:
+        if not self._has_kernels:
             return self.operators.start(memory)
-        return CompiledDecoder(self.compiled, self.compiled.start(*memory))
+        return CompiledDecoder(self.compiled, self.compiled.start(memory))
 
     def read(self, sources: Sequence[Sequence[int]]) -> JoinableModel:
         """The model, which has read sources, and reads their translations."""

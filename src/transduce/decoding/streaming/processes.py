@@ -116,6 +116,7 @@ class SearchProcesses(Generic[Searcher]):
         self._number = number
         self._idle: list[_Copy] = []
         self._is_free = Lock()
+        self._are_outdated = False
         self._fill(number if number > 1 else 0)
 
     def found(self, task: SearchTask[Searcher, Any]) -> Iterator[Found]:
@@ -131,9 +132,20 @@ class SearchProcesses(Generic[Searcher]):
         yield from self._found(task, shares)
 
     def close(self) -> None:
-        """End the copies that are idle; a later call that needs some has others."""
-        while self._idle:
-            self._idle.pop().end()
+        """End the copies, once they are idle; a later call that needs some has others.
+
+        These have what this process has by then.
+        """
+        self._are_outdated = True
+        self._end_outdated()
+
+    def _end_outdated(self) -> None:
+        """Unless they are at a task, which then calls this when it ends."""
+        if self._are_outdated and self._is_free.acquire(blocking=False):
+            self._are_outdated = False
+            while self._idle:
+                self._idle.pop().end()
+            self._is_free.release()
 
     def _found(
         self, task: SearchTask[Searcher, Any], shares: list[list[int]]
@@ -161,6 +173,7 @@ class SearchProcesses(Generic[Searcher]):
             for copy in busy.values():
                 copy.end()
             self._is_free.release()
+            self._end_outdated()
 
     def _undone(
         self, task: SearchTask[Searcher, Any], killed: "_Copy"

@@ -1,8 +1,10 @@
 """A line to translate, or the parts of one that is over-long."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat, zip_longest
 
+from transduce.errors import RequestError
 from transduce.text.splitting import is_within_word, split_long
 from transduce.text.tokenizer import Tokenizer
 
@@ -72,3 +74,20 @@ def _starts(text: str, parts: Sequence[str]) -> Iterator[int]:
         start = text.index(part, end)
         end = start + len(part)
         yield start
+
+
+def paired(
+    sources: Iterable[str], prefixes: Iterable[str] | None
+) -> Iterator[tuple[str, str]]:
+    """Each source and its prefix; `RequestError` where one of them is missing."""
+    if prefixes is None:
+        yield from zip(sources, repeat(""))
+        return
+    for number, (source, prefix) in enumerate(zip_longest(sources, prefixes), start=1):
+        if source is None or prefix is None:
+            raise RequestError(
+                "Sources and prefixes must be equally many, but the "
+                f"{'sources' if source is None else 'prefixes'} end before number "
+                f"{number:,}."
+            )
+        yield source, prefix

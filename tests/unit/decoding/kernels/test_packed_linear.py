@@ -133,7 +133,6 @@ def test_weights_of_another_kind_are_read_as_they_are(packed_linear):
     weight, x = torch.randn(50, 40), torch.randn(3, 50)
     expected = packed_linear(weight.t().contiguous(), None)(x)
     assert torch.equal(packed_linear(weight.t(), None)(x), expected)
-    expected = packed_linear(weight.t().contiguous(), None)(x)
     assert torch.equal(packed_linear(weight.t().double(), None)(x), expected)
 
 

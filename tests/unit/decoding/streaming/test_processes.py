@@ -23,6 +23,8 @@ from transduce.decoding.streaming.processes import (
 )
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, TransduceError
+from transduce.sampling_config import SamplingConfig
+from transduce.search_config import SearchConfig
 from waiting import wait_until
 
 CPU = torch.device("cpu")
@@ -125,6 +127,50 @@ def test_what_nobody_wants_any_more_is_not_in_the_way(
     del stream
     texts = [each.text for each in shared.translate(SENTENCES)]
     assert texts == [each.text for each in alone.translate(SENTENCES)]
+
+
+@pytest.mark.parametrize("has_scored", [False, True])
+def test_copies_have_what_looks_into_the_model(
+    alone: Translator, shared: Translator, others: set[int], has_scored: bool
+) -> None:
+    config = SearchConfig(coverage_penalty=0.2)
+    expected = [each.text for each in alone.translate_stream(SENTENCES, config)]
+    if has_scored:
+        shared.score(["one"], ["eins"])
+    before, after = children() - others, []
+    for _ in range(2):
+        found = shared.translate_stream(SENTENCES, config)
+        assert [each.text for each in found] == expected
+        after.append(children() - others)
+    assert len(before) == len(after[0]) == 3
+    assert not before & after[0]
+    assert after[0] == after[1]
+
+
+def test_copies_have_what_draws_translations(
+    alone: Translator, shared: Translator, others: set[int]
+) -> None:
+    config = SamplingConfig(number=2, seed=3)
+    expected = [each.text for each in alone.sample(SENTENCES, config)]
+    before, after = children() - others, []
+    for _ in range(2):
+        assert [each.text for each in shared.sample(SENTENCES, config)] == expected
+        after.append(children() - others)
+    assert not before & after[0]
+    assert after[0] == after[1]
+
+
+def test_copies_at_a_task_end_after_it(
+    alone: Translator, shared: Translator, others: set[int]
+) -> None:
+    expected = [each.text for each in alone.translate(SENTENCES)]
+    stream = shared.translate_stream(SENTENCES)
+    found = [next(stream)]
+    shared.close()
+    found += stream
+    assert [each.text for each in found] == expected
+    wait_until(lambda: not children() - others)
+    assert [each.text for each in shared.translate(SENTENCES)] == expected
 
 
 def test_two_streams_at_a_time_do_not_mix(
