@@ -246,6 +246,26 @@ def test_a_run_ends_when_its_patience_is_spent(
     assert len(again.results) == 1
 
 
+def test_patience_that_is_half_spent_is_so_when_resumed(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    class Killed(Notes):
+        def stepped(self, report: StepReport) -> None:
+            super().stepped(report)
+            if report.step == 5:
+                raise KeyboardInterrupt
+
+    # As above: two checkpoints, the second without gain, are behind it by then.
+    config = with_training(
+        steps=60, checkpoint_steps=2, patience=3, learning_rate_scale=1e-9
+    )
+    with pytest.raises(KeyboardInterrupt):
+        train(files, config, tmp_path / "run", CPU, Killed())
+    notes = Notes()
+    resume(tmp_path / "run", CPU, notes)
+    assert notes.steps == [5, 6, 7, 8]
+
+
 def test_of_a_preparation_that_is_terminated_nothing_is_left(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
