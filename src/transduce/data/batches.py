@@ -7,7 +7,7 @@ nothing of this. Of a large corpus a random million pairs at a time are planned,
 the plan of an epoch takes no more memory than theirs, and the order of all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -74,7 +74,7 @@ class Batch:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Update:
     """The pairs of one optimizer step, cut into batches of indices."""
 
@@ -204,7 +204,7 @@ def _in_parts(
     return np.array_split(indices, max(-(-len(indices) // PLANNED_PAIRS), 1))
 
 
-def read_ahead(items: Iterator[Item]) -> Iterator[Item]:
+def read_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
     """The same items, each made while the one before it is in use."""
     with ThreadPoolExecutor(max_workers=1) as reader:
         coming = reader.submit(next, items, None)

@@ -3,8 +3,10 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -101,6 +103,17 @@ class TrainingState:
     tensors: dict[str, Tensor]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """What a process does of an update at a time."""
+
+    update: Update
+    share: Share
+    batch: Batch
+    is_last: bool
+    """Of this process's in the update."""
+
+
 class TrainingStoppedError(TransduceError):
     """Training was asked to stop, and has saved where it stands."""
 
@@ -180,8 +193,8 @@ class Trainer:
         `on_checkpoint` after it, unless training is to stop at once. It says whether
         this is the end, before the last step. `DivergedError` if the loss does.
         """
-        for update in self._updates():
-            report = self._step(update)
+        for update, loaded in self._updates():
+            report = self._step(update, loaded)
             self._watch(report)
             on_step(report)
             is_last = self.progress.step == self._config.steps
@@ -229,27 +242,41 @@ class Trainer:
             lowest_loss=math.inf,
         )
 
-    def _updates(self) -> Iterator[Update]:
+    def _updates(self) -> Iterator[tuple[Update, Iterator[_Loaded]]]:
+        """Each with its shares; the next share is loaded while one is in use."""
         while self.progress.step < self._config.steps:
             start = self.progress
-            for update in self._batcher.epoch(start.epoch, first=start.update):
-                self.progress = replace(
-                    self.progress,
-                    step=self.progress.step + 1,
-                    update=self.progress.update + 1,
-                )
-                yield update
-                if self.progress.step == self._config.steps:
-                    return
+            with closing(read_ahead(self._shares(start))) as shares:
+                for update, loaded in groupby(shares, key=attrgetter("update")):
+                    self.progress = replace(
+                        self.progress,
+                        step=self.progress.step + 1,
+                        update=self.progress.update + 1,
+                    )
+                    yield update, loaded
+                    if self.progress.step == self._config.steps:
+                        return
             self.progress = replace(self.progress, epoch=start.epoch + 1, update=0)
 
-    def _step(self, update: Update) -> StepReport:
+    def _shares(self, start: Progress) -> Iterator[_Loaded]:
+        """This process's, of all updates that are left of an epoch."""
+        for update in self._batcher.epoch(start.epoch, first=start.update):
+            shares = self._processes.share(self._cut(update.batches))
+            for share in shares:
+                yield _Loaded(
+                    update=update,
+                    share=share,
+                    batch=self._load(share),
+                    is_last=share is shares[-1],
+                )
+
+    def _step(self, update: Update, loaded: Iterator[_Loaded]) -> StepReport:
         """Accumulate the gradients of an update's batches, then move the weights."""
         started = time.perf_counter()
         self.model.train()
         rate = self._learning_rate()
         self._optimizer.zero_grad()
-        smoothed, likelihood = self._accumulate(update).tolist()
+        smoothed, likelihood = self._accumulate(loaded).tolist()
         self._optimizer.step(rate)
         flops = self.model.update_flops(update.source_lengths, update.target_lengths)
         self.progress = replace(self.progress, flops=self.progress.flops + flops)
@@ -267,17 +294,14 @@ class Trainer:
             seconds=time.perf_counter() - started,
         )
 
-    def _accumulate(self, update: Update) -> Float[Tensor, "2"]:
+    def _accumulate(self, loaded: Iterator[_Loaded]) -> Float[Tensor, "2"]:
         """Form the gradient of an update's mean loss a token; its sums of losses."""
-        shares = self._processes.share(self._cut(update.batches))
         losses = torch.zeros(2, device=self._hardware.device)
-        batches = read_ahead(self._load(share) for share in shares)
         # One context for all batches, so that a GPU casts weights once an update.
         with self._hardware.autocast(), self._processes.in_step():
-            for share, batch in zip(shares, batches, strict=True):
-                is_last = share is shares[-1]
-                with nullcontext() if is_last else apart(self._joined):
-                    losses += self._backward(share, batch, update)
+            for each in loaded:
+                with nullcontext() if each.is_last else apart(self._joined):
+                    losses += self._backward(each)
         return self._processes.total(losses)
 
     def _load(self, share: Share) -> Batch:
@@ -297,15 +321,14 @@ class Trainer:
             parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
         return parts
 
-    def _backward(
-        self, share: Share, batch: Batch, update: Update
-    ) -> Float[Tensor, "2"]:
+    def _backward(self, loaded: _Loaded) -> Float[Tensor, "2"]:
         """Add a share's part of the gradient."""
+        share, num_tokens = loaded.share, loaded.update.num_target_tokens
         # Each has dropout of its own, whichever process it falls to.
         self._hardware.seed(self._dropout_seed(share.number))
-        loss = self._joined(batch)
+        loss = self._joined(loaded.batch)
         # Joined processes form the mean of their gradients, but it is to be the sum.
-        weight = share.counts * self._processes.count / update.num_target_tokens
+        weight = share.counts * self._processes.count / num_tokens
         with torch.autocast("cpu", enabled=False):  # each as it was forwards
             (loss.smoothed * weight).backward()
         return share.counts * as_tensor(loss)

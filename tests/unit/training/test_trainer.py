@@ -24,6 +24,7 @@ from transduce.training.trainer import (
     Trainer,
     TrainingStoppedError,
 )
+from waiting import wait_until
 
 CONFIG = TrainingConfig(
     steps=5, warmup_steps=3, learning_rate_scale=0.1, checkpoint_minutes=1_000.0
@@ -176,6 +177,25 @@ def test_steps_and_epochs_are_counted(make_trainer, dataset):
     ]
     progress = trainer.progress
     assert (progress.step, progress.epoch, progress.update) == (steps[-1], 2, 1)
+
+
+def test_while_one_update_is_made_the_next_is_loaded(
+    make_trainer, dataset, monkeypatch
+):
+    loads, load = [], Batcher.load
+
+    def counted(batcher, indices):
+        loads.append(indices)
+        return load(batcher, indices)
+
+    monkeypatch.setattr(Batcher, "load", counted)
+    counts = [len(each.batches) for each in Batcher(dataset, BATCHING, seed=1).epoch(0)]
+
+    def on_step(report: StepReport) -> None:
+        wait_until(lambda: len(loads) > sum(counts[: report.step]))
+
+    run(make_trainer(replace(CONFIG, steps=len(counts) - 1)), on_step=on_step)
+    assert len(loads) == sum(counts[:-1]) + 1
 
 
 def test_an_epoch_trains_on_every_pair_once(make_trainer, dataset):
