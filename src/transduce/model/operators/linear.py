@@ -96,5 +96,5 @@ class _LinearInBlocks(torch.autograd.Function):
         of_y = in_blocks(rows)
         x = (of_y @ matrix)[: len(rows)].view(*gradient.shape[:-1], matrix.size(1))
         weight = of_y.t() @ blocks
-        bias = rows.sum(dim=0, dtype=of_weight) if ctx.needs_input_grad[2] else None
+        bias = rows.sum(dim=0).to(of_weight) if ctx.needs_input_grad[2] else None
         return x.to(of_x), weight.to(of_weight), bias

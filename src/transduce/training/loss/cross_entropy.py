@@ -80,9 +80,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         of_weight: Tensor | None = None
         for chunk, targets in _in_chunks(states, target_out, len(matrix)):
             rows = _as_factor(chunk, matrix)
-            logits = (rows @ matrix.T)[: len(chunk)]
             losses, gradient = _differentiated(
-                logits, targets, label_smoothing, output_weight.dtype
+                rows @ matrix.T, targets, label_smoothing, output_weight.dtype
             )
             sums += losses
             gradient = _as_factor(gradient, matrix)
@@ -126,15 +125,16 @@ def _in_chunks(
 
 
 def _differentiated(
-    logits: Float[Tensor, "chunk vocab"],
+    logits: Float[Tensor, "blocks vocab"],
     targets: Int[Tensor, " chunk"],
     label_smoothing: float,
     dtype: torch.dtype,
-) -> tuple[Float[Tensor, "2"], Float[Tensor, "chunk vocab"]]:
+) -> tuple[Float[Tensor, "2"], Float[Tensor, "_ vocab"]]:
     """The sums of both losses, and the gradient of the first, which may take the place
-    of the logits."""
+    of the logits; those behind the last target are zeros that stay so or go."""
     if _has_kernel(logits, dtype):
-        return _differentiated_by_kernel(logits.float(), targets, label_smoothing)
+        return _differentiated_by_kernel(logits, targets, label_smoothing), logits
+    logits = logits[: len(targets)]
     probabilities, log_total = _softmax(logits, dtype)
     sums = _losses(logits, log_total, targets, label_smoothing)
     # From here on the probabilities become the gradient of the logits.
@@ -144,9 +144,10 @@ def _differentiated(
     return sums, gradient
 
 
-def _has_kernel(logits: Float[Tensor, "chunk vocab"], dtype: torch.dtype) -> bool:
+def _has_kernel(logits: Float[Tensor, "blocks vocab"], dtype: torch.dtype) -> bool:
     return (
         logits.device.type == "cpu"
+        and logits.dtype in (torch.float32, torch.bfloat16)
         and dtype == torch.float32
         and not torch.compiler.is_compiling()  # what has no addresses yet
         and kernels() is not None
@@ -154,28 +155,33 @@ def _has_kernel(logits: Float[Tensor, "chunk vocab"], dtype: torch.dtype) -> boo
 
 
 def _differentiated_by_kernel(
-    logits: Float[Tensor, "chunk vocab"],
+    logits: Float[Tensor, "blocks vocab"],
     targets: Int[Tensor, " chunk"],
     label_smoothing: float,
-) -> tuple[Float[Tensor, "2"], Float[Tensor, "chunk vocab"]]:
-    """A row at a time, which stays in the cache meanwhile."""
-    rows, vocab = logits.shape
+) -> Float[Tensor, "2"]:
+    """The losses' sums; a row at a time, in fp32, stays in the cache and becomes its
+    gradient."""
+    vocab, threads = logits.size(1), torch.get_num_threads()
     targets = targets.long().contiguous()
+    rows = len(targets)
     if rows > 0 and not 0 <= int(targets.min()) <= int(targets.max()) < vocab:
         raise IndexError("Ids must be those of tokens, but one is not.")
-    losses = logits.new_empty(2, rows)
+    losses = torch.empty(2, rows)
     fields = CrossEntropyFields(
         rows=rows,
         vocab=vocab,
-        logits=address(logits),
         targets=address(targets, torch.int64),
         smoothing=label_smoothing,
         smoothed=address(losses[0]),
         negative_log_likelihood=address(losses[1]),
     )
-    kernel = loaded_kernels().transduce_form_cross_entropy
-    kernel(ctypes.byref(fields), torch.get_num_threads())
-    return losses.sum(dim=1), logits
+    if logits.dtype == torch.bfloat16:
+        room = torch.empty(threads, vocab)
+        fields.bf16_logits, fields.room = address(logits, logits.dtype), address(room)
+    else:
+        fields.logits = address(logits)
+    loaded_kernels().transduce_form_cross_entropy(ctypes.byref(fields), threads)
+    return losses.sum(dim=1)
 
 
 def _softmax(

@@ -220,6 +220,35 @@ def test_bf16_products_give_gradients_in_the_precision_of_the_inputs(target_out)
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("rows", [1, 5, 64, 70])
+@pytest.mark.parametrize("vocab", [1, 17, 61])
+def test_in_bf16_all_is_in_fp32_until_the_gradient_is_told(rows, vocab):
+    """By a matrix that leaves each state as it is, in either precision."""
+    states = (4 * torch.randn(rows, vocab)).bfloat16().float().requires_grad_()
+    targets = torch.randint(vocab, (rows,))
+    inputs = (states, torch.eye(vocab), targets, 0.1)
+    found = smoothed_cross_entropy(*inputs, torch.bfloat16)
+    expected = smoothed_cross_entropy(*inputs, torch.float32)
+    torch.testing.assert_close(found.smoothed, expected.smoothed)
+    torch.testing.assert_close(
+        found.negative_log_likelihood, expected.negative_log_likelihood
+    )
+    [gradient] = torch.autograd.grad(found.smoothed, states)
+    [exact] = torch.autograd.grad(expected.smoothed, states)
+    assert torch.equal(gradient, exact.bfloat16().float())
+
+
+def test_in_bf16_too_what_is_no_number_stays_none():
+    states = torch.zeros(3, 20)
+    states[1, 7] = torch.nan
+    states.requires_grad_()
+    targets = torch.zeros(3, dtype=torch.int64)
+    loss = smoothed_cross_entropy(states, torch.eye(20), targets, 0.1, torch.bfloat16)
+    assert loss.smoothed.isnan()
+    [gradient] = torch.autograd.grad(loss.smoothed, states)
+    assert gradient.isnan().any(dim=1).tolist() == [False, True, False]
+
+
 def test_no_rows_cost_nothing(output_weight):
     states = torch.zeros(0, 5, dtype=torch.float64, requires_grad=True)
     loss = smoothed_cross_entropy(

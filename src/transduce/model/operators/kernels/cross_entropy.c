@@ -1,5 +1,6 @@
 /* The smoothed cross-entropy of logits, and its gradient in their place. */
 #include <math.h>
+#include <string.h>
 
 #include "exported.h"
 #include "lanes.h"
@@ -9,7 +10,9 @@
 
 typedef struct {
     int64_t rows, vocab;
-    float *logits; /* [rows, vocab], and their gradient afterwards */
+    float *logits;         /* [rows, vocab], and their gradient afterwards; or NULL, */
+    uint16_t *bf16_logits; /* if both are the upper halves of floats; */
+    float *room;           /* then [threads, vocab] for rows that are whole */
     const int64_t *targets;
     float smoothing;
     float *smoothed, *negative_log_likelihood; /* of each row, in nats */
@@ -24,9 +27,8 @@ static inline Lanes logits_at(const float *row, int64_t left, float none)
     return lanes_where(there, lanes_load(there, row), lanes_of(none));
 }
 
-static void form_row(const CrossEntropy *c, int64_t number)
+static void form_row(const CrossEntropy *c, int64_t number, float *row)
 {
-    float *row = c->logits + number * c->vocab;
     const int64_t vocab = c->vocab, target = c->targets[number];
     Lanes highest = lanes_of(-INFINITY), sums = lanes_of(0.0f);
     for (int64_t i = 0; i < vocab; i += LANES) {
@@ -55,11 +57,40 @@ static void form_row(const CrossEntropy *c, int64_t number)
     c->smoothed[number] = -of_true - c->smoothing * (mean - of_true);
 }
 
+static void widen(int64_t count, const uint16_t *from, float *to)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t bits = (uint32_t)from[i] << 16;
+        memcpy(to + i, &bits, sizeof bits);
+    }
+}
+
+/* To the nearest number in bf16, of two as near the even one; NaN stays NaN. */
+static void narrow(int64_t count, const float *from, uint16_t *to)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, from + i, sizeof bits);
+        const uint32_t nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+        const int is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+        to[i] = (uint16_t)(is_nan ? 0x7FC0 : nearest);
+    }
+}
+
 static void form_rows(void *shared, int64_t first, int64_t end, int worker)
 {
-    (void)worker;
-    for (int64_t row = first; row < end; row++)
-        form_row(shared, row);
+    const CrossEntropy *c = shared;
+    for (int64_t number = first; number < end; number++) {
+        if (c->logits) {
+            form_row(c, number, c->logits + number * c->vocab);
+            continue;
+        }
+        uint16_t *halves = c->bf16_logits + number * c->vocab;
+        float *row = c->room + worker * c->vocab;
+        widen(c->vocab, halves, row);
+        form_row(c, number, row);
+        narrow(c->vocab, row, halves);
+    }
 }
 
 EXPORTED void transduce_form_cross_entropy(CrossEntropy *c, int num_threads)

@@ -67,6 +67,8 @@ class CrossEntropyFields(ctypes.Structure):
         ("rows", c_int64),
         ("vocab", c_int64),
         ("logits", c_void_p),
+        ("bf16_logits", c_void_p),
+        ("room", c_void_p),
         ("targets", c_void_p),
         ("smoothing", c_float),
         ("smoothed", c_void_p),
