@@ -178,7 +178,9 @@ class Trainer:
 
     def fuse_layers(self) -> str | None:
         """Have PyTorch compile them; if it cannot, the reason."""
-        return fuse_layers(self._batch_loss, self._batcher)
+        return fuse_layers(
+            self._batch_loss, self._batcher, self._hardware, self._processes
+        )
 
     def train(
         self,
@@ -297,7 +299,7 @@ class Trainer:
     def _accumulate(self, loaded: Iterator[_Loaded]) -> Float[Tensor, "2"]:
         """Form the gradient of an update's mean loss a token; its sums of losses."""
         losses = torch.zeros(2, device=self._hardware.device)
-        # One context for all batches, so that a GPU casts weights once an update.
+        # In one context a GPU casts weights once an update, but in compiled layers.
         with self._hardware.autocast(), self._processes.in_step():
             for each in loaded:
                 with nullcontext() if each.is_last else apart(self._joined):

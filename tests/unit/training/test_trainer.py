@@ -179,22 +179,26 @@ def test_steps_and_epochs_are_counted(make_trainer, dataset):
     assert (progress.step, progress.epoch, progress.update) == (steps[-1], 2, 1)
 
 
-def test_while_one_update_is_made_the_next_is_loaded(
+def test_while_one_batch_is_in_use_the_next_is_loaded(
     make_trainer, dataset, monkeypatch
 ):
-    loads, load = [], Batcher.load
+    loads, load, form = [], Batcher.load, BatchLoss.forward
+    counts = [len(each.batches) for each in Batcher(dataset, BATCHING, seed=1).epoch(0)]
+    formed = []
 
     def counted(batcher, indices):
         loads.append(indices)
         return load(batcher, indices)
 
+    def once_there_is_more(batch_loss, batch):
+        formed.append(batch)
+        wait_until(lambda: len(loads) > len(formed))
+        return form(batch_loss, batch)
+
+    trainer = make_trainer(replace(CONFIG, steps=len(counts) - 1))
     monkeypatch.setattr(Batcher, "load", counted)
-    counts = [len(each.batches) for each in Batcher(dataset, BATCHING, seed=1).epoch(0)]
-
-    def on_step(report: StepReport) -> None:
-        wait_until(lambda: len(loads) > sum(counts[: report.step]))
-
-    run(make_trainer(replace(CONFIG, steps=len(counts) - 1)), on_step=on_step)
+    monkeypatch.setattr(BatchLoss, "forward", once_there_is_more)
+    run(trainer)
     assert len(loads) == sum(counts[:-1]) + 1
 
 
