@@ -75,7 +75,8 @@ class Turns(Generic[Outcome]):
 
     def _count_memory(self) -> None:
         self._grown += used_memory(self._device) - self._used_before
-        self._copies = max(self._copies, memory_of_children())
+        if self._device.type == "cpu":  # else they have none of the GPU's
+            self._copies = max(self._copies, memory_of_children())
 
 
 def order_of_turns(names: Sequence[str], round_number: int) -> list[str]:

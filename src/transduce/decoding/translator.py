@@ -97,7 +97,7 @@ class Translator:
         self._processes = SearchProcesses(self, for_translation, self.device)
 
     def get_ready(self) -> None:
-        """Load what translating needs, which else the first translation does."""
+        """Read weights, and all that translating needs; else the first one does."""
         for model in self.models:
             model.get_ready()
 

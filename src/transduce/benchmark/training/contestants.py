@@ -1,5 +1,6 @@
 """Ours and the peers, each as a process that makes one update at each turn."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -44,8 +45,14 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
     keep_freed_memory()
     torch.manual_seed(SEED)
     trainer = our_trainer(task)
-    if task.hardware.device.type == "cuda":
-        trainer.fuse_layers()  # as in any training that is not short
+    if task.hardware.device.type == "cuda":  # as in any training that is not short
+        reason = trainer.fuse_layers()
+        if reason is not None:
+            warnings.warn(
+                f"The layers of {OURS} are not compiled, as PyTorch cannot: {reason}",
+                RuntimeWarning,
+                stacklevel=1,
+            )
     turns.begin()
     trainer.train(
         on_step=tell,

@@ -116,6 +116,8 @@ def obstacle(name: str, config: ModelConfig) -> str | None:
             f"{name} is left out, as the package `transformers` is not installed; "
             "install it with: pip install 'transduce[benchmark]'"
         )
+    if name == COMPILED and find_spec("triton") is None:
+        return f"{name} is left out, as PyTorch compiles for GPUs by Triton, not here."
     width = config.d_model / config.num_heads
     known = {
         "d_k": width, "d_v": width, "positions": "sinusoidal", "scores": "scaled",

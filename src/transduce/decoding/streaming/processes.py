@@ -137,21 +137,28 @@ class SearchProcesses(Generic[Searcher]):
         These have what this process has by then.
         """
         self._are_outdated = True
-        self._end_outdated()
+        self._end_if_free()
+
+    def _end_if_free(self) -> None:
+        """End outdated copies, unless they are at a task; that does it when it ends."""
+        if self._are_outdated and self._is_free.acquire(blocking=False):
+            try:
+                self._end_outdated()
+            finally:
+                self._is_free.release()
 
     def _end_outdated(self) -> None:
-        """Unless they are at a task, which then calls this when it ends."""
-        if self._are_outdated and self._is_free.acquire(blocking=False):
+        if self._are_outdated:
             self._are_outdated = False
             while self._idle:
                 self._idle.pop().end()
-            self._is_free.release()
 
     def _found(
         self, task: SearchTask[Searcher, Any], shares: list[list[int]]
     ) -> Iterator[Found]:
         busy: dict[Connection, _Copy] = {}
         try:
+            self._end_outdated()
             self._fill(len(shares))
             for share in shares:
                 copy = self._idle.pop()
@@ -170,10 +177,12 @@ class SearchProcesses(Generic[Searcher]):
                     yield from found
         finally:
             # One that is still at it, since nobody wants the rest, would be in the way.
-            for copy in busy.values():
-                copy.end()
-            self._is_free.release()
-            self._end_outdated()
+            try:
+                for copy in busy.values():
+                    copy.end()
+            finally:
+                self._is_free.release()
+            self._end_if_free()
 
     def _undone(
         self, task: SearchTask[Searcher, Any], killed: "_Copy"

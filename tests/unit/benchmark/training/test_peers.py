@@ -362,3 +362,15 @@ def test_a_package_that_is_missing_is_named(task, monkeypatch):
         "installed; install it with: pip install 'transduce[benchmark]'"
     )
     assert obstacle(TORCH, task.model) is None
+
+
+@pytest.mark.parametrize(("found", "is_left_out"), [(None, True), ("spec", False)])
+def test_a_compiled_peer_needs_the_compiler_for_gpus(
+    task, monkeypatch, found, is_left_out
+):
+    monkeypatch.setattr(
+        "transduce.benchmark.training.peers.find_spec", {"triton": found}.get
+    )
+    reason = obstacle(COMPILED, task.model)
+    assert (reason is not None) == is_left_out
+    assert reason is None or "Triton" in reason
