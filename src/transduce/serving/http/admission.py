@@ -179,7 +179,7 @@ def status_of(error: TransduceError) -> RefusedError:
 async def while_connected(
     request: Request, work: Coroutine[object, object, Result]
 ) -> Result:
-    """The result; the work is given up once the client has gone.
+    """The result; the work is given up, and over, once the client has gone.
 
     The body must have been read.
     """
@@ -193,6 +193,7 @@ async def while_connected(
     finally:
         working.cancel()
         leaving.cancel()
+        await asyncio.wait({working})  # what it waits for is given up only then
 
 
 def read_keys(path: Path) -> tuple[str, ...]:

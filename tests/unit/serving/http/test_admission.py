@@ -1,3 +1,4 @@
+import asyncio
 import http.client
 import json
 import socket
@@ -5,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
 
 from serving_client import running, served
 from transduce.checkpoint import Checkpoint
@@ -13,8 +15,10 @@ from transduce.serving.http import admission
 from transduce.serving.http.admission import (
     AdmissionConfig,
     RateLimit,
+    RefusedError,
     is_known,
     read_keys,
+    while_connected,
 )
 from transduce.serving.request_queue import QueueConfig
 from waiting import wait_until
@@ -121,6 +125,28 @@ def test_a_sentence_of_a_client_that_has_gone_is_not_translated(
         first.result()
         assert server.post("/translate", BODY).status == 200
     assert batches == [1, 1]
+
+
+def test_work_is_over_before_it_is_said_that_the_client_has_gone() -> None:
+    given_up = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)  # as what it waits for hears of it a turn later
+            given_up.append(True)
+
+    async def leave() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def answered() -> None:
+        await while_connected(Request({"type": "http"}, leave), work())
+
+    with pytest.raises(RefusedError) as refused:
+        asyncio.run(answered())
+    assert refused.value.status == 499
+    assert given_up == [True]
 
 
 def test_a_key_is_known_or_not() -> None:
