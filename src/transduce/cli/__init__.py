@@ -11,6 +11,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 import transduce
+from transduce.cli.ending import ended_at_once_if_joined
 from transduce.errors import TransduceError
 
 USER_ERROR = 2
@@ -71,6 +72,11 @@ for _name, _parts in PARTS.items():
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; the user's mistakes end with one sentence and exit code 2."""
+    with ended_at_once_if_joined():
+        _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     try:
         with _imports_kept():
             function, given, _ = app.parse_args(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from threading import Event
 
 import numpy as np
 import torch
@@ -124,6 +125,9 @@ class Share:
 
 ALONE = Processes()
 
+HAS_JOINED = Event()
+"""Set once this process has joined others."""
+
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[Processes]:
@@ -143,6 +147,7 @@ def joined(device: torch.device) -> Iterator[Processes]:
         timeout=LONGEST_WAIT,
         device_id=device if is_gpu else None,
     )
+    HAS_JOINED.set()
     try:
         yield Processes(rank=rank, count=count, count_here=_local_count(count))
     finally:

@@ -1,0 +1,60 @@
+"""How the process of a command ends."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import atexit, os, sys
+from transduce.cli import main
+from transduce.cli.ending import ended_at_once_if_joined
+from transduce.training.distributed import HAS_JOINED
+
+class Aborting:
+    def __del__(self):
+        os.abort()
+
+kept = Aborting()
+atexit.register(print, "written", end="")
+if {has_joined}:
+    HAS_JOINED.set()
+with ended_at_once_if_joined():
+    print("done", end=" ")
+    {work}
+"""
+
+
+def ended(*, has_joined: bool, work: str) -> "subprocess.CompletedProcess[str]":
+    """In a process that is aborted while its interpreter goes down."""
+    script = SCRIPT.format(has_joined=has_joined, work=work)
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("work", "code"),
+    [
+        ("pass", 0),
+        ("sys.exit(2)", 2),
+        ("sys.exit()", 0),
+        ("sys.exit('so')", 1),
+        ("main(['train', '--preset', 'none'])", 2),
+    ],
+)
+def test_a_joined_process_ends_before_it_can_be_aborted(work: str, code: int) -> None:
+    result = ended(has_joined=True, work=work)
+    assert result.returncode == code
+    assert result.stdout == "done written"
+
+
+def test_another_ends_as_it_would() -> None:
+    result = ended(has_joined=False, work="sys.exit(2)")
+    assert result.returncode == -signal.SIGABRT
+    assert result.stdout == "done written"
+
+
+def test_what_goes_wrong_is_told_as_ever() -> None:
+    result = ended(has_joined=True, work="1 / 0")
+    assert "ZeroDivisionError" in result.stderr
