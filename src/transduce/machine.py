@@ -173,11 +173,11 @@ def may_have_gpu() -> bool:
 
 
 def has_matrix_unit() -> bool:
-    """Whether the processor multiplies matrices of bytes, and this process may do so.
+    """Whether the processor multiplies matrices, and this process may have it do so.
 
     Linux keeps room for such a unit's tiles only for processes that have asked for it.
     """
-    if not {"amx_tile", "amx_int8"} <= processor_flags():
+    if not {"amx_tile", "amx_int8", "amx_bf16"} <= processor_flags():
         return False
     asked = ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA)
     return bool(asked == 0)

@@ -149,9 +149,10 @@ def test_what_a_processor_can_do_is_read(linux):
 @pytest.mark.parametrize(
     ("flags", "is_allowed", "is_there"),
     [
-        ("amx_tile amx_int8", True, True),
-        ("amx_tile amx_int8", False, False),
+        ("amx_tile amx_int8 amx_bf16", True, True),
+        ("amx_tile amx_int8 amx_bf16", False, False),
         ("amx_tile amx_bf16", True, False),
+        ("amx_tile amx_int8", True, False),
     ],
 )
 def test_a_matrix_unit_must_be_there_and_allowed(

@@ -23,15 +23,20 @@ from transduce.model.operators.kernels.library import (
     WHOLE,
     has_products,
     loaded_kernels,
+    uses_matrix_unit,
 )
 from transduce.model.operators.short_attention import Heads, has_short_attention
 
 MOST_PARTS = 4
 """Of a batch, each with all gradients of its own; more threads share each operator."""
-NUMBER_BYTES = 4
-"""Of a float."""
 LEAST_ROWS = 256
 """Of a part: for fewer, gradients of all weights are too much to sum."""
+
+
+NUM_WAYS = 2
+"""That numbers go through a matrix: forwards and backwards."""
+UNIT_WHOLE = 32
+"""Numbers of a row whose products are in bf16: a multiple."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +67,25 @@ def has_layer_stack(
     keys = [x] if attended is None else [x, attended.memory]
     return (
         x.dtype == torch.float32
-        and not torch.is_autocast_enabled("cpu")
         and x.size(-1) % WHOLE_MASKS == 0
         and layers.d_ff % WHOLE == 0
         and all(has_short_attention(x, each, layers.heads) for each in keys)
-        and has_products()
+        and (_is_for_unit(layers) if _is_in_bf16() else has_products())
+    )
+
+
+def _is_in_bf16() -> bool:
+    """Whether the factors of products are to be; all else stays in fp32."""
+    return torch.is_autocast_enabled("cpu")
+
+
+def _is_for_unit(layers: Layers) -> bool:
+    heads = layers.heads
+    widths = (layers.d_ff, heads.count * heads.d_k, heads.count * heads.d_v)
+    return (
+        torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and all(width % UNIT_WHOLE == 0 for width in widths)
+        and uses_matrix_unit()
     )
 
 
@@ -107,6 +126,7 @@ class _LayerStack(torch.autograd.Function):
         memory = None if memory is None else memory.contiguous()
         fields = _fields(x, memory, layers)
         fields.kept_layers = kept
+        fields.is_bf16 = _is_in_bf16()
         _require_shapes(fields, weights)
         seeds = _seeds(fields)
         # Both are kept until the kernel is done, which alone reads them.
@@ -117,16 +137,21 @@ class _LayerStack(torch.autograd.Function):
         y = torch.empty_like(x)
         fields.seeds = ctypes.addressof(seeds)
         fields.y = address(y)
-        ctx.save_for_backward(x, memory, states, *weights)
+        packed = None
+        if fields.is_bf16:
+            ways = NUM_WAYS if kept == layers.count else 1  # there may be no way back
+            packed = _room_for_packed(weights, ways)
+        saved = (x, memory, states, packed, *weights)
+        ctx.save_for_backward(*saved)
         ctx.fields = fields
-        _run(library.transduce_form_layers, fields, (x, memory, states, *weights))
+        _run(library.transduce_form_layers, fields, saved)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # only once, as hooks may bring it from elsewhere
-        x, memory, _, *weights = saved
+        x, memory, _, _, *weights = saved
         of_x = torch.empty_like(x)
         of_memory = None if memory is None else torch.empty_like(memory)
         size = sum(weight.numel() for weight in weights)
@@ -135,7 +160,13 @@ class _LayerStack(torch.autograd.Function):
         of_y = gradients[0].contiguous()
         # A copy, as two threads may go backwards at once.
         fields = StackFields.from_buffer_copy(ctx.fields)
-        places = _places_in((total, *others), weights)
+        places = _as_array(
+            [
+                place
+                for part in (total, *others)
+                for place in _places(weights, _starts(weights, part), ())
+            ]
+        )
         fields.gradients = ctypes.addressof(places)
         fields.of_y, fields.of_x = address(of_y), address(of_x)
         fields.of_memory = None if of_memory is None else address(of_memory)
@@ -218,26 +249,47 @@ def _as_pieces(numbers: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view_as(each) for piece, each in zip(pieces, like, strict=True)]
 
 
-def _places_in(
-    parts: Sequence[Tensor], weights: Sequence[Tensor]
-) -> "ctypes.Array[ctypes.c_void_p]":
-    """Of all weights one after the other, in each part."""
-    counts = [weight.numel() for weight in weights]
-    starts = [NUMBER_BYTES * count for count in accumulate(counts, initial=0)][:-1]
-    places = [address(part) + start for part in parts for start in starts]
+def _room_for_packed(
+    weights: Sequence[Tensor], ways: int
+) -> Float[Tensor, "ways numbers"]:
+    """For matrices in bf16, as the kernel reads them forwards, and backwards too."""
+    size = sum(weight.numel() for weight in weights)
+    return weights[0].new_empty(ways, size, dtype=torch.bfloat16)
+
+
+def _starts(weights: Sequence[Tensor], numbers: Tensor) -> list[int]:
+    """Of all weights one after the other, where such numbers are."""
+    counts = [numbers.element_size() * weight.numel() for weight in weights]
+    return [
+        address(numbers, numbers.dtype) + before
+        for before in accumulate(counts[:-1], initial=0)
+    ]
+
+
+def _places(
+    weights: Sequence[Tensor], numbers: Sequence[int], packed: Sequence[Sequence[int]]
+) -> list[int | None]:
+    """Of weights or gradients, and of each matrix in bf16, if there is any."""
+    places: list[int | None] = []
+    for number, weight in enumerate(weights):
+        places.append(numbers[number])
+        if weight.dim() > 1:
+            ways: list[int | None] = [way[number] for way in packed]
+            places += (ways + [None] * NUM_WAYS)[:NUM_WAYS]
+    return places
+
+
+def _as_array(places: Sequence[int | None]) -> "ctypes.Array[ctypes.c_void_p]":
     return (ctypes.c_void_p * len(places))(*places)
-
-
-def _addresses(tensors: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
-    return (ctypes.c_void_p * len(tensors))(*map(address, tensors))
 
 
 def _run(kernel: Any, fields: StackFields, saved: Sequence[Any]) -> None:
     """With the addresses of now, as what is saved may have been elsewhere meanwhile."""
-    x, memory, states, *weights = saved
+    x, memory, states, packed, *weights = saved
     fields.x, fields.states = address(x), address(states)
     fields.memory = None if memory is None else address(memory)
-    places = _addresses(weights)
+    ways = [] if packed is None else [_starts(weights, way) for way in packed]
+    places = _as_array(_places(weights, [*map(address, weights)], ways))
     fields.weights = ctypes.addressof(places)
     fields.num_threads = torch.get_num_threads()
     at = ctypes.byref(fields)

@@ -10,6 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.model.operators.addresses import address
+from transduce.model.operators.bf16_products import (
+    add_bf16_product,
+    has_bf16_products,
+)
 from transduce.model.operators.kernels.fields import CrossEntropyFields
 from transduce.model.operators.kernels.library import kernels, loaded_kernels
 from transduce.model.operators.linear import in_blocks, is_in_blocks
@@ -86,13 +90,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             sums += losses
             gradient = _as_factor(gradient, matrix)
             of_states.append((gradient @ matrix)[: len(chunk)])
-            product = gradient.T @ rows
-            # As large as the matrix: it is not summed up with zeros.
-            of_weight = (
-                product.to(output_weight.dtype)
-                if of_weight is None
-                else of_weight.add_(product)
-            )
+            of_weight = _added_product(of_weight, gradient.T, rows, output_weight.dtype)
         ctx.save_for_backward(torch.cat(of_states), of_weight)
         smoothed, negative_log_likelihood = sums.unbind()
         ctx.mark_non_differentiable(negative_log_likelihood)
@@ -111,6 +109,23 @@ def _as_factor(
 ) -> Float[Tensor, "_ width"]:
     """As they are multiplied with the matrix; there may be zeros behind them."""
     return in_blocks(rows) if is_in_blocks(matrix) else rows.to(matrix.dtype)
+
+
+def _added_product(
+    sums: Float[Tensor, "vocab d_model"] | None,
+    gradient: Float[Tensor, "vocab chunk"],
+    rows: Float[Tensor, "chunk d_model"],
+    dtype: torch.dtype,
+) -> Float[Tensor, "vocab d_model"]:
+    """To the sums, if there are any yet: they are as large as the matrix, and so are
+    not begun with zeros."""
+    if dtype == torch.float32 and has_bf16_products(rows):
+        beta = 1.0
+        if sums is None:
+            beta, sums = 0.0, torch.empty(len(gradient), rows.size(1), dtype=dtype)
+        return add_bf16_product(gradient, rows, beta, sums)
+    product = gradient @ rows
+    return product.to(dtype) if sums is None else sums.add_(product)
 
 
 def _in_chunks(

@@ -5,6 +5,8 @@
 #include "dropout.c"
 #include "orthogonal.c"
 #include "residual.c"
+#include "packing.c"
+#include "matrix_unit.c"
 #include "linear.c"
 #include "stack.c"
 #include "layers.c"

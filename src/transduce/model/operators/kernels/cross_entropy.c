@@ -1,7 +1,7 @@
 /* The smoothed cross-entropy of logits, and its gradient in their place. */
 #include <math.h>
-#include <string.h>
 
+#include "bf16.h"
 #include "exported.h"
 #include "lanes.h"
 #include "threads.h"
@@ -10,9 +10,9 @@
 
 typedef struct {
     int64_t rows, vocab;
-    float *logits;         /* [rows, vocab], and their gradient afterwards; or NULL, */
-    uint16_t *bf16_logits; /* if both are the upper halves of floats; */
-    float *room;           /* then [threads, vocab] for rows that are whole */
+    float *logits;     /* [rows, vocab], and their gradient afterwards; or NULL, */
+    Bf16 *bf16_logits; /* if both are in bf16; */
+    float *room;       /* then [threads, vocab] for rows that are whole */
     const int64_t *targets;
     float smoothing;
     float *smoothed, *negative_log_likelihood; /* of each row, in nats */
@@ -57,26 +57,6 @@ static void form_row(const CrossEntropy *c, int64_t number, float *row)
     c->smoothed[number] = -of_true - c->smoothing * (mean - of_true);
 }
 
-static void widen(int64_t count, const uint16_t *from, float *to)
-{
-    for (int64_t i = 0; i < count; i++) {
-        const uint32_t bits = (uint32_t)from[i] << 16;
-        memcpy(to + i, &bits, sizeof bits);
-    }
-}
-
-/* To the nearest number in bf16, of two as near the even one; NaN stays NaN. */
-static void narrow(int64_t count, const float *from, uint16_t *to)
-{
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, from + i, sizeof bits);
-        const uint32_t nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-        const int is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
-        to[i] = (uint16_t)(is_nan ? 0x7FC0 : nearest);
-    }
-}
-
 static void form_rows(void *shared, int64_t first, int64_t end, int worker)
 {
     const CrossEntropy *c = shared;
@@ -85,7 +65,7 @@ static void form_rows(void *shared, int64_t first, int64_t end, int worker)
             form_row(c, number, c->logits + number * c->vocab);
             continue;
         }
-        uint16_t *halves = c->bf16_logits + number * c->vocab;
+        Bf16 *halves = c->bf16_logits + number * c->vocab;
         float *row = c->room + worker * c->vocab;
         widen(c->vocab, halves, row);
         form_row(c, number, row);

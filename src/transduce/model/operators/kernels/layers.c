@@ -5,20 +5,20 @@
 
 /* What an attention reads, and its index among all sub-layers of the stack. */
 typedef struct {
-    const float *x, *memory;
+    Numbers x, memory;
     int64_t keys, index;
     Seen mask;
 } Input;
 
-static Input to_itself(const Stack *s, const float *x, int64_t layer)
+static Input to_itself(const Stack *s, Numbers x, int64_t layer)
 {
     return (Input){x, x, s->length, layer * sublayers_of(s), s->self_mask};
 }
 
-static Input to_memory(const Stack *s, const float *x, int64_t layer)
+static Input to_memory(const Stack *s, Numbers x, int64_t layer)
 {
-    return (Input){x, s->memory, s->memory_length, layer * sublayers_of(s) + 1,
-                   s->memory_mask};
+    return (Input){x, inputs_of(s).memory, s->memory_length,
+                   layer * sublayers_of(s) + 1, s->memory_mask};
 }
 
 /* LayerNorm(x + Dropout(addend)), but for what it reads and writes. */
@@ -38,18 +38,19 @@ static Residual residual(const Stack *s, SumStates states, const float *gain)
 }
 
 /* Of x and the addend in `work`. */
-static void form_sum(const Stack *s, int64_t index, const float *x, const float *gain,
-                     const float *bias, SumStates states, float *y, const Work *work)
+static void form_sum(const Stack *s, int64_t index, Numbers x, const float *gain,
+                     const float *bias, SumStates states, Numbers y, const Work *work)
 {
     Residual r = residual(s, states, gain);
-    r.x = x;
+    r.x = x.fp32;
     r.bias = bias;
     r.masking.seeds[0] = s->seeds[2 * index];
     r.masking.seeds[1] = s->seeds[2 * index + 1];
     r.masking.num_dropped = s->num_dropped;
     r.masking.first_block = s->first_row;
     r.masking.x = work->addend;
-    r.y = y;
+    r.y = y.fp32;
+    r.bf16_y = y.bf16;
     transduce_normalize_sum(&r, s->num_threads);
 }
 
@@ -70,32 +71,31 @@ static void differentiate_sum(const Stack *s, SumStates states, const float *gai
 
 static LinearMap query_map(const Stack *s, const AttentionWeights *w)
 {
-    return (LinearMap){w->query, w->query_bias, s->d_model, s->heads * s->d_k};
+    return (LinearMap){w->query, s->d_model, s->heads * s->d_k};
 }
 
 static LinearMap key_value_map(const Stack *s, const AttentionWeights *w)
 {
-    return (LinearMap){w->key_value, w->key_value_bias, s->d_model,
-                       s->heads * (s->d_k + s->d_v)};
+    return (LinearMap){w->key_value, s->d_model, s->heads * (s->d_k + s->d_v)};
 }
 
 static LinearMap output_map(const Stack *s, const AttentionWeights *w)
 {
-    return (LinearMap){w->output, w->output_bias, s->heads * s->d_v, s->d_model};
+    return (LinearMap){w->output, s->heads * s->d_v, s->d_model};
 }
 
 static LinearMap inner_map(const Stack *s, const FeedForwardWeights *w)
 {
-    return (LinearMap){w->inner, w->inner_bias, s->d_model, s->d_ff};
+    return (LinearMap){w->inner, s->d_model, s->d_ff};
 }
 
 static LinearMap outer_map(const Stack *s, const FeedForwardWeights *w)
 {
-    return (LinearMap){w->outer, w->outer_bias, s->d_ff, s->d_model};
+    return (LinearMap){w->outer, s->d_ff, s->d_model};
 }
 
 static Attention attention(const Stack *s, Input in, AttentionStates states,
-                           const Work *work)
+                           float *heads, const Work *work)
 {
     return (Attention){.sentences = s->sentences,
                        .heads = s->heads,
@@ -110,28 +110,36 @@ static Attention attention(const Stack *s, Input in, AttentionStates states,
                        .query = states.query,
                        .key_value = states.key_value,
                        .weights = states.weights,
-                       .output = states.heads,
+                       .output = heads,
                        .room = work->attention};
 }
 
+static Numbers in_fp32(float *numbers) { return (Numbers){numbers, 0}; }
+
 static void form_attention(const Stack *s, const AttentionWeights *w, Input in,
-                           AttentionStates states, float *y, const Work *work)
+                           AttentionStates states, Numbers y, const Work *work)
 {
     const int threads = s->num_threads;
-    map_rows(query_map(s, w), in.x, rows_of(s), 0, states.query, threads);
+    Numbers heads = states.heads;
+    if (!heads.fp32)
+        heads.fp32 = work->of_heads;
+    map_rows(query_map(s, w), in.x, rows_of(s), 0, in_fp32(states.query), work->blocks,
+             threads);
     map_rows(key_value_map(s, w), in.memory, s->sentences * in.keys, 0,
-             states.key_value, threads);
-    Attention a = attention(s, in, states, work);
+             in_fp32(states.key_value), work->blocks, threads);
+    Attention a = attention(s, in, states, heads.fp32, work);
     transduce_attend(&a, threads);
-    map_rows(output_map(s, w), states.heads, rows_of(s), 0, work->addend, threads);
+    round_rows(heads, rows_of(s), s->heads * s->d_v, threads);
+    map_rows(output_map(s, w), heads, rows_of(s), 0, in_fp32(work->addend),
+             work->blocks, threads);
     form_sum(s, in.index, in.x, w->gain, w->bias, states.sum, y, work);
 }
 
-/* The gradient of the memory is added to beta times what is there. */
+/* The gradient of the memory may be added to what is there. */
 static void differentiate_attention(const Stack *s, const AttentionWeights *w,
                                     const AttentionWeights *of, Input in,
                                     AttentionStates states, const float *of_y,
-                                    float *of_x, float *of_memory, float beta,
+                                    float *of_x, float *of_memory, int is_added,
                                     const Work *work)
 {
     const int threads = s->num_threads;
@@ -139,11 +147,13 @@ static void differentiate_attention(const Stack *s, const AttentionWeights *w,
     differentiate_map((WayBack){.map = output_map(s, w),
                                 .of_map = output_map(s, of),
                                 .x = states.heads,
-                                .of_y = work->addend,
+                                .of_y = {work->addend, work->rounded},
                                 .of_x = work->of_heads,
+                                .turned = work->turned,
+                                .paired = work->paired,
                                 .rows = rows_of(s)},
                       threads);
-    Attention a = attention(s, in, states, work);
+    Attention a = attention(s, in, states, 0, work);
     a.of_output = work->of_heads;
     a.of_query = work->of_query;
     a.of_key_value = work->of_key_value;
@@ -151,33 +161,38 @@ static void differentiate_attention(const Stack *s, const AttentionWeights *w,
     differentiate_map((WayBack){.map = query_map(s, w),
                                 .of_map = query_map(s, of),
                                 .x = in.x,
-                                .of_y = work->of_query,
+                                .of_y = {work->of_query, work->rounded},
                                 .of_x = of_x,
+                                .turned = work->turned,
+                                .paired = work->paired,
                                 .rows = rows_of(s),
-                                .beta = 1.0f},
+                                .is_added = 1},
                       threads);
     differentiate_map((WayBack){.map = key_value_map(s, w),
                                 .of_map = key_value_map(s, of),
                                 .x = in.memory,
-                                .of_y = work->of_key_value,
+                                .of_y = {work->of_key_value, work->rounded},
                                 .of_x = of_memory,
+                                .turned = work->turned,
+                                .paired = work->paired,
                                 .rows = s->sentences * in.keys,
-                                .beta = beta},
+                                .is_added = is_added},
                       threads);
 }
 
-static void form_feed_forward(const Stack *s, const FeedForwardWeights *w,
-                              const float *x, int64_t index, FeedForwardStates states,
-                              float *y, const Work *work)
+static void form_feed_forward(const Stack *s, const FeedForwardWeights *w, Numbers x,
+                              int64_t index, FeedForwardStates states, Numbers y,
+                              const Work *work)
 {
     const int threads = s->num_threads;
-    map_rows(inner_map(s, w), x, rows_of(s), 1, states.hidden, threads);
-    map_rows(outer_map(s, w), states.hidden, rows_of(s), 0, work->addend, threads);
+    map_rows(inner_map(s, w), x, rows_of(s), 1, states.hidden, work->blocks, threads);
+    map_rows(outer_map(s, w), states.hidden, rows_of(s), 0, in_fp32(work->addend),
+             work->blocks, threads);
     form_sum(s, index, x, w->gain, w->bias, states.sum, y, work);
 }
 
 static void differentiate_feed_forward(const Stack *s, const FeedForwardWeights *w,
-                                       const FeedForwardWeights *of, const float *x,
+                                       const FeedForwardWeights *of, Numbers x,
                                        FeedForwardStates states, const float *of_y,
                                        float *of_x, const Work *work)
 {
@@ -186,27 +201,30 @@ static void differentiate_feed_forward(const Stack *s, const FeedForwardWeights 
     differentiate_map((WayBack){.map = outer_map(s, w),
                                 .of_map = outer_map(s, of),
                                 .x = states.hidden,
-                                .of_y = work->addend,
+                                .of_y = {work->addend, work->rounded},
                                 .of_x = work->of_hidden,
+                                .turned = work->turned,
+                                .paired = work->paired,
                                 .rows = rows_of(s)},
                       threads);
     differentiate_map((WayBack){.map = inner_map(s, w),
                                 .of_map = inner_map(s, of),
                                 .x = x,
                                 .rectified = states.hidden,
-                                .of_y = work->of_hidden,
+                                .of_y = {work->of_hidden, work->rounded},
                                 .of_x = of_x,
+                                .turned = work->turned,
+                                .paired = work->paired,
                                 .rows = rows_of(s),
-                                .beta = 1.0f},
+                                .is_added = 1},
                       threads);
 }
 
-static const float *form_layer(const Stack *s, int64_t layer, const float *x,
-                               const Work *work)
+static Numbers form_layer(const Stack *s, int64_t layer, Numbers x, const Work *work)
 {
     const LayerWeights w = weights_of(s, s->weights, layer);
     const LayerStates states = states_of(s, layer);
-    float *y = states.self.sum.y;
+    Numbers y = states.self.sum.y;
     form_attention(s, w.self, to_itself(s, x, layer), states.self, y, work);
     if (s->memory_length > 0) {
         x = y;
@@ -214,7 +232,7 @@ static const float *form_layer(const Stack *s, int64_t layer, const float *x,
         form_attention(s, w.memory, to_memory(s, x, layer), states.memory, y, work);
     }
     x = y;
-    y = layer + 1 < s->layers ? states.feed_forward.sum.y : s->y;
+    y = layer + 1 < s->layers ? states.feed_forward.sum.y : in_fp32(s->y);
     form_feed_forward(s, w.feed_forward, x, (layer + 1) * sublayers_of(s) - 1,
                       states.feed_forward, y, work);
     return y;
@@ -229,8 +247,9 @@ static const float *differentiate_layer(const Stack *s, int64_t layer,
     const LayerStates states = states_of(s, layer);
     const int is_first = layer == 0, is_last = layer + 1 == s->layers;
     const int has_memory = s->memory_length > 0;
-    const float *x = is_first ? s->x : states_of(s, layer - 1).feed_forward.sum.y;
-    const float *attended = has_memory ? states.memory.sum.y : states.self.sum.y;
+    const Numbers x =
+        is_first ? inputs_of(s).x : states_of(s, layer - 1).feed_forward.sum.y;
+    const Numbers attended = has_memory ? states.memory.sum.y : states.self.sum.y;
     float *of_x = elsewhere(work, of_y);
     differentiate_feed_forward(s, w.feed_forward, of.feed_forward, attended,
                                states.feed_forward, of_y, of_x, work);
@@ -239,12 +258,12 @@ static const float *differentiate_layer(const Stack *s, int64_t layer,
         of_x = elsewhere(work, of_y);
         differentiate_attention(s, w.memory, of.memory,
                                 to_memory(s, states.self.sum.y, layer), states.memory,
-                                of_y, of_x, s->of_memory, is_last ? 0.0f : 1.0f, work);
+                                of_y, of_x, s->of_memory, !is_last, work);
     }
     of_y = of_x;
     of_x = is_first ? s->of_x : elsewhere(work, of_y);
     differentiate_attention(s, w.self, of.self, to_itself(s, x, layer), states.self,
-                            of_y, of_x, of_x, 1.0f, work);
+                            of_y, of_x, of_x, 1, work);
     return of_x;
 }
 
@@ -264,7 +283,11 @@ static void form_parts(void *shared, int64_t first, int64_t end, int worker)
     for (int64_t part = first; part < end; part++) {
         Work work;
         const Stack own = placed_part(shared, part, &work);
-        const float *x = own.x;
+        const Inputs in = inputs_of(&own);
+        const int64_t memory_rows = own.sentences * own.memory_length;
+        round_rows(in.x, rows_of(&own), own.d_model, own.num_threads);
+        round_rows(in.memory, memory_rows, own.d_model, own.num_threads);
+        Numbers x = in.x;
         for (int64_t layer = 0; layer < own.layers; layer++)
             x = form_layer(&own, layer, x, &work);
     }
@@ -282,8 +305,30 @@ static void differentiate_parts(void *shared, int64_t first, int64_t end, int wo
     }
 }
 
+static void pack_attention(const Stack *s, const AttentionWeights *w, int num_threads)
+{
+    pack_map(query_map(s, w), num_threads);
+    pack_map(key_value_map(s, w), num_threads);
+    pack_map(output_map(s, w), num_threads);
+}
+
+/* What products in bf16 read in the place of matrices. */
+static void pack_layers(const Stack *s, int num_threads)
+{
+    for (int64_t layer = 0; layer < s->layers; layer++) {
+        const LayerWeights w = weights_of(s, s->weights, layer);
+        pack_attention(s, w.self, num_threads);
+        if (s->memory_length > 0)
+            pack_attention(s, w.memory, num_threads);
+        pack_map(inner_map(s, w.feed_forward), num_threads);
+        pack_map(outer_map(s, w.feed_forward), num_threads);
+    }
+}
+
 EXPORTED void transduce_form_layers(Stack *s, int num_threads)
 {
+    if (s->is_bf16)
+        pack_layers(s, num_threads);
     share_out(form_parts, s, s->parts, 1, num_threads);
 }
 

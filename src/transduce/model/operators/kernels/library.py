@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from transduce.kernels.loading import fastest_library
+from transduce.machine import has_matrix_unit
 from transduce.model.operators.kernels.fields import (
     AttentionFields,
     CrossEntropyFields,
@@ -42,6 +43,16 @@ def has_products() -> bool:
     return kernels() is not None and products_of_torch() is not None
 
 
+@cache
+def uses_matrix_unit() -> bool:
+    """Whether there are kernels, and from now on they have a unit of the processor's
+    multiply in bf16; without it they do so too, but slowly."""
+    library = kernels()
+    if library is None or not has_matrix_unit():
+        return False
+    return bool(library.transduce_use_matrix_unit(True))
+
+
 def loaded_kernels() -> ctypes.CDLL:
     """The library, which must be there."""
     library = kernels()
@@ -50,6 +61,7 @@ def loaded_kernels() -> ctypes.CDLL:
 
 
 def _declare(library: ctypes.CDLL) -> None:
+    library.transduce_use_matrix_unit.argtypes = [c_int]
     library.transduce_use_products.argtypes = [c_void_p]
     library.transduce_use_products(products_of_torch())
     library.transduce_lanes.argtypes = []
@@ -86,7 +98,17 @@ def _declare(library: ctypes.CDLL) -> None:
 @cache
 def products_of_torch() -> int | None:
     """Where PyTorch has BLAS's `sgemm`, if others can find it."""
-    torch_library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    return _found_in_torch("sgemm_")
+
+
+@cache
+def bf16_products_of_torch() -> int | None:
+    """Where it has Intel's product of factors in bf16 to sums in fp32."""
+    return _found_in_torch("gemm_bf16bf16f32_")
+
+
+def _found_in_torch(name: str) -> int | None:
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     with suppress(OSError, AttributeError):
-        return ctypes.cast(ctypes.CDLL(str(torch_library)).sgemm_, c_void_p).value
+        return ctypes.cast(getattr(ctypes.CDLL(str(library)), name), c_void_p).value
     return None

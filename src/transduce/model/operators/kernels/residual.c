@@ -2,6 +2,7 @@
    backwards, each in one pass over memory. */
 #include <math.h>
 
+#include "bf16.h"
 #include "dropout.h"
 #include "exported.h"
 #include "lanes.h"
@@ -17,6 +18,7 @@ typedef struct {
     float *normalized; /* [rows, width]; for a while Dropout(s) */
     float *inverse_deviation;
     float *y;
+    Bf16 *bf16_y;      /* the same, if it is wanted */
     const float *of_y; /* gradients, as what they are of */
     float *of_x, *of_gain, *of_bias;
     float *of_groups; /* [groups, 2, width] */
@@ -59,6 +61,8 @@ static void normalize_row(const Residual *r, int64_t row)
         lanes_store(y + i, LANES,
                     lanes_fma(number, lanes_at(r->gain + i), lanes_at(r->bias + i)));
     }
+    if (r->bf16_y)
+        narrow(width, y, r->bf16_y + row * width);
     r->inverse_deviation[row] = inverse;
 }
 

@@ -6,12 +6,13 @@
 
 /* The weights of a sub-layer, or the places of their gradients; in that order. */
 typedef struct {
-    float *query, *query_bias, *key_value, *key_value_bias, *output, *output_bias,
-        *gain, *bias;
+    MapWeights query, key_value, output;
+    float *gain, *bias;
 } AttentionWeights;
 
 typedef struct {
-    float *inner, *inner_bias, *outer, *outer_bias, *gain, *bias;
+    MapWeights inner, outer;
+    float *gain, *bias;
 } FeedForwardWeights;
 
 /* Where a query may attend to a key. */
@@ -24,15 +25,16 @@ typedef struct {
 typedef struct {
     int64_t layers, sentences, length, d_model, d_ff, heads, d_k, d_v;
     int64_t memory_length; /* zero: these layers attend to no memory */
-    int64_t kept_layers; /* all, or one, if there is no way back */
-    int64_t parts; /* of the sentences; each goes through all layers by itself */
+    int64_t kept_layers;   /* all, or one, if there is no way back */
+    int64_t parts;     /* of the sentences; each goes through all layers by itself */
     int64_t first_row; /* of these sentences, which may be a part of a batch */
+    int64_t is_bf16;   /* products are of numbers in bf16 */
     float epsilon, scale, dropout_scale;
     uint32_t num_dropped; /* as `Masking` has them */
     Seen self_mask, memory_mask;
     const uint32_t *seeds; /* two for each sub-layer */
-    float **weights;
-    float **gradients; /* of each part, as many as there are weights */
+    void **weights;
+    void **gradients;    /* of each part, as many as there are weights */
     const float *x;      /* [sentences, length, d_model] */
     const float *memory; /* [sentences, memory_length, d_model] */
     float *y;
@@ -51,17 +53,19 @@ typedef struct {
 
 /* What a normalised sum leaves for its way back. */
 typedef struct {
-    float *normalized, *inverse_deviation, *y;
+    float *normalized, *inverse_deviation;
+    Numbers y;
     uint8_t *kept;
 } SumStates;
 
 typedef struct {
-    float *query, *key_value, *weights, *heads;
+    float *query, *key_value, *weights;
+    Numbers heads;
     SumStates sum;
 } AttentionStates;
 
 typedef struct {
-    float *hidden;
+    Numbers hidden;
     SumStates sum;
 } FeedForwardStates;
 
@@ -70,10 +74,17 @@ typedef struct {
     FeedForwardStates feed_forward;
 } LayerStates;
 
+/* What is read from without, as products have it. */
+typedef struct {
+    Numbers x, memory;
+} Inputs;
+
 /* What is needed on the way only. */
 typedef struct {
     float *addend, *of_y[2], *of_heads, *of_query, *of_key_value, *of_hidden;
     float *attention, *of_groups;
+    Bf16 *rounded, *turned, *paired; /* what products have */
+    float *blocks; /* of each thread, as linear maps in bf16 want them */
 } Work;
 
 /* Room that is given away from its beginning on; only counted, if it is nowhere. */
@@ -89,21 +100,36 @@ static float *take(Room *room, int64_t count)
     return from;
 }
 
+/* Nowhere, if products are in fp32. */
+static Bf16 *take_bf16(const Stack *s, Room *room, int64_t count)
+{
+    return s->is_bf16 ? (Bf16 *)take(room, (count + 1) / 2) : 0;
+}
+
+/* In bf16 alone, if products are in it. */
+static Numbers take_numbers(const Stack *s, Room *room, int64_t count)
+{
+    Numbers numbers = {0, take_bf16(s, room, count)};
+    if (!s->is_bf16)
+        numbers.fp32 = take(room, count);
+    return numbers;
+}
+
 static int64_t sublayers_of(const Stack *s) { return s->memory_length > 0 ? 3 : 2; }
 
 static int64_t rows_of(const Stack *s) { return s->sentences * s->length; }
 
-#define OF_ATTENTION ((int64_t)(sizeof(AttentionWeights) / sizeof(float *)))
-#define OF_FEED_FORWARD ((int64_t)(sizeof(FeedForwardWeights) / sizeof(float *)))
+#define OF_ATTENTION ((int64_t)(sizeof(AttentionWeights) / sizeof(void *)))
+#define OF_FEED_FORWARD ((int64_t)(sizeof(FeedForwardWeights) / sizeof(void *)))
 
 static int64_t weights_of_layer(const Stack *s)
 {
     return (sublayers_of(s) - 1) * OF_ATTENTION + OF_FEED_FORWARD;
 }
 
-static LayerWeights weights_of(const Stack *s, float **all, int64_t layer)
+static LayerWeights weights_of(const Stack *s, void **all, int64_t layer)
 {
-    float **own = all + layer * weights_of_layer(s);
+    void **own = all + layer * weights_of_layer(s);
     return (LayerWeights){
         (const AttentionWeights *)own,
         (const AttentionWeights *)(own + OF_ATTENTION),
@@ -154,7 +180,8 @@ static SumStates take_sum_states(const Stack *s, Room *room)
     SumStates states;
     states.normalized = take(room, count);
     states.inverse_deviation = take(room, rows_of(s));
-    states.y = take(room, count);
+    states.y.fp32 = take(room, count);
+    states.y.bf16 = take_bf16(s, room, count);
     states.kept = (uint8_t *)take(room, count / (int64_t)sizeof(float));
     return states;
 }
@@ -166,7 +193,7 @@ static AttentionStates take_attention_states(const Stack *s, int64_t keys, Room 
     states.query = take(room, rows * s->heads * s->d_k);
     states.key_value = take(room, s->sentences * keys * s->heads * (s->d_k + s->d_v));
     states.weights = take(room, rows * s->heads * in_lanes(keys));
-    states.heads = take(room, rows * s->heads * s->d_v);
+    states.heads = take_numbers(s, room, rows * s->heads * s->d_v);
     states.sum = take_sum_states(s, room);
     return states;
 }
@@ -177,7 +204,7 @@ static LayerStates take_layer_states(const Stack *s, Room *room)
     states.self = take_attention_states(s, s->length, room);
     if (s->memory_length > 0)
         states.memory = take_attention_states(s, s->memory_length, room);
-    states.feed_forward.hidden = take(room, rows_of(s) * s->d_ff);
+    states.feed_forward.hidden = take_numbers(s, room, rows_of(s) * s->d_ff);
     states.feed_forward.sum = take_sum_states(s, room);
     return states;
 }
@@ -187,6 +214,22 @@ static int64_t size_of_states(const Stack *s)
     Room room = {0, 0};
     take_layer_states(s, &room);
     return room.taken;
+}
+
+static Inputs take_inputs(const Stack *s, Room *room)
+{
+    const int64_t memory_rows = s->sentences * s->memory_length;
+    return (Inputs){
+        {(float *)s->x, take_bf16(s, room, rows_of(s) * s->d_model)},
+        {(float *)s->memory, take_bf16(s, room, memory_rows * s->d_model)},
+    };
+}
+
+/* Behind the states of all layers. */
+static Inputs inputs_of(const Stack *s)
+{
+    Room room = {s->states + s->kept_layers * size_of_states(s), 0};
+    return take_inputs(s, &room);
 }
 
 static LayerStates states_of(const Stack *s, int64_t layer)
@@ -199,27 +242,42 @@ static LayerStates states_of(const Stack *s, int64_t layer)
 EXPORTED int64_t transduce_stack_states(const Stack *s)
 {
     const Stack last = part_of(s, s->parts - 1);
-    return s->kept_layers * size_of_states(&last);
+    Room room = {0, 0};
+    take_inputs(&last, &room);
+    return s->kept_layers * size_of_states(&last) + room.taken;
+}
+
+static int64_t at_least(int64_t one, int64_t other)
+{
+    return one > other ? one : other;
 }
 
 static Work take_work(const Stack *s, Room *room)
 {
     const int64_t rows = rows_of(s);
-    const int64_t keys = s->memory_length > s->length ? s->memory_length : s->length;
+    const int64_t keys = at_least(s->length, s->memory_length);
     const Attention a = {
         .queries = s->length, .keys = keys, .d_k = s->d_k, .d_v = s->d_v};
     const Residual r = {.rows = rows};
+    const int64_t widest =
+        at_least(s->d_ff, at_least(s->d_model, s->heads * (s->d_k + s->d_v)));
     Work work;
     work.addend = take(room, rows * s->d_model);
     work.of_y[0] = take(room, rows * s->d_model);
     work.of_y[1] = take(room, rows * s->d_model);
     work.of_heads = take(room, rows * s->heads * s->d_v);
     work.of_query = take(room, rows * s->heads * s->d_k);
-    work.of_key_value =
-        take(room, s->sentences * keys * s->heads * (s->d_k + s->d_v));
+    work.of_key_value = take(room, s->sentences * keys * s->heads * (s->d_k + s->d_v));
     work.of_hidden = take(room, rows * s->d_ff);
     work.attention = take(room, transduce_attention_room(&a) * s->num_threads);
     work.of_groups = take(room, transduce_residual_groups(&r) * 2 * s->d_model);
+    const int64_t depth = in_depths(s->sentences * keys);
+    work.rounded = take_bf16(s, room, depth * widest);
+    work.turned = take_bf16(s, room, depth * widest);
+    work.paired = take_bf16(s, room, depth * widest);
+    work.blocks = 0;
+    if (s->is_bf16)
+        work.blocks = take(room, s->num_threads * BLOCK_ROWS * widest);
     return work;
 }
 

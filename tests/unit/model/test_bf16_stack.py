@@ -1,0 +1,220 @@
+"""All layers by one kernel with products in bf16, beside the same in fp32."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import grad
+
+from transduce.model import stack as module
+from transduce.model.attention import causal_mask, padding_mask
+from transduce.model.config import ModelConfig
+from transduce.model.layers import DecoderLayer, EncoderLayer
+from transduce.model.operators import layer_stack
+from transduce.model.operators.kernels.library import (
+    has_products,
+    loaded_kernels,
+    uses_matrix_unit,
+)
+from transduce.model.stack import DecoderStack, EncoderStack
+
+pytestmark = pytest.mark.skipif(not has_products(), reason="there are no kernels")
+
+CONFIG = ModelConfig(
+    vocab_size=50,
+    d_model=64,
+    d_ff=96,
+    num_heads=2,
+    d_k=16,
+    d_v=48,
+    num_layers=2,
+    dropout=0.3,
+)
+DEEP = replace(CONFIG, d_ff=1_056, num_layers=1)
+"""Whose inner numbers are more than the unit sums up at a time."""
+
+
+@pytest.fixture(params=[True, False], ids=["unit", "plain"])
+def unit(request, monkeypatch) -> Iterator[bool]:
+    """With the processor's unit, if there is one, and without."""
+    has_unit = uses_matrix_unit()
+    if request.param and not has_unit:
+        pytest.skip("this processor has no matrix unit")
+    monkeypatch.setattr(layer_stack, "uses_matrix_unit", lambda: True)
+    loaded_kernels().transduce_use_matrix_unit(request.param)
+    yield request.param
+    loaded_kernels().transduce_use_matrix_unit(has_unit)
+
+
+def stacks(config: ModelConfig) -> tuple[EncoderStack, DecoderStack]:
+    layers = range(config.num_layers)
+    encoder = EncoderStack(EncoderLayer(config) for _ in layers)
+    decoder = DecoderStack(DecoderLayer(config) for _ in layers)
+    for weight in [*encoder.parameters(), *decoder.parameters()]:
+        nn.init.normal_(weight, mean=0.02, std=0.1)  # biases and norms too
+    return encoder.train(), decoder.train()
+
+
+def sides(batch: int, source: int, target: int) -> tuple[Tensor, Tensor]:
+    return (
+        torch.randn(batch, source, 64, requires_grad=True),
+        torch.randn(batch, target, 64, requires_grad=True),
+    )
+
+
+def run(
+    both: tuple[EncoderStack, DecoderStack],
+    read: tuple[Tensor, Tensor],
+    is_bf16: bool = True,
+) -> Tensor:
+    """Through both, always with the same dropout."""
+    encoder, decoder = both
+    source, target = read
+    torch.manual_seed(8)
+    ids = torch.ones(source.shape[:2], dtype=torch.long)
+    ids[1:, max(source.size(1) // 2, 1) :] = 0
+    mask = padding_mask(ids, 0)
+    self_mask = causal_mask(target.size(1), target.size(1), target.device)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_bf16):
+        return decoder(target, encoder(source, mask), self_mask, mask)
+
+
+def learned(
+    both: tuple[EncoderStack, DecoderStack], read: tuple[Tensor, Tensor]
+) -> list[Tensor]:
+    return [*read, *both[0].parameters(), *both[1].parameters()]
+
+
+def found(
+    both: tuple[EncoderStack, DecoderStack],
+    read: tuple[Tensor, Tensor],
+    is_bf16: bool = True,
+) -> list[Tensor]:
+    """The output, and all gradients."""
+    output = run(both, read, is_bf16)
+    outer = torch.linspace(-1, 1, output.numel()).view(output.shape)
+    return [output, *grad(output, learned(both, read), outer)]
+
+
+def errors(ours: list[Tensor], theirs: list[Tensor]) -> list[float]:
+    """Of each, as a share of all its numbers, and of the largest ones of all."""
+    largest = max(each.norm().item() / each.numel() ** 0.5 for each in theirs)
+    return [
+        (one - other).norm().item()
+        / (other.norm().item() + 0.1 * largest * other.numel() ** 0.5)
+        for one, other in zip(ours, theirs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("sizes", "config"),
+    [
+        ((1, 1, 1), CONFIG),
+        ((2, 5, 3), CONFIG),
+        ((7, 13, 20), CONFIG),
+        ((3, 47, 2), CONFIG),
+        ((30, 9, 11), CONFIG),
+        ((67, 8, 9), DEEP),
+    ],
+    ids=str,
+)
+def test_it_is_off_by_no_more_than_rounding(unit, sizes, config, dropout, two_threads):
+    both, read = stacks(replace(config, dropout=dropout)), sides(*sizes)
+    output = run(both, read)
+    assert output.grad_fn is not None
+    assert "LayerStack" in output.grad_fn.name()
+    off = errors(found(both, read), found(both, read, is_bf16=False))
+    # A factor is off by up to 1/512; where a hidden number is nearly zero, its sign
+    # may change.
+    assert max(off) < 0.3
+    assert median(off) < 0.03
+    assert off[0] < 0.02
+
+
+def test_it_is_nearer_than_layers_one_by_one(unit, monkeypatch):
+    ours, theirs = [], []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        both, read = stacks(CONFIG), sides(12, 20, 18)
+        exact = found(both, read, is_bf16=False)
+        ours += errors(found(both, read), exact)
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "has_layer_stack", lambda *_: False)
+            theirs += errors(found(both, read), exact)
+    assert sum(ours) < 1.1 * sum(theirs)
+
+
+def test_the_unit_says_what_is_said_without_it(unit):
+    both, read = stacks(DEEP), sides(9, 21, 23)
+    one = found(both, read)
+    loaded_kernels().transduce_use_matrix_unit(not unit and uses_matrix_unit())
+    # Sums in another order may now and then be rounded to another number in bf16.
+    assert max(errors(one, found(both, read))) < 2e-3
+
+
+def test_one_thread_and_several_do_the_same_but_for_the_order_of_sums(
+    unit, two_threads
+):
+    both, read = stacks(CONFIG), sides(67, 9, 8)
+    several = found(both, read)
+    torch.set_num_threads(1)
+    alone = found(both, read)
+    torch.testing.assert_close(several[0], alone[0], rtol=0, atol=0)
+    assert max(errors(several, alone)) < 1e-4
+
+
+def test_operators_that_threads_share_do_the_same(unit, two_threads, monkeypatch):
+    both, read = stacks(CONFIG), sides(67, 9, 8)
+    by_parts = found(both, read)
+    monkeypatch.setattr(layer_stack, "MOST_PARTS", 1)
+    shared = found(both, read)
+    torch.testing.assert_close(by_parts[0], shared[0], rtol=0, atol=0)
+    assert max(errors(by_parts, shared)) < 1e-4
+
+
+def test_at_rest_it_is_the_same(unit):
+    both, read = stacks(replace(CONFIG, dropout=0.0)), sides(5, 9, 8)
+    with torch.no_grad():
+        kept_nothing = run(both, read)
+    torch.testing.assert_close(kept_nothing, run(both, read), rtol=0, atol=0)
+
+
+def test_what_is_no_number_stays_none_in_its_sentence(unit):
+    both, read = stacks(CONFIG), sides(5, 9, 8)
+    with torch.no_grad():
+        read[1][2, 0, 0] = float("nan")
+    output = run(both, read)
+    assert output[2].isnan().all()
+    assert output[[0, 1, 3, 4]].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "is_so"),
+    [
+        (CONFIG, torch.bfloat16, True),
+        (CONFIG, torch.float16, False),
+        (replace(CONFIG, d_ff=48), torch.bfloat16, False),
+        (replace(CONFIG, num_heads=1), torch.bfloat16, False),
+    ],
+)
+def test_only_where_rows_are_whole_tiles(unit, config, dtype, is_so):
+    encoder, _ = stacks(config)
+    mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    with torch.autocast("cpu", dtype=dtype):
+        output = encoder(torch.randn(2, 5, 64), mask)
+    assert output.grad_fn is not None
+    assert ("LayerStack" in output.grad_fn.name()) == is_so
+
+
+def test_without_a_unit_layers_go_one_by_one(monkeypatch):
+    monkeypatch.setattr(layer_stack, "uses_matrix_unit", lambda: False)
+    encoder, _ = stacks(CONFIG)
+    mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = encoder(torch.randn(2, 5, 64), mask)
+    assert output.grad_fn is not None
+    assert "LayerStack" not in output.grad_fn.name()
