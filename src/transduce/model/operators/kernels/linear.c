@@ -197,20 +197,21 @@ static void sum_and_round_columns(void *shared, int64_t first, int64_t end, int 
     (void)worker;
     const Columns *c = shared;
     const int64_t start = first * LINE, width = (end - first) * LINE;
-    float *restrict sums = c->sums + start;
-    for (int64_t i = 0; i < width; i++)
-        sums[i] = 0.0f;
+    const Lanes zero = lanes_of(0.0f);
+    float *sums = c->sums + start;
+    for (int64_t i = 0; i < width; i += LANES)
+        lanes_store(sums + i, LANES, zero);
     for (int64_t row = 0; row < c->count; row++) {
         const int64_t at = row * c->width + start;
-        float *restrict numbers = c->rows.fp32 + at;
-        if (c->rectified.bf16) {
-            const Bf16 *restrict from = c->rectified.bf16 + at;
-            for (int64_t i = 0; i < width; i++)
-                numbers[i] = (int16_t)from[i] > 0 ? numbers[i] : 0.0f;
+        for (int64_t i = 0; i < width; i += LANES) {
+            Lanes number = lanes_at(c->rows.fp32 + at + i);
+            if (c->rectified.bf16) {
+                const Lanes rectified = lanes_of_bf16(c->rectified.bf16 + at + i);
+                number = lanes_where(lanes_positive(rectified), number, zero);
+            }
+            lanes_store(sums + i, LANES, lanes_at(sums + i) + number);
+            store_bf16(c->rows.bf16 + at + i, number);
         }
-        for (int64_t i = 0; i < width; i++)
-            sums[i] += numbers[i];
-        narrow(width, numbers, c->rows.bf16 + at);
     }
 }
 
