@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 BUSY_LOAD = 0.5
 """Programs that want to run, from which on what is timed is to be taken with care."""
@@ -172,12 +173,12 @@ def may_have_gpu() -> bool:
     return not builds or any(build != "None" for build in builds)
 
 
-def has_matrix_unit() -> bool:
-    """Whether the processor multiplies matrices, and this process may have it do so.
+def has_matrix_unit(numbers: Literal["int8", "bf16"]) -> bool:
+    """Whether the processor multiplies matrices of such, and this process may do so.
 
     Linux keeps room for such a unit's tiles only for processes that have asked for it.
     """
-    if not {"amx_tile", "amx_int8", "amx_bf16"} <= processor_flags():
+    if not {"amx_tile", f"amx_{numbers}"} <= processor_flags():
         return False
     asked = ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA)
     return bool(asked == 0)

@@ -147,16 +147,18 @@ def test_what_a_processor_can_do_is_read(linux):
 
 
 @pytest.mark.parametrize(
-    ("flags", "is_allowed", "is_there"),
+    ("flags", "numbers", "is_allowed", "is_there"),
     [
-        ("amx_tile amx_int8 amx_bf16", True, True),
-        ("amx_tile amx_int8 amx_bf16", False, False),
-        ("amx_tile amx_bf16", True, False),
-        ("amx_tile amx_int8", True, False),
+        ("amx_tile amx_int8", "int8", True, True),
+        ("amx_tile amx_int8", "int8", False, False),
+        ("amx_tile amx_bf16", "int8", True, False),
+        ("amx_tile amx_bf16", "bf16", True, True),
+        ("amx_tile amx_int8", "bf16", True, False),
+        ("amx_int8", "int8", True, False),
     ],
 )
 def test_a_matrix_unit_must_be_there_and_allowed(
-    linux, monkeypatch, flags, is_allowed, is_there
+    linux, monkeypatch, flags, numbers, is_allowed, is_there
 ):
     linux({"cpuinfo": f"flags\t\t: fpu {flags}\n"})
     asked = []
@@ -167,7 +169,7 @@ def test_a_matrix_unit_must_be_there_and_allowed(
             return 0 if is_allowed else -1
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: System())
-    assert has_matrix_unit() == is_there
+    assert has_matrix_unit(numbers) == is_there
     assert asked in ([], [(158, 0x1023, 18)])
 
 

@@ -18,9 +18,9 @@ class Aborting:
 
 kept = Aborting()
 atexit.register(print, "written", end="")
-if {has_joined}:
-    HAS_JOINED.set()
 with ended_at_once_if_joined():
+    if {has_joined}:
+        HAS_JOINED.set()
     print("done", end=" ")
     {work}
 """
@@ -34,19 +34,24 @@ def ended(*, has_joined: bool, work: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(
-    ("work", "code"),
+    ("work", "code", "told"),
     [
-        ("pass", 0),
-        ("sys.exit(2)", 2),
-        ("sys.exit()", 0),
-        ("sys.exit('so')", 1),
-        ("main(['train', '--preset', 'none'])", 2),
+        ("pass", 0, ""),
+        ("sys.exit(2)", 2, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit('so')", 1, "so\n"),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
+        ("main(['train', '--preset', 'none'])", 2, "--out requires an argument"),
     ],
 )
-def test_a_joined_process_ends_before_it_can_be_aborted(work: str, code: int) -> None:
+def test_a_joined_process_ends_before_it_can_be_aborted(
+    work: str, code: int, told: str
+) -> None:
     result = ended(has_joined=True, work=work)
     assert result.returncode == code
     assert result.stdout == "done written"
+    assert told in result.stderr
+    assert bool(told) == bool(result.stderr)
 
 
 def test_another_ends_as_it_would() -> None:
@@ -55,6 +60,9 @@ def test_another_ends_as_it_would() -> None:
     assert result.stdout == "done written"
 
 
-def test_what_goes_wrong_is_told_as_ever() -> None:
-    result = ended(has_joined=True, work="1 / 0")
-    assert "ZeroDivisionError" in result.stderr
+def test_one_that_had_joined_before_goes_on() -> None:
+    work = "\n    ".join(
+        ["with ended_at_once_if_joined():", "    pass", "print('on', end=' ')"]
+    )
+    result = ended(has_joined=True, work=work)
+    assert result.stdout == "done on written"

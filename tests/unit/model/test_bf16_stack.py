@@ -104,7 +104,7 @@ def errors(ours: list[Tensor], theirs: list[Tensor]) -> list[float]:
     largest = max(each.norm().item() / each.numel() ** 0.5 for each in theirs)
     return [
         (one - other).norm().item()
-        / (other.norm().item() + 0.1 * largest * other.numel() ** 0.5)
+        / (other.norm().item() + 0.02 * largest * other.numel() ** 0.5)
         for one, other in zip(ours, theirs, strict=True)
     ]
 
@@ -131,7 +131,7 @@ def test_it_is_off_by_no_more_than_rounding(unit, sizes, config, dropout, two_th
     # A factor is off by up to 1/512; where a hidden number is nearly zero, its sign
     # may change.
     assert max(off) < 0.3
-    assert median(off) < 0.03
+    assert median(off) < 0.06
     assert off[0] < 0.02
 
 
@@ -181,6 +181,27 @@ def test_at_rest_it_is_the_same(unit):
     with torch.no_grad():
         kept_nothing = run(both, read)
     torch.testing.assert_close(kept_nothing, run(both, read), rtol=0, atol=0)
+
+
+def test_of_no_sentences_gradients_are_zero(unit):
+    both, read = stacks(CONFIG), sides(0, 3, 4)
+    torch.use_deterministic_algorithms(True)  # what is not written is NaN
+    try:
+        gradients = found(both, read)[1:]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all((each == 0).all() for each in gradients)
+
+
+def test_a_memory_in_another_precision_is_for_layers_one_by_one(unit):
+    _, decoder = stacks(CONFIG)
+    x, mask = torch.randn(2, 3, 64), torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    self_mask = causal_mask(3, 3, x.device)
+    memory = torch.randn(2, 5, 64, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = decoder(x, memory, self_mask, mask)
+    assert output.grad_fn is not None
+    assert "LayerStack" not in output.grad_fn.name()
 
 
 def test_what_is_no_number_stays_none_in_its_sentence(unit):

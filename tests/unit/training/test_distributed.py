@@ -1,10 +1,13 @@
 """How processes find each other, share the work, and tell that one is lost."""
 
+from threading import Event
+
 import pytest
 import torch
 from torch import distributed
 
 from transduce.errors import ConfigError
+from transduce.training import distributed as module
 from transduce.training.distributed import (
     ALONE,
     Processes,
@@ -59,6 +62,8 @@ def variables(monkeypatch):
     values |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
+    # This process is to go on afterwards as one that has joined no others.
+    monkeypatch.setattr(module, "HAS_JOINED", Event())
     return monkeypatch
 
 

@@ -42,7 +42,7 @@ OUT_OF_MEMORY, NO_TOKEN, OTHER_GROUPS = 1, 2, 3
 def kernels() -> ctypes.CDLL | None:
     """The library, or none where it was not compiled or the processor cannot run it."""
     library = fastest_library(FOLDER, _declare, FIELDS)
-    if library is not None and has_matrix_unit():
+    if library is not None and has_matrix_unit("int8"):
         library.transduce_use_matrix_unit(True)
     return library
 

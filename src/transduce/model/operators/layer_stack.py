@@ -31,8 +31,6 @@ MOST_PARTS = 4
 """Of a batch, each with all gradients of its own; more threads share each operator."""
 LEAST_ROWS = 256
 """Of a part: for fewer, gradients of all weights are too much to sum."""
-
-
 NUM_WAYS = 2
 """That numbers go through a matrix: forwards and backwards."""
 UNIT_WHOLE = 32
@@ -66,16 +64,16 @@ def has_layer_stack(
     """Whether there are kernels for it, and they are the fastest."""
     keys = [x] if attended is None else [x, attended.memory]
     return (
-        x.dtype == torch.float32
+        all(each.dtype == torch.float32 for each in (x, *keys))
         and x.size(-1) % WHOLE_MASKS == 0
         and layers.d_ff % WHOLE == 0
         and all(has_short_attention(x, each, layers.heads) for each in keys)
-        and (_is_for_unit(layers) if _is_in_bf16() else has_products())
+        and (_is_for_unit(layers) if _is_autocast() else has_products())
     )
 
 
-def _is_in_bf16() -> bool:
-    """Whether the factors of products are to be; all else stays in fp32."""
+def _is_autocast() -> bool:
+    """Whether the factors of products are to be in another precision."""
     return torch.is_autocast_enabled("cpu")
 
 
@@ -126,7 +124,7 @@ class _LayerStack(torch.autograd.Function):
         memory = None if memory is None else memory.contiguous()
         fields = _fields(x, memory, layers)
         fields.kept_layers = kept
-        fields.is_bf16 = _is_in_bf16()
+        fields.is_bf16 = _is_autocast()
         _require_shapes(fields, weights)
         seeds = _seeds(fields)
         # Both are kept until the kernel is done, which alone reads them.

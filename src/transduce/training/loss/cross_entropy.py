@@ -18,7 +18,7 @@ from transduce.model.operators.kernels.fields import CrossEntropyFields
 from transduce.model.operators.kernels.library import kernels, loaded_kernels
 from transduce.model.operators.linear import in_blocks, is_in_blocks
 
-LOGITS = 2**23
+LOGITS = 2**24
 """In memory at a time, in whole rows: products of many rows are faster."""
 LOGIT_ROWS = 256
 """At a time at least, however large the vocabulary."""
@@ -123,7 +123,7 @@ def _added_product(
         beta = 1.0
         if sums is None:
             beta, sums = 0.0, torch.empty(len(gradient), rows.size(1), dtype=dtype)
-        return add_bf16_product(gradient, rows, beta, sums)
+        return add_bf16_product(gradient, rows.contiguous(), beta, sums)
     product = gradient @ rows
     return product.to(dtype) if sums is None else sums.add_(product)
 

@@ -8,7 +8,7 @@ from transduce.machine import has_matrix_unit
 
 
 def is_used() -> bool:
-    if kernels() is None or not has_matrix_unit():
+    if kernels() is None or not has_matrix_unit("int8"):
         return False
     return bool(loaded_kernels().transduce_use_matrix_unit(True))
 

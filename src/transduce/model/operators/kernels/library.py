@@ -48,7 +48,7 @@ def uses_matrix_unit() -> bool:
     """Whether there are kernels, and from now on they have a unit of the processor's
     multiply in bf16; without it they do so too, but slowly."""
     library = kernels()
-    if library is None or not has_matrix_unit():
+    if library is None or not has_matrix_unit("bf16"):
         return False
     return bool(library.transduce_use_matrix_unit(True))
 

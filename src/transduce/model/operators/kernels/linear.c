@@ -32,7 +32,8 @@ typedef struct {
 /* [outputs, inputs] and [outputs], or their gradients. */
 typedef struct {
     float *weight;
-    Bf16 *packed, *packed_back; /* the weight for both ways, if products are in bf16 */
+    Bf16 *packed, *packed_back; /* the weight for both ways, or nowhere, if products
+                                   are in fp32, or if there is no way back */
     float *bias;
 } MapWeights;
 
@@ -191,7 +192,7 @@ static void sum_columns(void *shared, int64_t first, int64_t end, int worker)
     }
 }
 
-/* The same, row by row, of which each then is in bf16. */
+/* The same, row by row; in bf16 alone numbers then are zero where they are to be. */
 static void sum_and_round_columns(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;

@@ -21,7 +21,7 @@ typedef struct {
     uint8_t rows[16];
 } __attribute__((aligned(64))) Tiles;
 
-/* Tiles 0 to 5 are of some rows: the sums, and what is multiplied. */
+/* Tiles 0 to 5 are of so many rows: the sums, and what is multiplied. */
 static IN_UNIT void set_tiles(uint8_t rows)
 {
     Tiles tiles = {.palette = 1};
@@ -113,7 +113,8 @@ static IN_UNIT void multiply_in_unit(const Bf16 *x, int64_t rows, UnitMatrix mat
         const int64_t block = left >= 2 * TILE ? left / (2 * TILE) * (2 * TILE)
                                                : (left < TILE ? left : TILE);
         set_tiles((uint8_t)(block < TILE ? block : TILE));
-        for (int64_t from = 0; from < inner; from += DEPTH) {
+        int64_t from = 0;
+        do { /* once at least, so that of nothing the sums are zero */
             const int64_t depth = inner - from < DEPTH ? inner - from : DEPTH;
             const int has_sums = is_added || from > 0;
             for (int64_t column = 0; column < columns; column += UNIT_COLUMNS) {
@@ -129,7 +130,8 @@ static IN_UNIT void multiply_in_unit(const Bf16 *x, int64_t rows, UnitMatrix mat
                                       done ? 0 : inner * UNIT_COLUMNS, depth, has_sums,
                                       sums + done * columns, columns);
             }
-        }
+            from += DEPTH;
+        } while (from < inner);
         row += block;
     }
     _tile_release();
