@@ -1,7 +1,6 @@
 """The command `transduce`: one module a sub-command, imported when it is called."""
 
 import gc
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 import transduce
-from transduce.cli.ending import ended_at_once_if_joined
+from transduce.cli.ending import discard_output, ended_at_once_if_joined
 from transduce.errors import TransduceError
 
 USER_ERROR = 2
@@ -92,10 +91,10 @@ def _run(arguments: Sequence[str] | None) -> None:
         _fail("Interrupted.")
     except BrokenPipeError:
         # The reader of our output has gone, as `head` does; that is no error.
-        _discard_output()
+        discard_output()
         sys.exit(0)
     except OSError as error:
-        _discard_output()
+        discard_output()
         what = error.filename or "The output"
         _fail(f"{what}: cannot be read or written ({error.strerror or error}).")
 
@@ -110,16 +109,6 @@ def _imports_kept() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _discard_output() -> None:
-    """Keep Python from trying to write the rest when it ends, and failing again."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 def _fail(message: str) -> NoReturn:

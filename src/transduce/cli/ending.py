@@ -4,7 +4,10 @@ import atexit
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+
+OUTPUT_LOST = 2
+"""Exit code if what was said could not be written."""
 
 
 @contextmanager
@@ -25,12 +28,37 @@ def ended_at_once_if_joined() -> Iterator[None]:
             raise
         code = _told(error)
     if _has_joined():
-        with suppress(Exception):
+        code = code if _is_written() else code or OUTPUT_LOST
+        try:
             atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):
-                stream.flush()
-        os._exit(code)
+        except Exception as error:
+            code = code or _told(error)
+        os._exit(code if _is_written() else code or OUTPUT_LOST)
+
+
+def _is_written() -> bool:
+    """Whether all that was said has been taken, or nobody wants it any more."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+        return True  # the reader has gone, as `head` does
+    except OSError as error:
+        said = f"transduce: The output: cannot be written ({error.strerror})."
+        print(said, file=sys.stderr)
+        discard_output()
+        return False
+    return True
+
+
+def discard_output() -> None:
+    """Keep Python from trying to write the rest when it ends, and failing again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _has_joined() -> bool:

@@ -1,8 +1,10 @@
 """How the process of a command ends."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +68,19 @@ def test_one_that_had_joined_before_goes_on() -> None:
     )
     result = ended(has_joined=True, work=work)
     assert result.stdout == "done on written"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+def test_output_that_cannot_be_written_is_no_success() -> None:
+    script = SCRIPT.format(has_joined=True, work="pass")
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", script],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # else it is told before
+            text=True,
+            check=False,
+        )
+    assert result.returncode == 2
+    assert "The output: cannot be written (No space left on device)" in result.stderr
