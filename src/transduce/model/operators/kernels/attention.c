@@ -6,6 +6,7 @@
    read and written where the projections have them. */
 #include <float.h>
 
+#include "bf16.h"
 #include "exported.h"
 #include "products.h"
 #include "threads.h"
@@ -24,6 +25,8 @@ typedef struct {
     float *output;          /* [sentences, queries, heads * d_v] */
     const float *of_output; /* gradients, as what they are of */
     float *of_query, *of_key_value;
+    /* What is written, in bf16 instead, if it is wanted so. */
+    Panels bf16_output, bf16_of_query, bf16_of_key_value;
     float *room; /* of each thread, as `transduce_attention_room` says */
 } Attention;
 
@@ -34,11 +37,14 @@ typedef struct {
 
 EXPORTED int64_t transduce_lanes(void) { return LANES; }
 
-/* Keys or values, side by side in whole lanes, and the gradient of the scores. */
+static int64_t widest(const Attention *a) { return a->d_k > a->d_v ? a->d_k : a->d_v; }
+
+/* Keys or values, side by side in whole lanes, and the gradient of the scores; and
+   what is yet to be rounded. */
 EXPORTED int64_t transduce_attention_room(const Attention *a)
 {
-    const int64_t d = a->d_k > a->d_v ? a->d_k : a->d_v;
-    return in_lanes(a->keys) * (d + a->queries);
+    const int64_t longest = a->keys > a->queries ? a->keys : a->queries;
+    return in_lanes(a->keys) * (widest(a) + a->queries) + longest * widest(a);
 }
 
 /* Of queries, keys and values, or of their gradients; no kernel writes what it is only
@@ -103,6 +109,26 @@ static void through_softmax(float *gradient, const float *weights, int64_t width
     }
 }
 
+/* What a product of some rows, side by side with those of other heads, becomes. */
+typedef struct {
+    Rows fp32;
+    Panels bf16; /* or nowhere */
+    int64_t first_row, first_column;
+} HeadRows;
+
+static void multiply_into(HeadRows to, Factor one, Rows other, int64_t rows,
+                          int64_t inner, int64_t columns, float *room)
+{
+    if (!to.bf16.at) {
+        multiply(one, other, rows, inner, columns, to.fp32);
+        return;
+    }
+    multiply(one, other, rows, inner, columns, (Rows){room, columns});
+    for (int64_t row = 0; row < rows; row++)
+        narrow_into(to.bf16, to.first_row + row, to.first_column, columns,
+                    room + row * columns);
+}
+
 static void attend(void *shared, int64_t first, int64_t end, int worker)
 {
     const Attention *a = shared;
@@ -116,8 +142,11 @@ static void attend(void *shared, int64_t first, int64_t end, int worker)
         for (int64_t query = 0; query < a->queries; query++)
             softmax(head.weights.at + query * width, mask + query * a->mask_by_query,
                     a->keys, a->scale);
-        multiply(as_factor(head.weights), head.value, a->queries, a->keys, a->d_v,
-                 head.output);
+        const int64_t sentence = item / a->heads, number = item % a->heads;
+        const HeadRows output = {head.output, a->bf16_output, sentence * a->queries,
+                                 number * a->d_v};
+        multiply_into(output, as_factor(head.weights), head.value, a->queries, a->keys,
+                      a->d_v, room + width * (widest(a) + a->queries));
     }
 }
 
@@ -130,16 +159,25 @@ static void form_gradients(void *shared, int64_t first, int64_t end, int worker)
         const Head to = head_of(a, item, a->of_query, a->of_key_value, a->of_output);
         const int64_t width = head.weights.by_row;
         const Rows values = side_by_side(head.value, a->keys, a->d_v, room);
-        const Rows of_scores = {room + a->d_v * width, width};
+        const Rows of_scores = {room + widest(a) * width, width};
         multiply(as_factor(head.output), values, a->queries, a->d_v, width, of_scores);
         for (int64_t query = 0; query < a->queries; query++)
             through_softmax(of_scores.at + query * width,
                             head.weights.at + query * width, width, a->scale);
-        multiply(as_factor(of_scores), head.key, a->queries, a->keys, a->d_k, to.query);
-        multiply(transposed(of_scores), head.query, a->keys, a->queries, a->d_k,
-                 to.key);
-        multiply(transposed(head.weights), head.output, a->keys, a->queries, a->d_v,
-                 to.value);
+        const int64_t sentence = item / a->heads, number = item % a->heads;
+        float *rest = room + width * (widest(a) + a->queries);
+        const int64_t key_row = sentence * a->keys;
+        multiply_into((HeadRows){to.query, a->bf16_of_query, sentence * a->queries,
+                                 number * a->d_k},
+                      as_factor(of_scores), head.key, a->queries, a->keys, a->d_k,
+                      rest);
+        multiply_into(
+            (HeadRows){to.key, a->bf16_of_key_value, key_row, number * a->d_k},
+            transposed(of_scores), head.query, a->keys, a->queries, a->d_k, rest);
+        multiply_into((HeadRows){to.value, a->bf16_of_key_value, key_row,
+                                 a->heads * a->d_k + number * a->d_v},
+                      transposed(head.weights), head.output, a->keys, a->queries,
+                      a->d_v, rest);
     }
 }
 

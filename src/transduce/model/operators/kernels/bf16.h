@@ -4,7 +4,21 @@
 
 #include "lanes.h"
 
+#define PANEL_WIDTH 32 /* columns of a panel */
+
 typedef uint16_t Bf16;
+
+/* Rows whose columns are cut into panels; these stand one after another, so that a
+   tile of any, which is what a matrix unit reads, lies in one piece. */
+typedef struct {
+    Bf16 *at; /* or nowhere */
+    int64_t rows;
+} Panels;
+
+static inline Bf16 *in_panels(Panels panels, int64_t row, int64_t column)
+{
+    return panels.at + (column / PANEL_WIDTH * panels.rows + row) * PANEL_WIDTH + column % PANEL_WIDTH;
+}
 
 #if LANES == 16
 
@@ -69,6 +83,14 @@ static inline void narrow(int64_t count, const float *from, Bf16 *to)
         store_bf16(rest, lanes_load(first_lanes(count - whole), from + whole));
         memcpy(to + whole, rest, (size_t)(count - whole) * sizeof *rest);
     }
+}
+
+/* From a column on; all are in whole lanes. */
+static inline void narrow_into(Panels to, int64_t row, int64_t column, int64_t count,
+                               const float *from)
+{
+    for (int64_t i = 0; i < count; i += LANES)
+        store_bf16(in_panels(to, row, column + i), lanes_at(from + i));
 }
 
 #endif

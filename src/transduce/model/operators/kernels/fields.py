@@ -4,6 +4,15 @@ import ctypes
 from ctypes import c_float, c_int, c_int64, c_uint32, c_void_p
 
 
+class PanelsFields(ctypes.Structure):
+    """`Panels` of bf16.h."""
+
+    _fields_ = [
+        ("at", c_void_p),
+        ("rows", c_int64),
+    ]
+
+
 class AttentionFields(ctypes.Structure):
     """`Attention` of attention.c."""
 
@@ -25,6 +34,9 @@ class AttentionFields(ctypes.Structure):
         ("of_output", c_void_p),
         ("of_query", c_void_p),
         ("of_key_value", c_void_p),
+        ("bf16_output", PanelsFields),
+        ("bf16_of_query", PanelsFields),
+        ("bf16_of_key_value", PanelsFields),
         ("room", c_void_p),
     ]
 
@@ -137,11 +149,12 @@ class ResidualFields(ctypes.Structure):
         ("normalized", c_void_p),
         ("inverse_deviation", c_void_p),
         ("y", c_void_p),
-        ("bf16_y", c_void_p),
+        ("bf16_y", PanelsFields),
         ("of_y", c_void_p),
         ("of_x", c_void_p),
         ("of_gain", c_void_p),
         ("of_bias", c_void_p),
         ("of_groups", c_void_p),
+        ("bf16_of_s", PanelsFields),
         ("masking", MaskingFields),
     ]

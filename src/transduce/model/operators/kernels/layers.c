@@ -65,7 +65,8 @@ static void differentiate_sum(const Stack *s, SumStates states, const float *gai
     r.of_gain = of_gain;
     r.of_bias = of_bias;
     r.of_groups = work->of_groups;
-    r.masking.y = work->addend;
+    r.masking.y = work->of_addend.fp32;
+    r.bf16_of_s = work->of_addend.bf16;
     transduce_differentiate_normalized_sum(&r, s->num_threads);
 }
 
@@ -95,7 +96,7 @@ static LinearMap outer_map(const Stack *s, const FeedForwardWeights *w)
 }
 
 static Attention attention(const Stack *s, Input in, AttentionStates states,
-                           float *heads, const Work *work)
+                           const Work *work)
 {
     return (Attention){.sentences = s->sentences,
                        .heads = s->heads,
@@ -110,28 +111,24 @@ static Attention attention(const Stack *s, Input in, AttentionStates states,
                        .query = states.query,
                        .key_value = states.key_value,
                        .weights = states.weights,
-                       .output = heads,
+                       .output = states.heads.fp32,
+                       .bf16_output = states.heads.bf16,
                        .room = work->attention};
 }
 
-static Numbers in_fp32(float *numbers) { return (Numbers){numbers, 0}; }
+static Numbers in_fp32(float *numbers) { return (Numbers){numbers, {0, 0}}; }
 
 static void form_attention(const Stack *s, const AttentionWeights *w, Input in,
                            AttentionStates states, Numbers y, const Work *work)
 {
     const int threads = s->num_threads;
-    Numbers heads = states.heads;
-    if (!heads.fp32)
-        heads.fp32 = work->of_heads;
-    map_rows(query_map(s, w), in.x, rows_of(s), 0, in_fp32(states.query), work->blocks,
-             threads);
+    map_rows(query_map(s, w), in.x, rows_of(s), 0, in_fp32(states.query), threads);
     map_rows(key_value_map(s, w), in.memory, s->sentences * in.keys, 0,
-             in_fp32(states.key_value), work->blocks, threads);
-    Attention a = attention(s, in, states, heads.fp32, work);
+             in_fp32(states.key_value), threads);
+    Attention a = attention(s, in, states, work);
     transduce_attend(&a, threads);
-    round_rows(heads, rows_of(s), s->heads * s->d_v, threads);
-    map_rows(output_map(s, w), heads, rows_of(s), 0, in_fp32(work->addend),
-             work->blocks, threads);
+    map_rows(output_map(s, w), states.heads, rows_of(s), 0, in_fp32(work->addend),
+             threads);
     form_sum(s, in.index, in.x, w->gain, w->bias, states.sum, y, work);
 }
 
@@ -143,26 +140,31 @@ static void differentiate_attention(const Stack *s, const AttentionWeights *w,
                                     const Work *work)
 {
     const int threads = s->num_threads;
+    const int64_t memory_rows = s->sentences * in.keys;
+    Numbers of_key_value = work->of_key_value;
+    of_key_value.bf16.rows = memory_rows;
     differentiate_sum(s, states.sum, w->gain, of_y, of_x, of->gain, of->bias, work);
     differentiate_map((WayBack){.map = output_map(s, w),
                                 .of_map = output_map(s, of),
                                 .x = states.heads,
-                                .of_y = {work->addend, work->rounded},
-                                .of_x = work->of_heads,
+                                .of_y = work->of_addend,
+                                .of_x = in_fp32(work->of_heads),
                                 .turned = work->turned,
                                 .paired = work->paired,
                                 .rows = rows_of(s)},
                       threads);
-    Attention a = attention(s, in, states, 0, work);
+    Attention a = attention(s, in, states, work);
     a.of_output = work->of_heads;
-    a.of_query = work->of_query;
-    a.of_key_value = work->of_key_value;
+    a.of_query = work->of_query.fp32;
+    a.bf16_of_query = work->of_query.bf16;
+    a.of_key_value = of_key_value.fp32;
+    a.bf16_of_key_value = of_key_value.bf16;
     transduce_form_attention_gradients(&a, threads);
     differentiate_map((WayBack){.map = query_map(s, w),
                                 .of_map = query_map(s, of),
                                 .x = in.x,
-                                .of_y = {work->of_query, work->rounded},
-                                .of_x = of_x,
+                                .of_y = work->of_query,
+                                .of_x = in_fp32(of_x),
                                 .turned = work->turned,
                                 .paired = work->paired,
                                 .rows = rows_of(s),
@@ -171,11 +173,12 @@ static void differentiate_attention(const Stack *s, const AttentionWeights *w,
     differentiate_map((WayBack){.map = key_value_map(s, w),
                                 .of_map = key_value_map(s, of),
                                 .x = in.memory,
-                                .of_y = {work->of_key_value, work->rounded},
-                                .of_x = of_memory,
+                                .of_y = of_key_value,
+                                .of_x = in_fp32(of_memory),
                                 .turned = work->turned,
                                 .paired = work->paired,
-                                .rows = s->sentences * in.keys,
+                                .is_paired = in.memory.fp32 == in.x.fp32,
+                                .rows = memory_rows,
                                 .is_added = is_added},
                       threads);
 }
@@ -185,9 +188,9 @@ static void form_feed_forward(const Stack *s, const FeedForwardWeights *w, Numbe
                               const Work *work)
 {
     const int threads = s->num_threads;
-    map_rows(inner_map(s, w), x, rows_of(s), 1, states.hidden, work->blocks, threads);
+    map_rows(inner_map(s, w), x, rows_of(s), 1, states.hidden, threads);
     map_rows(outer_map(s, w), states.hidden, rows_of(s), 0, in_fp32(work->addend),
-             work->blocks, threads);
+             threads);
     form_sum(s, index, x, w->gain, w->bias, states.sum, y, work);
 }
 
@@ -201,8 +204,9 @@ static void differentiate_feed_forward(const Stack *s, const FeedForwardWeights 
     differentiate_map((WayBack){.map = outer_map(s, w),
                                 .of_map = outer_map(s, of),
                                 .x = states.hidden,
-                                .of_y = {work->addend, work->rounded},
+                                .of_y = work->of_addend,
                                 .of_x = work->of_hidden,
+                                .rectified_x = states.hidden.bf16,
                                 .turned = work->turned,
                                 .paired = work->paired,
                                 .rows = rows_of(s)},
@@ -210,9 +214,9 @@ static void differentiate_feed_forward(const Stack *s, const FeedForwardWeights 
     differentiate_map((WayBack){.map = inner_map(s, w),
                                 .of_map = inner_map(s, of),
                                 .x = x,
-                                .rectified = states.hidden,
-                                .of_y = {work->of_hidden, work->rounded},
-                                .of_x = of_x,
+                                .rectified = states.hidden.fp32,
+                                .of_y = work->of_hidden,
+                                .of_x = in_fp32(of_x),
                                 .turned = work->turned,
                                 .paired = work->paired,
                                 .rows = rows_of(s),
@@ -284,9 +288,8 @@ static void form_parts(void *shared, int64_t first, int64_t end, int worker)
         Work work;
         const Stack own = placed_part(shared, part, &work);
         const Inputs in = inputs_of(&own);
-        const int64_t memory_rows = own.sentences * own.memory_length;
-        round_rows(in.x, rows_of(&own), own.d_model, own.num_threads);
-        round_rows(in.memory, memory_rows, own.d_model, own.num_threads);
+        round_rows(in.x, own.d_model, own.num_threads);
+        round_rows(in.memory, own.d_model, own.num_threads);
         Numbers x = in.x;
         for (int64_t layer = 0; layer < own.layers; layer++)
             x = form_layer(&own, layer, x, &work);

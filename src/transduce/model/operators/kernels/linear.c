@@ -9,7 +9,9 @@
 
 #define LEAST_BIASED_ROWS 16 /* fewer are not worth a thread */
 #define LINE 16              /* numbers in a cache line: columns of a part of a sum */
-#define BLOCK_ROWS 192       /* that go through a map in bf16 one after another */
+#define STRIP 32             /* rows that a product in bf16 takes at a time */
+#define LEAST_STRIPS 6       /* fewer are not worth a thread */
+#define TURNED_STRIPS 4      /* of a gradient, that stay in the cache of a core */
 
 /* BLAS: with columns that follow each other, all by address. */
 typedef void (*Sgemm)(const char *of_one, const char *of_other, const int *rows,
@@ -26,7 +28,7 @@ EXPORTED void transduce_use_products(void *address) { *(void **)&sgemm = address
    kept. */
 typedef struct {
     float *fp32;
-    Bf16 *bf16;
+    Panels bf16;
 } Numbers;
 
 /* [outputs, inputs] and [outputs], or their gradients. */
@@ -60,7 +62,7 @@ static void form_product(const char *of_one, const float *one, int64_t by_one,
 
 /* Rows to which a bias is added, and whose negative numbers may become zero. */
 typedef struct {
-    Numbers rows;
+    float *rows;
     const float *bias;
     int64_t width;
     int is_rectified;
@@ -72,14 +74,12 @@ static void add_bias(void *shared, int64_t first, int64_t end, int worker)
     const Biased *b = shared;
     const Lanes least = lanes_of(b->is_rectified ? 0.0f : -INFINITY);
     for (int64_t row = first; row < end; row++) {
-        float *numbers = b->rows.fp32 + row * b->width;
+        float *numbers = b->rows + row * b->width;
         for (int64_t i = 0; i < b->width; i += LANES) {
             const Lanes sum = lanes_at(numbers + i) + lanes_at(b->bias + i);
             /* NaN stays NaN. */
             lanes_store(numbers + i, LANES, lanes_max(least, sum));
         }
-        if (b->rows.bf16)
-            narrow(b->width, numbers, b->rows.bf16 + row * b->width);
     }
 }
 
@@ -88,56 +88,62 @@ static void map_in_fp32(LinearMap map, const float *x, int64_t rows, int is_rect
 {
     form_product(AS_IT_IS, x, map.inputs, TRANSPOSED, map.weights.weight, map.inputs,
                  rows, map.outputs, map.inputs, 0.0f, y);
-    Biased biased = {{y, 0}, map.weights.bias, map.outputs, is_rectified};
+    Biased biased = {y, map.weights.bias, map.outputs, is_rectified};
     share_out(add_bias, &biased, rows, LEAST_BIASED_ROWS, num_threads);
 }
 
-/* Rows that go through a map, block by block, as a block stays in the cache. */
+/* Rows that are multiplied, and what becomes of them. */
 typedef struct {
-    LinearMap map;
-    const Bf16 *x;
-    int64_t rows;
-    int is_rectified;
-    Numbers y;     /* in fp32 or in bf16 */
-    float *blocks; /* one for each thread, where sums are if y is in bf16 */
-} MappedBlocks;
+    Panels x;
+    UnitMatrix matrix;
+    Sums sums;
+} Product;
 
-static void map_blocks(void *shared, int64_t first, int64_t end, int worker)
+static void multiply_strips(void *shared, int64_t first, int64_t end, int worker)
 {
-    const MappedBlocks *m = shared;
-    const int64_t inputs = m->map.inputs, outputs = m->map.outputs;
-    const UnitMatrix matrix = {m->map.weights.packed, inputs, outputs};
-    for (int64_t block = first; block < end; block++) {
-        const int64_t row = block * BLOCK_ROWS, left = m->rows - row;
-        const int64_t count = left < BLOCK_ROWS ? left : BLOCK_ROWS;
-        Numbers y = {m->blocks + worker * BLOCK_ROWS * outputs, 0};
-        if (m->y.bf16)
-            y.bf16 = m->y.bf16 + row * outputs;
-        else
-            y.fp32 = m->y.fp32 + row * outputs;
-        multiply_packed(m->x + row * inputs, count, matrix, 0, y.fp32);
-        Biased biased = {y, m->map.weights.bias, outputs, m->is_rectified};
-        add_bias(&biased, 0, count, worker);
-    }
+    (void)worker;
+    const Product *p = shared;
+    const int64_t last = end * STRIP < p->x.rows ? end * STRIP : p->x.rows;
+    multiply_packed(p->x, (Span){first * STRIP, last}, p->matrix, p->sums);
 }
 
-static int64_t row_blocks(int64_t rows) { return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS; }
+static int64_t strips_of(int64_t rows) { return (rows + STRIP - 1) / STRIP; }
 
-/* y = x W^T + b, and the positive part of it, if it is to be rectified. */
-static void map_rows(LinearMap map, Numbers x, int64_t rows, int is_rectified,
-                     Numbers y, float *blocks, int num_threads)
+/* A thread that is alone takes all at once, so that it reads the matrix once. */
+static int64_t least_strips(int64_t strips, int num_threads)
 {
-    if (!map.weights.packed) {
+    return num_threads > 1 ? LEAST_STRIPS : strips;
+}
+
+static void form_in_unit(Product product, int num_threads)
+{
+    const int64_t strips = strips_of(product.x.rows);
+    share_out(multiply_strips, &product, strips, least_strips(strips, num_threads),
+              num_threads);
+}
+
+/* y = x W^T + b, and the positive part of it, if it is to be rectified; in bf16 alone,
+   if that is wanted. */
+static void map_rows(LinearMap map, Numbers x, int64_t rows, int is_rectified,
+                     Numbers y, int num_threads)
+{
+    const MapWeights *w = &map.weights;
+    if (!w->packed) {
         map_in_fp32(map, x.fp32, rows, is_rectified, y.fp32, num_threads);
         return;
     }
-    MappedBlocks mapped = {map, x.bf16, rows, is_rectified, y, blocks};
-    share_out(map_blocks, &mapped, row_blocks(rows), 1, num_threads);
+    const Sums sums = {.bf16 = y.bf16,
+                       .fp32 = y.fp32,
+                       .columns = map.outputs,
+                       .bias = w->bias,
+                       .is_rectified = is_rectified};
+    form_in_unit((Product){x.bf16, {w->packed, map.inputs, map.outputs}, sums},
+                 num_threads);
 }
 
 typedef struct {
     const float *from;
-    Bf16 *to;
+    Panels to;
     int64_t width;
 } Narrowed;
 
@@ -145,22 +151,23 @@ static void narrow_rows(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const Narrowed *n = shared;
-    narrow((end - first) * n->width, n->from + first * n->width,
-           n->to + first * n->width);
+    for (int64_t row = first; row < end; row++)
+        narrow_into(n->to, row, 0, n->width, n->from + row * n->width);
 }
 
 /* In bf16 too, if they are wanted so. */
-static void round_rows(Numbers rows, int64_t count, int64_t width, int num_threads)
+static void round_rows(Numbers rows, int64_t width, int num_threads)
 {
     Narrowed narrowed = {rows.fp32, rows.bf16, width};
-    if (rows.bf16)
-        share_out(narrow_rows, &narrowed, count, LEAST_BIASED_ROWS, num_threads);
+    if (rows.bf16.at)
+        share_out(narrow_rows, &narrowed, rows.bf16.rows, LEAST_BIASED_ROWS,
+                  num_threads);
 }
 
 /* Columns that are summed up, once they are zero where others are not positive. */
 typedef struct {
-    Numbers rows;
-    Numbers rectified; /* or nowhere */
+    float *rows;
+    const float *rectified; /* or nowhere */
     float *sums;
     int64_t count, width;
 } Columns;
@@ -175,11 +182,11 @@ static void sum_columns(void *shared, int64_t first, int64_t end, int worker)
         for (int l = 0; l < LINE / LANES; l++)
             sums[l] = zero;
         for (int64_t row = 0; row < c->count; row++) {
-            float *numbers = c->rows.fp32 + row * c->width + at;
+            float *numbers = c->rows + row * c->width + at;
             for (int l = 0; l < LINE / LANES; l++) {
                 Lanes number = lanes_at(numbers + l * LANES);
-                if (c->rectified.fp32) {
-                    const float *from = c->rectified.fp32 + row * c->width + at;
+                if (c->rectified) {
+                    const float *from = c->rectified + row * c->width + at;
                     const Mask is_on = lanes_positive(lanes_at(from + l * LANES));
                     number = lanes_where(is_on, number, zero);
                     lanes_store(numbers + l * LANES, LANES, number);
@@ -192,96 +199,91 @@ static void sum_columns(void *shared, int64_t first, int64_t end, int worker)
     }
 }
 
-/* The same, row by row; in bf16 alone numbers then are zero where they are to be. */
-static void sum_and_round_columns(void *shared, int64_t first, int64_t end, int worker)
-{
-    (void)worker;
-    const Columns *c = shared;
-    const int64_t start = first * LINE, width = (end - first) * LINE;
-    const Lanes zero = lanes_of(0.0f);
-    float *sums = c->sums + start;
-    for (int64_t i = 0; i < width; i += LANES)
-        lanes_store(sums + i, LANES, zero);
-    for (int64_t row = 0; row < c->count; row++) {
-        const int64_t at = row * c->width + start;
-        for (int64_t i = 0; i < width; i += LANES) {
-            Lanes number = lanes_at(c->rows.fp32 + at + i);
-            if (c->rectified.bf16) {
-                const Lanes rectified = lanes_of_bf16(c->rectified.bf16 + at + i);
-                number = lanes_where(lanes_positive(rectified), number, zero);
-            }
-            lanes_store(sums + i, LANES, lanes_at(sums + i) + number);
-            store_bf16(c->rows.bf16 + at + i, number);
-        }
-    }
-}
-
-/* A way back through a map. The gradients of y become zero where it was rectified. */
+/* A way back through a map. In fp32 the gradients of y become zero where it was
+   rectified; in bf16 those of x do where x was, if they are rounded. */
 typedef struct {
     LinearMap map, of_map;
     Numbers x;
-    Numbers rectified; /* y, or nowhere */
-    Numbers of_y;
-    float *of_x;
+    const float *rectified; /* y, or nowhere */
+    Numbers of_y, of_x;
+    Panels rectified_x; /* or nowhere */
     int64_t rows;
-    int is_added;          /* x's gradient, to what is in its place */
-    Bf16 *turned, *paired; /* where y's gradient and x are packed */
+    int is_added; /* x's gradient, to what is in its place */
+    Bf16 *paired; /* where x is packed, or is so already */
+    int is_paired;
+    Bf16 *turned; /* of each thread, as `turned_numbers` says */
 } WayBack;
 
-static void multiply_blocks(void *shared, int64_t first, int64_t end, int worker)
+static int64_t turned_numbers(int64_t rows)
 {
-    (void)worker;
+    return TURNED_STRIPS * STRIP * in_whole(rows);
+}
+
+/* Of the columns of a panel. */
+static void sum_panel(Panels rows, int64_t column, float *sums)
+{
+    Lanes all[PANEL_WIDTH / LANES];
+    for (int l = 0; l < PANEL_WIDTH / LANES; l++)
+        all[l] = lanes_of(0.0f);
+    for (int64_t row = 0; row < rows.rows; row++)
+        for (int l = 0; l < PANEL_WIDTH / LANES; l++)
+            all[l] += lanes_of_bf16(in_panels(rows, row, column + l * LANES));
+    for (int l = 0; l < PANEL_WIDTH / LANES; l++)
+        lanes_store(sums + column + l * LANES, LANES, all[l]);
+}
+
+/* Of the bias, and of the weight: y's gradient with its rows as columns, times x. */
+static void form_weight_strips(void *shared, int64_t first, int64_t end, int worker)
+{
     const WayBack *w = shared;
-    const int64_t inputs = w->map.inputs, outputs = w->map.outputs;
-    const UnitMatrix matrix = {w->map.weights.packed_back, outputs, inputs};
-    for (int64_t block = first; block < end; block++) {
-        const int64_t row = block * BLOCK_ROWS, left = w->rows - row;
-        multiply_packed(w->of_y.bf16 + row * outputs,
-                        left < BLOCK_ROWS ? left : BLOCK_ROWS, matrix, w->is_added,
-                        w->of_x + row * inputs);
+    const int64_t inputs = w->map.inputs, depth = in_whole(w->rows);
+    const MapWeights of = w->of_map.weights;
+    Panels turned = {w->turned + worker * turned_numbers(w->rows), 0};
+    for (int64_t strip = first; strip < end; strip += TURNED_STRIPS) {
+        const int64_t left = end - strip;
+        turned.rows = (left < TURNED_STRIPS ? left : TURNED_STRIPS) * STRIP;
+        for (int64_t row = 0; row < turned.rows; row += STRIP) {
+            sum_panel(w->of_y.bf16, strip * STRIP + row, of.bias);
+            turn_panel(w->of_y.bf16, strip * STRIP + row, turned, row);
+        }
+        const Sums sums = {.fp32 = of.weight + strip * STRIP * inputs,
+                           .columns = inputs};
+        multiply_packed(turned, (Span){0, turned.rows},
+                        (UnitMatrix){w->paired, depth, inputs}, sums);
     }
 }
 
-static void form_gradient_blocks(void *shared, int64_t first, int64_t end, int worker)
+static void differentiate_in_unit(WayBack w, int num_threads)
 {
-    (void)worker;
-    const WayBack *w = shared;
-    const int64_t inputs = w->map.inputs, depth = in_depths(w->rows);
-    for (int64_t block = first; block < end; block++) {
-        const int64_t output = block * BLOCK_ROWS, left = w->map.outputs - output;
-        multiply_packed(w->turned + output * depth,
-                        left < BLOCK_ROWS ? left : BLOCK_ROWS,
-                        (UnitMatrix){w->paired, depth, inputs}, 0,
-                        w->of_map.weights.weight + output * inputs);
-    }
-}
-
-/* The gradient of y with its rows as columns, times x. */
-static void form_weight_gradient(WayBack *w, int num_threads)
-{
-    const int64_t blocks = in_depths(w->rows) / TILE_DEPTH;
-    Summed x = {w->x.bf16, w->rows, w->map.inputs, w->paired};
-    Summed of_y = {w->of_y.bf16, w->rows, w->map.outputs, w->turned};
-    share_out(pack_summed, &x, blocks, 1, num_threads);
-    share_out(turn_summed, &of_y, blocks, 1, num_threads);
-    share_out(form_gradient_blocks, w, row_blocks(w->map.outputs), 1, num_threads);
+    const int64_t inputs = w.map.inputs, outputs = w.map.outputs;
+    const Sums sums = {.bf16 = w.of_x.bf16,
+                       .fp32 = w.of_x.fp32,
+                       .columns = inputs,
+                       .is_added = w.is_added,
+                       .rectified = w.rectified_x};
+    form_in_unit(
+        (Product){w.of_y.bf16, {w.map.weights.packed_back, outputs, inputs}, sums},
+        num_threads);
+    Summed x = {w.x.bf16, inputs, w.paired};
+    if (!w.is_paired)
+        share_out(pack_summed, &x, inputs / PANEL_WIDTH, 1, num_threads);
+    const int64_t strips = outputs / STRIP;
+    share_out(form_weight_strips, &w, strips, least_strips(strips, num_threads),
+              num_threads);
 }
 
 static void differentiate_map(WayBack w, int num_threads)
 {
     const int64_t inputs = w.map.inputs, outputs = w.map.outputs;
     const MapWeights of = w.of_map.weights;
-    const int is_bf16 = w.map.weights.packed_back != 0;
-    Columns columns = {w.of_y, w.rectified, of.bias, w.rows, outputs};
-    share_out(is_bf16 ? sum_and_round_columns : sum_columns, &columns, outputs / LINE,
-              1, num_threads);
-    if (is_bf16) {
-        share_out(multiply_blocks, &w, row_blocks(w.rows), 1, num_threads);
-        form_weight_gradient(&w, num_threads);
+    if (w.map.weights.packed_back) {
+        differentiate_in_unit(w, num_threads);
         return;
     }
+    Columns columns = {w.of_y.fp32, w.rectified, of.bias, w.rows, outputs};
+    share_out(sum_columns, &columns, outputs / LINE, 1, num_threads);
     form_product(AS_IT_IS, w.of_y.fp32, outputs, AS_IT_IS, w.map.weights.weight, inputs,
-                 w.rows, inputs, outputs, w.is_added ? 1.0f : 0.0f, w.of_x);
+                 w.rows, inputs, outputs, w.is_added ? 1.0f : 0.0f, w.of_x.fp32);
     form_product(TRANSPOSED, w.of_y.fp32, outputs, AS_IT_IS, w.x.fp32, inputs, outputs,
                  inputs, w.rows, 0.0f, of.weight);
 }
@@ -290,9 +292,9 @@ static void differentiate_map(WayBack w, int num_threads)
 static void pack_map(LinearMap map, int num_threads)
 {
     const int64_t inputs = map.inputs, outputs = map.outputs;
-    Packed forth = {map.weights.weight, 1, inputs, inputs, map.weights.packed};
-    Packed back = {map.weights.weight, inputs, 1, outputs, map.weights.packed_back};
-    share_out(pack_panels, &forth, outputs / UNIT_COLUMNS, 1, num_threads);
+    PackedWeight forth = {map.weights.weight, outputs, inputs, map.weights.packed};
+    PackedWeight back = {map.weights.weight, outputs, inputs, map.weights.packed_back};
+    share_out(pack_forth, &forth, outputs / UNIT_COLUMNS, 1, num_threads);
     if (back.to)
-        share_out(pack_panels, &back, inputs / UNIT_COLUMNS, 1, num_threads);
+        share_out(pack_back, &back, inputs / UNIT_COLUMNS, 1, num_threads);
 }

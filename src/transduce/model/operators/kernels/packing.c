@@ -2,97 +2,38 @@
 #include "bf16.h"
 #include "lanes.h"
 
-#define TILE 16                 /* rows, or columns, of a tile */
-#define TILE_DEPTH 32           /* numbers of each that are multiplied at once */
-#define UNIT_COLUMNS (2 * TILE) /* columns that stand side by side */
-#define DEPTH 512 /* as many of each stay in the nearest cache, with a panel */
+#define TILE 16          /* rows, or columns, of a tile */
+#define TILE_DEPTH PANEL_WIDTH /* numbers of each that are multiplied at once */
+#define UNIT_COLUMNS 32  /* columns that stand side by side */
 
 /* A matrix [inner, columns], both of whole panels, as the unit reads it: panel by
-   panel, and in it the numbers of each two rows in pairs. */
+   panel of columns, and in it the numbers of each two rows in pairs. */
 typedef struct {
     const Bf16 *packed;
     int64_t inner, columns;
 } UnitMatrix;
 
-/* Where to pack a matrix whose numbers are so far apart. */
-typedef struct {
-    const float *from;
-    int64_t by_row, by_column, inner;
-    Bf16 *to;
-} Packed;
-
-/* As panels of a matrix with its columns as rows, whose pairs are in a row already. */
-static void pack_pairs(const Packed *p, int64_t panel)
-{
-    for (int64_t column = 0; column < UNIT_COLUMNS; column++) {
-        Bf16 row[DEPTH];
-        for (int64_t done = 0; done < p->inner; done += DEPTH) {
-            const int64_t left = p->inner - done;
-            const int64_t count = left < DEPTH ? left : DEPTH;
-            narrow(count,
-                   p->from + (panel * UNIT_COLUMNS + column) * p->by_column + done,
-                   row);
-            Bf16 *to = p->to + (panel * p->inner + done) * UNIT_COLUMNS + 2 * column;
-            for (int64_t pair = 0; pair < count / 2; pair++)
-                memcpy(to + 2 * pair * UNIT_COLUMNS, row + 2 * pair, 2 * sizeof *row);
-        }
-    }
-}
-
-static void pack_rows(const Packed *p, int64_t panel)
-{
-    for (int64_t i = 0; i < p->inner; i += 2) {
-        Bf16 one[UNIT_COLUMNS], other[UNIT_COLUMNS];
-        const float *from = p->from + i * p->by_row + panel * UNIT_COLUMNS;
-        Bf16 *to = p->to + (panel * p->inner + i) * UNIT_COLUMNS;
-        narrow(UNIT_COLUMNS, from, one);
-        narrow(UNIT_COLUMNS, from + p->by_row, other);
-        for (int64_t column = 0; column < UNIT_COLUMNS; column++) {
-            to[2 * column] = one[column];
-            to[2 * column + 1] = other[column];
-        }
-    }
-}
-
-static void pack_panels(void *shared, int64_t first, int64_t end, int worker)
-{
-    (void)worker;
-    const Packed *p = shared;
-    for (int64_t panel = first; panel < end; panel++)
-        if (p->by_row == 1)
-            pack_pairs(p, panel);
-        else
-            pack_rows(p, panel);
-}
-
-/* Rows in bf16 that are to be multiplied with each other, a pair at a time: of the sum
-   over them, which is padded with zeros up to a whole tile. */
-typedef struct {
-    const Bf16 *rows;
-    int64_t count, width;
-    Bf16 *to;
-} Summed;
-
-static int64_t in_depths(int64_t count)
-{
-    return (count + TILE_DEPTH - 1) / TILE_DEPTH * TILE_DEPTH;
-}
+/* So many numbers, and zeros up to whole panels. */
+static int64_t in_whole(int64_t count) { return (count + PANEL_WIDTH - 1) / PANEL_WIDTH * PANEL_WIDTH; }
 
 #ifdef __AVX512VNNI__
 
 typedef __m512i Pairs; /* of each of TILE columns, the numbers of two rows */
 
-static inline Pairs pairs_of(const Summed *s, int64_t row, int64_t column)
+/* Of rows that follow each other, and of the second only if it is there. */
+static inline Pairs pairs_of(const Bf16 *from, int64_t by_row, int has_second)
 {
-    __m256i one = _mm256_setzero_si256(), other = one;
-    const Bf16 *from = s->rows + row * s->width + column;
-    if (row < s->count)
-        one = _mm256_loadu_si256((const __m256i *)from);
-    if (row + 1 < s->count)
-        other = _mm256_loadu_si256((const __m256i *)(from + s->width));
+    __m256i one = _mm256_loadu_si256((const __m256i *)from);
+    __m256i other = _mm256_setzero_si256();
+    if (has_second)
+        other = _mm256_loadu_si256((const __m256i *)(from + by_row));
     return _mm512_or_si512(_mm512_cvtepu16_epi32(one),
                            _mm512_slli_epi32(_mm512_cvtepu16_epi32(other), 16));
 }
+
+static inline Pairs no_pairs(void) { return _mm512_setzero_si512(); }
+
+static inline Pairs load_pairs(const Bf16 *from) { return _mm512_loadu_si512(from); }
 
 static inline void store_pairs(Bf16 *to, Pairs pairs)
 {
@@ -134,13 +75,28 @@ typedef struct {
     Bf16 numbers[TILE][2];
 } Pairs;
 
-static inline Pairs pairs_of(const Summed *s, int64_t row, int64_t column)
+static inline Pairs no_pairs(void)
 {
     Pairs pairs;
-    for (int64_t i = 0; i < TILE; i++)
-        for (int64_t r = 0; r < 2; r++)
-            pairs.numbers[i][r] =
-                row + r < s->count ? s->rows[(row + r) * s->width + column + i] : 0;
+    memset(&pairs, 0, sizeof pairs);
+    return pairs;
+}
+
+static inline Pairs pairs_of(const Bf16 *from, int64_t by_row, int has_second)
+{
+    Pairs pairs = no_pairs();
+    for (int64_t i = 0; i < TILE; i++) {
+        pairs.numbers[i][0] = from[i];
+        if (has_second)
+            pairs.numbers[i][1] = from[by_row + i];
+    }
+    return pairs;
+}
+
+static inline Pairs load_pairs(const Bf16 *from)
+{
+    Pairs pairs;
+    memcpy(&pairs, from, sizeof pairs);
     return pairs;
 }
 
@@ -162,36 +118,98 @@ static inline void turn_pairs(Pairs *rows)
 
 #endif
 
-/* As a packed matrix [rows, width]. */
+/* A weight [outputs, inputs] that is to be packed; the inputs are whole panels, and
+   behind the outputs there are zeros up to as many. */
+typedef struct {
+    const float *weight;
+    int64_t outputs, inputs;
+    Bf16 *to;
+} PackedWeight;
+
+/* As a matrix [inputs, outputs], whose pairs are in a row already: some panels. */
+static void pack_forth(void *shared, int64_t first, int64_t end, int worker)
+{
+    (void)worker;
+    const PackedWeight *p = shared;
+    for (int64_t half = 2 * first; half < 2 * end; half++)
+        for (int64_t input = 0; input < p->inputs; input += PANEL_WIDTH) {
+            Pairs pairs[TILE];
+            for (int64_t i = 0; i < TILE; i++) {
+                const int64_t output = half * TILE + i;
+                Bf16 row[PANEL_WIDTH];
+                pairs[i] = no_pairs();
+                if (output >= p->outputs)
+                    continue;
+                narrow(PANEL_WIDTH, p->weight + output * p->inputs + input, row);
+                pairs[i] = load_pairs(row);
+            }
+            turn_pairs(pairs);
+            Bf16 *to = p->to + half / 2 * p->inputs * UNIT_COLUMNS +
+                       input * UNIT_COLUMNS + half % 2 * PANEL_WIDTH;
+            for (int64_t i = 0; i < TILE; i++)
+                store_pairs(to + i * 2 * UNIT_COLUMNS, pairs[i]);
+        }
+}
+
+/* As a matrix [outputs, inputs]: some panels. */
+static void pack_back(void *shared, int64_t first, int64_t end, int worker)
+{
+    (void)worker;
+    const PackedWeight *p = shared;
+    const int64_t inner = in_whole(p->outputs);
+    for (int64_t half = 2 * first; half < 2 * end; half++)
+        for (int64_t output = 0; output < inner; output += 2) {
+            Bf16 rows[2 * TILE];
+            memset(rows, 0, sizeof rows);
+            const float *from = p->weight + output * p->inputs + half * TILE;
+            for (int64_t i = 0; i < 2 && output + i < p->outputs; i++)
+                narrow(TILE, from + i * p->inputs, rows + i * TILE);
+            store_pairs(p->to + half / 2 * inner * UNIT_COLUMNS +
+                            output * UNIT_COLUMNS + half % 2 * PANEL_WIDTH,
+                        pairs_of(rows, TILE, 1));
+        }
+}
+
+/* Rows that are to be multiplied with others, a pair at a time: of the sum over them,
+   which is padded with zeros up to a whole tile. */
+typedef struct {
+    Panels rows;
+    int64_t width;
+    Bf16 *to;
+} Summed;
+
+/* Of two rows in a panel from a column on; there may be but one, or none. */
+static inline Pairs pairs_in_panel(Panels rows, int64_t row, int64_t column)
+{
+    if (row >= rows.rows)
+        return no_pairs();
+    return pairs_of(in_panels(rows, row, column), PANEL_WIDTH, row + 1 < rows.rows);
+}
+
+/* As a packed matrix [rows, width]: some panels. */
 static void pack_summed(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const Summed *s = shared;
-    const int64_t depth = in_depths(s->count);
-    for (int64_t block = first; block < end; block++)
-        for (int64_t column = 0; column < s->width; column += TILE) {
-            Bf16 *panel = s->to + column / UNIT_COLUMNS * UNIT_COLUMNS * depth +
-                          column % UNIT_COLUMNS * 2;
-            for (int64_t row = block * TILE_DEPTH; row < (block + 1) * TILE_DEPTH;
-                 row += 2)
-                store_pairs(panel + row * UNIT_COLUMNS, pairs_of(s, row, column));
+    const int64_t depth = in_whole(s->rows.rows);
+    for (int64_t column = first * PANEL_WIDTH; column < end * PANEL_WIDTH; column += PANEL_WIDTH)
+        for (int64_t row = 0; row < depth; row += 2) {
+            Bf16 *to = s->to + column * depth + row * UNIT_COLUMNS;
+            store_pairs(to, pairs_in_panel(s->rows, row, column));
+            store_pairs(to + PANEL_WIDTH, pairs_in_panel(s->rows, row, column + TILE));
         }
 }
 
-/* As rows [width, rows]. */
-static void turn_summed(void *shared, int64_t first, int64_t end, int worker)
+/* A panel of columns as some of the rows [width, rows], from one of them on. */
+static void turn_panel(Panels rows, int64_t column, Panels to, int64_t to_row)
 {
-    (void)worker;
-    const Summed *s = shared;
-    const int64_t depth = in_depths(s->count);
-    for (int64_t block = first; block < end; block++)
-        for (int64_t column = 0; column < s->width; column += TILE) {
+    for (int64_t row = 0; row < rows.rows; row += PANEL_WIDTH)
+        for (int64_t half = 0; half < PANEL_WIDTH; half += TILE) {
             Pairs pairs[TILE];
-            for (int64_t pair = 0; pair < TILE; pair++)
-                pairs[pair] = pairs_of(s, block * TILE_DEPTH + 2 * pair, column);
+            for (int64_t i = 0; i < TILE; i++)
+                pairs[i] = pairs_in_panel(rows, row + 2 * i, column + half);
             turn_pairs(pairs);
             for (int64_t i = 0; i < TILE; i++)
-                store_pairs(s->to + (column + i) * depth + block * TILE_DEPTH,
-                            pairs[i]);
+                store_pairs(in_panels(to, to_row + half + i, row), pairs[i]);
         }
 }

@@ -18,10 +18,11 @@ typedef struct {
     float *normalized; /* [rows, width]; for a while Dropout(s) */
     float *inverse_deviation;
     float *y;
-    Bf16 *bf16_y;      /* the same, if it is wanted */
+    Panels bf16_y;     /* the same, if it is wanted */
     const float *of_y; /* gradients, as what they are of */
     float *of_x, *of_gain, *of_bias;
     float *of_groups; /* [groups, 2, width] */
+    Panels bf16_of_s; /* in the place of what the masking writes, if it is wanted */
     Masking masking;  /* of s: to `normalized`, and from `of_x`; a block is a row */
 } Residual;
 
@@ -61,8 +62,8 @@ static void normalize_row(const Residual *r, int64_t row)
         lanes_store(y + i, LANES,
                     lanes_fma(number, lanes_at(r->gain + i), lanes_at(r->bias + i)));
     }
-    if (r->bf16_y)
-        narrow(width, y, r->bf16_y + row * width);
+    if (r->bf16_y.at)
+        narrow_into(r->bf16_y, row, 0, width, y);
     r->inverse_deviation[row] = inverse;
 }
 
@@ -105,8 +106,27 @@ static void differentiate_row(const Residual *r, int64_t row, float *of_gain,
     }
 }
 
+/* To the gradient of s. */
+static void mask_rows(Residual *r, int64_t first, int64_t end)
+{
+    if (!r->bf16_of_s.at) {
+        mask_blocks(&r->masking, first, end, 0);
+        return;
+    }
+    const float scale = r->masking.scale;
+    for (int64_t row = first; row < end; row++)
+        for (int64_t column = 0; column < r->width; column += LANES) {
+            const int64_t at = row * r->width + column;
+            float numbers[LANES];
+            for (int64_t i = 0; i < LANES; i++)
+                numbers[i] = r->of_x[at + i] * (r->masking.kept[at + i] ? scale : 0.0f);
+            narrow_into(r->bf16_of_s, row, column, LANES, numbers);
+        }
+}
+
 static void differentiate_groups(void *shared, int64_t first, int64_t end, int worker)
 {
+    (void)worker;
     Residual *r = shared;
     for (int64_t group = first; group < end; group++) {
         float *of_gain = r->of_groups + group * 2 * r->width;
@@ -115,8 +135,7 @@ static void differentiate_groups(void *shared, int64_t first, int64_t end, int w
             of_gain[i] = 0.0f;
         for (int64_t row = group * GROUP; row < rows_before(r, group + 1); row++)
             differentiate_row(r, row, of_gain, of_bias);
-        mask_blocks(&r->masking, rows_before(r, group), rows_before(r, group + 1),
-                    worker);
+        mask_rows(r, rows_before(r, group), rows_before(r, group + 1));
     }
 }
 

@@ -81,10 +81,10 @@ typedef struct {
 
 /* What is needed on the way only. */
 typedef struct {
-    float *addend, *of_y[2], *of_heads, *of_query, *of_key_value, *of_hidden;
+    float *addend, *of_y[2], *of_heads;
+    Numbers of_addend, of_query, of_key_value, of_hidden;
     float *attention, *of_groups;
-    Bf16 *rounded, *turned, *paired; /* what products have */
-    float *blocks; /* of each thread, as linear maps in bf16 want them */
+    Bf16 *turned, *paired; /* what products in bf16 have */
 } Work;
 
 /* Room that is given away from its beginning on; only counted, if it is nowhere. */
@@ -106,12 +106,17 @@ static Bf16 *take_bf16(const Stack *s, Room *room, int64_t count)
     return s->is_bf16 ? (Bf16 *)take(room, (count + 1) / 2) : 0;
 }
 
-/* In bf16 alone, if products are in it. */
-static Numbers take_numbers(const Stack *s, Room *room, int64_t count)
+static Panels take_panels(const Stack *s, Room *room, int64_t rows, int64_t width)
 {
-    Numbers numbers = {0, take_bf16(s, room, count)};
+    return (Panels){take_bf16(s, room, rows * width), rows};
+}
+
+/* In bf16 alone, if products are in it. */
+static Numbers take_numbers(const Stack *s, Room *room, int64_t rows, int64_t width)
+{
+    Numbers numbers = {0, take_panels(s, room, rows, width)};
     if (!s->is_bf16)
-        numbers.fp32 = take(room, count);
+        numbers.fp32 = take(room, rows * width);
     return numbers;
 }
 
@@ -181,7 +186,7 @@ static SumStates take_sum_states(const Stack *s, Room *room)
     states.normalized = take(room, count);
     states.inverse_deviation = take(room, rows_of(s));
     states.y.fp32 = take(room, count);
-    states.y.bf16 = take_bf16(s, room, count);
+    states.y.bf16 = take_panels(s, room, rows_of(s), s->d_model);
     states.kept = (uint8_t *)take(room, count / (int64_t)sizeof(float));
     return states;
 }
@@ -193,7 +198,7 @@ static AttentionStates take_attention_states(const Stack *s, int64_t keys, Room 
     states.query = take(room, rows * s->heads * s->d_k);
     states.key_value = take(room, s->sentences * keys * s->heads * (s->d_k + s->d_v));
     states.weights = take(room, rows * s->heads * in_lanes(keys));
-    states.heads = take_numbers(s, room, rows * s->heads * s->d_v);
+    states.heads = take_numbers(s, room, rows, s->heads * s->d_v);
     states.sum = take_sum_states(s, room);
     return states;
 }
@@ -204,7 +209,7 @@ static LayerStates take_layer_states(const Stack *s, Room *room)
     states.self = take_attention_states(s, s->length, room);
     if (s->memory_length > 0)
         states.memory = take_attention_states(s, s->memory_length, room);
-    states.feed_forward.hidden = take_numbers(s, room, rows_of(s) * s->d_ff);
+    states.feed_forward.hidden = take_numbers(s, room, rows_of(s), s->d_ff);
     states.feed_forward.sum = take_sum_states(s, room);
     return states;
 }
@@ -220,8 +225,8 @@ static Inputs take_inputs(const Stack *s, Room *room)
 {
     const int64_t memory_rows = s->sentences * s->memory_length;
     return (Inputs){
-        {(float *)s->x, take_bf16(s, room, rows_of(s) * s->d_model)},
-        {(float *)s->memory, take_bf16(s, room, memory_rows * s->d_model)},
+        {(float *)s->x, take_panels(s, room, rows_of(s), s->d_model)},
+        {(float *)s->memory, take_panels(s, room, memory_rows, s->d_model)},
     };
 }
 
@@ -259,25 +264,22 @@ static Work take_work(const Stack *s, Room *room)
     const Attention a = {
         .queries = s->length, .keys = keys, .d_k = s->d_k, .d_v = s->d_v};
     const Residual r = {.rows = rows};
-    const int64_t widest =
-        at_least(s->d_ff, at_least(s->d_model, s->heads * (s->d_k + s->d_v)));
     Work work;
     work.addend = take(room, rows * s->d_model);
     work.of_y[0] = take(room, rows * s->d_model);
     work.of_y[1] = take(room, rows * s->d_model);
     work.of_heads = take(room, rows * s->heads * s->d_v);
-    work.of_query = take(room, rows * s->heads * s->d_k);
-    work.of_key_value = take(room, s->sentences * keys * s->heads * (s->d_k + s->d_v));
-    work.of_hidden = take(room, rows * s->d_ff);
+    work.of_addend = take_numbers(s, room, rows, s->d_model);
+    work.of_query = take_numbers(s, room, rows, s->heads * s->d_k);
+    work.of_key_value =
+        take_numbers(s, room, s->sentences * keys, s->heads * (s->d_k + s->d_v));
+    work.of_hidden = take_numbers(s, room, rows, s->d_ff);
     work.attention = take(room, transduce_attention_room(&a) * s->num_threads);
     work.of_groups = take(room, transduce_residual_groups(&r) * 2 * s->d_model);
-    const int64_t depth = in_depths(s->sentences * keys);
-    work.rounded = take_bf16(s, room, depth * widest);
-    work.turned = take_bf16(s, room, depth * widest);
-    work.paired = take_bf16(s, room, depth * widest);
-    work.blocks = 0;
-    if (s->is_bf16)
-        work.blocks = take(room, s->num_threads * BLOCK_ROWS * widest);
+    const int64_t widest = at_least(s->d_ff, at_least(s->d_model, s->heads * s->d_v));
+    const int64_t most_rows = s->sentences * keys;
+    work.paired = take_bf16(s, room, in_whole(most_rows) * widest);
+    work.turned = take_bf16(s, room, s->num_threads * turned_numbers(most_rows));
     return work;
 }
 
