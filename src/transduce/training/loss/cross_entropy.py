@@ -10,13 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.model.operators.addresses import address
-from transduce.model.operators.bf16_products import (
-    add_bf16_product,
-    has_bf16_products,
-)
 from transduce.model.operators.kernels.fields import CrossEntropyFields
 from transduce.model.operators.kernels.library import kernels, loaded_kernels
 from transduce.model.operators.linear import in_blocks, is_in_blocks
+from transduce.training.loss.unit_loss import has_unit_loss, unit_loss
 
 LOGITS = 2**24
 """In memory at a time, in whole rows: products of many rows are faster."""
@@ -78,6 +75,9 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
+        if has_unit_loss(states, output_weight, dtype):
+            found = unit_loss(states, output_weight, target_out, label_smoothing)
+            return _saved(ctx, found.sums, found.of_states, found.of_weight)
         matrix = output_weight.to(dtype)
         sums = output_weight.new_zeros(2)
         of_states: list[Tensor] = []
@@ -91,10 +91,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             gradient = _as_factor(gradient, matrix)
             of_states.append((gradient @ matrix)[: len(chunk)])
             of_weight = _added_product(of_weight, gradient.T, rows, output_weight.dtype)
-        ctx.save_for_backward(torch.cat(of_states), of_weight)
-        smoothed, negative_log_likelihood = sums.unbind()
-        ctx.mark_non_differentiable(negative_log_likelihood)
-        return smoothed, negative_log_likelihood
+        return _saved(ctx, sums, torch.cat(of_states), of_weight)
 
     @staticmethod
     def backward(
@@ -102,6 +99,19 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, None, None, None]:
         of_states, of_weight = ctx.saved_tensors
         return gradients[0] * of_states, gradients[0] * of_weight, None, None, None
+
+
+def _saved(
+    ctx: Any,
+    sums: Float[Tensor, "2"],
+    of_states: Float[Tensor, "rows d_model"],
+    of_weight: Float[Tensor, "vocab d_model"] | None,
+) -> tuple[Tensor, Tensor]:
+    """Both losses, once the gradients of the first are noted."""
+    ctx.save_for_backward(of_states, of_weight)
+    smoothed, negative_log_likelihood = sums.unbind()
+    ctx.mark_non_differentiable(negative_log_likelihood)
+    return smoothed, negative_log_likelihood
 
 
 def _as_factor(
@@ -119,11 +129,6 @@ def _added_product(
 ) -> Float[Tensor, "vocab d_model"]:
     """To the sums, if there are any yet: they are as large as the matrix, and so are
     not begun with zeros."""
-    if dtype == torch.float32 and has_bf16_products(rows):
-        beta = 1.0
-        if sums is None:
-            beta, sums = 0.0, torch.empty(len(gradient), rows.size(1), dtype=dtype)
-        return add_bf16_product(gradient, rows.contiguous(), beta, sums)
     product = gradient @ rows
     return product.to(dtype) if sums is None else sums.add_(product)
 

@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional
 
 from transduce.model.operators.kernels.library import (
-    bf16_products_of_torch,
     kernels,
 )
 from transduce.training.loss import cross_entropy as module
@@ -208,26 +207,6 @@ def test_the_loss_is_the_same_without_gradients(
     torch.testing.assert_close(
         loss.negative_log_likelihood, expected.negative_log_likelihood
     )
-
-
-@pytest.mark.skipif(bf16_products_of_torch() is None, reason="PyTorch has none")
-@pytest.mark.parametrize("rows", [0, 64, 200])
-def test_sums_of_products_in_bf16_are_those_of_pytorchs(rows, monkeypatch):
-    monkeypatch.setattr(module, "LOGIT_ROWS", 64)
-    monkeypatch.setattr(module, "LOGITS", 0)
-    states = torch.randn(rows, 64).bfloat16()[:, ::2].requires_grad_()
-    weight = torch.randn(101, 32, requires_grad=True)
-    targets = torch.randint(0, 101, (rows,))
-
-    def gradient(has_products: bool) -> torch.Tensor:
-        monkeypatch.setattr(module, "has_bf16_products", lambda _: has_products)
-        loss = smoothed_cross_entropy(states, weight, targets, 0.1, torch.bfloat16)
-        return torch.autograd.grad(loss.smoothed, weight)[0]
-
-    ours, theirs = gradient(True), gradient(False)
-    # Theirs is rounded to bf16 once for each chunk.
-    torch.testing.assert_close(ours, theirs, rtol=0.01, atol=0.01 * (rows > 0))
-    assert bool((ours != 0).any()) == (rows > 0)
 
 
 def test_bf16_products_give_gradients_in_the_precision_of_the_inputs(target_out):

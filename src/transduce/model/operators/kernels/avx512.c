@@ -8,6 +8,7 @@
 #include "packing.c"
 #include "matrix_unit.c"
 #include "linear.c"
+#include "unit_loss.c"
 #include "stack.c"
 #include "layers.c"
 #include "threads.c"

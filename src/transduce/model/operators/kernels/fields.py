@@ -158,3 +158,25 @@ class ResidualFields(ctypes.Structure):
         ("bf16_of_s", PanelsFields),
         ("masking", MaskingFields),
     ]
+
+
+class UnitLossFields(ctypes.Structure):
+    """`UnitLoss` of unit_loss.c."""
+
+    _fields_ = [
+        ("rows", c_int64),
+        ("vocab", c_int64),
+        ("width", c_int64),
+        ("states", c_void_p),
+        ("weight", c_void_p),
+        ("targets", c_void_p),
+        ("smoothing", c_float),
+        ("smoothed", c_void_p),
+        ("negative_log_likelihood", c_void_p),
+        ("of_states", c_void_p),
+        ("of_weight", c_void_p),
+        ("is_added", c_int64),
+        ("forth", c_void_p),
+        ("back", c_void_p),
+        ("room", c_void_p),
+    ]

@@ -17,6 +17,7 @@ from transduce.model.operators.kernels.fields import (
     OrthogonalizationFields,
     ResidualFields,
     StackFields,
+    UnitLossFields,
 )
 
 FOLDER = Path(__file__).parent
@@ -29,6 +30,7 @@ FIELDS: tuple[type[ctypes.Structure], ...] = (
     CrossEntropyFields,
     ResidualFields,
     StackFields,
+    UnitLossFields,
 )
 
 
@@ -79,6 +81,8 @@ def _declare(library: ctypes.CDLL) -> None:
         library.transduce_stack_room,
     ):
         count.restype = c_int64
+    library.transduce_unit_loss_room.argtypes = [c_void_p, c_int]
+    library.transduce_unit_loss_room.restype = c_int64
     for kernel in (
         library.transduce_attend,
         library.transduce_form_attention_gradients,
@@ -90,6 +94,8 @@ def _declare(library: ctypes.CDLL) -> None:
         library.transduce_differentiate_normalized_sum,
         library.transduce_form_layers,
         library.transduce_differentiate_layers,
+        library.transduce_pack_output,
+        library.transduce_form_unit_loss,
     ):
         kernel.argtypes = [c_void_p, c_int]
         kernel.restype = None
@@ -98,17 +104,7 @@ def _declare(library: ctypes.CDLL) -> None:
 @cache
 def products_of_torch() -> int | None:
     """Where PyTorch has BLAS's `sgemm`, if others can find it."""
-    return _found_in_torch("sgemm_")
-
-
-@cache
-def bf16_products_of_torch() -> int | None:
-    """Where it has Intel's product of factors in bf16 to sums in fp32."""
-    return _found_in_torch("gemm_bf16bf16f32_")
-
-
-def _found_in_torch(name: str) -> int | None:
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     with suppress(OSError, AttributeError):
-        return ctypes.cast(getattr(ctypes.CDLL(str(library)), name), c_void_p).value
+        return ctypes.cast(ctypes.CDLL(str(library)).sgemm_, c_void_p).value
     return None

@@ -214,11 +214,6 @@ typedef struct {
     Bf16 *turned; /* of each thread, as `turned_numbers` says */
 } WayBack;
 
-static int64_t turned_numbers(int64_t rows)
-{
-    return TURNED_STRIPS * STRIP * in_whole(rows);
-}
-
 /* Of the columns of a panel. */
 static void sum_panel(Panels rows, int64_t column, float *sums)
 {
@@ -232,24 +227,40 @@ static void sum_panel(Panels rows, int64_t column, float *sums)
         lanes_store(sums + column + l * LANES, LANES, all[l]);
 }
 
-/* Of the bias, and of the weight: y's gradient with its rows as columns, times x. */
+/* Rows whose columns, summed up each with all of x's, are the gradient of a weight. */
+typedef struct {
+    Panels of_y;
+    UnitMatrix x; /* packed, with its rows as depth */
+    int64_t outputs;
+    float *weight; /* [outputs, columns of x] */
+    float *bias;   /* or nowhere */
+    int is_added;  /* the weight's, to what there is */
+    Bf16 *turned;  /* of each thread, as `turned_numbers` says */
+} WeightGradient;
+
+static int64_t turned_numbers(int64_t rows)
+{
+    return TURNED_STRIPS * STRIP * in_whole(rows);
+}
+
 static void form_weight_strips(void *shared, int64_t first, int64_t end, int worker)
 {
-    const WayBack *w = shared;
-    const int64_t inputs = w->map.inputs, depth = in_whole(w->rows);
-    const MapWeights of = w->of_map.weights;
-    Panels turned = {w->turned + worker * turned_numbers(w->rows), 0};
+    const WeightGradient *g = shared;
+    Panels turned = {g->turned + worker * turned_numbers(g->of_y.rows), 0};
     for (int64_t strip = first; strip < end; strip += TURNED_STRIPS) {
-        const int64_t left = end - strip;
+        const int64_t output = strip * STRIP, left = end - strip;
         turned.rows = (left < TURNED_STRIPS ? left : TURNED_STRIPS) * STRIP;
         for (int64_t row = 0; row < turned.rows; row += STRIP) {
-            sum_panel(w->of_y.bf16, strip * STRIP + row, of.bias);
-            turn_panel(w->of_y.bf16, strip * STRIP + row, turned, row);
+            if (g->bias)
+                sum_panel(g->of_y, output + row, g->bias);
+            turn_panel(g->of_y, output + row, turned, row);
         }
-        const Sums sums = {.fp32 = of.weight + strip * STRIP * inputs,
-                           .columns = inputs};
-        multiply_packed(turned, (Span){0, turned.rows},
-                        (UnitMatrix){w->paired, depth, inputs}, sums);
+        const int64_t there = g->outputs - output;
+        const Sums sums = {.fp32 = g->weight + output * g->x.columns,
+                           .columns = g->x.columns,
+                           .is_added = g->is_added};
+        multiply_packed(turned, (Span){0, there < turned.rows ? there : turned.rows},
+                        g->x, sums);
     }
 }
 
@@ -267,8 +278,14 @@ static void differentiate_in_unit(WayBack w, int num_threads)
     Summed x = {w.x.bf16, inputs, w.paired};
     if (!w.is_paired)
         share_out(pack_summed, &x, inputs / PANEL_WIDTH, 1, num_threads);
+    WeightGradient gradient = {.of_y = w.of_y.bf16,
+                               .x = {w.paired, in_whole(w.rows), inputs},
+                               .outputs = outputs,
+                               .weight = w.of_map.weights.weight,
+                               .bias = w.of_map.weights.bias,
+                               .turned = w.turned};
     const int64_t strips = outputs / STRIP;
-    share_out(form_weight_strips, &w, strips, least_strips(strips, num_threads),
+    share_out(form_weight_strips, &gradient, strips, least_strips(strips, num_threads),
               num_threads);
 }
 

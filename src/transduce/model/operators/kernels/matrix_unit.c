@@ -37,6 +37,8 @@ typedef struct {
 #define IN_UNIT __attribute__((target("amx-tile,amx-bf16,avx512bf16,prfchw")))
 
 #define BLOCK_NUMBERS (1 << 19) /* of the matrix: half of the cache of a core */
+#define DEEPEST 4096            /* numbers of a row that are summed up at once, */
+#define DEPTH 1024              /* or else so many, if sums are in fp32 */
 
 static int has_unit;
 
@@ -194,40 +196,57 @@ static Ahead ahead_of(const Sums *s, Place at, int64_t width, int64_t end)
     return ahead;
 }
 
-static IN_UNIT void multiply_block(Panels x, Span rows, UnitMatrix matrix,
-                                   int64_t column, int64_t width, const Sums *s)
+/* Of the matrix: some columns of some depth, each from one on. */
+typedef struct {
+    int64_t column, width, from, depth;
+} Block;
+
+static IN_UNIT void multiply_block(Panels x, Span rows, UnitMatrix matrix, Block b,
+                                  const Sums *s)
 {
-    const int64_t inner = matrix.inner, by_panel = x.rows * PANEL_WIDTH;
+    const int64_t by_panel = x.rows * PANEL_WIDTH, end = b.column + b.width;
     for (int64_t row = rows.first; row < rows.end; row += 2 * TILE) {
         const int64_t left = rows.end - row;
         if (row == rows.first || left < 2 * TILE)
             set_tiles(left);
-        for (int64_t to = column; to < column + width; to += UNIT_COLUMNS) {
-            const Place at = {row, to, left < 2 * TILE ? left : 2 * TILE};
-            const Ahead ahead = ahead_of(s, at, width, column + width);
-            const Bf16 *packed = matrix.packed + to * inner;
-            const Bf16 *from = x.at + row * PANEL_WIDTH;
+        for (int64_t column = b.column; column < end; column += UNIT_COLUMNS) {
+            const Place at = {row, column, left < 2 * TILE ? left : 2 * TILE};
+            const Ahead ahead = ahead_of(s, at, b.width, end);
+            const Bf16 *packed =
+                matrix.packed + column * matrix.inner + b.from * UNIT_COLUMNS;
+            const Bf16 *from = in_panels(x, row, b.from);
             begin_sums(s, at);
             if (left > TILE)
-                add_products(from, by_panel, packed, inner, 1, ahead);
+                add_products(from, by_panel, packed, b.depth, 1, ahead);
             else
-                add_products(from, by_panel, packed, inner, 0, ahead);
+                add_products(from, by_panel, packed, b.depth, 0, ahead);
             end_sums(s, at);
         }
     }
 }
 
-static IN_UNIT void multiply_in_unit(Panels x, Span rows, UnitMatrix matrix,
-                                     const Sums *s)
+static int64_t at_most(int64_t count, int64_t most)
 {
-    const int64_t columns = matrix.columns;
-    int64_t width = BLOCK_NUMBERS / (matrix.inner + 1) / UNIT_COLUMNS * UNIT_COLUMNS;
-    if (width < UNIT_COLUMNS)
-        width = UNIT_COLUMNS;
-    for (int64_t column = 0; column < columns; column += width) {
-        const int64_t left = columns - column;
-        multiply_block(x, rows, matrix, column, left < width ? left : width, s);
-    }
+    return count < most ? count : most;
+}
+
+static IN_UNIT void multiply_in_unit(Panels x, Span rows, UnitMatrix matrix,
+                                     Sums sums)
+{
+    const int64_t inner = matrix.inner, columns = matrix.columns;
+    const int64_t depth = inner > DEEPEST && !sums.bf16.at ? DEPTH : inner;
+    const int64_t panels = BLOCK_NUMBERS / (depth + 1) / UNIT_COLUMNS;
+    const int64_t width = panels > 0 ? panels * UNIT_COLUMNS : UNIT_COLUMNS;
+    int64_t from = 0;
+    do { /* once at least, so that of nothing the sums are zero */
+        for (int64_t column = 0; column < columns; column += width)
+            multiply_block(x, rows, matrix,
+                           (Block){column, at_most(columns - column, width), from,
+                                   at_most(inner - from, depth)},
+                           &sums);
+        sums.is_added = 1;
+        from += depth;
+    } while (from < inner);
     _tile_release();
 }
 
@@ -242,9 +261,9 @@ EXPORTED int transduce_use_matrix_unit(int is_there)
 
 static const int has_unit = 0;
 
-static void multiply_in_unit(Panels x, Span rows, UnitMatrix matrix, const Sums *s)
+static void multiply_in_unit(Panels x, Span rows, UnitMatrix matrix, Sums sums)
 {
-    (void)x, (void)rows, (void)matrix, (void)s;
+    (void)x, (void)rows, (void)matrix, (void)sums;
 }
 
 EXPORTED int transduce_use_matrix_unit(int is_there)
@@ -295,7 +314,7 @@ static void put_sum(const Sums *s, int64_t row, int64_t column, float sum)
 static void multiply_packed(Panels x, Span rows, UnitMatrix matrix, Sums sums)
 {
     if (has_unit) {
-        multiply_in_unit(x, rows, matrix, &sums);
+        multiply_in_unit(x, rows, matrix, sums);
         return;
     }
     for (int64_t row = rows.first; row < rows.end; row++)

@@ -4,7 +4,7 @@
 
 #include "exported.h"
 
-EXPORTED void transduce_sizes(int64_t sizes[6])
+EXPORTED void transduce_sizes(int64_t sizes[7])
 {
     sizes[0] = sizeof(Attention);
     sizes[1] = sizeof(Masking);
@@ -12,4 +12,5 @@ EXPORTED void transduce_sizes(int64_t sizes[6])
     sizes[3] = sizeof(CrossEntropy);
     sizes[4] = sizeof(Residual);
     sizes[5] = sizeof(Stack);
+    sizes[6] = sizeof(UnitLoss);
 }

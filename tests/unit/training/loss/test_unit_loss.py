@@ -1,0 +1,167 @@
+"""The loss by a kernel whose products a matrix unit forms, beside PyTorch's in fp64."""
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from transduce.model.operators.kernels.library import (
+    kernels,
+    loaded_kernels,
+    uses_matrix_unit,
+)
+from transduce.training.loss import cross_entropy
+from transduce.training.loss import unit_loss as module
+from transduce.training.loss.cross_entropy import smoothed_cross_entropy
+from transduce.training.loss.unit_loss import LossGradients, has_unit_loss, unit_loss
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+
+
+@pytest.fixture(params=[True, False], ids=["unit", "plain"])
+def unit(request, monkeypatch) -> Iterator[bool]:
+    """With the processor's unit, if there is one, and without."""
+    has_unit = uses_matrix_unit()
+    if request.param and not has_unit:
+        pytest.skip("this processor has no matrix unit")
+    monkeypatch.setattr(module, "uses_matrix_unit", lambda: True)
+    loaded_kernels().transduce_use_matrix_unit(request.param)
+    yield request.param
+    loaded_kernels().transduce_use_matrix_unit(has_unit)
+
+
+def case(rows: int, vocab: int, width: int = 32) -> tuple[Tensor, Tensor, Tensor]:
+    """Factors as bf16 has them, so that only logits and gradients are rounded."""
+    torch.manual_seed(rows * vocab)
+    return (
+        torch.randn(rows, width).bfloat16().float(),
+        torch.randn(vocab, width).bfloat16().float(),
+        torch.randint(vocab, (rows,)),
+    )
+
+
+def exact(states: Tensor, weight: Tensor, targets: Tensor) -> LossGradients:
+    """In double precision, by PyTorch."""
+    states, weight = (each.double().requires_grad_() for each in (states, weight))
+    logits = states @ weight.T
+    smoothed = functional.cross_entropy(
+        logits, targets, label_smoothing=0.1, reduction="sum"
+    )
+    of_states, of_weight = torch.autograd.grad(smoothed, (states, weight))
+    likelihood = functional.cross_entropy(logits, targets, reduction="sum")
+    return LossGradients(
+        sums=torch.stack([smoothed, likelihood]).detach().float(),
+        of_states=of_states.float(),
+        of_weight=of_weight.float(),
+    )
+
+
+def off(one: Tensor, other: Tensor) -> float:
+    return ((one - other).norm() / other.norm().clamp(min=1e-6)).item()
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocab"),
+    [*product([1, 15, 16, 17, 33, 70], [2, 31, 32, 33, 100]), (40, 4_200)],
+)
+def test_it_is_off_by_no_more_than_rounding(unit, rows, vocab, two_threads):
+    found, expected = unit_loss(*case(rows, vocab), 0.1), exact(*case(rows, vocab))
+    # A logit in bf16 is off by up to 1/512 of it, and so is a gradient.
+    torch.testing.assert_close(found.sums, expected.sums, rtol=5e-3, atol=0.02)
+    assert off(found.of_states, expected.of_states) < 0.02
+    assert off(found.of_weight, expected.of_weight) < 0.02
+
+
+def test_it_is_nearer_than_by_pytorchs_products(unit, monkeypatch):
+    states, weight, targets = case(70, 100, 64)
+    expected = exact(states, weight, targets)
+    ours = unit_loss(states, weight, targets, 0.1)
+    monkeypatch.setattr(cross_entropy, "has_unit_loss", lambda *_: False)
+    inputs = states.requires_grad_(), weight.requires_grad_()
+    loss = smoothed_cross_entropy(*inputs, targets, 0.1, torch.bfloat16).smoothed
+    of_states, of_weight = torch.autograd.grad(loss, inputs)
+    assert off(ours.of_states, expected.of_states) < off(of_states, expected.of_states)
+    assert off(ours.of_weight, expected.of_weight) < off(of_weight, expected.of_weight)
+
+
+def test_the_loss_of_training_is_by_it(unit):
+    states, weight, targets = case(50, 61, 64)
+    inputs = states.requires_grad_(), weight.requires_grad_()
+    loss = smoothed_cross_entropy(*inputs, targets, 0.1, torch.bfloat16)
+    gradients = torch.autograd.grad(3 * loss.smoothed, inputs)
+    found = unit_loss(states.detach(), weight.detach(), targets, 0.1)
+    likelihoods = [loss.smoothed.item(), loss.negative_log_likelihood.item()]
+    assert likelihoods == found.sums.tolist()
+    for gradient, its in zip(
+        gradients, (found.of_states, found.of_weight), strict=True
+    ):
+        assert torch.equal(gradient, 3 * its)
+
+
+def test_a_few_rows_at_a_time_it_is_the_same(unit, monkeypatch):
+    whole = unit_loss(*case(70, 100), 0.1)
+    monkeypatch.setattr(module, "UNIT_LOGITS", 0)
+    monkeypatch.setattr(module, "LEAST_ROWS", 16)
+    parts = unit_loss(*case(70, 100), 0.1)
+    assert torch.equal(whole.of_states, parts.of_states)
+    torch.testing.assert_close(whole.of_weight, parts.of_weight)
+    torch.testing.assert_close(whole.sums, parts.sums)
+
+
+def test_one_thread_and_two_do_the_same(unit, two_threads):
+    two = unit_loss(*case(300, 700), 0.1)
+    torch.set_num_threads(1)
+    one = unit_loss(*case(300, 700), 0.1)
+    assert torch.equal(one.of_states, two.of_states)
+    assert torch.equal(one.of_weight, two.of_weight)
+    assert torch.equal(one.sums, two.sums)
+
+
+def test_the_unit_says_what_is_said_without_it(unit):
+    one = unit_loss(*case(40, 4_200, 64), 0.1)
+    loaded_kernels().transduce_use_matrix_unit(not unit and uses_matrix_unit())
+    other = unit_loss(*case(40, 4_200, 64), 0.1)
+    # Sums in another order may now and then be rounded to another number in bf16.
+    torch.testing.assert_close(one.sums, other.sums, rtol=1e-4, atol=0)
+    assert off(one.of_states, other.of_states) < 3e-3
+    assert off(one.of_weight, other.of_weight) < 3e-3
+
+
+def test_of_no_rows_nothing_is_lost(unit):
+    found = unit_loss(*case(0, 40), 0.1)
+    assert found.sums.tolist() == [0, 0]
+    assert found.of_states.shape == (0, 32)
+    assert bool((found.of_weight == 0).all())
+
+
+def test_what_is_no_number_is_told(unit):
+    states, weight, targets = case(20, 40)
+    states[3, 5] = torch.nan
+    found = unit_loss(states, weight, targets, 0.1)
+    assert bool(found.sums.isnan().all())
+    others = [row for row in range(20) if row != 3]
+    assert bool(found.of_states[others].isfinite().all())
+
+
+def test_ids_that_are_none_are_refused(unit):
+    states, weight, targets = case(20, 40)
+    targets[7] = 40
+    with pytest.raises(IndexError, match="Ids must be those of tokens, but one is not"):
+        unit_loss(states, weight, targets, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("width", "states_dtype", "dtype", "is_so"),
+    [
+        (32, torch.float32, torch.bfloat16, True),
+        (48, torch.float32, torch.bfloat16, False),
+        (32, torch.bfloat16, torch.bfloat16, False),
+        (32, torch.float32, torch.float32, False),
+    ],
+)
+def test_only_where_rows_are_whole_panels(unit, width, states_dtype, dtype, is_so):
+    states = torch.randn(3, width, dtype=states_dtype)
+    assert has_unit_loss(states, torch.randn(7, width), dtype) == is_so
