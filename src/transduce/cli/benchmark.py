@@ -45,6 +45,7 @@ def training(
     device: str = "auto",
     precision: Precision = "auto",
     rounds: int = 5,
+    plain_peers: Annotated[bool, Parameter(negative="")] = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Measure the speed and memory of training, ours beside other libraries'.
@@ -64,6 +65,9 @@ def training(
         Of matrix products: bf16 where the processor is good at it, by default.
     rounds
         Updates measured of each, after two that are not.
+    plain_peers
+        The others as they come; by default they too keep freed memory, which makes
+        them up to twice as fast on a CPU.
     json_output
         Print one JSON object.
     """
@@ -77,6 +81,7 @@ def training(
             on_round=lambda number: status.update(
                 f"Round {number} of {WARM_UP_ROUNDS + rounds}..."
             ),
+            are_peers_plain=plain_peers,
         )
     if json_output:
         print(json.dumps(asdict(speed), indent=2))

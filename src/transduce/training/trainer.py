@@ -17,6 +17,7 @@ from transduce.data.batches import Batch, Batcher, Update, read_ahead
 from transduce.device import Hardware
 from transduce.errors import TransduceError
 from transduce.evaluation.perplexity import perplexity
+from transduce.model.operators.packed_weights import unchanged_weights
 from transduce.model.transformer import Transformer
 from transduce.special_ids import PAD
 from transduce.training.config import TrainingConfig
@@ -300,7 +301,7 @@ class Trainer:
         """Form the gradient of an update's mean loss a token; its sums of losses."""
         losses = torch.zeros(2, device=self._hardware.device)
         # In one context a GPU casts weights once an update, but in compiled layers.
-        with self._hardware.autocast(), self._processes.in_step():
+        with self._hardware.autocast(), self._processes.in_step(), unchanged_weights():
             for each in loaded:
                 with nullcontext() if each.is_last else apart(self._joined):
                     losses += self._backward(each)
@@ -343,12 +344,9 @@ class Trainer:
     def _watch(self, report: StepReport) -> None:
         """Keep the recent loss; `DivergedError` if it is no number or rises."""
         before, step = self.progress, self.progress.step
-        is_first = math.isinf(before.recent_loss)
-        recent = (
-            report.loss
-            if is_first
-            else before.recent_loss + RECENT * (report.loss - before.recent_loss)
-        )
+        recent = report.loss
+        if not math.isinf(before.recent_loss):  # which it is before the first step
+            recent = before.recent_loss + RECENT * (report.loss - before.recent_loss)
         if not math.isfinite(report.loss):
             raise DivergedError(
                 f"The loss must be a number, but is {report.loss} at step {step:,}."

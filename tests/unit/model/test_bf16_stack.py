@@ -19,6 +19,7 @@ from transduce.model.operators.kernels.library import (
     loaded_kernels,
     uses_matrix_unit,
 )
+from transduce.model.operators.packed_weights import unchanged_weights
 from transduce.model.stack import DecoderStack, EncoderStack
 
 pytestmark = pytest.mark.skipif(not has_products(), reason="there are no kernels")
@@ -174,6 +175,21 @@ def test_operators_that_threads_share_do_the_same(unit, two_threads, monkeypatch
     shared = found(both, read)
     torch.testing.assert_close(by_parts[0], shared[0], rtol=0, atol=0)
     assert max(errors(by_parts, shared)) < 1e-4
+
+
+def test_while_weights_stay_the_same_they_are_packed_once(unit):
+    both, read = stacks(CONFIG), sides(5, 9, 8)
+    expected = found(both, read)
+    with unchanged_weights():
+        first, second = found(both, read), found(both, read)
+        with torch.no_grad():
+            both[0][0].feed_forward.inner.weight.zero_()
+        unaware = found(both, read)
+    for one, other, third in zip(expected, first, second, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
+    torch.testing.assert_close(unaware[0], expected[0], rtol=0, atol=0)
+    assert not torch.equal(found(both, read)[0], expected[0])
 
 
 def test_at_rest_it_is_the_same(unit):

@@ -68,7 +68,8 @@ def train_peer(name: str, task: TrainingTask, turns: Turns[UpdateOutcome]) -> No
     def tell(update: Update, loss: float) -> None:
         turns.done(UpdateOutcome(num_target_tokens=update.num_target_tokens, loss=loss))
 
-    keep_freed_memory()  # which is as good for them
+    if not task.are_peers_plain:
+        keep_freed_memory()  # which is as good for them
     torch.manual_seed(SEED)
     trainer = PeerTrainer(PEERS[name](task.model, task.run.batching.max_length), task)
     turns.begin()

@@ -72,15 +72,26 @@ class TrainingSpeed:
 
 
 def measure_training(
-    run: RunConfig, hardware: Hardware, rounds: int, on_round: Callable[[int], None]
+    run: RunConfig,
+    hardware: Hardware,
+    rounds: int,
+    on_round: Callable[[int], None],
+    *,
+    are_peers_plain: bool = False,
 ) -> TrainingSpeed:
     """Let all train by turns; `on_round` is told the number of each round before it.
 
-    The rounds up to `WARM_UP_ROUNDS` are not counted.
+    The rounds up to `WARM_UP_ROUNDS` are not counted. Peers have our settings of
+    memory, unless they are to be plain.
     """
     if rounds < 1:
         raise ConfigError(f"`rounds` must be at least 1, but is {rounds}.")
-    task = TrainingTask(run=run, hardware=hardware, steps=WARM_UP_ROUNDS + rounds)
+    task = TrainingTask(
+        run=run,
+        hardware=hardware,
+        steps=WARM_UP_ROUNDS + rounds,
+        are_peers_plain=are_peers_plain,
+    )
     load = os.getloadavg()[0]
     peers = peers_on(hardware.device)
     obstacles = {name: obstacle(name, task.model) for name in peers}

@@ -32,6 +32,8 @@ class TrainingTask:
     run: RunConfig
     hardware: Hardware
     steps: int
+    are_peers_plain: bool = False
+    """Whether they are as they come, without our settings of memory."""
 
     @property
     def model(self) -> ModelConfig:

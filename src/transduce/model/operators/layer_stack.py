@@ -25,6 +25,7 @@ from transduce.model.operators.kernels.library import (
     loaded_kernels,
     uses_matrix_unit,
 )
+from transduce.model.operators.packed_weights import packed_once
 from transduce.model.operators.short_attention import Heads, has_short_attention
 
 MOST_PARTS = 4
@@ -135,10 +136,8 @@ class _LayerStack(torch.autograd.Function):
         y = torch.empty_like(x)
         fields.seeds = ctypes.addressof(seeds)
         fields.y = address(y)
-        packed = None
-        if fields.is_bf16:
-            ways = NUM_WAYS if kept == layers.count else 1  # there may be no way back
-            packed = _room_for_packed(weights, ways)
+        ways = NUM_WAYS if kept == layers.count else 1  # there may be no way back
+        packed = _packed(fields, weights, ways) if fields.is_bf16 else None
         saved = (x, memory, states, packed, *weights)
         ctx.save_for_backward(*saved)
         ctx.fields = fields
@@ -247,12 +246,21 @@ def _as_pieces(numbers: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view_as(each) for piece, each in zip(pieces, like, strict=True)]
 
 
-def _room_for_packed(
-    weights: Sequence[Tensor], ways: int
+def _packed(
+    fields: StackFields, weights: Sequence[Tensor], ways: int
 ) -> Float[Tensor, "ways numbers"]:
-    """For matrices in bf16, as the kernel reads them forwards, and backwards too."""
+    """Matrices in bf16, as the kernel reads them forwards, and backwards too."""
     size = sum(weight.numel() for weight in weights)
-    return weights[0].new_empty(ways, size, dtype=torch.bfloat16)
+
+    def pack(numbers: Tensor) -> None:
+        packed = numbers.view(ways, size)
+        places = _weight_places(weights, packed)
+        own = StackFields.from_buffer_copy(fields)
+        own.weights = ctypes.addressof(places)
+        threads = torch.get_num_threads()
+        loaded_kernels().transduce_pack_layers(ctypes.byref(own), threads)
+
+    return packed_once(weights[0], ways * size, pack).view(ways, size)
 
 
 def _starts(weights: Sequence[Tensor], numbers: Tensor) -> list[int]:
@@ -277,6 +285,13 @@ def _places(
     return places
 
 
+def _weight_places(
+    weights: Sequence[Tensor], packed: Tensor | None
+) -> "ctypes.Array[ctypes.c_void_p]":
+    ways = [] if packed is None else [_starts(weights, way) for way in packed]
+    return _as_array(_places(weights, [*map(address, weights)], ways))
+
+
 def _as_array(places: Sequence[int | None]) -> "ctypes.Array[ctypes.c_void_p]":
     return (ctypes.c_void_p * len(places))(*places)
 
@@ -286,8 +301,7 @@ def _run(kernel: Any, fields: StackFields, saved: Sequence[Any]) -> None:
     x, memory, states, packed, *weights = saved
     fields.x, fields.states = address(x), address(states)
     fields.memory = None if memory is None else address(memory)
-    ways = [] if packed is None else [_starts(weights, way) for way in packed]
-    places = _as_array(_places(weights, [*map(address, weights)], ways))
+    places = _weight_places(weights, packed)
     fields.weights = ctypes.addressof(places)
     fields.num_threads = torch.get_num_threads()
     at = ctypes.byref(fields)

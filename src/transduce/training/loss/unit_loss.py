@@ -13,6 +13,7 @@ from transduce.model.operators.kernels.library import (
     loaded_kernels,
     uses_matrix_unit,
 )
+from transduce.model.operators.packed_weights import packed_once
 
 PANEL = 32
 """Numbers of a row that the unit reads at a time: the kernel wants whole ones."""
@@ -21,6 +22,8 @@ UNIT_LOGITS = 2**27
 of the matrix is read and written."""
 LEAST_ROWS = 256
 """At a time at least, however large the vocabulary."""
+NUM_WAYS = 2
+"""That the matrix is packed: forwards and backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +63,21 @@ def unit_loss(
     losses = torch.zeros(2, len(states))
     of_states, of_weight = torch.empty_like(states), torch.empty_like(weight)
     padded = -(-vocab // PANEL) * PANEL
-    packed = torch.empty(2, padded, width, dtype=torch.bfloat16)
     fields = UnitLossFields(
         vocab=vocab,
         width=width,
         weight=address(weight),
         smoothing=label_smoothing,
         of_weight=address(of_weight),
-        forth=address(packed[0], packed.dtype),
-        back=address(packed[1], packed.dtype),
     )
     library, threads = loaded_kernels(), torch.get_num_threads()
-    library.transduce_pack_output(ctypes.byref(fields), threads)
+
+    def pack(numbers: Tensor) -> None:
+        _place_packed(fields, numbers)
+        library.transduce_pack_output(ctypes.byref(fields), threads)
+
+    packed = packed_once(weight, NUM_WAYS * padded * width, pack)
+    _place_packed(fields, packed)
     rows = max(UNIT_LOGITS // padded, LEAST_ROWS)
     parts = zip(
         *(each.split(rows) for each in (states, targets, of_states)),
@@ -95,3 +101,9 @@ def unit_loss(
     return LossGradients(
         sums=losses.sum(dim=1), of_states=of_states, of_weight=of_weight
     )
+
+
+def _place_packed(fields: UnitLossFields, numbers: Tensor) -> None:
+    forth, back = numbers.view(NUM_WAYS, -1)
+    fields.forth = address(forth, forth.dtype)
+    fields.back = address(back, back.dtype)

@@ -13,6 +13,7 @@ from transduce.model.operators.kernels.library import (
     loaded_kernels,
     uses_matrix_unit,
 )
+from transduce.model.operators.packed_weights import unchanged_weights
 from transduce.training.loss import cross_entropy
 from transduce.training.loss import unit_loss as module
 from transduce.training.loss.cross_entropy import smoothed_cross_entropy
@@ -128,6 +129,17 @@ def test_the_unit_says_what_is_said_without_it(unit):
     torch.testing.assert_close(one.sums, other.sums, rtol=1e-4, atol=0)
     assert off(one.of_states, other.of_states) < 3e-3
     assert off(one.of_weight, other.of_weight) < 3e-3
+
+
+def test_while_the_matrix_stays_the_same_it_is_packed_once(unit):
+    states, weight, targets = case(20, 40)
+    expected = unit_loss(states, weight, targets, 0.1)
+    with unchanged_weights():
+        unit_loss(states, weight, targets, 0.1)
+        weight.zero_()
+        unaware = unit_loss(states, weight, targets, 0.1)
+    assert torch.equal(unaware.sums, expected.sums)
+    assert not torch.equal(unit_loss(states, weight, targets, 0.1).sums, expected.sums)
 
 
 def test_of_no_rows_nothing_is_lost(unit):

@@ -316,7 +316,7 @@ static void pack_attention(const Stack *s, const AttentionWeights *w, int num_th
 }
 
 /* What products in bf16 read in the place of matrices. */
-static void pack_layers(const Stack *s, int num_threads)
+EXPORTED void transduce_pack_layers(const Stack *s, int num_threads)
 {
     for (int64_t layer = 0; layer < s->layers; layer++) {
         const LayerWeights w = weights_of(s, s->weights, layer);
@@ -328,10 +328,9 @@ static void pack_layers(const Stack *s, int num_threads)
     }
 }
 
+/* With all matrices packed, if products are in bf16. */
 EXPORTED void transduce_form_layers(Stack *s, int num_threads)
 {
-    if (s->is_bf16)
-        pack_layers(s, num_threads);
     share_out(form_parts, s, s->parts, 1, num_threads);
 }
 

@@ -92,6 +92,7 @@ def _declare(library: ctypes.CDLL) -> None:
         library.transduce_form_cross_entropy,
         library.transduce_normalize_sum,
         library.transduce_differentiate_normalized_sum,
+        library.transduce_pack_layers,
         library.transduce_form_layers,
         library.transduce_differentiate_layers,
         library.transduce_pack_output,
