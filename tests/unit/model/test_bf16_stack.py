@@ -34,7 +34,7 @@ CONFIG = ModelConfig(
     num_layers=2,
     dropout=0.3,
 )
-DEEP = replace(CONFIG, d_ff=1_056, num_layers=1)
+DEEP = replace(CONFIG, d_ff=4_128, num_layers=1)
 """Whose inner numbers are more than the unit sums up at a time."""
 
 
@@ -119,7 +119,7 @@ def errors(ours: list[Tensor], theirs: list[Tensor]) -> list[float]:
         ((7, 13, 20), CONFIG),
         ((3, 47, 2), CONFIG),
         ((30, 9, 11), CONFIG),
-        ((67, 8, 9), DEEP),
+        ((9, 8, 9), DEEP),
     ],
     ids=str,
 )
@@ -150,9 +150,11 @@ def test_it_is_nearer_than_layers_one_by_one(unit, monkeypatch):
 
 
 def test_the_unit_says_what_is_said_without_it(unit):
-    both, read = stacks(DEEP), sides(9, 21, 23)
+    if not unit:
+        pytest.skip("nothing is beside it")
+    both, read = stacks(DEEP), sides(9, 11, 13)
     one = found(both, read)
-    loaded_kernels().transduce_use_matrix_unit(not unit and uses_matrix_unit())
+    loaded_kernels().transduce_use_matrix_unit(False)
     # Sums in another order may now and then be rounded to another number in bf16.
     assert max(errors(one, found(both, read))) < 2e-3
 

@@ -25,17 +25,17 @@ from transduce.model.operators.kernels.library import (
     loaded_kernels,
     uses_matrix_unit,
 )
-from transduce.model.operators.packed_weights import packed_once
+from transduce.model.operators.packed_weights import (
+    NUM_WAYS,
+    PANEL_WIDTH,
+    packed_once,
+)
 from transduce.model.operators.short_attention import Heads, has_short_attention
 
 MOST_PARTS = 4
 """Of a batch, each with all gradients of its own; more threads share each operator."""
 LEAST_ROWS = 256
 """Of a part: for fewer, gradients of all weights are too much to sum."""
-NUM_WAYS = 2
-"""That numbers go through a matrix: forwards and backwards."""
-UNIT_WHOLE = 32
-"""Numbers of a row whose products are in bf16: a multiple."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def _is_for_unit(layers: Layers) -> bool:
     widths = (layers.d_ff, heads.count * heads.d_k, heads.count * heads.d_v)
     return (
         torch.get_autocast_dtype("cpu") == torch.bfloat16
-        and all(width % UNIT_WHOLE == 0 for width in widths)
+        and all(width % PANEL_WIDTH == 0 for width in widths)
         and uses_matrix_unit()
     )
 

@@ -6,7 +6,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+PANEL_WIDTH = 32
+"""Numbers of a row that the unit reads at a time."""
+NUM_WAYS = 2
+"""That numbers go through a matrix: forwards and backwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +43,11 @@ def unchanged_weights() -> Iterator[None]:
 def packed_once(weight: Tensor, size: int, pack: Callable[[Tensor], None]) -> Tensor:
     """So many numbers in bf16 that `pack` fills, or what it filled for this weight.
 
-    Where several weights are packed together, it is the first of them.
+    Where several weights are packed together, it is the first of them. What is no
+    parameter is made anew each time, and so is never kept.
     """
-    kept, key = _kept.get(), (weight.data_ptr(), size)
+    kept = _kept.get() if isinstance(weight, nn.Parameter) else None
+    key = (weight.data_ptr(), size)
     if kept is not None and key in kept:
         return kept[key].numbers
     numbers = weight.new_empty(size, dtype=torch.bfloat16)

@@ -13,7 +13,11 @@ from transduce.model.operators.addresses import address
 from transduce.model.operators.kernels.fields import CrossEntropyFields
 from transduce.model.operators.kernels.library import kernels, loaded_kernels
 from transduce.model.operators.linear import in_blocks, is_in_blocks
-from transduce.training.loss.unit_loss import has_unit_loss, unit_loss
+from transduce.training.loss.unit_loss import (
+    has_unit_loss,
+    require_ids,
+    unit_loss,
+)
 
 LOGITS = 2**24
 """In memory at a time, in whole rows: products of many rows are faster."""
@@ -184,8 +188,7 @@ def _differentiated_by_kernel(
     vocab, threads = logits.size(1), torch.get_num_threads()
     targets = targets.long().contiguous()
     rows = len(targets)
-    if rows > 0 and not 0 <= int(targets.min()) <= int(targets.max()) < vocab:
-        raise IndexError("Ids must be those of tokens, but one is not.")
+    require_ids(targets, vocab)
     losses = torch.empty(2, rows)
     fields = CrossEntropyFields(
         rows=rows,

@@ -17,7 +17,8 @@ EPSILONS = [0.0, 0.1, 0.4]
 
 @pytest.fixture(params=["by a kernel", "by PyTorch"], autouse=True)
 def kind_of_loss(request, monkeypatch):
-    """Each kind."""
+    """Each kind, but for that by a matrix unit (test_unit_loss.py)."""
+    monkeypatch.setattr(module, "has_unit_loss", lambda *_: False)
     if request.param == "by PyTorch":
         monkeypatch.setattr(module, "kernels", lambda: None)
     elif kernels() is None:

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.model.operators.kernels.library import (
@@ -64,6 +64,13 @@ def off(one: Tensor, other: Tensor) -> float:
     return ((one - other).norm() / other.norm().clamp(min=1e-6)).item()
 
 
+@pytest.fixture(autouse=True)
+def unwritten_is_no_number() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize(
     ("rows", "vocab"),
     [*product([1, 15, 16, 17, 33, 70], [2, 31, 32, 33, 100]), (40, 4_200)],
@@ -74,6 +81,31 @@ def test_it_is_off_by_no_more_than_rounding(unit, rows, vocab, two_threads):
     torch.testing.assert_close(found.sums, expected.sums, rtol=5e-3, atol=0.02)
     assert off(found.of_states, expected.of_states) < 0.02
     assert off(found.of_weight, expected.of_weight) < 0.02
+
+
+@pytest.mark.parametrize("width", [1, 31, 33, 513])
+def test_rows_need_not_be_whole_panels(unit, width):
+    found, expected = unit_loss(*case(20, 40, width), 0.1), exact(*case(20, 40, width))
+    assert found.of_states.shape == (20, width)
+    assert found.of_weight.shape == (40, width)
+    assert off(found.of_states, expected.of_states) < 0.02
+    assert off(found.of_weight, expected.of_weight) < 0.02
+
+
+def test_rows_may_be_more_than_are_summed_up_at_a_time(unit, monkeypatch):
+    monkeypatch.setattr(module, "UNIT_LOGITS", 0)
+    monkeypatch.setattr(module, "LEAST_ROWS", 4_100)
+    found, expected = unit_loss(*case(8_200, 33), 0.1), exact(*case(8_200, 33))
+    assert off(found.of_weight, expected.of_weight) < 0.02
+
+
+def test_what_is_read_need_not_be_in_one_piece(unit):
+    states, weight, targets = case(20, 40, 64)
+    apart = torch.stack([states, states], dim=2)[:, :, 0]
+    targets_apart = torch.stack([targets, targets], dim=1)[:, 0]
+    assert not apart.is_contiguous()
+    found = unit_loss(apart, weight, targets_apart, 0.1)
+    assert torch.equal(found.sums, unit_loss(states, weight, targets, 0.1).sums)
 
 
 def test_it_is_nearer_than_by_pytorchs_products(unit, monkeypatch):
@@ -122,8 +154,10 @@ def test_one_thread_and_two_do_the_same(unit, two_threads):
 
 
 def test_the_unit_says_what_is_said_without_it(unit):
+    if not unit:
+        pytest.skip("nothing is beside it")
     one = unit_loss(*case(40, 4_200, 64), 0.1)
-    loaded_kernels().transduce_use_matrix_unit(not unit and uses_matrix_unit())
+    loaded_kernels().transduce_use_matrix_unit(False)
     other = unit_loss(*case(40, 4_200, 64), 0.1)
     # Sums in another order may now and then be rounded to another number in bf16.
     torch.testing.assert_close(one.sums, other.sums, rtol=1e-4, atol=0)
@@ -133,6 +167,7 @@ def test_the_unit_says_what_is_said_without_it(unit):
 
 def test_while_the_matrix_stays_the_same_it_is_packed_once(unit):
     states, weight, targets = case(20, 40)
+    weight = nn.Parameter(weight, requires_grad=False)
     expected = unit_loss(states, weight, targets, 0.1)
     with unchanged_weights():
         unit_loss(states, weight, targets, 0.1)
@@ -156,6 +191,8 @@ def test_what_is_no_number_is_told(unit):
     assert bool(found.sums.isnan().all())
     others = [row for row in range(20) if row != 3]
     assert bool(found.of_states[others].isfinite().all())
+    assert bool(found.of_states[3].isnan().all())
+    assert bool(found.of_weight.isnan().all(dim=1).all())
 
 
 def test_ids_that_are_none_are_refused(unit):
@@ -166,14 +203,19 @@ def test_ids_that_are_none_are_refused(unit):
 
 
 @pytest.mark.parametrize(
-    ("width", "states_dtype", "dtype", "is_so"),
+    ("states_dtype", "weight_dtype", "dtype", "is_so"),
     [
-        (32, torch.float32, torch.bfloat16, True),
-        (48, torch.float32, torch.bfloat16, False),
-        (32, torch.bfloat16, torch.bfloat16, False),
-        (32, torch.float32, torch.float32, False),
+        (torch.float32, torch.float32, torch.bfloat16, True),
+        (torch.bfloat16, torch.float32, torch.bfloat16, False),
+        (torch.float32, torch.bfloat16, torch.bfloat16, False),
+        (torch.float32, torch.float32, torch.float32, False),
     ],
 )
-def test_only_where_rows_are_whole_panels(unit, width, states_dtype, dtype, is_so):
-    states = torch.randn(3, width, dtype=states_dtype)
-    assert has_unit_loss(states, torch.randn(7, width), dtype) == is_so
+def test_only_products_in_bf16_are_by_it(
+    unit, states_dtype, weight_dtype, dtype, is_so, monkeypatch
+):
+    states = torch.randn(3, 32, dtype=states_dtype)
+    weight = torch.randn(7, 32, dtype=weight_dtype)
+    assert has_unit_loss(states, weight, dtype) == is_so
+    monkeypatch.setattr(module, "uses_matrix_unit", lambda: False)
+    assert not has_unit_loss(states, weight, dtype)

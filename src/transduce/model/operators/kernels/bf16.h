@@ -17,7 +17,8 @@ typedef struct {
 
 static inline Bf16 *in_panels(Panels panels, int64_t row, int64_t column)
 {
-    return panels.at + (column / PANEL_WIDTH * panels.rows + row) * PANEL_WIDTH + column % PANEL_WIDTH;
+    return panels.at + (column / PANEL_WIDTH * panels.rows + row) * PANEL_WIDTH +
+           column % PANEL_WIDTH;
 }
 
 #if LANES == 16

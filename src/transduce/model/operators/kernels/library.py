@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from transduce.kernels.loading import fastest_library
-from transduce.machine import has_matrix_unit
+from transduce.machine import has_matrix_unit, processor_flags
 from transduce.model.operators.kernels.fields import (
     AttentionFields,
     CrossEntropyFields,
@@ -50,7 +50,10 @@ def uses_matrix_unit() -> bool:
     """Whether there are kernels, and from now on they have a unit of the processor's
     multiply in bf16; without it they do so too, but slowly."""
     library = kernels()
-    if library is None or not has_matrix_unit("bf16"):
+    rounds = (
+        "avx512_bf16" in processor_flags()
+    )  # what goes into the unit, and comes out
+    if library is None or not rounds or not has_matrix_unit("bf16"):
         return False
     return bool(library.transduce_use_matrix_unit(True))
 

@@ -103,8 +103,8 @@ static void multiply_strips(void *shared, int64_t first, int64_t end, int worker
 {
     (void)worker;
     const Product *p = shared;
-    const int64_t last = end * STRIP < p->x.rows ? end * STRIP : p->x.rows;
-    multiply_packed(p->x, (Span){first * STRIP, last}, p->matrix, p->sums);
+    const Span rows = {first * STRIP, at_most(end * STRIP, p->x.rows)};
+    multiply_packed(p->x, rows, p->matrix, p->sums);
 }
 
 static int64_t strips_of(int64_t rows) { return (rows + STRIP - 1) / STRIP; }
@@ -248,18 +248,17 @@ static void form_weight_strips(void *shared, int64_t first, int64_t end, int wor
     const WeightGradient *g = shared;
     Panels turned = {g->turned + worker * turned_numbers(g->of_y.rows), 0};
     for (int64_t strip = first; strip < end; strip += TURNED_STRIPS) {
-        const int64_t output = strip * STRIP, left = end - strip;
-        turned.rows = (left < TURNED_STRIPS ? left : TURNED_STRIPS) * STRIP;
+        const int64_t output = strip * STRIP;
+        turned.rows = at_most(end - strip, TURNED_STRIPS) * STRIP;
         for (int64_t row = 0; row < turned.rows; row += STRIP) {
             if (g->bias)
                 sum_panel(g->of_y, output + row, g->bias);
             turn_panel(g->of_y, output + row, turned, row);
         }
-        const int64_t there = g->outputs - output;
         const Sums sums = {.fp32 = g->weight + output * g->x.columns,
                            .columns = g->x.columns,
                            .is_added = g->is_added};
-        multiply_packed(turned, (Span){0, there < turned.rows ? there : turned.rows},
+        multiply_packed(turned, (Span){0, at_most(g->outputs - output, turned.rows)},
                         g->x, sums);
     }
 }

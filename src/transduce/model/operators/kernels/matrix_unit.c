@@ -13,7 +13,7 @@ typedef struct {
     Panels bf16; /* or nowhere: then */
     float *fp32; /* [rows, columns] */
     int64_t columns;
-    const float *bias; /* to begin with, or nowhere */
+    const float *bias; /* to begin with, if nothing is added, or nowhere */
     int is_added;      /* to what there is; only in fp32 */
     int is_rectified;  /* what is negative becomes zero; only in bf16 */
     Panels rectified;  /* zero where these are not positive; only in bf16, or nowhere */
@@ -110,8 +110,8 @@ static IN_UNIT void round_sums(const Sums *s, Place at, const float *sums)
         const Lanes other = lanes_max(least, lanes_at(from + TILE));
         __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(other, one);
         if (s->rectified.at) {
-            const __m512i positive = _mm512_loadu_si512(
-                in_panels(s->rectified, at.row + row, at.column));
+            const __m512i positive =
+                _mm512_loadu_si512(in_panels(s->rectified, at.row + row, at.column));
             const __mmask32 is_on =
                 _mm512_cmpgt_epi16_mask(positive, _mm512_setzero_si512());
             rounded = _mm512_maskz_mov_epi16(is_on, rounded);
@@ -139,9 +139,8 @@ typedef struct {
 
 /* With the tile of this number, some of them. What is behind the last row is fetched
    in vain, which does no harm. */
-static inline __attribute__((always_inline)) IN_UNIT void fetch(Ahead ahead,
-                                                                const Bf16 *x,
-                                                                int64_t tile)
+static inline __attribute__((always_inline)) IN_UNIT void
+fetch(Ahead ahead, const Bf16 *x, int64_t tile)
 {
     for (int64_t row = 2 * tile; tile < TILE && row < 2 * tile + 2; row++)
         for (int64_t line = 0; line < ahead.lines; line++)
@@ -154,7 +153,8 @@ static inline __attribute__((always_inline)) IN_UNIT void
 add_products(const Bf16 *x, int64_t by_panel, const Bf16 *packed, int64_t inner,
              int has_lower, Ahead ahead)
 {
-    const int64_t by_row = PANEL_WIDTH * sizeof *x, by_pair = 2 * UNIT_COLUMNS * sizeof *x;
+    const int64_t by_row = PANEL_WIDTH * sizeof *x,
+                  by_pair = 2 * UNIT_COLUMNS * sizeof *x;
     for (int64_t i = 0; i < inner; i += TILE_DEPTH) {
         _tile_loadd(6, packed, by_pair);
         _tile_loadd(7, packed + 2 * TILE, by_pair);
@@ -202,7 +202,7 @@ typedef struct {
 } Block;
 
 static IN_UNIT void multiply_block(Panels x, Span rows, UnitMatrix matrix, Block b,
-                                  const Sums *s)
+                                   const Sums *s)
 {
     const int64_t by_panel = x.rows * PANEL_WIDTH, end = b.column + b.width;
     for (int64_t row = rows.first; row < rows.end; row += 2 * TILE) {
@@ -225,18 +225,20 @@ static IN_UNIT void multiply_block(Panels x, Span rows, UnitMatrix matrix, Block
     }
 }
 
-static int64_t at_most(int64_t count, int64_t most)
+/* Of as many columns as stay in the cache, but all blocks about alike. */
+static int64_t block_width(int64_t depth, int64_t columns)
 {
-    return count < most ? count : most;
+    const int64_t all = columns / UNIT_COLUMNS;
+    const int64_t most = BLOCK_NUMBERS / UNIT_COLUMNS / (depth > 0 ? depth : 1);
+    const int64_t blocks = most > 0 ? (all + most - 1) / most : all;
+    return blocks > 0 ? (all + blocks - 1) / blocks * UNIT_COLUMNS : UNIT_COLUMNS;
 }
 
-static IN_UNIT void multiply_in_unit(Panels x, Span rows, UnitMatrix matrix,
-                                     Sums sums)
+static IN_UNIT void multiply_in_unit(Panels x, Span rows, UnitMatrix matrix, Sums sums)
 {
     const int64_t inner = matrix.inner, columns = matrix.columns;
     const int64_t depth = inner > DEEPEST && !sums.bf16.at ? DEPTH : inner;
-    const int64_t panels = BLOCK_NUMBERS / (depth + 1) / UNIT_COLUMNS;
-    const int64_t width = panels > 0 ? panels * UNIT_COLUMNS : UNIT_COLUMNS;
+    const int64_t width = block_width(depth, columns);
     int64_t from = 0;
     do { /* once at least, so that of nothing the sums are zero */
         for (int64_t column = 0; column < columns; column += width)
@@ -291,7 +293,7 @@ static float product_of(Panels x, int64_t row, UnitMatrix matrix, int64_t column
 
 static void put_sum(const Sums *s, int64_t row, int64_t column, float sum)
 {
-    if (s->bias)
+    if (s->bias && !s->is_added)
         sum += s->bias[column];
     if (!s->bf16.at) {
         float *to = s->fp32 + row * s->columns + column;
@@ -301,9 +303,8 @@ static void put_sum(const Sums *s, int64_t row, int64_t column, float sum)
     if (s->is_rectified && sum < 0.0f)
         sum = 0.0f;
     if (s->rectified.at) {
-        float number;
-        widen(1, in_panels(s->rectified, row, column), &number);
-        if (!(number > 0.0f))
+        /* Of such bits all positive numbers are positive. */
+        if ((int16_t)*in_panels(s->rectified, row, column) <= 0)
             sum = 0.0f;
     }
     narrow(1, &sum, in_panels(s->bf16, row, column));

@@ -2,9 +2,9 @@
 #include "bf16.h"
 #include "lanes.h"
 
-#define TILE 16          /* rows, or columns, of a tile */
+#define TILE 16                /* rows, or columns, of a tile */
 #define TILE_DEPTH PANEL_WIDTH /* numbers of each that are multiplied at once */
-#define UNIT_COLUMNS 32  /* columns that stand side by side */
+#define UNIT_COLUMNS 32        /* columns that stand side by side */
 
 /* A matrix [inner, columns], both of whole panels, as the unit reads it: panel by
    panel of columns, and in it the numbers of each two rows in pairs. */
@@ -13,8 +13,16 @@ typedef struct {
     int64_t inner, columns;
 } UnitMatrix;
 
+static int64_t at_most(int64_t count, int64_t most)
+{
+    return count < most ? count : most;
+}
+
 /* So many numbers, and zeros up to whole panels. */
-static int64_t in_whole(int64_t count) { return (count + PANEL_WIDTH - 1) / PANEL_WIDTH * PANEL_WIDTH; }
+static int64_t in_whole(int64_t count)
+{
+    return (count + PANEL_WIDTH - 1) / PANEL_WIDTH * PANEL_WIDTH;
+}
 
 #ifdef __AVX512VNNI__
 
@@ -145,7 +153,7 @@ static void pack_forth(void *shared, int64_t first, int64_t end, int worker)
             }
             turn_pairs(pairs);
             Bf16 *to = p->to + half / 2 * p->inputs * UNIT_COLUMNS +
-                       input * UNIT_COLUMNS + half % 2 * PANEL_WIDTH;
+                       input * UNIT_COLUMNS + half % 2 * 2 * TILE;
             for (int64_t i = 0; i < TILE; i++)
                 store_pairs(to + i * 2 * UNIT_COLUMNS, pairs[i]);
         }
@@ -165,7 +173,7 @@ static void pack_back(void *shared, int64_t first, int64_t end, int worker)
             for (int64_t i = 0; i < 2 && output + i < p->outputs; i++)
                 narrow(TILE, from + i * p->inputs, rows + i * TILE);
             store_pairs(p->to + half / 2 * inner * UNIT_COLUMNS +
-                            output * UNIT_COLUMNS + half % 2 * PANEL_WIDTH,
+                            output * UNIT_COLUMNS + half % 2 * 2 * TILE,
                         pairs_of(rows, TILE, 1));
         }
 }
@@ -192,11 +200,12 @@ static void pack_summed(void *shared, int64_t first, int64_t end, int worker)
     (void)worker;
     const Summed *s = shared;
     const int64_t depth = in_whole(s->rows.rows);
-    for (int64_t column = first * PANEL_WIDTH; column < end * PANEL_WIDTH; column += PANEL_WIDTH)
+    for (int64_t column = first * PANEL_WIDTH; column < end * PANEL_WIDTH;
+         column += PANEL_WIDTH)
         for (int64_t row = 0; row < depth; row += 2) {
             Bf16 *to = s->to + column * depth + row * UNIT_COLUMNS;
             store_pairs(to, pairs_in_panel(s->rows, row, column));
-            store_pairs(to + PANEL_WIDTH, pairs_in_panel(s->rows, row, column + TILE));
+            store_pairs(to + 2 * TILE, pairs_in_panel(s->rows, row, column + TILE));
         }
 }
 

@@ -5,6 +5,8 @@
 #include "exported.h"
 #include "threads.h"
 
+#define LEAST_LOSS_STRIPS 16 /* of the vocabulary; fewer are not worth a thread */
+
 typedef struct {
     int64_t rows, vocab, width; /* the last in whole panels */
     const float *states;        /* [rows, width] */
@@ -14,7 +16,7 @@ typedef struct {
     float *smoothed, *negative_log_likelihood; /* of each row, in nats */
     float *of_states;
     float *of_weight;
-    int64_t is_added; /* the latter, to what there is */
+    int64_t is_added;   /* the latter, to what there is */
     Bf16 *forth, *back; /* the weight for both ways, [vocab in whole panels, width] */
     Bf16 *room;         /* as `transduce_unit_loss_room` says */
 } UnitLoss;
@@ -130,8 +132,8 @@ static void form_gradient_of_target(const LossRows *l, int64_t row, const RowSum
 {
     const UnitLoss *loss = l->loss;
     const float probability = expf(its->true_logit - its->log_total);
-    const float gradient = probability - loss->smoothing / (float)loss->vocab -
-                           (1.0f - loss->smoothing);
+    const float gradient =
+        probability - loss->smoothing / (float)loss->vocab - (1.0f - loss->smoothing);
     narrow(1, &gradient, in_panels(l->logits, row, loss->targets[row]));
 }
 
@@ -142,8 +144,8 @@ static void form_loss_tiles(void *shared, int64_t first, int64_t end, int worker
     const LossRows *l = shared;
     for (int64_t tile = first; tile < end; tile++) {
         RowSums found[TILE];
-        const int64_t row = tile * TILE, left = l->loss->rows - row;
-        const Span rows = {row, row + (left < TILE ? left : TILE)};
+        const int64_t row = tile * TILE;
+        const Span rows = {row, at_most(row + TILE, l->loss->rows)};
         find_highest(l, rows, found);
         for (int64_t r = rows.first; r < rows.end; r++) {
             RowSums *its = found + r - row;
@@ -200,6 +202,6 @@ EXPORTED void transduce_form_unit_loss(UnitLoss *l, int num_threads)
                                .weight = l->of_weight,
                                .is_added = (int)l->is_added,
                                .turned = room.turned};
-    share_out(form_weight_strips, &gradient, vocab / STRIP, 4 * TURNED_STRIPS,
+    share_out(form_weight_strips, &gradient, vocab / STRIP, LEAST_LOSS_STRIPS,
               num_threads);
 }
