@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from transduce.benchmark.training import contestants
 from transduce.benchmark.training.contestants import (
     OURS,
     contestant,
@@ -303,6 +304,17 @@ def test_a_contestant_makes_one_update_at_each_turn(task, name, take_all_turns):
 def test_a_contestant_stops_where_turns_do(task, take_all_turns):
     turns = take_all_turns(lambda turns: train_peer(TORCH, task, turns), 1)
     assert len(turns) == 1
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_peers_keep_freed_memory_unless_they_are_plain(
+    task, take_all_turns, is_plain, monkeypatch
+):
+    kept: list[str] = []
+    monkeypatch.setattr(contestants, "keep_freed_memory", lambda: kept.append("kept"))
+    peers = replace(task, are_peers_plain=is_plain)
+    take_all_turns(lambda turns: train_peer(TORCH, peers, turns), 1)
+    assert kept == ([] if is_plain else ["kept"])
 
 
 @pytest.fixture

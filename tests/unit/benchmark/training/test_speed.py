@@ -26,6 +26,7 @@ class KnownWorker:
     """Takes as long as the table says; writes down whose turn it was."""
 
     order: list[str]
+    plain: list[bool]
 
     def __init__(self, name, work, device) -> None:
         assert isinstance(work, partial)
@@ -35,6 +36,7 @@ class KnownWorker:
             self.rates = iter(RATES)
         else:
             task = work.args[-1]
+            self.plain.append(task.are_peers_plain)
             self.updates = iter(task.updates(task.dataset()))
             self.seconds = iter(SECONDS[name])
 
@@ -56,7 +58,7 @@ class KnownWorker:
 @pytest.fixture
 def order(monkeypatch):
     """Whose turn it was."""
-    KnownWorker.order = []
+    KnownWorker.order, KnownWorker.plain = [], []
     monkeypatch.setattr(training_speed, "Worker", KnownWorker)
     monkeypatch.setattr(training_speed, "obstacle", lambda name, config: None)
     return KnownWorker.order
@@ -65,6 +67,14 @@ def order(monkeypatch):
 @pytest.fixture
 def speed(order, task):
     return measure_training(task.run, task.hardware, 3, on_round=lambda _: None)
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_peers_are_plain_if_that_is_asked_for(order, task, is_plain):
+    measure_training(
+        task.run, task.hardware, 1, lambda _: None, are_peers_plain=is_plain
+    )
+    assert KnownWorker.plain == 3 * [is_plain]
 
 
 def of(speed, name):
