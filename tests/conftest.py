@@ -20,6 +20,8 @@ from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.dataset import Dataset, EncodedPair, EncodedSide, write_dataset
 from transduce.device import Hardware
 from transduce.model.config import ModelConfig
+from transduce.model.operators import layer_stack
+from transduce.model.operators.kernels.library import loaded_kernels, uses_matrix_unit
 from transduce.model.transformer import Transformer
 from transduce.parsing.vocabulary import learn_symbols
 from transduce.text.tokenizer import (
@@ -28,6 +30,7 @@ from transduce.text.tokenizer import (
     learn_tokenizer,
 )
 from transduce.training.config import TrainingConfig
+from transduce.training.loss import unit_loss
 from transduce.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -242,6 +245,21 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     monkeypatch.setattr(download, "PAUSES_S", PAUSES_S)
     with serving() as files:
         yield files
+
+
+@pytest.fixture(params=[True, False], ids=["unit", "plain"])
+def unit(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[bool]:
+    """What a matrix unit is for, by the processor's, if it has one, and without."""
+    has_unit = uses_matrix_unit()
+    if request.param and not has_unit:
+        pytest.skip("this processor has no matrix unit")
+    for module in (layer_stack, unit_loss):
+        monkeypatch.setattr(module, "uses_matrix_unit", lambda: True)
+    loaded_kernels().transduce_use_matrix_unit(request.param)
+    yield request.param
+    loaded_kernels().transduce_use_matrix_unit(has_unit)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """All layers by one kernel with products in bf16, beside the same in fp32."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 
@@ -17,7 +16,6 @@ from transduce.model.operators import layer_stack
 from transduce.model.operators.kernels.library import (
     has_products,
     loaded_kernels,
-    uses_matrix_unit,
 )
 from transduce.model.operators.packed_weights import unchanged_weights
 from transduce.model.stack import DecoderStack, EncoderStack
@@ -36,18 +34,6 @@ CONFIG = ModelConfig(
 )
 DEEP = replace(CONFIG, d_ff=4_128, num_layers=1)
 """Whose inner numbers are more than the unit sums up at a time."""
-
-
-@pytest.fixture(params=[True, False], ids=["unit", "plain"])
-def unit(request, monkeypatch) -> Iterator[bool]:
-    """With the processor's unit, if there is one, and without."""
-    has_unit = uses_matrix_unit()
-    if request.param and not has_unit:
-        pytest.skip("this processor has no matrix unit")
-    monkeypatch.setattr(layer_stack, "uses_matrix_unit", lambda: True)
-    loaded_kernels().transduce_use_matrix_unit(request.param)
-    yield request.param
-    loaded_kernels().transduce_use_matrix_unit(has_unit)
 
 
 def stacks(config: ModelConfig) -> tuple[EncoderStack, DecoderStack]:

@@ -11,7 +11,6 @@ from torch.nn import functional
 from transduce.model.operators.kernels.library import (
     kernels,
     loaded_kernels,
-    uses_matrix_unit,
 )
 from transduce.model.operators.packed_weights import unchanged_weights
 from transduce.training.loss import cross_entropy
@@ -20,18 +19,6 @@ from transduce.training.loss.cross_entropy import smoothed_cross_entropy
 from transduce.training.loss.unit_loss import LossGradients, has_unit_loss, unit_loss
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
-
-
-@pytest.fixture(params=[True, False], ids=["unit", "plain"])
-def unit(request, monkeypatch) -> Iterator[bool]:
-    """With the processor's unit, if there is one, and without."""
-    has_unit = uses_matrix_unit()
-    if request.param and not has_unit:
-        pytest.skip("this processor has no matrix unit")
-    monkeypatch.setattr(module, "uses_matrix_unit", lambda: True)
-    loaded_kernels().transduce_use_matrix_unit(request.param)
-    yield request.param
-    loaded_kernels().transduce_use_matrix_unit(has_unit)
 
 
 def case(rows: int, vocab: int, width: int = 32) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,5 +1,5 @@
-/* Linear maps of many rows, forwards and backwards, by the products of the library that
-   PyTorch has. */
+/* Linear maps of many rows, forwards and backwards: in fp32 by the products of the
+   library that PyTorch has, in bf16 by the processor's matrix unit. */
 #include <math.h>
 
 #include "bf16.h"
@@ -109,10 +109,11 @@ static void multiply_strips(void *shared, int64_t first, int64_t end, int worker
 
 static int64_t strips_of(int64_t rows) { return (rows + STRIP - 1) / STRIP; }
 
-/* A thread that is alone takes all at once, so that it reads the matrix once. */
+/* Each thread takes its share at once, so that it reads the matrix but once. */
 static int64_t least_strips(int64_t strips, int num_threads)
 {
-    return num_threads > 1 ? LEAST_STRIPS : strips;
+    const int64_t share = (strips + num_threads - 1) / num_threads;
+    return share > LEAST_STRIPS ? share : LEAST_STRIPS;
 }
 
 static void form_in_unit(Product product, int num_threads)
@@ -263,6 +264,13 @@ static void form_weight_strips(void *shared, int64_t first, int64_t end, int wor
     }
 }
 
+static void form_weight_gradient(WeightGradient gradient, int num_threads)
+{
+    const int64_t strips = strips_of(gradient.outputs);
+    share_out(form_weight_strips, &gradient, strips, least_strips(strips, num_threads),
+              num_threads);
+}
+
 static void differentiate_in_unit(WayBack w, int num_threads)
 {
     const int64_t inputs = w.map.inputs, outputs = w.map.outputs;
@@ -277,15 +285,13 @@ static void differentiate_in_unit(WayBack w, int num_threads)
     Summed x = {w.x.bf16, inputs, w.paired};
     if (!w.is_paired)
         share_out(pack_summed, &x, inputs / PANEL_WIDTH, 1, num_threads);
-    WeightGradient gradient = {.of_y = w.of_y.bf16,
-                               .x = {w.paired, in_whole(w.rows), inputs},
-                               .outputs = outputs,
-                               .weight = w.of_map.weights.weight,
-                               .bias = w.of_map.weights.bias,
-                               .turned = w.turned};
-    const int64_t strips = outputs / STRIP;
-    share_out(form_weight_strips, &gradient, strips, least_strips(strips, num_threads),
-              num_threads);
+    form_weight_gradient((WeightGradient){.of_y = w.of_y.bf16,
+                                          .x = {w.paired, in_whole(w.rows), inputs},
+                                          .outputs = outputs,
+                                          .weight = w.of_map.weights.weight,
+                                          .bias = w.of_map.weights.bias,
+                                          .turned = w.turned},
+                         num_threads);
 }
 
 static void differentiate_map(WayBack w, int num_threads)

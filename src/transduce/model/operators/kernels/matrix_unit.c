@@ -33,7 +33,8 @@ typedef struct {
 
 #ifdef HAS_INTRINSICS
 
-/* Processors with such a unit have the other two. */
+/* Who lets the unit be used has seen that there is avx512bf16 too; prefetches for
+   writing are hints, and do nothing where there are none. */
 #define IN_UNIT __attribute__((target("amx-tile,amx-bf16,avx512bf16,prfchw")))
 
 #define BLOCK_NUMBERS (1 << 19) /* of the matrix: half of the cache of a core */
@@ -302,11 +303,9 @@ static void put_sum(const Sums *s, int64_t row, int64_t column, float sum)
     }
     if (s->is_rectified && sum < 0.0f)
         sum = 0.0f;
-    if (s->rectified.at) {
-        /* Of such bits all positive numbers are positive. */
-        if ((int16_t)*in_panels(s->rectified, row, column) <= 0)
-            sum = 0.0f;
-    }
+    /* Numbers are positive where their bits are. */
+    if (s->rectified.at && (int16_t)*in_panels(s->rectified, row, column) <= 0)
+        sum = 0.0f;
     narrow(1, &sum, in_panels(s->bf16, row, column));
 }
 

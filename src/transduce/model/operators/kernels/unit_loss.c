@@ -5,8 +5,6 @@
 #include "exported.h"
 #include "threads.h"
 
-#define LEAST_LOSS_STRIPS 16 /* of the vocabulary; fewer are not worth a thread */
-
 typedef struct {
     int64_t rows, vocab, width; /* the last in whole panels */
     const float *states;        /* [rows, width] */
@@ -161,14 +159,6 @@ static void form_loss_tiles(void *shared, int64_t first, int64_t end, int worker
     }
 }
 
-/* Each thread takes its rows at once, so that it reads the matrix but once. */
-static void form_in_unit_at_once(Product product, int num_threads)
-{
-    const int64_t strips = strips_of(product.x.rows);
-    const int64_t least = (strips + num_threads - 1) / num_threads;
-    share_out(multiply_strips, &product, strips, least, num_threads);
-}
-
 /* The weight for both ways. */
 EXPORTED void transduce_pack_output(UnitLoss *l, int num_threads)
 {
@@ -185,23 +175,22 @@ EXPORTED void transduce_form_unit_loss(UnitLoss *l, int num_threads)
     take_loss_room(l, num_threads, &room);
     const int64_t rows = l->rows, width = l->width, vocab = in_whole(l->vocab);
     round_rows((Numbers){(float *)l->states, room.states}, width, num_threads);
-    form_in_unit_at_once(
+    form_in_unit(
         (Product){room.states, {l->forth, width, vocab}, {.bf16 = room.logits}},
         num_threads);
     LossRows logits = {l, room.logits};
     share_out(form_loss_tiles, &logits, (rows + TILE - 1) / TILE, 1, num_threads);
-    form_in_unit_at_once((Product){room.logits,
-                                   {l->back, vocab, width},
-                                   {.fp32 = l->of_states, .columns = width}},
-                         num_threads);
+    form_in_unit((Product){room.logits,
+                           {l->back, vocab, width},
+                           {.fp32 = l->of_states, .columns = width}},
+                 num_threads);
     Summed states = {room.states, width, room.paired};
     share_out(pack_summed, &states, width / PANEL_WIDTH, 1, num_threads);
-    WeightGradient gradient = {.of_y = room.logits,
-                               .x = {room.paired, in_whole(rows), width},
-                               .outputs = l->vocab,
-                               .weight = l->of_weight,
-                               .is_added = (int)l->is_added,
-                               .turned = room.turned};
-    share_out(form_weight_strips, &gradient, vocab / STRIP, LEAST_LOSS_STRIPS,
-              num_threads);
+    form_weight_gradient((WeightGradient){.of_y = room.logits,
+                                          .x = {room.paired, in_whole(rows), width},
+                                          .outputs = l->vocab,
+                                          .weight = l->of_weight,
+                                          .is_added = (int)l->is_added,
+                                          .turned = room.turned},
+                         num_threads);
 }
