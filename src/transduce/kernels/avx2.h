@@ -97,10 +97,14 @@ static inline uint32_t lanes_nan(Lanes x)
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
 
-/* Four sums that have the same sum. */
-static inline __m128 sums_of_quarters(Lanes x)
+/* Eight sums that have the same sum. */
+static inline __m256 half_of_lanes(Lanes x) { return x; }
+
+/* The first of twice eight numbers. */
+static inline Lanes lanes_of_eights(__m256 first, __m256 last)
 {
-    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    (void)last;
+    return first;
 }
 
 static inline float highest_lane(Lanes x)
@@ -117,7 +121,7 @@ static inline float lowest_lane(Lanes x)
 
 static inline float sum_of_lanes(Lanes x)
 {
-    __m128 four = sums_of_quarters(x);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }

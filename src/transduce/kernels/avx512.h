@@ -88,12 +88,16 @@ static inline float highest_lane(Lanes x) { return _mm512_reduce_max_ps(x); }
 static inline float lowest_lane(Lanes x) { return _mm512_reduce_min_ps(x); }
 static inline float sum_of_lanes(Lanes x) { return _mm512_reduce_add_ps(x); }
 
-/* Four sums that have the same sum. */
-static inline __m128 sums_of_quarters(Lanes x)
+/* Eight sums that have the same sum. */
+static inline __m256 half_of_lanes(Lanes x)
 {
-    __m256 half =
-        _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+}
+
+/* Twice eight numbers. */
+static inline Lanes lanes_of_eights(__m256 first, __m256 last)
+{
+    return _mm512_insertf32x8(_mm512_castps256_ps512(first), last, 1);
 }
 
 /* Of a row, four numbers from 0 to 255 are read at once, as one instruction sums up
@@ -104,6 +108,10 @@ enum { INT8_GROUP = 4, SUMS_IN_16_BITS = 0, UNROLLED = 1 };
 static inline void store_int8_numbers(uint8_t *to, int64_t apart, Lanes x)
 {
     const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x));
+    if (apart == INT8_GROUP) {
+        _mm_storeu_si128((__m128i *)to, bytes);
+        return;
+    }
     uint8_t groups[LANES];
     _mm_storeu_si128((__m128i *)groups, bytes);
     for (int i = 0; i < LANES / INT8_GROUP; i++)

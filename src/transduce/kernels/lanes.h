@@ -8,6 +8,17 @@
 #include "avx2.h"
 #endif
 
+/* The sum of each of eight. */
+static inline __m256 sums_of_eight(const __m256 x[8])
+{
+    const __m256 first =
+        _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    const __m256 last =
+        _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+    return _mm256_add_ps(_mm256_permute2f128_ps(first, last, 0x20),
+                         _mm256_permute2f128_ps(first, last, 0x31));
+}
+
 /* The exponential, to about one unit in the last place; NaN stays NaN. */
 static inline Lanes lanes_exp(Lanes x)
 {

@@ -1,5 +1,6 @@
 /* All kernels, for processors with AVX2 and VNNI, but without AVX-512. */
 /* clang-format off */
+#include "attention.c"
 #include "beams.c"
 #include "candidates.c"
 #include "decoder.c"

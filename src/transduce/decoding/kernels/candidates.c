@@ -6,15 +6,6 @@
 
 #include "lanes.h"
 
-#define BLOCK (8 * LANES) /* tokens of which only the largest is looked at first */
-
-/* The largest of a row so far, the best first. */
-typedef struct {
-    int64_t count;
-    float *values;
-    int64_t *tokens;
-} Best;
-
 static void clear(Best *best)
 {
     for (int64_t i = 0; i < best->count; i++) {
@@ -54,107 +45,144 @@ static int is_excluded(const Excluded *excluded, int64_t token)
     return 0;
 }
 
-/* As many values as there are lanes, behind the last minus infinity. */
-static Lanes values_from(const float *row, int64_t first, int64_t vocab)
-{
-    if (vocab - first >= LANES)
-        return lanes_at(row + first);
-    const Mask there = first_lanes(vocab - first);
-    return lanes_where(there, lanes_load(there, row + first), lanes_of(-INFINITY));
-}
-
-/* A row, and the largest value of each of its blocks. */
+/* Some of a row's values, one after another, and the token that the first is of. */
 typedef struct {
     const float *values;
-    int64_t vocab;
-    float *largest;
-} Row;
+    int64_t count, first;
+} Columns;
 
-/* Its largest values; the largest of all. */
-static float find_largest(Row *row)
+/* As many as there are lanes, behind the last minus infinity. */
+static inline Lanes values_from(const Columns *columns, int64_t i)
 {
-    Lanes highest = lanes_of(-INFINITY);
-    for (int64_t first = 0; first < row->vocab; first += BLOCK) {
-        Lanes largest = lanes_of(-INFINITY);
-        /* In this order, NaN is passed over. */
-        if (row->vocab - first >= BLOCK)
-            for (int64_t i = first; i < first + BLOCK; i += LANES)
-                largest = lanes_max(lanes_at(row->values + i), largest);
-        else
-            for (int64_t i = first; i < row->vocab; i += LANES)
-                largest = lanes_max(values_from(row->values, i, row->vocab), largest);
-        row->largest[first / BLOCK] = highest_lane(largest);
-        highest = lanes_max(largest, highest);
-    }
-    return highest_lane(highest);
+    const float *from = columns->values + i;
+    if (columns->count - i >= LANES)
+        return lanes_at(from);
+    const Mask there = first_lanes(columns->count - i);
+    return lanes_where(there, lanes_load(there, from), lanes_of(-INFINITY));
 }
 
-/* The least of the so many largest blocks; minus infinity if there are fewer blocks. */
-static float least_of_best(const Row *row, Best *blocks)
+#define AT_ONCE (4 * LANES) /* as none of four registers waits for others */
+
+/* The largest in each lane of so many values; NaN is passed over. */
+static inline Lanes largest_of_some(const float *values)
 {
-    clear(blocks);
-    for (int64_t i = 0; i * BLOCK < row->vocab; i++)
-        if (row->largest[i] > last_of(blocks))
-            insert(blocks, row->largest[i], i);
-    return last_of(blocks);
+    const Lanes none = lanes_of(-INFINITY);
+    const Lanes one = lanes_max(lanes_at(values), none);
+    const Lanes two = lanes_max(lanes_at(values + LANES), none);
+    return lanes_max(lanes_max(lanes_at(values + 2 * LANES), one),
+                     lanes_max(lanes_at(values + 3 * LANES), two));
 }
 
-/* Put in what is not below the least, and larger than the last. */
-static void insert_lanes(Best *best, const Row *row, int64_t first, float least,
+/* The same of all. */
+static Lanes largest_of(const Columns *columns)
+{
+    Lanes largest = lanes_of(-INFINITY);
+    int64_t i = 0;
+    for (; i + AT_ONCE <= columns->count; i += AT_ONCE)
+        largest = lanes_max(largest_of_some(columns->values + i), largest);
+    for (; i < columns->count; i += LANES)
+        largest = lanes_max(values_from(columns, i), largest);
+    return largest;
+}
+
+/* The `place`-th largest lane, from one on. */
+static float lane_in_order(Lanes x, int64_t place)
+{
+    float numbers[LANES];
+    lanes_store(numbers, LANES, x);
+    for (int64_t i = 0; i < place; i++)
+        for (int64_t k = LANES - 1; k > i; k--)
+            if (numbers[k] > numbers[k - 1]) {
+                const float number = numbers[k];
+                numbers[k] = numbers[k - 1];
+                numbers[k - 1] = number;
+            }
+    return numbers[place - 1];
+}
+
+/* What the best that may come are not below: as many lanes as are wanted and never
+   come, together, have one that is not. Minus infinity, where that is not known. */
+static float least_of_best(const Best *best, Lanes largest, const Excluded *excluded)
+{
+    const int64_t enough = best->count + excluded->num_never;
+    const uint32_t better = lanes_above(largest, lanes_of(last_of(best)));
+    if (excluded->mask || __builtin_popcount(better) < enough)
+        return -INFINITY;
+    return lane_in_order(largest, enough);
+}
+
+/* Put in what is larger than the last and not below the least, of equals the first. */
+static void insert_lanes(Best *best, const Columns *columns, int64_t first, float least,
                          const Excluded *excluded)
 {
-    const Lanes values = values_from(row->values, first, row->vocab);
-    uint32_t below = lanes_above(lanes_of(least), values);
+    const Lanes values = values_from(columns, first);
+    const uint32_t below = lanes_above(lanes_of(least), values);
     uint32_t better = lanes_above(values, lanes_of(last_of(best))) & ~below;
     for (; better; better &= better - 1) {
-        const int64_t token = first + __builtin_ctz(better);
-        const float value = row->values[token];
+        const int64_t at = first + __builtin_ctz(better), token = columns->first + at;
+        const float value = columns->values[at];
         if (value > last_of(best) && !is_excluded(excluded, token))
             insert(best, value, token);
     }
 }
 
-/* Put in the best that may come, of equals the first. As many blocks as are wanted and
-   never come, together, have a value that is not below `least`: so the best that may
-   come are not below it either. */
-static void find_best(const Row *row, const Excluded *excluded, Best *blocks,
-                      Best *best)
+/* Put in the best that may come. */
+static void insert_best(Best *best, const Columns *columns, Lanes largest,
+                        const Excluded *excluded)
 {
-    const float least = excluded->mask ? -INFINITY : least_of_best(row, blocks);
-    clear(best);
-    for (int64_t first = 0; first < row->vocab; first += BLOCK) {
-        const float largest = row->largest[first / BLOCK];
-        if (largest < least || !(largest > last_of(best)))
-            continue;
-        const int64_t end =
-            row->vocab - first < BLOCK ? row->vocab : first + (int64_t)BLOCK;
-        for (int64_t i = first; i < end; i += LANES)
-            insert_lanes(best, row, i, least, excluded);
+    if (!lanes_above(largest, lanes_of(last_of(best))))
+        return;
+    const float least = least_of_best(best, largest, excluded);
+    int64_t i = 0;
+    for (; i + AT_ONCE <= columns->count; i += AT_ONCE) {
+        const Lanes some = largest_of_some(columns->values + i);
+        const uint32_t below = lanes_above(lanes_of(least), some);
+        if (lanes_above(some, lanes_of(last_of(best))) & ~below)
+            for (int64_t k = i; k < i + AT_ONCE; k += LANES)
+                insert_lanes(best, columns, k, least, excluded);
     }
+    for (; i < columns->count; i += LANES)
+        insert_lanes(best, columns, i, least, excluded);
 }
 
-static float log_sum_exp(const float *row, int64_t vocab, float highest)
+static float sum_of_exponentials(const Columns *columns, float offset)
 {
-    if (highest == -INFINITY)
-        return NAN; /* as 0 / 0: there is no distribution */
-    const Lanes offset = lanes_of(highest);
+    const Lanes offsets = lanes_of(offset);
     Lanes sum = lanes_of(0.0f);
     int64_t i = 0;
-    for (; i + LANES <= vocab; i += LANES)
-        sum += lanes_exp(lanes_at(row + i) - offset);
-    if (i < vocab)
-        sum += lanes_exp(values_from(row, i, vocab) - offset);
-    return highest + logf(sum_of_lanes(sum));
+    for (; i + LANES <= columns->count; i += LANES)
+        sum += lanes_exp(lanes_at(columns->values + i) - offsets);
+    if (i < columns->count)
+        sum += lanes_exp(values_from(columns, i) - offsets);
+    return sum_of_lanes(sum);
+}
+
+/* Let some of a row's logits be seen. */
+static void see(Seen *seen, const Columns *columns, const Excluded *excluded,
+                int64_t forced)
+{
+    const Lanes largest = largest_of(columns);
+    const float highest = highest_lane(largest);
+    insert_best(&seen->best, columns, largest, excluded);
+    if (highest > seen->highest) {
+        /* The exponential of minus infinity is zero, as is the sum then, or NaN. */
+        seen->sum *= expf(seen->highest - highest);
+        seen->highest = highest;
+    }
+    const float offset = seen->highest > -INFINITY ? seen->highest : 0.0f;
+    seen->sum += sum_of_exponentials(columns, offset);
+    if (forced >= columns->first && forced < columns->first + columns->count)
+        seen->forced = columns->values[forced - columns->first];
 }
 
 /* The largest of a row that may come, as log-probabilities, the best first. Where there
    are fewer, minus infinity; where the row has NaN, NaN. */
-static void find_likeliest(Row *row, const Excluded *excluded, int64_t forced,
-                           Best *blocks, Best *best)
+static void make_log_probabilities(Seen *seen, const Excluded *excluded, int64_t forced)
 {
-    const float highest = find_largest(row);
-    const float log_sum = log_sum_exp(row->values, row->vocab, highest);
-    find_best(row, excluded, blocks, best);
+    Best *best = &seen->best;
+    /* If none is above minus infinity, as 0 / 0: there is no distribution. */
+    const float log_sum =
+        seen->highest > -INFINITY ? seen->highest + logf(seen->sum) : NAN;
     for (int64_t i = 0; i < best->count; i++)
         best->values[i] -= log_sum;
     if (forced < 0)
@@ -164,7 +192,7 @@ static void find_likeliest(Row *row, const Excluded *excluded, int64_t forced,
         best->tokens[i] = forced;
     }
     if (!is_excluded(excluded, forced))
-        best->values[0] = row->values[forced] - log_sum;
+        best->values[0] = seen->forced - log_sum;
 }
 
 /* Whether one stands before another: NaN is behind all. */
@@ -173,59 +201,22 @@ static int is_before(double one, double other)
     return one > other || (isnan(other) && !isnan(one));
 }
 
-/* What is found for a sentence, and what that takes. */
-typedef struct {
-    Best *of_group; /* for each hypothesis */
-    int64_t *taken; /* of these */
-    Best blocks;
-    float *largest; /* of each block of a row */
-} Found;
-
-static Best take_room(int64_t count, int64_t **numbers, float **values)
-{
-    const Best best = {count, *values, *numbers};
-    *numbers += count;
-    *values += count;
-    return best;
-}
-
-/* Room for it; 1 if there is none. */
-static int begin_search(const CandidateSearch *asked, Found *found)
-{
-    const int64_t group = asked->group, vocab = asked->vocab;
-    const int64_t count = asked->count < vocab ? asked->count : vocab;
-    const int64_t blocks = count + asked->num_never, all = group * count + blocks;
-    const int64_t floats = all + (vocab + BLOCK - 1) / BLOCK;
-    found->of_group =
-        malloc((size_t)group * sizeof(Best) + (size_t)(all + group) * sizeof(int64_t) +
-               (size_t)floats * sizeof(float));
-    if (!found->of_group)
-        return 1;
-    found->taken = (int64_t *)(found->of_group + group);
-    int64_t *numbers = found->taken + group;
-    float *values = (float *)(numbers + all);
-    for (int64_t h = 0; h < group; h++)
-        found->of_group[h] = take_room(count, &numbers, &values);
-    found->blocks = take_room(blocks, &numbers, &values);
-    found->largest = values;
-    return 0;
-}
-
 /* Merge what was found for the hypotheses of a sentence, of equals the first. */
-static void merge(const CandidateSearch *asked, int64_t sentence, const Found *found)
+static void merge(const CandidateSearch *asked, int64_t sentence, const Seen *seen,
+                  int64_t *taken)
 {
-    const Best *best = found->of_group;
-    int64_t group = asked->group, count = asked->count, *taken = found->taken;
+    const int64_t group = asked->group, count = asked->count;
     for (int64_t h = 0; h < group; h++)
         taken[h] = 0;
     for (int64_t place = 0; place < count; place++) {
         int64_t parent = -1;
         double highest = 0.0, its_total = -INFINITY;
         for (int64_t h = 0; h < group; h++) {
-            if (taken[h] == best[h].count)
+            const Best *best = &seen[h].best;
+            if (taken[h] == best->count)
                 continue;
             double total =
-                (double)best[h].values[taken[h]] + asked->totals[sentence * group + h];
+                (double)best->values[taken[h]] + asked->totals[sentence * group + h];
             double rank = total - asked->diversity * (double)taken[h];
             if (parent < 0 || is_before(rank, highest)) {
                 parent = h;
@@ -236,36 +227,83 @@ static void merge(const CandidateSearch *asked, int64_t sentence, const Found *f
         int64_t at = sentence * count + place;
         asked->found_totals[at] = its_total;
         asked->found_parents[at] = parent < 0 ? 0 : parent;
-        asked->found_tokens[at] = parent < 0 ? 0 : best[parent].tokens[taken[parent]];
+        asked->found_tokens[at] =
+            parent < 0 ? 0 : seen[parent].best.tokens[taken[parent]];
         if (parent >= 0)
             taken[parent]++;
     }
 }
 
-static void find_of_sentence(const CandidateSearch *asked, int64_t sentence,
-                             Found *found)
+static Excluded excluded_from(const CandidateSearch *asked, int64_t row)
 {
-    int64_t forced = asked->forced ? asked->forced[sentence] : -1;
-    for (int64_t h = 0; h < asked->group; h++) {
-        int64_t first = (sentence * asked->group + h) * asked->vocab;
-        Excluded out = {asked->mask ? asked->mask + first : 0, asked->never,
-                        asked->num_never};
-        Row row = {asked->logits + first, asked->vocab, found->largest};
-        find_likeliest(&row, &out, forced, &found->blocks, found->of_group + h);
-    }
-    merge(asked, sentence, found);
+    return (Excluded){asked->mask ? asked->mask + row * asked->vocab : NULL,
+                      asked->never, asked->num_never};
 }
 
-EXPORTED int transduce_candidates(const CandidateSearch *asked)
+static int64_t forced_in(const CandidateSearch *asked, int64_t row)
 {
+    return asked->forced ? asked->forced[row / asked->group] : -1;
+}
+
+int begin_candidates(const CandidateSearch *asked, Seeing *seeing)
+{
+    const int64_t rows = asked->sentences * asked->group;
+    const int64_t count = asked->count < asked->vocab ? asked->count : asked->vocab;
     for (int64_t i = 0; asked->forced && i < asked->sentences; i++)
         if (asked->forced[i] < -1 || asked->forced[i] >= asked->vocab)
             return 2;
-    Found found;
-    if (begin_search(asked, &found))
+    const size_t of_row =
+        sizeof(Seen) + (size_t)count * (sizeof(int64_t) + sizeof(float));
+    seeing->of_rows =
+        malloc((size_t)rows * of_row + (size_t)asked->group * sizeof(int64_t));
+    if (!seeing->of_rows)
         return 1;
+    seeing->taken = (int64_t *)(seeing->of_rows + rows);
+    int64_t *tokens = seeing->taken + asked->group;
+    float *values = (float *)(tokens + rows * count);
+    for (int64_t row = 0; row < rows; row++) {
+        const Best best = {count, values + row * count, tokens + row * count};
+        seeing->of_rows[row] = (Seen){best, -INFINITY, 0.0f, 0.0f};
+        clear(&seeing->of_rows[row].best);
+    }
+    return 0;
+}
+
+void see_logits(const CandidateSearch *asked, Seeing *seeing, const float *logits,
+                int64_t stride, int64_t first, int64_t count)
+{
+    for (int64_t row = 0; row < asked->sentences * asked->group; row++) {
+        const Excluded excluded = excluded_from(asked, row);
+        for (int64_t i = 0; i < count; i += SEEN_AT_ONCE) {
+            const int64_t left = count - i;
+            const Columns columns = {logits + row * stride + i,
+                                     left < SEEN_AT_ONCE ? left : SEEN_AT_ONCE,
+                                     first + i};
+            see(seeing->of_rows + row, &columns, &excluded, forced_in(asked, row));
+        }
+    }
+}
+
+void end_candidates(const CandidateSearch *asked, Seeing *seeing)
+{
+    for (int64_t row = 0; row < asked->sentences * asked->group; row++) {
+        const Excluded excluded = excluded_from(asked, row);
+        make_log_probabilities(seeing->of_rows + row, &excluded, forced_in(asked, row));
+    }
     for (int64_t i = 0; i < asked->sentences; i++)
-        find_of_sentence(asked, i, &found);
-    free(found.of_group);
+        merge(asked, i, seeing->of_rows + i * asked->group, seeing->taken);
+    drop_candidates(seeing);
+}
+
+void drop_candidates(Seeing *seeing) { free(seeing->of_rows); }
+
+EXPORTED int transduce_candidates(const CandidateSearch *asked, const float *logits)
+{
+    Seeing seeing;
+    const int failure = begin_candidates(asked, &seeing);
+    if (failure)
+        return failure;
+    see_logits(asked, &seeing, logits, asked->vocab, 0, asked->vocab);
+    end_candidates(asked, &seeing);
     return 0;
 }

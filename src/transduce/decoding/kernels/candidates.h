@@ -6,9 +6,12 @@
 
 #include "exported.h"
 
+/* Logits of a row whose exponentials are summed up at once: as many however they come,
+   so that the sum is the same. */
+#define SEEN_AT_ONCE 1024
+
 /* What is asked for, and where it is to be put. */
 typedef struct {
-    const float *logits;
     int64_t sentences, group, vocab;
     const double *totals; /* log-probabilities of the hypotheses so far */
     const uint8_t *mask;  /* of the logits: which tokens may not come, or none */
@@ -25,6 +28,35 @@ typedef struct {
    totals then are, which hypothesis they go on from, and by which token. Where there
    are fewer, minus infinity; after a hypothesis whose row has NaN, NaN. 1 if memory is
    lacking, 2 if what is forced is no token, otherwise 0. */
-EXPORTED int transduce_candidates(const CandidateSearch *asked);
+EXPORTED int transduce_candidates(const CandidateSearch *asked, const float *logits);
+
+/* The largest values so far, the best first. */
+typedef struct {
+    int64_t count;
+    float *values;
+    int64_t *tokens;
+} Best;
+
+/* What has been seen of a hypothesis's logits. */
+typedef struct {
+    Best best;
+    float highest, sum; /* of exponentials, the highest being one */
+    float forced;       /* the logit of the only token that may come */
+} Seen;
+
+typedef struct {
+    Seen *of_rows;
+    int64_t *taken; /* of a sentence's hypotheses */
+} Seeing;
+
+/* The same where logits come some tokens after others: a number of them that can be
+   divided by SEEN_AT_ONCE, but for the last. What has begun without failure must end,
+   or be dropped. */
+int begin_candidates(const CandidateSearch *asked, Seeing *seeing);
+/* Rows of so many logits, from that of a token on, so far apart. */
+void see_logits(const CandidateSearch *asked, Seeing *seeing, const float *logits,
+                int64_t stride, int64_t first, int64_t count);
+void end_candidates(const CandidateSearch *asked, Seeing *seeing);
+void drop_candidates(Seeing *seeing);
 
 #endif

@@ -69,11 +69,11 @@ class CompiledCandidates:
             self._hold(sentences)
         if mask is not None:
             mask = np.ascontiguousarray(mask)
-        fields.logits = address(logits)
         fields.totals = address(totals, np.float64)
         fields.mask = None if mask is None else address(mask, np.bool_)
         fields.forced = None if forced is None else address(forced, np.int64)
-        require_done(self._library.transduce_candidates(ctypes.byref(fields)))
+        search = self._library.transduce_candidates
+        require_done(search(ctypes.byref(fields), address(logits)))
         return self._found
 
     def asked_of(self, sentences: int, group: int, vocab: int) -> CandidateSearchFields:

@@ -180,31 +180,49 @@ static int are_tokens(const int64_t *ids, int64_t count, int64_t vocab)
     return 1;
 }
 
-EXPORTED int transduce_step(const Decoder *decoder, State *state,
-                            const int64_t *last_ids, const float *positions,
-                            float *logits, int num_threads)
+int read_tokens(Work *work, const Decoder *decoder, State *state,
+                const int64_t *last_ids, const float *positions, int num_threads)
 {
     const Stack *stack = &decoder->stack;
     const int64_t rows = state->sentences * state->group;
     const int64_t used = state->num_slots + state->group;
-    Work work;
     if (!are_tokens(last_ids, rows, decoder->output.outputs))
         return 2;
-    if (begin_work(&work, stack, rows, used > state->source ? used : state->source,
+    if (begin_work(work, stack, rows, used > state->source ? used : state->source,
                    num_threads))
         return 1;
     take_slots(state);
-    embed(&work, decoder, state, last_ids, positions);
+    embed(work, decoder, state, last_ids, positions);
     for (int64_t i = 0; i < stack->num_layers; i++) {
         const Layer *layer = stack->layers + i;
-        attend_to_past(&work, decoder, layer, state, state->layers + i);
-        attend_to_memory(&work, layer, state, state->layers + i);
-        feed_forward(&work, layer);
+        attend_to_past(work, decoder, layer, state, state->layers + i);
+        attend_to_memory(work, layer, state, state->layers + i);
+        feed_forward(work, layer);
     }
-    apply_linear(&work, &decoder->output, sublayer_input(&work, &stack->final), logits,
-                 0);
     for (int64_t i = 0; i < state->sentences; i++)
         state->lengths[i]++;
+    arrange_rows(&decoder->output, sublayer_input(work, &stack->final), rows,
+                 &work->arranged, num_threads);
+    return 0;
+}
+
+void multiply_for_logits(const Work *work, const Decoder *decoder, int64_t first,
+                         int64_t count, float *logits)
+{
+    const Linear some = some_outputs(&decoder->output, first, count);
+    multiply(&some, &work->arranged, logits, 0, work->num_threads);
+}
+
+EXPORTED int transduce_step(const Decoder *decoder, State *state,
+                            const int64_t *last_ids, const float *positions,
+                            float *logits, int num_threads)
+{
+    Work work;
+    const int failure =
+        read_tokens(&work, decoder, state, last_ids, positions, num_threads);
+    if (failure)
+        return failure;
+    multiply_for_logits(&work, decoder, 0, decoder->output.outputs, logits);
     end_work(&work);
     return 0;
 }

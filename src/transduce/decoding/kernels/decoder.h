@@ -31,9 +31,17 @@ typedef struct {
     const LayerCache *layers;
 } State;
 
-/* The logits after one more token of each hypothesis; `positions` has a row for each
-   position up to the newest. 1 if memory is lacking, 2 if one is no token, otherwise 0.
- */
+/* Read one more token of each hypothesis, for the logits of what comes next;
+   `positions` has a row for each position up to the newest. 1 if memory is lacking, 2
+   if one is no token, otherwise 0; then the work must end. */
+int read_tokens(Work *work, const Decoder *decoder, State *state,
+                const int64_t *last_ids, const float *positions, int num_threads);
+
+/* The logits of so many tokens, from one on with which a block of outputs begins. */
+void multiply_for_logits(const Work *work, const Decoder *decoder, int64_t first,
+                         int64_t count, float *logits);
+
+/* Both, of all tokens. */
 EXPORTED int transduce_step(const Decoder *decoder, State *state,
                             const int64_t *last_ids, const float *positions,
                             float *logits, int num_threads);

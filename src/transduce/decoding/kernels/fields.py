@@ -109,7 +109,6 @@ class CandidateSearchFields(ctypes.Structure):
     """`CandidateSearch` of candidates.h."""
 
     _fields_ = [
-        ("logits", c_void_p),
         ("sentences", c_int64),
         ("group", c_int64),
         ("vocab", c_int64),

@@ -57,10 +57,10 @@ typedef struct {
     int64_t num_heads, width;
 } Move;
 
-/* Put slots of one place, head by head, into the first of another; the rest of these
-   are zero. */
+/* Put slots of one place, head by head, into the first of another. What stands in the
+   rest of these, nobody sees. */
 static void move_slots(const Move *move, const Store *from, const Store *into,
-                       const int32_t *slots, int64_t count, int64_t room)
+                       const int32_t *slots, int64_t count)
 {
     const size_t bytes = (size_t)move->width * sizeof(float);
     for (int64_t head = 0; head < move->num_heads; head++) {
@@ -70,8 +70,6 @@ static void move_slots(const Move *move, const Store *from, const Store *into,
             into->numbers + move->into * into->per_sentence + head * into->per_head;
         for (int64_t i = 0; i < count; i++)
             memcpy(to + i * into->per_slot, source + slots[i] * from->per_slot, bytes);
-        for (int64_t i = count; i < room; i++)
-            memset(to + i * into->per_slot, 0, bytes);
     }
 }
 
@@ -90,14 +88,10 @@ static void move_stores(const Stack *stack, const State *from, int64_t sentence,
     const Move values = {before, place, stack->num_heads, stack->d_v};
     for (int64_t i = 0; i < stack->num_layers; i++) {
         const LayerCache *old = from->layers + i, *new = into->layers + i;
-        move_slots(&keys, &old->key, &new->key, slots->used, slots->num_used,
-                   into->room);
-        move_slots(&values, &old->value, &new->value, slots->used, slots->num_used,
-                   into->room);
-        move_slots(&keys, &old->memory_key, &new->memory_key, slots->all, length,
-                   into->source);
-        move_slots(&values, &old->memory_value, &new->memory_value, slots->all, length,
-                   into->source);
+        move_slots(&keys, &old->key, &new->key, slots->used, slots->num_used);
+        move_slots(&values, &old->value, &new->value, slots->used, slots->num_used);
+        move_slots(&keys, &old->memory_key, &new->memory_key, slots->all, length);
+        move_slots(&values, &old->memory_value, &new->memory_value, slots->all, length);
     }
     uint8_t *mask = into->memory_mask + place * into->source;
     for (int64_t i = 0; i < into->source; i++)

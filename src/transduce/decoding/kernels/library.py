@@ -91,7 +91,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.transduce_measure.argtypes = [pointer, pointer]
     library.transduce_gather.argtypes = [*[pointer] * 3, number]
     library.transduce_reorder.argtypes = [pointer, pointer, number]
-    library.transduce_candidates.argtypes = [pointer]
+    library.transduce_candidates.argtypes = [pointer, pointer]
     library.transduce_steps.argtypes = [pointer, c_int]
     for grow in (library.transduce_grow, library.transduce_grow_greedily):
         grow.argtypes = [*[pointer] * 4, number, number]

@@ -10,7 +10,6 @@
 #include "threads.h"
 #include "tiles.h"
 
-#define LINE 64                   /* bytes of the processor's cache */
 #define LEAST_SHARED (128 * 1024) /* weights, below which one thread is faster */
 
 /* To each sum, the products of its output's weights with a row's group of numbers. */
@@ -65,10 +64,7 @@ static inline __attribute__((always_inline)) void tile(const Product *product,
     }
     Lanes sums[2 * ROWS];
     EACH_ROW(KEEP)
-    const int64_t output = block * COLUMNS;
-    finish(product, is_int8, sums, row, count, output);
-    if (product->linear->outputs > output + LANES)
-        finish(product, is_int8, sums + 1, row, count, output + LANES);
+    finish(product, is_int8, sums, row, count, block * COLUMNS);
 }
 
 static inline __attribute__((always_inline)) void
@@ -126,6 +122,21 @@ static void multiply_blocks(void *shared, int64_t first, int64_t end, int worker
             multiply_block(product, block);
 }
 
+Linear some_outputs(const Linear *linear, int64_t first, int64_t count)
+{
+    const int is_int8 = linear->scales != NULL;
+    const int64_t bytes = num_groups(linear->inputs, is_int8) * step_bytes(is_int8);
+    Linear some = *linear;
+    some.outputs = count;
+    some.packed = (const uint8_t *)linear->packed + first / COLUMNS * bytes;
+    some.bias += first;
+    if (is_int8) {
+        some.scales += first;
+        some.sums += first;
+    }
+    return some;
+}
+
 void multiply(const Linear *linear, const Rows *x, float *y, int is_rectified,
               int num_threads)
 {
@@ -139,8 +150,9 @@ void multiply(const Linear *linear, const Rows *x, float *y, int is_rectified,
 EXPORTED int transduce_linear(const Linear *linear, const float *x, int64_t rows,
                               float *y, int num_threads)
 {
-    int64_t stride = row_bytes(linear->inputs);
-    uint8_t *room = malloc((size_t)(rows * (stride + 2 * (int64_t)sizeof(float))));
+    const int64_t stride = row_bytes(linear->inputs);
+    const int64_t bytes = rows * (stride + 2 * (int64_t)sizeof(float));
+    uint8_t *room = aligned_alloc(LINE, (size_t)((bytes + LINE - 1) / LINE * LINE));
     if (!room)
         return 1;
     float *scales = (float *)(room + rows * stride);

@@ -35,6 +35,9 @@ int64_t row_bytes(int64_t inputs);
 void arrange_rows(const Linear *linear, const float *x, int64_t rows, Rows *into,
                   int num_threads);
 
+/* The same map, of so many of its outputs, from one on with which a block begins. */
+Linear some_outputs(const Linear *linear, int64_t first, int64_t count);
+
 /* y = x W^T + b, row by row; if it is to be rectified, max(0, y). */
 void multiply(const Linear *linear, const Rows *x, float *y, int is_rectified,
               int num_threads);

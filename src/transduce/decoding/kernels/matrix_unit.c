@@ -50,88 +50,114 @@ static const struct {
 /* As the compiler does not know what the unit reads. */
 static inline void write_all(void) { __asm__ volatile("" ::: "memory"); }
 
-/* What the next block has in the place of so many weights. */
-static inline void fetch(const uint8_t *weights, int64_t bytes)
+/* Two tiles of rows at most times a block of outputs, and where their sums stand. */
+typedef struct {
+    int64_t row, count, output;
+    Sums *sums;
+} Region;
+
+/* Weights that are fetched ahead, so many bytes with each 64 inputs. */
+typedef struct {
+    const uint8_t *next, *end;
+    int64_t bytes;
+} Fetching;
+
+static inline void fetch(Fetching *ahead)
 {
-    for (int64_t at = 0; at < bytes; at += 64)
-        _mm_prefetch((const char *)weights + at, _MM_HINT_T1);
+    const uint8_t *left = ahead->end - ahead->next < ahead->bytes
+                              ? ahead->end
+                              : ahead->next + ahead->bytes;
+    for (; ahead->next < left; ahead->next += LINE)
+        _mm_prefetch((const char *)ahead->next, _MM_HINT_T1);
 }
 
-/* Tiles 0 and 1 have the sums, 2 the rows, 3 and 4 the weights. */
-static IN_UNIT void sum_up_one(const Product *product, const uint8_t *numbers,
-                               const uint8_t *weights, Sums *sums)
+/* Put out what has been summed up in so many of a region's rows, from one on. */
+static inline __attribute__((always_inline)) void
+put_out(const Product *product, const Region *region, int64_t first, int64_t rows)
 {
-    const int64_t stride = product->x->stride, step = step_bytes(1);
-    _tile_zero(0);
-    _tile_zero(1);
-    for (int64_t i = 0; i < product->linear->inputs; i += UNIT_INPUTS) {
-        _tile_loadd(2, numbers + i, stride);
-        _tile_loadd(3, weights, step);
-        _tile_loadd(4, weights + step / 2, step);
-        _tile_dpbusd(0, 2, 3);
-        _tile_dpbusd(1, 2, 4);
-        weights += UNIT_INPUTS / INT8_GROUP * step;
-    }
-    _tile_stored(0, sums->numbers[0], sizeof sums->numbers[0]);
-    _tile_stored(1, sums->numbers[0] + LANES, sizeof sums->numbers[0]);
+    const int64_t left = region->count - first, count = left < rows ? left : rows;
+    if (count <= 0)
+        return;
+    const Lanes *sums = (const Lanes *)(region->sums->numbers + first);
+    finish(product, 1, sums, region->row + first, count, region->output);
 }
 
-/* Tiles 0 to 3 have the sums, 4 and 5 the rows, 6 and 7 the weights. */
-static IN_UNIT void sum_up_two(const Product *product, const uint8_t *numbers,
-                               const uint8_t *weights, int64_t ahead, Sums *sums)
+/* Sum up a region while the one before it is put out, some rows of it with each 64
+   inputs, so that the unit need not wait. Tiles 0 to 3 have the sums, 4 and 5 the rows,
+   6 and 7 the weights. Whether there are two tiles of rows is a literal where it is
+   called. */
+static inline __attribute__((always_inline)) IN_UNIT void
+sum_up_tiles(const Product *product, const Region *region, const int are_two,
+             const Region *before, Fetching *ahead)
 {
     const int64_t stride = product->x->stride, step = step_bytes(1);
-    const int64_t bytes = UNIT_INPUTS / INT8_GROUP * step;
+    const int64_t inputs = product->linear->inputs;
+    const int64_t at_once = (2 * UNIT_ROWS * UNIT_INPUTS + inputs - 1) / inputs;
+    const uint8_t *numbers = product->x->numbers + region->row * stride;
+    const uint8_t *weights = (const uint8_t *)product->linear->packed +
+                             region->output / COLUMNS * num_groups(inputs, 1) * step;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t i = 0; i < product->linear->inputs; i += UNIT_INPUTS) {
+    for (int64_t i = 0, done = 0; i < inputs; i += UNIT_INPUTS, done += at_once) {
         _tile_loadd(6, weights, step);
         _tile_loadd(7, weights + step / 2, step);
         _tile_loadd(4, numbers + i, stride);
         _tile_dpbusd(0, 4, 6);
         _tile_dpbusd(1, 4, 7);
-        _tile_loadd(5, numbers + UNIT_ROWS * stride + i, stride);
-        _tile_dpbusd(2, 5, 6);
-        _tile_dpbusd(3, 5, 7);
-        if (ahead)
-            fetch(weights + ahead, bytes);
-        weights += bytes;
+        if (are_two) {
+            _tile_loadd(5, numbers + UNIT_ROWS * stride + i, stride);
+            _tile_dpbusd(2, 5, 6);
+            _tile_dpbusd(3, 5, 7);
+        }
+        fetch(ahead);
+        put_out(product, before, done, at_once);
+        weights += UNIT_INPUTS / INT8_GROUP * step;
     }
-    _tile_stored(0, sums->numbers[0], sizeof sums->numbers[0]);
-    _tile_stored(1, sums->numbers[0] + LANES, sizeof sums->numbers[0]);
-    _tile_stored(2, sums->numbers[UNIT_ROWS], sizeof sums->numbers[0]);
-    _tile_stored(3, sums->numbers[UNIT_ROWS] + LANES, sizeof sums->numbers[0]);
+    _tile_stored(0, region->sums->numbers[0], sizeof region->sums->numbers[0]);
+    _tile_stored(1, region->sums->numbers[0] + LANES, sizeof region->sums->numbers[0]);
+    if (are_two) {
+        int32_t *second = region->sums->numbers[UNIT_ROWS];
+        _tile_stored(2, second, sizeof region->sums->numbers[0]);
+        _tile_stored(3, second + LANES, sizeof region->sums->numbers[0]);
+    }
 }
 
-/* Rows from one on, of two tiles at most, times a block. */
-static void multiply_tiles(const Product *product, int64_t row, int64_t block)
+/* All rows times a block. The sums of the last region are still to be put out, as those
+   before the first were. */
+static IN_UNIT void multiply_block_in_unit(const Product *product, int64_t block,
+                                           Region *before, Sums sums[2])
 {
-    const Linear *linear = product->linear;
-    const int64_t ahead = num_groups(linear->inputs, 1) * step_bytes(1);
-    const uint8_t *weights = (const uint8_t *)linear->packed + block * ahead;
-    const uint8_t *numbers = product->x->numbers + row * product->x->stride;
-    const int64_t output = block * COLUMNS, left = product->x->rows - row;
-    const int64_t count = left < 2 * UNIT_ROWS ? left : 2 * UNIT_ROWS;
-    Sums sums;
-    if (count > UNIT_ROWS)
-        sum_up_two(product, numbers, weights, row ? 0 : ahead, &sums);
-    else
-        sum_up_one(product, numbers, weights, &sums);
-    const Lanes *of_rows = (const Lanes *)&sums;
-    finish(product, 1, of_rows, row, count, output);
-    if (linear->outputs > output + LANES)
-        finish(product, 1, of_rows + 1, row, count, output + LANES);
+    const int64_t rows = product->x->rows, most = 2 * UNIT_ROWS;
+    const int64_t bytes = num_groups(product->linear->inputs, 1) * step_bytes(1);
+    const int64_t regions = (rows + most - 1) / most;
+    const uint8_t *next =
+        (const uint8_t *)product->linear->packed + (block + 1) * bytes;
+    /* As much with each region, so that memory is always busy. */
+    const int64_t share = UNIT_INPUTS * COLUMNS / regions;
+    Fetching ahead = {next, next + bytes, share / LINE * LINE + LINE};
+    for (int64_t row = 0; row < rows; row += most) {
+        const int64_t left = rows - row;
+        Region region = {row, left < most ? left : most, block * COLUMNS,
+                         before->sums == sums ? sums + 1 : sums};
+        if (region.count > UNIT_ROWS)
+            sum_up_tiles(product, &region, 1, before, &ahead);
+        else
+            sum_up_tiles(product, &region, 0, before, &ahead);
+        *before = region;
+    }
 }
 
 IN_UNIT void multiply_in_unit(const Product *product, int64_t first, int64_t end)
 {
+    Sums sums[2];
+    Region before = {.count = 0};
     write_all();
     _tile_loadconfig(&full_tiles);
     for (int64_t block = first; block < end; block++)
-        for (int64_t row = 0; row < product->x->rows; row += 2 * UNIT_ROWS)
-            multiply_tiles(product, row, block);
+        multiply_block_in_unit(product, block, &before, sums);
+    put_out(product, &before, 0, before.count);
     _tile_release();
 }
 

@@ -14,35 +14,52 @@ typedef struct {
     int is_rectified;
 } Product;
 
-/* What the sums of a row's products are, in the lanes from an output on. */
-static inline Lanes numbers_of(const Product *product, const int is_int8, Lanes sums,
-                               int64_t row, int64_t output)
+/* What belongs to the outputs in the lanes. */
+typedef struct {
+    Lanes bias, scales, sums;
+} OfOutputs;
+
+static inline OfOutputs of_outputs(const Linear *linear, const int is_int8,
+                                   int64_t output)
 {
-    const Linear *linear = product->linear;
-    const Lanes bias = lanes_at(linear->bias + output);
+    OfOutputs of = {.bias = lanes_at(linear->bias + output)};
+    if (is_int8) {
+        of.scales = lanes_at(linear->scales + output);
+        of.sums = lanes_at(linear->sums + output);
+    }
+    return of;
+}
+
+/* What the sums of a row's products are. */
+static inline Lanes numbers_of(const Rows *x, const int is_int8, Lanes sums,
+                               int64_t row, const OfOutputs *of)
+{
     if (!is_int8)
-        return sums + bias;
-    const Lanes weights = lanes_at(linear->sums + output);
-    const Lanes rest = lanes_fma(lanes_of(product->x->lowest[row]), weights, bias);
-    const Lanes scale =
-        lanes_at(linear->scales + output) * lanes_of(product->x->scales[row]);
+        return sums + of->bias;
+    const Lanes rest = lanes_fma(lanes_of(x->lowest[row]), of->sums, of->bias);
+    const Lanes scale = of->scales * lanes_of(x->scales[row]);
     return lanes_fma(lanes_of_sums(sums), scale, rest);
 }
 
-/* Put out the sums of a tile's rows, every second of them: those of half of its
-   outputs, from one on. */
+/* Put out the sums of a tile's rows, two registers of each, from an output on that a
+   block begins with. */
 static inline __attribute__((always_inline)) void finish(const Product *product,
                                                          const int is_int8,
                                                          const Lanes *sums, int64_t row,
                                                          int64_t count, int64_t output)
 {
-    const int64_t outputs = product->linear->outputs;
+    const int64_t outputs = product->linear->outputs, left = outputs - output;
+    const OfOutputs one = of_outputs(product->linear, is_int8, output);
+    const OfOutputs two = of_outputs(product->linear, is_int8, output + LANES);
     const Lanes least = lanes_of(product->is_rectified ? 0.0f : -INFINITY);
+    const Rows x = *product->x;
     float *to = product->y + row * outputs + output;
-    for (int64_t i = 0; i < count; i++, to += outputs) {
-        Lanes numbers = numbers_of(product, is_int8, sums[2 * i], row + i, output);
+    for (int64_t i = 0; i < count; i++, row++, sums += 2, to += outputs) {
         /* In this order, NaN stays NaN. */
-        lanes_store(to, outputs - output, lanes_max(least, numbers));
+        lanes_store(to, left,
+                    lanes_max(least, numbers_of(&x, is_int8, sums[0], row, &one)));
+        lanes_store(to + LANES, left - LANES,
+                    lanes_max(least, numbers_of(&x, is_int8, sums[1], row, &two)));
     }
 }
 

@@ -6,6 +6,23 @@
 
 #include "lanes.h"
 #include "threads.h"
+#include "tiles.h"
+
+#define LINE_FLOATS (LINE / (int64_t)sizeof(float))
+
+/* So many floats or numbers of as many bytes, up to the end of a cache line: where each
+   kind begins with one, none is in two. */
+static int64_t whole_lines(int64_t floats)
+{
+    return (floats + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS;
+}
+
+static float *take(float **room, int64_t floats)
+{
+    float *taken = *room;
+    *room += whole_lines(floats);
+    return taken;
+}
 
 int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
                int num_threads)
@@ -14,26 +31,30 @@ int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
     const int64_t heads = stack->num_heads * stack->d_v;
     const int64_t wide = largest(2 * queries + heads, stack->d_ff);
     const int64_t inputs = largest(largest(stack->d_model, stack->d_ff), heads);
-    const int64_t floats = rows * (2 * stack->d_model + wide + heads + 2);
     const int64_t bytes = rows * row_bytes(inputs);
-    slots = (slots + LANES) * num_threads;
-    float *room = malloc((size_t)(floats + 2 * slots) * sizeof(float) + (size_t)bytes);
+    const int64_t most_slots = whole_lines(slots + LANES);
+    const int64_t all_slots = most_slots * num_threads;
+    const int64_t floats = 2 * whole_lines(rows * stack->d_model) +
+                           whole_lines(rows * wide) + whole_lines(rows * heads) +
+                           2 * whole_lines(rows) + (stack->num_heads + 1) * all_slots +
+                           whole_lines(bytes / (int64_t)sizeof(float));
+    float *room = aligned_alloc(LINE, (size_t)floats * sizeof(float));
     if (!room)
         return 1;
     work->stack = stack;
     work->num_threads = num_threads;
     work->rows = rows;
     work->room = room;
-    work->x = room;
-    work->read = work->x + rows * stack->d_model;
-    work->wide = work->read + rows * stack->d_model;
-    work->heads = work->wide + rows * wide;
-    work->arranged.scales = work->heads + rows * heads;
-    work->arranged.lowest = work->arranged.scales + rows;
-    work->most_slots = slots / num_threads;
-    work->scores = work->arranged.lowest + rows;
-    work->slots = (int32_t *)(work->scores + slots);
-    work->arranged.numbers = (uint8_t *)(work->slots + slots);
+    work->x = take(&room, rows * stack->d_model);
+    work->read = take(&room, rows * stack->d_model);
+    work->wide = take(&room, rows * wide);
+    work->heads = take(&room, rows * heads);
+    work->arranged.scales = take(&room, rows);
+    work->arranged.lowest = take(&room, rows);
+    work->most_slots = most_slots;
+    work->scores = take(&room, stack->num_heads * all_slots);
+    work->slots = (int32_t *)take(&room, all_slots);
+    work->arranged.numbers = (uint8_t *)room;
     return 0;
 }
 
@@ -42,7 +63,7 @@ void end_work(Work *work) { free(work->room); }
 Work of_worker(const Work *work, int worker)
 {
     Work own = *work;
-    own.scores += worker * work->most_slots;
+    own.scores += worker * work->stack->num_heads * work->most_slots;
     own.slots += worker * work->most_slots;
     return own;
 }
@@ -106,155 +127,6 @@ void add_and_norm(Work *work, const Norm *norm)
 {
     Sum sum = {work, norm, work->read, work->stack->is_pre_norm ? NULL : work->x};
     share_out(sum_rows, &sum, work->rows, LEAST_ROWS, work->num_threads);
-}
-
-/* To four sums, the products of a query's lanes with those of four keys. */
-static inline void sum_up(Lanes sums[4], Lanes part, Lanes one, Lanes two, Lanes three,
-                          Lanes four)
-{
-    sums[0] = lanes_fma(part, one, sums[0]);
-    sums[1] = lanes_fma(part, two, sums[1]);
-    sums[2] = lanes_fma(part, three, sums[2]);
-    sums[3] = lanes_fma(part, four, sums[3]);
-}
-
-/* The products of a query with four keys: side by side, as each alone would wait. */
-static __m128 four_products(const float *query, const float *key, const int32_t *slots,
-                            int64_t stride, int64_t width)
-{
-    const float *one = key + slots[0] * stride, *two = key + slots[1] * stride;
-    const float *three = key + slots[2] * stride, *four = key + slots[3] * stride;
-    const Lanes zero = lanes_of(0.0f);
-    Lanes sums[4] = {zero, zero, zero, zero};
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES)
-        sum_up(sums, lanes_at(query + i), lanes_at(one + i), lanes_at(two + i),
-               lanes_at(three + i), lanes_at(four + i));
-    if (i < width) {
-        const Mask there = first_lanes(width - i);
-        sum_up(sums, lanes_load(there, query + i), lanes_load(there, one + i),
-               lanes_load(there, two + i), lanes_load(there, three + i),
-               lanes_load(there, four + i));
-    }
-    return _mm_hadd_ps(
-        _mm_hadd_ps(sums_of_quarters(sums[0]), sums_of_quarters(sums[1])),
-        _mm_hadd_ps(sums_of_quarters(sums[2]), sums_of_quarters(sums[3])));
-}
-
-/* The products of a query with the keys that it sees. Behind these slots stand some
-   more, so that there are always four. */
-static void multiply_keys(Work *work, const float *query, const float *key,
-                          int64_t stride, int64_t count)
-{
-    for (int64_t i = 0; i < count; i += 4)
-        _mm_storeu_ps(work->scores + i, four_products(query, key, work->slots + i,
-                                                      stride, work->stack->d_k));
-}
-
-/* Softmax in place, but for the division; the sum to divide by. */
-static float exponentials(float *scores, int64_t count)
-{
-    float highest = -INFINITY;
-    for (int64_t i = 0; i < count; i++)
-        highest = scores[i] > highest ? scores[i] : highest;
-    const Lanes zero = lanes_of(0.0f), offset = lanes_of(highest);
-    Lanes sum = zero;
-    for (int64_t i = 0; i < count; i += LANES) {
-        const Mask there = first_lanes(count - i);
-        const Lanes each = lanes_exp(lanes_load(there, scores + i) - offset);
-        lanes_store(scores + i, count - i, each);
-        sum += lanes_where(there, each, zero);
-    }
-    return sum_of_lanes(sum);
-}
-
-/* Those of the values that it sees in as many columns as so many registers have lanes,
-   each times its score. The number, 1, 2 or 4, is a literal where it is called. */
-static inline __attribute__((always_inline)) void
-average_registers(const Work *work, const float *value, int64_t stride, int64_t count,
-                  Lanes factor, float *out, const int registers)
-{
-    Lanes first = lanes_of(0.0f), second = first, third = first, fourth = first;
-    for (int64_t i = 0; i < count; i++) {
-        const float *from = value + work->slots[i] * stride;
-        const Lanes score = lanes_of(work->scores[i]);
-        first = lanes_fma(score, lanes_at(from), first);
-        if (registers > 1)
-            second = lanes_fma(score, lanes_at(from + LANES), second);
-        if (registers > 2) {
-            third = lanes_fma(score, lanes_at(from + 2 * LANES), third);
-            fourth = lanes_fma(score, lanes_at(from + 3 * LANES), fourth);
-        }
-    }
-    lanes_store(out, LANES, first * factor);
-    if (registers > 1)
-        lanes_store(out + LANES, LANES, second * factor);
-    if (registers > 2) {
-        lanes_store(out + 2 * LANES, LANES, third * factor);
-        lanes_store(out + 3 * LANES, LANES, fourth * factor);
-    }
-}
-
-/* The same in the last columns, fewer than a register has lanes. */
-static void average_last(const Work *work, const float *value, int64_t stride,
-                         int64_t count, Lanes factor, float *out, int64_t left)
-{
-    const Mask there = first_lanes(left);
-    Lanes sum = lanes_of(0.0f);
-    for (int64_t i = 0; i < count; i++)
-        sum = lanes_fma(lanes_of(work->scores[i]),
-                        lanes_load(there, value + work->slots[i] * stride), sum);
-    lanes_store(out, left, sum * factor);
-}
-
-static void average(const Work *work, const float *value, int64_t stride, int64_t count,
-                    Lanes factor, float *out)
-{
-    int64_t left = work->stack->d_v;
-#define AVERAGE(registers)                                                             \
-    for (; left >= (registers) * LANES; left -= (registers) * LANES) {                 \
-        average_registers(work, value, stride, count, factor, out, registers);         \
-        value += (registers) * LANES;                                                  \
-        out += (registers) * LANES;                                                    \
-    }
-    AVERAGE(4)
-    AVERAGE(2)
-    AVERAGE(1)
-#undef AVERAGE
-    if (left)
-        average_last(work, value, stride, count, factor, out, left);
-}
-
-/* One head of a row; the scale is in the query already. */
-static void attend_head(Work *work, const float *query, const float *key,
-                        int64_t key_stride, const float *value, int64_t value_stride,
-                        int64_t count, float *out)
-{
-    multiply_keys(work, query, key, key_stride, count);
-    const float sum = exponentials(work->scores, count);
-    average(work, value, value_stride, count, lanes_of(1 / sum), out);
-}
-
-/* So that four slots can be read from each. */
-static void fill_up(int32_t *slots, int64_t count)
-{
-    for (int64_t i = count; i < count + 3; i++)
-        slots[i] = slots[0];
-}
-
-void attend(Work *work, int64_t row, int64_t stride, int64_t sentence, const Store *key,
-            const Store *value, int64_t count)
-{
-    const Stack *stack = work->stack;
-    const float *query = work->wide + row * stride;
-    const float *keys = key->numbers + sentence * key->per_sentence;
-    const float *values = value->numbers + sentence * value->per_sentence;
-    float *out = work->heads + row * stack->num_heads * stack->d_v;
-    fill_up(work->slots, count);
-    for (int64_t head = 0; head < stack->num_heads; head++)
-        attend_head(work, query + head * stack->d_k, keys + head * key->per_head,
-                    key->per_slot, values + head * value->per_head, value->per_slot,
-                    count, out + head * stack->d_v);
 }
 
 void feed_forward(Work *work, const Layer *layer)

@@ -47,7 +47,7 @@ typedef struct {
     float *wide; /* queries, keys and values, or the inside of a feed-forward network */
     float *heads; /* what attention has found */
     int64_t most_slots;
-    float *scores;  /* of one head of a row, for each worker */
+    float *scores;  /* of the heads of a row, for each worker */
     int32_t *slots; /* that a row sees, for each worker */
     Rows arranged;  /* what a product reads */
     void *room;

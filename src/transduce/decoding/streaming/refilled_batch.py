@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.search import Decoding, SentenceSearch
 
-BATCH_POSITIONS = 4_096
-"""Source positions of a batch times its hypotheses, padding included."""
+BATCH_POSITIONS = 2_048
+"""Source positions of a batch times its hypotheses, padding included: enough for the
+matrix products, and what passes between them stays in a processor's caches."""
 POSITION_BYTES = 2**20
 """Of a GPU's memory for each such position, logits and all: what is there for most
 models several times over."""

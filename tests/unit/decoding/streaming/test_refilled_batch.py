@@ -10,7 +10,7 @@ from transduce.decoding.streaming.refilled_batch import batch_positions
 
 @pytest.mark.parametrize(
     ("device", "gibibytes", "positions"),
-    [("cpu", 0, 4_096), ("cuda", 2, 4_096), ("cuda", 16, 16_384), ("cuda", 80, 81_920)],
+    [("cpu", 0, 2_048), ("cuda", 1, 2_048), ("cuda", 16, 16_384), ("cuda", 80, 81_920)],
 )
 def test_a_larger_gpu_decodes_more_together(
     device: str, gibibytes: int, positions: int, monkeypatch: pytest.MonkeyPatch
