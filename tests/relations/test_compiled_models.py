@@ -37,6 +37,8 @@ VARIANTS = [
     {"scores": "unscaled"},
     {"d_k": 4, "d_v": 6},
     {"d_k": 20, "d_v": 70},
+    {"d_k": 32, "d_v": 56},
+    {"d_model": 64, "d_ff": 128},
     {"activation": "silu", "output_bias": True, "decoder_layers": 2},
     {"target_vocab_size": 40},
     {"target_vocab_size": 40, "output_bias": True},

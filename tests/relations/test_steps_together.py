@@ -18,7 +18,7 @@ from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.kernels.compiled_beams import CompiledBeams
 from transduce.decoding.kernels.library import kernels
-from transduce.decoding.kernels.packed_linear import PackedFloats
+from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
 from transduce.decoding.search import Decoding
 from transduce.decoding.streaming.refilled_batch import search_in_steps
 from transduce.model.config import ModelConfig
@@ -39,13 +39,18 @@ searches = st.builds(
 )
 
 
-@pytest.fixture(scope="module")
-def ready() -> CompiledModel:
+@pytest.fixture(
+    scope="module",
+    params=[(20, 16, PackedFloats), (2_500, 64, PackedInt8)],
+    ids=["few tokens", "more than are seen at once"],
+)
+def ready(request: pytest.FixtureRequest) -> CompiledModel:
     torch.manual_seed(3)
+    vocab_size, d_model, pack = request.param
     config = ModelConfig(
-        vocab_size=20,
-        d_model=16,
-        d_ff=32,
+        vocab_size=vocab_size,
+        d_model=d_model,
+        d_ff=2 * d_model,
         num_heads=2,
         d_k=8,
         d_v=8,
@@ -56,7 +61,7 @@ def ready() -> CompiledModel:
         for weight in model.parameters():
             weight.add_(0.3 * torch.randn_like(weight))
     weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
-    return CompiledModel(config, weights, PackedFloats)
+    return CompiledModel(config, weights, pack)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -85,8 +90,9 @@ def found(
 
     def begin(numbers: list[int]) -> Decoding:
         rows = [sources[i][: lengths[i]] for i in numbers]
+        last = ready.config.vocab_size - 1
         prefixes = [
-            [3 + i, *range(4, 4 + i)] if i % 3 == prefix else [] for i in numbers
+            [last - i, *range(4, 4 + i)] if i % 3 == prefix else [] for i in numbers
         ]
         search = kind([limits[i] for i in numbers], config, EOS, (PAD, BOS), prefixes)
         return Decoding(after(ready, rows), search, BOS)

@@ -100,7 +100,7 @@ static inline uint32_t lanes_nan(Lanes x)
 /* Eight sums that have the same sum. */
 static inline __m256 half_of_lanes(Lanes x) { return x; }
 
-/* The first of twice eight numbers. */
+/* As many as there are lanes of twice eight numbers. */
 static inline Lanes lanes_of_eights(__m256 first, __m256 last)
 {
     (void)last;

@@ -8,7 +8,7 @@
 #include "avx2.h"
 #endif
 
-/* The sum of each of eight. */
+/* The sum of the numbers of each of eight. */
 static inline __m256 sums_of_eight(const __m256 x[8])
 {
     const __m256 first =

@@ -6,6 +6,8 @@
 
 #define KEYS 8 /* multiplied side by side, as each alone would wait */
 
+_Static_assert(LANES == KEYS || LANES == 2 * KEYS, "scores are put down by lanes");
+
 /* Sums in variables of their own: those in an array would not stay in registers. */
 #define EACH_KEY(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 #define START_KEY(k)                                                                   \
@@ -49,7 +51,7 @@ static void multiply_keys(const Work *work, const float *query, const float *key
             LANES > KEYS && i + KEYS < count
                 ? products_with_keys(query, key, slots + i + KEYS, stride, width)
                 : first;
-        /* Put down as they are read next: only so need these not wait. */
+        /* By one store: narrower ones would not be forwarded to a load of all lanes. */
         lanes_store(scores + i, LANES, lanes_of_eights(first, last));
     }
 }

@@ -61,7 +61,7 @@ static inline Lanes values_from(const Columns *columns, int64_t i)
     return lanes_where(there, lanes_load(there, from), lanes_of(-INFINITY));
 }
 
-#define AT_ONCE (4 * LANES) /* as none of four registers waits for others */
+#define AT_ONCE (4 * LANES) /* of which only the largest are looked at first */
 
 /* The largest in each lane of so many values; NaN is passed over. */
 static inline Lanes largest_of_some(const float *values)
@@ -101,7 +101,8 @@ static float lane_in_order(Lanes x, int64_t place)
 }
 
 /* What the best that may come are not below: as many lanes as are wanted and never
-   come, together, have one that is not. Minus infinity, where that is not known. */
+   come, together, have one that is not. Minus infinity, where that is not known, as
+   where more are wanted than there are lanes. */
 static float least_of_best(const Best *best, Lanes largest, const Excluded *excluded)
 {
     const int64_t enough = best->count + excluded->num_never;

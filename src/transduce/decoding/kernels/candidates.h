@@ -24,7 +24,8 @@ typedef struct {
     int64_t *found_parents, *found_tokens;
 } CandidateSearch;
 
-/* The `count` likeliest ways to go on of each sentence, the best first: what their
+/* Of logits, a row for each hypothesis after one,
+   the `count` likeliest ways to go on of each sentence, the best first: what their
    totals then are, which hypothesis they go on from, and by which token. Where there
    are fewer, minus infinity; after a hypothesis whose row has NaN, NaN. 1 if memory is
    lacking, 2 if what is forced is no token, otherwise 0. */

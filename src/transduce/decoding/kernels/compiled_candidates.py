@@ -77,7 +77,7 @@ class CompiledCandidates:
         return self._found
 
     def asked_of(self, sentences: int, group: int, vocab: int) -> CandidateSearchFields:
-        """For a kernel that fills in logits of so many; nothing is masked."""
+        """For a kernel that computes the logits of so many; nothing is masked."""
         fields = self._fields
         if sentences != fields.sentences:
             self._hold(sentences)

@@ -41,7 +41,7 @@ int read_tokens(Work *work, const Decoder *decoder, State *state,
 void multiply_for_logits(const Work *work, const Decoder *decoder, int64_t first,
                          int64_t count, float *logits);
 
-/* Both, of all tokens. */
+/* A step by itself: read the tokens, and put out all logits. */
 EXPORTED int transduce_step(const Decoder *decoder, State *state,
                             const int64_t *last_ids, const float *positions,
                             float *logits, int num_threads);

@@ -152,7 +152,7 @@ EXPORTED int transduce_linear(const Linear *linear, const float *x, int64_t rows
 {
     const int64_t stride = row_bytes(linear->inputs);
     const int64_t bytes = rows * (stride + 2 * (int64_t)sizeof(float));
-    uint8_t *room = aligned_alloc(LINE, (size_t)((bytes + LINE - 1) / LINE * LINE));
+    uint8_t *room = aligned_alloc(LINE, (size_t)(bytes / LINE * LINE + LINE));
     if (!room)
         return 1;
     float *scales = (float *)(room + rows * stride);

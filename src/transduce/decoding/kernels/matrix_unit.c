@@ -64,10 +64,10 @@ typedef struct {
 
 static inline void fetch(Fetching *ahead)
 {
-    const uint8_t *left = ahead->end - ahead->next < ahead->bytes
-                              ? ahead->end
-                              : ahead->next + ahead->bytes;
-    for (; ahead->next < left; ahead->next += LINE)
+    const uint8_t *until = ahead->end - ahead->next < ahead->bytes
+                               ? ahead->end
+                               : ahead->next + ahead->bytes;
+    for (; ahead->next < until; ahead->next += LINE)
         _mm_prefetch((const char *)ahead->next, _MM_HINT_T1);
 }
 
@@ -80,6 +80,19 @@ put_out(const Product *product, const Region *region, int64_t first, int64_t row
         return;
     const Lanes *sums = (const Lanes *)(region->sums->numbers + first);
     finish(product, 1, sums, region->row + first, count, region->output);
+}
+
+static inline __attribute__((always_inline)) IN_UNIT void keep_sums(Sums *sums,
+                                                                    const int are_two)
+{
+    int32_t *first = sums->numbers[0], *second = sums->numbers[UNIT_ROWS];
+    const int64_t stride = sizeof sums->numbers[0];
+    _tile_stored(0, first, stride);
+    _tile_stored(1, first + LANES, stride);
+    if (are_two) {
+        _tile_stored(2, second, stride);
+        _tile_stored(3, second + LANES, stride);
+    }
 }
 
 /* Sum up a region while the one before it is put out, some rows of it with each 64
@@ -98,8 +111,10 @@ sum_up_tiles(const Product *product, const Region *region, const int are_two,
                              region->output / COLUMNS * num_groups(inputs, 1) * step;
     _tile_zero(0);
     _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    if (are_two) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
     for (int64_t i = 0, done = 0; i < inputs; i += UNIT_INPUTS, done += at_once) {
         _tile_loadd(6, weights, step);
         _tile_loadd(7, weights + step / 2, step);
@@ -115,19 +130,13 @@ sum_up_tiles(const Product *product, const Region *region, const int are_two,
         put_out(product, before, done, at_once);
         weights += UNIT_INPUTS / INT8_GROUP * step;
     }
-    _tile_stored(0, region->sums->numbers[0], sizeof region->sums->numbers[0]);
-    _tile_stored(1, region->sums->numbers[0] + LANES, sizeof region->sums->numbers[0]);
-    if (are_two) {
-        int32_t *second = region->sums->numbers[UNIT_ROWS];
-        _tile_stored(2, second, sizeof region->sums->numbers[0]);
-        _tile_stored(3, second + LANES, sizeof region->sums->numbers[0]);
-    }
+    keep_sums(region->sums, are_two);
 }
 
-/* All rows times a block. The sums of the last region are still to be put out, as those
-   before the first were. */
+/* All rows times a block, while the one after it is fetched, if there is one. The sums
+   of the last region are still to be put out, as those before the first were. */
 static IN_UNIT void multiply_block_in_unit(const Product *product, int64_t block,
-                                           Region *before, Sums sums[2])
+                                           int is_last, Region *before, Sums sums[2])
 {
     const int64_t rows = product->x->rows, most = 2 * UNIT_ROWS;
     const int64_t bytes = num_groups(product->linear->inputs, 1) * step_bytes(1);
@@ -136,7 +145,8 @@ static IN_UNIT void multiply_block_in_unit(const Product *product, int64_t block
         (const uint8_t *)product->linear->packed + (block + 1) * bytes;
     /* As much with each region, so that memory is always busy. */
     const int64_t share = UNIT_INPUTS * COLUMNS / regions;
-    Fetching ahead = {next, next + bytes, share / LINE * LINE + LINE};
+    Fetching ahead = {next, is_last ? next : next + bytes,
+                      (share + LINE - 1) / LINE * LINE};
     for (int64_t row = 0; row < rows; row += most) {
         const int64_t left = rows - row;
         Region region = {row, left < most ? left : most, block * COLUMNS,
@@ -156,7 +166,7 @@ IN_UNIT void multiply_in_unit(const Product *product, int64_t first, int64_t end
     write_all();
     _tile_loadconfig(&full_tiles);
     for (int64_t block = first; block < end; block++)
-        multiply_block_in_unit(product, block, &before, sums);
+        multiply_block_in_unit(product, block, block + 1 == end, &before, sums);
     put_out(product, &before, 0, before.count);
     _tile_release();
 }

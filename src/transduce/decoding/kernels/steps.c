@@ -1,20 +1,25 @@
 /* Steps of decoder and search together, as long as no sentence leaves. */
 #include "steps.h"
 
-#define LOGITS_AT_ONCE (64 * 1024) /* which stay in the second-level cache */
+#include "tiles.h"
 
-/* Tokens whose logits are computed and seen together. */
-static int64_t tokens_at_once(int64_t rows)
+#define LOGITS_AT_ONCE (64 * 1024) /* which stay in a second-level cache */
+
+_Static_assert(SEEN_AT_ONCE % COLUMNS == 0, "logits begin with a block of outputs");
+
+/* Tokens whose logits are computed and seen together: more only where rows are many, as
+   some are always summed up at once. */
+static int64_t tokens_at_once(const Work *work)
 {
-    const int64_t count = LOGITS_AT_ONCE / rows / SEEN_AT_ONCE * SEEN_AT_ONCE;
-    return largest(count, SEEN_AT_ONCE);
+    const int64_t count = LOGITS_AT_ONCE / work->rows / SEEN_AT_ONCE * SEEN_AT_ONCE;
+    return largest(count, SEEN_AT_ONCE) * work->num_threads;
 }
 
 /* Find how the hypotheses go on that have read a token. */
 static void find_candidates(const Steps *steps, const Work *work, Seeing *seeing)
 {
     const int64_t vocab = steps->decoder->output.outputs;
-    const int64_t most = tokens_at_once(work->rows);
+    const int64_t most = tokens_at_once(work);
     for (int64_t first = 0; first < vocab; first += most) {
         const int64_t left = vocab - first, count = left < most ? left : most;
         multiply_for_logits(work, steps->decoder, first, count, steps->logits);

@@ -14,7 +14,7 @@ typedef struct {
     const float *positions; /* up to the last that may be read */
     Beams *beams;
     CandidateSearch *candidates;
-    float *logits; /* room for those of all hypotheses, though fewer are at once */
+    float *logits; /* room for all of them, of which only the first is written */
     int64_t is_greedy, has_prefixes;
     int64_t most;  /* steps for which there is room */
     int64_t taken; /* of these */

@@ -10,8 +10,8 @@
 
 #define LINE_FLOATS (LINE / (int64_t)sizeof(float))
 
-/* So many floats or numbers of as many bytes, up to the end of a cache line: where each
-   kind begins with one, none is in two. */
+/* So many numbers of four bytes, up to the end of a cache line, so that what comes next
+   begins with one. */
 static int64_t whole_lines(int64_t floats)
 {
     return (floats + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS;

@@ -21,7 +21,7 @@ def after_nothing(logits: Tensor, count: int, excluded=()) -> list[np.ndarray]:
 
 
 @given(
-    vocab=st.integers(1, 300),
+    vocab=st.integers(1, 300) | st.sampled_from([1023, 1024, 1025, 2049, 3000]),
     count=st.integers(1, 12),
     seed=st.integers(0, 99),
     scale=st.sampled_from([0.1, 1.0, 50.0]),
@@ -106,10 +106,29 @@ def test_where_there_are_too_few_the_rest_is_impossible():
     assert tokens[0].tolist() == [0, 1, 0, 1, 0, 0]
 
 
+@pytest.mark.parametrize("others", [1.0, -torch.inf])
+@pytest.mark.parametrize("place", [0, 1023, 1024, 2999])
+def test_one_that_is_certain_is_found_wherever_it_stands(others, place):
+    logits = torch.full((1, 1, 3000), others)
+    logits[..., place] = 200.0
+    totals, _, tokens = after_nothing(logits, 1)
+    assert (totals.tolist(), tokens.tolist()) == ([[0.0]], [[place]])
+
+
+@pytest.mark.parametrize("step", [0.01, -0.01])
+def test_sums_are_right_where_logits_rise_and_fall(step):
+    logits = step * torch.arange(3000.0).reshape(1, 1, 3000)
+    totals, _, tokens = after_nothing(logits, 3)
+    expected, places = logits.double().log_softmax(dim=-1).topk(3)
+    np.testing.assert_allclose(totals, expected[0].numpy(), rtol=1e-6)
+    assert tokens.tolist() == places[0].tolist()
+
+
+@pytest.mark.parametrize("place", [0, 1023, 1024, 2999])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_where_there_is_no_distribution_nothing_is_a_number(bad):
-    logits = torch.randn(2, 1, 50)
-    logits[1, 0, 20] = bad
+def test_where_there_is_no_distribution_nothing_is_a_number(bad, place):
+    logits = torch.randn(2, 1, 3000)
+    logits[1, 0, place] = bad
     totals, _, _ = after_nothing(logits, 2)
     assert np.isfinite(totals[0]).all()
     assert np.isnan(totals[1]).all()
