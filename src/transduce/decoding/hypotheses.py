@@ -1,13 +1,11 @@
 """What a search has found for a sentence."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hypothesis:
+class Hypothesis(NamedTuple):
     """A decoded sequence without its special tokens."""
 
     ids: tuple[int, ...]

@@ -147,12 +147,11 @@ EXPORTED void transduce_grow_greedily(Beams *paths, const double *gains,
     paths->sentences = kept;
 }
 
-/* The tokens by which a hypothesis was found, and what each added to its
+/* The tokens by which one was found that ended, and what each added to its
    log-probability; behind these, what its end added. */
-EXPORTED void transduce_trace(const Beam *beam, int64_t size, int64_t number,
-                              int64_t *tokens, double *gains)
+static void trace(const Beam *beam, int64_t size, const End *end, int64_t *tokens,
+                  double *gains)
 {
-    const End *end = beam->ends + number;
     double after = end->log_probability;
     for (int64_t step = end->num_steps - 1, at = end->last; step >= 0; step--) {
         const int64_t here = step * size + at;
@@ -162,4 +161,13 @@ EXPORTED void transduce_trace(const Beam *beam, int64_t size, int64_t number,
         at = beam->parents[here];
     }
     gains[0] = after;
+}
+
+/* The same of all that ended, each with room for as many steps as there were. */
+EXPORTED void transduce_trace(const Beam *beam, int64_t size, int64_t *tokens,
+                              double *gains)
+{
+    for (int64_t i = 0; i < beam->num_ends; i++)
+        trace(beam, size, beam->ends + i, tokens + i * beam->num_steps,
+              gains + i * (beam->num_steps + 1));
 }

@@ -75,27 +75,26 @@ class CompiledBeam:
 
     def hypotheses(self) -> list[Hypothesis]:
         """The finished ones, best first; if there are none, those cut short."""
-        return [self._traced(*each) for each in enumerate(self._ended())]
-
-    def _traced(self, number: int, end: End) -> Hypothesis:
-        tokens = np.empty(end.num_steps, dtype=np.int64)
-        gains = np.empty(end.num_steps + 1)
+        ends, num_steps = self._ended(), self.fields.num_steps
+        tokens = np.empty((len(ends), num_steps), dtype=np.int64)
+        gains = np.empty((len(ends), num_steps + 1))
         loaded_kernels().transduce_trace(
             ctypes.byref(self.fields),
             self._steps.shape[2],
-            number,
             tokens.ctypes.data,
             gains.ctypes.data,
         )
-        return Hypothesis(
-            ids=tuple(tokens.tolist()),
-            log_probability=end.log_probability,
-            token_log_probabilities=tuple(
-                gains[: end.num_steps + end.is_finished].tolist()
-            ),
-            score=end.score,
-            is_finished=end.is_finished,
-        )
+        each = zip(ends, tokens.tolist(), gains.tolist(), strict=True)
+        return [
+            Hypothesis(
+                ids=tuple(ids[: end.num_steps]),
+                log_probability=end.log_probability,
+                token_log_probabilities=tuple(own[: end.num_steps + end.is_finished]),
+                score=end.score,
+                is_finished=end.is_finished,
+            )
+            for end, ids, own in each
+        ]
 
     def _ended(self) -> list[End]:
         ends = self._ends[: self.fields.num_ends].tolist()
