@@ -29,18 +29,10 @@ def use_unit():
 @pytest.mark.parametrize(
     ("inputs", "outputs"),
     [
-        (64, 1),
-        (64, 16),
-        (64, 17),
-        (128, 33),
-        (192, 33),
-        (320, 64),
-        (512, 96),
-        (2048, 70),
-        (4096, 40),
-        (70, 40),
-    ],  # fmt: skip
-)
+        (64, 1), (64, 16), (64, 17), (128, 33), (192, 33), (320, 64), (512, 96),
+        (2048, 70), (4096, 40), (70, 40),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 49, 65, 100])
 def test_it_changes_nothing(use_unit, inputs, outputs, rows):
     weight, bias = torch.randn(outputs, inputs).numpy(), torch.randn(outputs).numpy()
