@@ -12,8 +12,10 @@ from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 SENTENCES_OF_ONE = 12
 """Translated one at a time in a turn."""
-BATCHES = 2
-"""Of several sentences each, in a turn."""
+SENTENCES_OF_SEVERAL = 256
+"""Translated in a turn, several at a time, or as many as fill a batch or some."""
+MOST_BATCHES = 8
+"""In a turn: so many that the first, slower since others ran before, is one of many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,10 @@ class Setting:
     @property
     def num_sentences(self) -> int:
         """Translated in one turn."""
-        return SENTENCES_OF_ONE if self.batch_size == 1 else BATCHES * self.batch_size
+        if self.batch_size == 1:
+            return SENTENCES_OF_ONE
+        batches = SENTENCES_OF_SEVERAL // self.batch_size
+        return min(max(batches, 1), MOST_BATCHES) * self.batch_size
 
     def __str__(self) -> str:
         length = f", {self.forced_length} tokens" if self.forced_length else ""

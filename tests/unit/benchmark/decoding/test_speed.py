@@ -10,7 +10,12 @@ import torch
 
 from transduce.benchmark.decoding import speed as decoding_speed
 from transduce.benchmark.decoding.speed import measure_decoding, random_checkpoint
-from transduce.benchmark.decoding.task import DecodingTask, Setting
+from transduce.benchmark.decoding.task import (
+    MOST_BATCHES,
+    SENTENCES_OF_SEVERAL,
+    DecodingTask,
+    Setting,
+)
 from transduce.checkpoint import save_model
 from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import PRESETS
@@ -67,10 +72,15 @@ def test_the_sentences_of_a_turn(trained_checkpoint, tmp_path):
         device=CPU,
     )
     assert list(task.jobs()) == [GREEDY, FORCED] * 2
-    assert task.batches(GREEDY) == [
+    batches = task.batches(GREEDY)
+    assert batches[:2] == [
         ["one two three four five six", "two"],
         ["six", "one two three four five six"],
     ]
+    assert len(batches) == MOST_BATCHES
+    large = Setting(batch_size=128, beam_size=1)
+    assert large.num_sentences == SENTENCES_OF_SEVERAL
+    assert Setting(batch_size=300, beam_size=1).num_sentences == 300
     # A forced length takes none that is longer.
     forced = task.batches(FORCED)
     assert forced[:3] == [["two"], ["six"], ["two"]]
