@@ -8,12 +8,14 @@ import gc
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import chain
 from multiprocessing.connection import Connection, Pipe, wait
 from threading import Lock
@@ -30,8 +32,12 @@ Sentence = TypeVar("Sentence")
 
 MIN_SHARE = 8
 """Sentences for which a process of their own pays."""
+STEP_SENTENCES = 4
+"""That take as long as what a step takes in any case, to read weights and to begin."""
 MAX_PROCESSES = 16
 """By default: each has some hundred megabytes of its own."""
+MOMENT_S = 0.02
+"""Between two messages of a copy, as each interrupts the search of another."""
 FIRST_FILE = 3
 """After those of standard input, output and error."""
 
@@ -59,7 +65,7 @@ class SearchTask(Generic[Searcher, Sentence]):
     begin: Beginning[Searcher, Sentence]
 
     def found(self, searcher: Searcher) -> Iterator[list[Found]]:
-        """Of each sentence, as soon as it is done, with those done by the same step."""
+        """Of each sentence, soon after it is done, with those done by then."""
         return search_in_steps(
             self.lengths,
             self.room,
@@ -76,10 +82,21 @@ class SearchTask(Generic[Searcher, Sentence]):
         )
 
     def shares(self, most: int) -> list[list[int]]:
-        """The sentences' numbers in equal shares, each with short and long ones."""
+        """The sentences' numbers in shares that take about as long.
+
+        As many steps must be taken as the longest of a share takes, however few others
+        there are; that counts as some sentences more of its length.
+        """
         count = max(min(most, len(self.sentences) // MIN_SHARE), 1)
-        order = sorted(range(len(self.sentences)), key=self.lengths.__getitem__)
-        return [order[i::count] for i in range(count)]
+        shares: list[list[int]] = [[] for _ in range(count)]
+        costs = [(0, i) for i in range(count)]
+        lengths = self.lengths
+        for number in sorted(range(len(lengths)), key=lengths.__getitem__)[::-1]:
+            cost, i = heappop(costs)
+            weight = 1 if shares[i] else 1 + STEP_SENTENCES
+            shares[i].append(number)
+            heappush(costs, (cost + weight * max(lengths[number], 1), i))
+        return shares
 
 
 def default_processes(device: str) -> int:
@@ -277,6 +294,11 @@ def _be_copy(searcher: object, connection: Connection) -> NoReturn:
         # Signals reach all processes of a group; the first one is to end the others.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # Else one that is given a task may have the processor at once, and keep it,
+        # while the first process is about to give the next one its task.
+        with suppress(OSError):  # where the system forbids it
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:  # not as the user chose
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         _let_go_of_files(connection.fileno())
         use_threads(1)
         gc.freeze()  # what there is stays, and need not be looked through again
@@ -297,13 +319,25 @@ def _let_go_of_files(kept: int) -> None:
 
 def _search(searcher: object, connection: Connection) -> None:
     while True:
-        found = connection.recv().found(searcher)
-        while True:
-            try:
-                each: list[Found] | Exception | None = next(found, None)
-            except Exception as error:  # for the process that waits
-                error.add_note(traceback.format_exc())
-                each = error
-            if each is None:
-                break
+        for each in _messages(connection.recv().found(searcher)):
             connection.send(each)
+
+
+def _messages(found: Iterator[list[Found]]) -> Iterator[list[Found] | Exception]:
+    """What is found, as much together as comes in a moment; what it fails by."""
+    held: list[Found] = []
+    told = time.monotonic()
+    try:
+        for each in found:
+            held += each
+            if held and time.monotonic() - told >= MOMENT_S:
+                yield held
+                held, told = [], time.monotonic()
+    except Exception as error:  # for the process that waits
+        if held:
+            yield held
+        error.add_note(traceback.format_exc())
+        yield error
+        return
+    if held:
+        yield held

@@ -3,12 +3,15 @@
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Timer
+from time import sleep
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +21,7 @@ from transduce.decoding.streaming import processes
 from transduce.decoding.streaming.processes import (
     MAX_PROCESSES,
     MIN_SHARE,
+    Found,
     SearchProcesses,
     default_processes,
 )
@@ -216,6 +220,67 @@ def test_a_mistake_in_a_process_is_raised_here(alone: Translator) -> None:
     with pytest.raises(ZeroDivisionError, match="as a mistake") as raised:
         list(copies.found(task))
     assert "in _fail" in raised.value.__notes__[0]
+
+
+def found_until_it_fails(number: int) -> Iterator[list[Found]]:
+    for i in range(number):
+        yield [(i, [])]
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("moment", "messages"),
+    [(60.0, [[(0, []), (1, []), (2, [])]]), (0.0, [[(0, [])], [(1, [])], [(2, [])]])],
+)
+def test_what_is_found_in_a_moment_is_told_together(
+    monkeypatch: pytest.MonkeyPatch, moment: float, messages: list[list[Found]]
+) -> None:
+    monkeypatch.setattr(processes, "MOMENT_S", moment)
+    *told, error = processes._messages(found_until_it_fails(3))
+    assert told == messages
+    assert isinstance(error, ZeroDivisionError)
+    assert list(processes._messages(iter(messages))) == messages
+    assert not list(processes._messages(iter([[], []])))
+
+
+def test_what_is_found_does_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MOMENT_S", 0.01)
+    found = [(0, [])]
+
+    def slowly() -> Iterator[list[Found]]:
+        yield found
+        sleep(0.02)
+        yield []
+        raise AssertionError("is not asked for before what there is is told")
+
+    assert next(processes._messages(slowly())) == found
+
+
+def test_shares_take_about_as_long() -> None:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 60, 64).tolist()
+    task = processes.SearchTask(
+        sentences=range(64), lengths=lengths, room=10, begin=partial(_fail)
+    )
+    for number in (1, 2, 3, 8):
+        shares = task.shares(number)
+        assert sorted(chain.from_iterable(shares)) == list(range(64))
+        costs = [
+            sum(lengths[i] for i in share)
+            + processes.STEP_SENTENCES * max(lengths[i] for i in share)
+            for share in shares
+        ]
+        assert len(shares) == number
+        assert max(costs) - min(costs) <= max(lengths)
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.skipif(
+    os.sched_getscheduler(0) != os.SCHED_OTHER, reason="the system has been told else"
+)
+def test_a_copy_does_not_take_the_processor_from_the_first(others: set[int]) -> None:
+    for pid in children() - others:
+        wait_until(lambda pid=pid: os.sched_getscheduler(pid) == os.SCHED_BATCH)
 
 
 def test_the_copies_end_with_the_translator(
