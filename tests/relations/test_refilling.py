@@ -222,7 +222,7 @@ def _translators(
 @pytest.mark.parametrize(
     "kind", ["trained", "together", "neighbourhood", "few positions"]
 )
-@pytest.mark.parametrize("share", [0.0, 0.25])
+@pytest.mark.parametrize("share", [0.0, 0.5])
 @pytest.mark.parametrize(
     "config",
     [

@@ -69,15 +69,20 @@ class BeamSearch(GrowingSearch):
         excluded: Excluded = (),
         prefixes: Sequence[Sequence[int]] | None = None,
         coverage: Coverage | None = None,
+        most_told: int | None = None,
     ) -> None:
-        """Coverage must be there if the config has a penalty for it."""
+        """Coverage must be there if the config has a penalty for it.
+
+        Of each sentence, so many hypotheses are told at most, if that is given.
+        """
         prefixes = prefixes or [()] * len(max_lengths)
+        most_told = most_told or config.beam_size
         super().__init__(
-            CompiledBeams(max_lengths, prefixes, eos, config)
+            CompiledBeams(max_lengths, prefixes, eos, config, most_told)
             if coverage is None and kernels() is not None
             else _Beams(
                 [
-                    _Beam(limit, prefix, eos, config)
+                    _Beam(limit, prefix, eos, config, most_told)
                     for limit, prefix in zip(max_lengths, prefixes, strict=True)
                 ],
                 config.beam_size,
@@ -133,7 +138,12 @@ class _Beam:
     """
 
     def __init__(
-        self, max_length: int, prefix: Sequence[int], eos: int, config: SearchConfig
+        self,
+        max_length: int,
+        prefix: Sequence[int],
+        eos: int,
+        config: SearchConfig,
+        most_told: int,
     ) -> None:
         self.log_probabilities = [0.0]
         """Of the hypotheses that go on."""
@@ -143,6 +153,7 @@ class _Beam:
         self._prefix = prefix
         self._eos = eos
         self._config = config
+        self._most_told = most_told
         self._steps: list[Step] = []
         self._ends: list[End] = []
         """The best of them, best first."""
@@ -209,7 +220,8 @@ class _Beam:
             for number, log_probability in enumerate(self.log_probabilities):
                 if log_probability > -math.inf:
                     self._end(log_probability, number, is_finished=False)
-        return [traced(end, self._steps) for end in self._ends]
+        told = self._ends[: self._most_told]
+        return [traced(end, self._steps) for end in told]
 
     def _end(self, log_probability: float, last: int, *, is_finished: bool) -> None:
         """Keep a hypothesis, if it is among the best."""

@@ -49,7 +49,7 @@ class GreedySearch(GrowingSearch):
     ) -> None:
         prefixes = prefixes or [()] * len(max_lengths)
         super().__init__(
-            CompiledPaths(max_lengths, prefixes, eos, config)
+            CompiledPaths(max_lengths, prefixes, eos, config, most_told=1)
             if kernels() is not None
             else _Paths(
                 [

@@ -54,9 +54,9 @@ class SearchingModel(NextTokenModel, Protocol):
     """One that can take steps with a search by itself."""
 
     def take_steps(
-        self, last_ids: Int64[np.ndarray, "sentences group"], search: Any
+        self, last_ids: Int64[np.ndarray, "sentences group"], search: Any, few: int
     ) -> Int64[np.ndarray, "kept grown"] | None:
-        """Some, none after one by which a sentence is done; what is read next.
+        """Some, none after one that leaves `few` sentences or fewer; what is read next.
 
         The search's `grow` is not called. None if there is more to it than it can do:
         then no step was taken.
@@ -123,15 +123,20 @@ class Decoding:
             self._model.reorder(rows)
             self._last_ids = last_ids
 
-    def advance_until_one_is_done(self) -> None:
-        """Grow all that is live, token by token."""
+    def advance_until_some_are_done(self, few: int) -> None:
+        """Grow all that is live, token by token, until a sentence at least is done.
+
+        A model that takes several steps at once may go on until no more than `few` are
+        left.
+        """
         num_live = len(self.search.live)
         assert num_live
+        few = min(few, num_live - 1)
         while len(self.search.live) == num_live:
             if self._searching is None:
                 last_ids = None
             else:
-                last_ids = self._searching.take_steps(self._last_ids, self.search)
+                last_ids = self._searching.take_steps(self._last_ids, self.search, few)
             if last_ids is None:
                 self.advance()
             else:
@@ -140,7 +145,7 @@ class Decoding:
     def finish(self) -> None:
         """Go on until all is done."""
         while self.search.live:
-            self.advance_until_one_is_done()
+            self.advance_until_some_are_done(few=0)
 
     def join(self, other: "Decoding") -> None:
         """Take in what another has begun; both have grown at least once."""

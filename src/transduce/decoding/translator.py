@@ -28,7 +28,7 @@ from transduce.decoding.streaming.processes import (
 )
 from transduce.decoding.streaming.refilled_batch import batch_positions
 from transduce.decoding.streaming.windows import Pace, in_order
-from transduce.decoding.translation.parts import Line, Part, paired, parts_of
+from transduce.decoding.translation.parts import Part, lines_of, paired, parts_of
 from transduce.decoding.translation.target_score import TargetScore
 from transduce.decoding.translation.translations import (
     EMPTY,
@@ -260,20 +260,11 @@ class Translator:
         group_size: int,
     ) -> Iterator[Translation]:
         for window in pace.windows(zip(count(), pairs)):
-            lines = [parts_of(line, self.tokenizer) for line in self._encoded(window)]
+            encoded = lines_of(window, self.tokenizer)
+            lines = [parts_of(line, self.tokenizer) for line in encoded]
             found = in_order(self._translations(lines, begin, group_size, pace.on_line))
             for parts in lines:
                 yield joined(parts, list(islice(found, len(parts))))
-
-    def _encoded(self, window: list[tuple[int, tuple[str, str]]]) -> list[Line]:
-        source_ids = self.tokenizer.encode_sources([s for _, (s, _) in window])
-        prefix_ids = self.tokenizer.encode_targets([p for _, (_, p) in window])
-        return [
-            Line(number=number, text=text, source=source, prefix=prefix)
-            for (number, (text, _)), source, prefix in zip(
-                window, source_ids, prefix_ids, strict=True
-            )
-        ]
 
     def _translations(
         self,
@@ -317,13 +308,15 @@ class Translator:
         if config.beam_size == 1:
             greedy = GreedySearch(limits, config, EOS, EXCLUDED, prefixes)
             return Decoding(self._read(parts), greedy, BOS)
+        # Of several, others too, as some of the best may be spelt alike.
+        told = 1 if config.num_best == 1 else None
         if config.coverage_penalty > 0:
             watched = self._watched(parts)
             beams = BeamSearch(
-                limits, config, EOS, EXCLUDED, prefixes, watched.coverage
+                limits, config, EOS, EXCLUDED, prefixes, watched.coverage, told
             )
             return Decoding(watched, beams, BOS)
-        beams = BeamSearch(limits, config, EOS, EXCLUDED, prefixes)
+        beams = BeamSearch(limits, config, EOS, EXCLUDED, prefixes, most_told=told)
         return Decoding(self._read(parts), beams, BOS)
 
     def _sample(self, parts: Sequence[Part], config: SamplingConfig) -> Decoding:

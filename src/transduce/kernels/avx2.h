@@ -92,11 +92,6 @@ static inline uint32_t lanes_above(Lanes one, Lanes other)
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(one, other, _CMP_GT_OQ));
 }
 
-static inline uint32_t lanes_nan(Lanes x)
-{
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-}
-
 /* Eight sums that have the same sum. */
 static inline __m256 half_of_lanes(Lanes x) { return x; }
 

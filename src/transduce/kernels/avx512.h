@@ -79,11 +79,6 @@ static inline uint32_t lanes_above(Lanes one, Lanes other)
     return _mm512_cmp_ps_mask(one, other, _CMP_GT_OQ);
 }
 
-static inline uint32_t lanes_nan(Lanes x)
-{
-    return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-}
-
 static inline float highest_lane(Lanes x) { return _mm512_reduce_max_ps(x); }
 static inline float lowest_lane(Lanes x) { return _mm512_reduce_min_ps(x); }
 static inline float sum_of_lanes(Lanes x) { return _mm512_reduce_add_ps(x); }

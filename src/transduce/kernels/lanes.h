@@ -19,6 +19,32 @@ static inline __m256 sums_of_eight(const __m256 x[8])
                          _mm256_permute2f128_ps(first, last, 0x31));
 }
 
+/* Eight rows of eight numbers become columns. */
+static inline void transpose_eight(const float *from, int64_t stride, float *to,
+                                   int64_t to_stride)
+{
+    __m256 pairs[8], fours[8];
+    for (int i = 0; i < 8; i += 2) {
+        const __m256 one = _mm256_loadu_ps(from + i * stride);
+        const __m256 other = _mm256_loadu_ps(from + (i + 1) * stride);
+        pairs[i] = _mm256_unpacklo_ps(one, other);
+        pairs[i + 1] = _mm256_unpackhi_ps(one, other);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int k = 0; k < 2; k++) {
+            const __m256d one = _mm256_castps_pd(pairs[i + k]);
+            const __m256d other = _mm256_castps_pd(pairs[i + k + 2]);
+            fours[i + 2 * k] = _mm256_castpd_ps(_mm256_unpacklo_pd(one, other));
+            fours[i + 2 * k + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(one, other));
+        }
+    for (int i = 0; i < 4; i++) {
+        const __m256 low = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+        const __m256 high = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+        _mm256_storeu_ps(to + i * to_stride, low);
+        _mm256_storeu_ps(to + (i + 4) * to_stride, high);
+    }
+}
+
 /* The exponential, to about one unit in the last place; NaN stays NaN. */
 static inline Lanes lanes_exp(Lanes x)
 {

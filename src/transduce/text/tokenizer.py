@@ -32,7 +32,8 @@ FIRST_BYTE = 0xF700
 """Byte b is written as the character U+F700 + b, from Unicode's private use area. A
 user's own character of that range is itself spelt in bytes, so nothing is ambiguous."""
 BYTE_PIECES = tuple(chr(FIRST_BYTE + byte) for byte in range(256))
-_BYTE_SET = frozenset(BYTE_PIECES)
+READABLE_BYTES = {piece: f"<0x{byte:02X}>" for byte, piece in enumerate(BYTE_PIECES)}
+"""How a byte is told to people."""
 _BYTES = re.compile(f"[{BYTE_PIECES[0]}-{BYTE_PIECES[-1]}]+")
 
 NUM_RESERVED = len(SPECIAL_PIECES) + len(BYTE_PIECES)
@@ -81,6 +82,7 @@ class SubwordTokenizer:
         vocabulary = pieces.get_vocab(with_added_tokens=False)
         self._pieces = pieces
         self._piece_of = sorted(vocabulary, key=vocabulary.__getitem__)
+        self._readable = [READABLE_BYTES.get(each, each) for each in self._piece_of]
         alphabet = {p for p in vocabulary if len(p) == 1} - set(BYTE_PIECES)
         self._outside_alphabet = re.compile(
             "[^ " + "".join(map(re.escape, sorted(alphabet))) + "]"
@@ -120,7 +122,7 @@ class SubwordTokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The pieces themselves, for people to read; a word's first has a space."""
-        return [_readable(self._piece_of[i]) for i in ids]
+        return [self._readable[i] for i in ids]
 
     def save(self, path: Path) -> None:
         """Write the vocabulary as `tokenizers` JSON."""
@@ -253,10 +255,6 @@ def _cutting_words(model: models.Model) -> SubwordTokenizer:
 
 def _bytes_of(match: re.Match[str]) -> str:
     return "".join(BYTE_PIECES[b] for b in match[0].encode("utf-8", "replace"))
-
-
-def _readable(piece: str) -> str:
-    return f"<0x{ord(piece) - FIRST_BYTE:02X}>" if piece in _BYTE_SET else piece
 
 
 def _unspell(pieces: str) -> str:

@@ -9,19 +9,20 @@ from transduce.search_config import SearchConfig
 from transduce.special_ids import EOS
 
 TEXT = "one two three"
+SEVERAL = SearchConfig(num_best=4)
 
 
 @pytest.fixture(scope="module")
 def tree(trained_checkpoint: Checkpoint) -> SearchTree:
     source = torch.tensor([[*trained_checkpoint.tokenizer.encode(TEXT), EOS]])
-    return watch_search(trained_checkpoint.build(), source, SearchConfig(), EXCLUDED)
+    return watch_search(trained_checkpoint.build(), source, SEVERAL, EXCLUDED)
 
 
 def test_watching_finds_what_translating_finds(
     tree: SearchTree, trained_checkpoint: Checkpoint
 ) -> None:
     translator = Translator(trained_checkpoint, torch.device("cpu"))
-    (translation,) = translator.translate([TEXT])
+    (translation,) = translator.translate_stream([TEXT], SEVERAL)
     # Both in fp32, but sums are taken in other orders.
     assert [h.score for h in tree.hypotheses] == [
         pytest.approx(h.score, rel=1e-5) for h in translation.hypotheses

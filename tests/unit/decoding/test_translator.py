@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, save_model
+from transduce.decoding import beam_search as beam_search_module
 from transduce.decoding import translator as translator_module
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.kernels.library import kernels
@@ -36,18 +37,30 @@ def test_a_translation_is_the_best_of_its_hypotheses(translator: Translator) -> 
     assert translation.score == translation.hypotheses[0].score
 
 
-def test_hypotheses_are_as_many_as_the_beam_and_best_first(
-    translator: Translator,
-) -> None:
-    [translation] = translator.translate(["one two three"], beam_size=3)
+@pytest.fixture(params=["by a kernel", "in lists"])
+def grown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in lists":
+        monkeypatch.setattr(beam_search_module, "kernels", lambda: None)
+
+
+@pytest.mark.usefixtures("grown")
+def test_several_hypotheses_are_told_best_first(translator: Translator) -> None:
+    several = SearchConfig(beam_size=3, num_best=2)
+    [translation] = translator.translate_stream(["one two three"], several)
     scores = [h.score for h in translation.hypotheses]
     assert 1 < len(scores) <= 3
     assert scores == sorted(scores, reverse=True)
+    assert scores[0] == translation.score
 
 
-def test_a_beam_of_one_gives_one_hypothesis(translator: Translator) -> None:
-    [translation] = translator.translate(["one two three"], beam_size=1)
-    assert len(translation.hypotheses) == 1
+@pytest.mark.usefixtures("grown")
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_where_one_is_asked_for_one_is_told(
+    translator: Translator, beam_size: int
+) -> None:
+    [translation] = translator.translate(["one two three"], beam_size=beam_size)
+    [only] = translation.hypotheses
+    assert (only.text, only.score) == (translation.text, translation.score)
 
 
 @pytest.mark.parametrize("source", ["", "   ", "\t", "\u2028"])

@@ -103,10 +103,10 @@ def test_what_waits_is_gathered(queue: RequestQueue, gate: Gate) -> None:
 
 
 def test_other_searches_are_other_batches(queue: RequestQueue, gate: Gate) -> None:
-    greedy = SearchConfig(beam_size=1)
+    greedy, several = SearchConfig(beam_size=1), SearchConfig(num_best=4)
     futures = [
-        *queue.submit(["one", "two"]), *queue.submit(["one"], greedy),
-        *queue.submit(["two"]),
+        *queue.submit(["one", "two"], several), *queue.submit(["one"], greedy),
+        *queue.submit(["two"], several),
     ]  # fmt: skip
     gate.open()
     found = [future.result() for future in futures]

@@ -35,7 +35,7 @@ class CompiledDecoder:
         fields = state.fields
         assert last_ids.shape == (fields.sentences, fields.group)
         last_ids = np.ascontiguousarray(last_ids)
-        logits = self._room_for_logits()
+        logits = room_for(*last_ids.shape, self._vocab_size)
         status = self._model.library.transduce_step(
             ctypes.byref(self._model.fields),
             ctypes.byref(fields),
@@ -49,9 +49,9 @@ class CompiledDecoder:
         return logits
 
     def take_steps(
-        self, last_ids: Int64[np.ndarray, "sentences group"], search: Search
+        self, last_ids: Int64[np.ndarray, "sentences group"], search: Search, few: int
     ) -> Int64[np.ndarray, "kept grown"] | None:
-        """Some, none after one by which a sentence is done; what is read next.
+        """Some, none after one that leaves `few` sentences or fewer; what is read next.
 
         None if not all of it is done by kernels, or groups are yet to get larger.
         """
@@ -64,7 +64,7 @@ class CompiledDecoder:
             return None
         if self._state.fields.group != beams.size:
             return None
-        return self._steps_taken(last_ids, beams, candidates)
+        return self._steps_taken(last_ids, beams, candidates, few)
 
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses, in this order."""
@@ -89,32 +89,30 @@ class CompiledDecoder:
             self._state = self._model.gathered([self._state])
         return self._state
 
-    def _room_for_logits(self) -> Float32[np.ndarray, "sentences group vocab"]:
-        fields = self._state.fields
-        return room_for(
-            fields.sentences, fields.group, self._model.fields.output.outputs
-        )
+    @property
+    def _vocab_size(self) -> int:
+        return int(self._model.fields.output.outputs)
 
     def _steps_taken(
         self,
         last_ids: Int64[np.ndarray, "sentences group"],
         beams: CompiledBeams,
         candidates: CompiledCandidates,
+        few: int,
     ) -> Int64[np.ndarray, "kept beam"]:
-        """Some for which there is room, none after one by which a sentence leaves."""
+        """Some for which there is room."""
         state = self._with_room()
         fields = state.fields
         assert last_ids.shape == (fields.sentences, fields.group)
         assert last_ids.shape == (len(beams.live), beams.size)
-        logits = self._room_for_logits()
-        asked = candidates.asked_of(*logits.shape)
+        asked = candidates.asked_of(*last_ids.shape, self._vocab_size)
         steps = StepsFields(
             decoder=ctypes.addressof(self._model.fields),
             state=ctypes.addressof(fields),
             positions=address(state.positions),
             candidates=ctypes.addressof(asked),
-            logits=address(logits),
             most=max(min(state.steps_left, MOST_ROWS // last_ids.size), 1),
+            few=few,
         )
         beams.fill_in(steps, last_ids)
         status = self._model.library.transduce_steps(ctypes.byref(steps), num_threads())

@@ -8,6 +8,7 @@ values are still there until room is made for others.
 
 import ctypes
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
@@ -16,6 +17,10 @@ from transduce.decoding.compiled.positions import Positions
 from transduce.decoding.kernels.fields import StateFields
 from transduce.kernels.loading import address, room_for
 from transduce.model.config import ModelConfig
+
+MOST_LANES = 16
+"""Numbers that a kernel of any build reads at once, of the memory's keys without asking
+how many there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +46,15 @@ class Stores:
             room_for(*first, sizes.room, heads, width).swapaxes(2, 3)
             for width in (config.d_k, config.d_v)
         ]
+        # The memory's keys as columns, as queries are multiplied by several at once.
+        columns = ceil(sizes.source / MOST_LANES) * MOST_LANES
         far = [
-            room_for(*first, heads, sizes.source, width)
-            for width in (config.d_k, config.d_v)
+            room_for(*first, heads, config.d_k, columns),
+            room_for(*first, heads, sizes.source, config.d_v),
         ]
         self.arrays = [*own, *far]
-        """Keys and values of the past, then of the memory, each
-        [layers, sentences, heads, slots, width]."""
+        """Keys and values of the past, then of the memory, each [layers, sentences,
+        heads, slots, width] but for the memory's keys: [..., width, slots]."""
         numbers: list[int] = []
         for layer in range(layers):
             for store in self.arrays:
@@ -56,8 +63,8 @@ class Stores:
         """`LayerCache` of decoder.h for each: four times `Store`, all of 64 bits."""
 
 
-def _store(array: Float32[np.ndarray, "sentences heads slots width"]) -> list[int]:
-    """Where it begins, and how far sentences, heads and slots lie apart."""
+def _store(array: Float32[np.ndarray, "sentences heads rows width"]) -> list[int]:
+    """Where it begins, and how far sentences, heads and rows lie apart."""
     *between, _ = (each // array.itemsize for each in array.strides)
     return [array.__array_interface__["data"][0], *between]
 

@@ -1,8 +1,9 @@
-/* Attention of one row, all heads (section 3.2; equation 1). */
+/* Attention of a row by itself. */
+#include "attention.h"
+
 #include <math.h>
 
 #include "lanes.h"
-#include "transformer.h"
 
 #define KEYS 8 /* multiplied side by side, as each alone would wait */
 
@@ -56,17 +57,19 @@ static void multiply_keys(const Work *work, const float *query, const float *key
     }
 }
 
-/* Behind the last stand some of them again; NaN is passed over. */
+/* NaN is passed over. */
 static float highest_of(const float *scores, int64_t count)
 {
-    Lanes highest = lanes_of(-INFINITY);
-    for (int64_t i = 0; i < count; i += LANES)
-        highest = lanes_max(lanes_at(scores + i), highest);
+    const Lanes none = lanes_of(-INFINITY);
+    Lanes highest = none;
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Lanes each = lanes_at(scores + i);
+        highest = lanes_max(lanes_where(first_lanes(count - i), each, none), highest);
+    }
     return highest_lane(highest);
 }
 
-/* Softmax, in place. */
-static void normalise_scores(float *scores, int64_t count)
+void normalise_scores(float *scores, int64_t count)
 {
     const Lanes zero = lanes_of(0.0f), offset = lanes_of(highest_of(scores, count));
     Lanes sum = zero;
@@ -146,25 +149,25 @@ static void fill_up(int32_t *slots, int64_t count)
 }
 
 /* What is to be done for each head is done for all before what comes next, which would
-   wait for it. The scale is in the query already. */
-void attend(Work *work, int64_t row, int64_t stride, int64_t sentence, const Store *key,
+   wait for it. */
+void attend(Work *work, int64_t row, int64_t sentence, const Store *key,
             const Store *value, int64_t count)
 {
     const Stack *stack = work->stack;
     const int64_t most = work->most_slots, heads = stack->num_heads;
-    const float *query = work->wide + row * stride;
+    const float *query = row_of(&work->wide, row);
     const float *keys = key->numbers + sentence * key->per_sentence;
     const float *values = value->numbers + sentence * value->per_sentence;
-    float *out = work->heads + row * heads * stack->d_v;
+    float *out = row_of(&work->heads, row);
     fill_up(work->slots, count);
     for (int64_t head = 0; head < heads; head++)
         multiply_keys(work, query + head * stack->d_k, keys + head * key->per_head,
-                      key->per_slot, count, work->scores + head * most);
+                      key->per_row, count, work->scores + head * most);
     for (int64_t head = 0; head < heads; head++)
         normalise_scores(work->scores + head * most, count);
     for (int64_t head = 0; head < heads; head++) {
         const Average of = {values + head * value->per_head, work->scores + head * most,
-                            work->slots, value->per_slot, count};
+                            work->slots, value->per_row, count};
         average(&of, stack->d_v, out + head * stack->d_v);
     }
 }

@@ -1,6 +1,7 @@
 /* All kernels, for processors with AVX-512 VNNI. */
 /* clang-format off */
 #include "attention.c"
+#include "attention_together.c"
 #include "beams.c"
 #include "candidates.c"
 #include "decoder.c"

@@ -1,6 +1,7 @@
 /* All kernels, for processors with AVX2 and VNNI, but without AVX-512. */
 /* clang-format off */
 #include "attention.c"
+#include "attention_together.c"
 #include "beams.c"
 #include "candidates.c"
 #include "decoder.c"

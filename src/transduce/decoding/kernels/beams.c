@@ -163,11 +163,11 @@ static void trace(const Beam *beam, int64_t size, const End *end, int64_t *token
     gains[0] = after;
 }
 
-/* The same of all that ended, each with room for as many steps as there were. */
-EXPORTED void transduce_trace(const Beam *beam, int64_t size, int64_t *tokens,
-                              double *gains)
+/* The same of the best that ended, each with room for as many steps as there were. */
+EXPORTED void transduce_trace_best(const Beam *beam, int64_t size, int64_t count,
+                                   int64_t *tokens, double *gains)
 {
-    for (int64_t i = 0; i < beam->num_ends; i++)
+    for (int64_t i = 0; i < count; i++)
         trace(beam, size, beam->ends + i, tokens + i * beam->num_steps,
               gains + i * (beam->num_steps + 1));
 }

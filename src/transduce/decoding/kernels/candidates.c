@@ -6,6 +6,8 @@
 
 #include "lanes.h"
 
+#define FAR_ABOVE 60.0f /* of which the exponential is far from the largest number */
+
 static void clear(Best *best)
 {
     for (int64_t i = 0; i < best->count; i++) {
@@ -262,12 +264,20 @@ int begin_candidates(const CandidateSearch *asked, Seeing *seeing)
     seeing->taken = (int64_t *)(seeing->of_rows + rows);
     int64_t *tokens = seeing->taken + asked->group;
     float *values = (float *)(tokens + rows * count);
-    for (int64_t row = 0; row < rows; row++) {
-        const Best best = {count, values + row * count, tokens + row * count};
-        seeing->of_rows[row] = (Seen){best, -INFINITY, 0.0f, 0.0f};
-        clear(&seeing->of_rows[row].best);
-    }
+    for (int64_t row = 0; row < rows; row++)
+        seeing->of_rows[row].best =
+            (Best){count, values + row * count, tokens + row * count};
+    begin_again(asked, seeing);
     return 0;
+}
+
+void begin_again(const CandidateSearch *asked, Seeing *seeing)
+{
+    for (int64_t row = 0; row < asked->sentences * asked->group; row++) {
+        Seen *seen = seeing->of_rows + row;
+        *seen = (Seen){seen->best, -INFINITY, 0.0f, 0.0f};
+        clear(&seen->best);
+    }
 }
 
 void see_logits(const CandidateSearch *asked, Seeing *seeing, const float *logits,
@@ -283,6 +293,43 @@ void see_logits(const CandidateSearch *asked, Seeing *seeing, const float *logit
             see(seeing->of_rows + row, &columns, &excluded, forced_in(asked, row));
         }
     }
+}
+
+void begin_glimpses(const CandidateSearch *asked, const Seeing *seeing,
+                    Glimpse *glimpses)
+{
+    for (int64_t row = 0; row < asked->sentences * asked->group; row++) {
+        const Seen *seen = seeing->of_rows + row;
+        glimpses[row] = (Glimpse){lanes_of(-INFINITY), lanes_of(0.0f), seen->highest,
+                                  last_of(&seen->best)};
+    }
+}
+
+void insert_glimpsed(const CandidateSearch *asked, Seeing *seeing, Glimpse *glimpses,
+                     int64_t row, Lanes one, Lanes other, int64_t token)
+{
+    float values[2 * LANES];
+    lanes_store(values, LANES, one);
+    lanes_store(values + LANES, LANES, other);
+    Best *best = &seeing->of_rows[row].best;
+    const Columns columns = {values, 2 * LANES, token};
+    const Excluded excluded = excluded_from(asked, row);
+    insert_lanes(best, &columns, 0, -INFINITY, &excluded);
+    insert_lanes(best, &columns, LANES, -INFINITY, &excluded);
+    glimpses[row].last = last_of(best);
+}
+
+int end_glimpses(const CandidateSearch *asked, Seeing *seeing, const Glimpse *glimpses)
+{
+    const int64_t rows = asked->sentences * asked->group;
+    for (int64_t row = 0; row < rows; row++) {
+        const float above = highest_lane(glimpses[row].highest) - glimpses[row].offset;
+        if (above > FAR_ABOVE || seeing->of_rows[row].highest == -INFINITY)
+            return 0;
+    }
+    for (int64_t row = 0; row < rows; row++)
+        seeing->of_rows[row].sum += sum_of_lanes(glimpses[row].sums);
+    return 1;
 }
 
 void end_candidates(const CandidateSearch *asked, Seeing *seeing)

@@ -5,9 +5,10 @@
 #include <stdint.h>
 
 #include "exported.h"
+#include "lanes.h"
 
 /* Logits of a row whose exponentials are summed up at once: as many however they come,
-   so that the sum is the same. */
+   so that the sum is the same, but for its last digits where they are glimpsed. */
 #define SEEN_AT_ONCE 1024
 
 /* What is asked for, and where it is to be put. */
@@ -54,10 +55,44 @@ typedef struct {
    divided by SEEN_AT_ONCE, but for the last. What has begun without failure must end,
    or be dropped. */
 int begin_candidates(const CandidateSearch *asked, Seeing *seeing);
+/* As if nothing had been seen. */
+void begin_again(const CandidateSearch *asked, Seeing *seeing);
 /* Rows of so many logits, from that of a token on, so far apart. */
 void see_logits(const CandidateSearch *asked, Seeing *seeing, const float *logits,
                 int64_t stride, int64_t first, int64_t count);
 void end_candidates(const CandidateSearch *asked, Seeing *seeing);
 void drop_candidates(Seeing *seeing);
+
+/* What is seen of a row's other logits as they are summed up, when the first have been
+   seen: nothing is written down but what may be among the best. */
+typedef struct {
+    Lanes highest, sums; /* of exponentials, the offset's being one */
+    float offset, last;  /* the last of the best */
+} __attribute__((aligned(64))) Glimpse;
+
+/* Of all rows. */
+void begin_glimpses(const CandidateSearch *asked, const Seeing *seeing,
+                    Glimpse *glimpses);
+/* Put in those of two registers of logits, from that of a token on, that are among the
+   best. */
+void insert_glimpsed(const CandidateSearch *asked, Seeing *seeing, Glimpse *glimpses,
+                     int64_t row, Lanes one, Lanes other, int64_t token);
+/* Whether all is seen that way: not where a logit is so far above the first ones that
+   its exponential may be no number, or these are all minus infinity. */
+int end_glimpses(const CandidateSearch *asked, Seeing *seeing, const Glimpse *glimpses);
+
+/* See two registers of a row's logits. */
+static inline void glimpse(Glimpse *of, Lanes one, Lanes other)
+{
+    const Lanes offsets = lanes_of(of->offset);
+    of->highest = lanes_max(other, lanes_max(one, of->highest));
+    of->sums += lanes_exp(one - offsets) + lanes_exp(other - offsets);
+}
+
+/* Whether one of them may be among the best. */
+static inline int is_worth(const Glimpse *of, Lanes one, Lanes other)
+{
+    return lanes_above(lanes_max(one, other), lanes_of(of->last)) != 0;
+}
 
 #endif

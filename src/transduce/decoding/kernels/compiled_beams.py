@@ -31,10 +31,15 @@ class CompiledBeam:
     """The hypotheses of one sentence."""
 
     def __init__(
-        self, max_length: int, prefix: Sequence[int], config: SearchConfig
+        self,
+        max_length: int,
+        prefix: Sequence[int],
+        config: SearchConfig,
+        most_told: int,
     ) -> None:
         size = self.size(config)
         self._config = config
+        self._most_told = most_told
         self.room = 0
         """Steps of which there can be, those that were done counted."""
         self._steps: Int64[np.ndarray, "3 steps beam"] = np.empty(
@@ -78,9 +83,10 @@ class CompiledBeam:
         ends, num_steps = self._ended(), self.fields.num_steps
         tokens = np.empty((len(ends), num_steps), dtype=np.int64)
         gains = np.empty((len(ends), num_steps + 1))
-        loaded_kernels().transduce_trace(
+        loaded_kernels().transduce_trace_best(
             ctypes.byref(self.fields),
             self._steps.shape[2],
+            len(ends),
             tokens.ctypes.data,
             gains.ctypes.data,
         )
@@ -97,7 +103,8 @@ class CompiledBeam:
         ]
 
     def _ended(self) -> list[End]:
-        ends = self._ends[: self.fields.num_ends].tolist()
+        told = min(self.fields.num_ends, self._most_told)
+        ends = self._ends[:told].tolist()
         return [End._make((*each, bool(last))) for *each, last in ends]
 
 
@@ -138,9 +145,10 @@ class CompiledBeams:
         prefixes: Sequence[Sequence[int]],
         eos: int,
         config: SearchConfig,
+        most_told: int,
     ) -> None:
         self.live = [
-            self._of_sentence(limit, prefix, config)
+            self._of_sentence(limit, prefix, config, most_told)
             for limit, prefix in zip(max_lengths, prefixes, strict=True)
         ]
         self._config = config
@@ -186,7 +194,7 @@ class CompiledBeams:
             group,
         )
         if (kept := self._fields.sentences) < len(self.live):
-            self._leave(kept, group)
+            self._leave(kept)
         self.log_probabilities = self._totals
         return self._rows, self._tokens
 
@@ -211,7 +219,7 @@ class CompiledBeams:
         """Go on from where a kernel has let them grow to; what they read next."""
         self._steps_left -= steps.taken
         if (kept := self._fields.sentences) < len(self.live):
-            self._leave(kept, self.size)
+            self._leave(kept)
         self.log_probabilities = self._totals
         return self._tokens
 
@@ -231,8 +239,8 @@ class CompiledBeams:
         self._rows, self._tokens = places[0], places[1]
         self._totals = places[2].view(np.float64)
         self._forced = forced
-        fields = (ctypes.addressof(beam.fields) for beam in self.live)
-        self._live = (ctypes.c_void_p * number)(*fields)
+        self._beam_at = {ctypes.addressof(beam.fields): beam for beam in self.live}
+        self._live = (ctypes.c_size_t * number)(*self._beam_at)
         first, plane = places.ctypes.data, places.strides[0]
         self._fields.sentences = number
         self._fields.live = ctypes.addressof(self._live)
@@ -242,11 +250,11 @@ class CompiledBeams:
         self._fields.forced = forced.ctypes.data
         self._count_room()
 
-    def _leave(self, kept: int, group: int) -> None:
-        """So many are not done, and go on from groups of such a size."""
+    def _leave(self, kept: int) -> None:
+        """So many are not done, and stand first."""
         self._rows, self._tokens = self._rows[:kept], self._tokens[:kept]
         self._totals, self._forced = self._totals[:kept], self._forced[:kept]
-        self.live = [self.live[row // group] for row in self._rows[:, 0].tolist()]
+        self.live = [self._beam_at[at] for at in self._live[:kept]]
 
     def _make_room(self) -> None:
         for beam in self.live:

@@ -42,7 +42,8 @@ class CompiledCandidates:
             diversity=diversity,
             count=count,
         )
-        self._hold(0)
+        none = np.empty((3, 0, count), dtype=np.int64)
+        self._found = none[0].view(np.float64), none[1], none[2]
 
     def __call__(
         self,
@@ -65,8 +66,7 @@ class CompiledCandidates:
         assert totals.shape == logits.shape[:2]
         assert mask is None or mask.shape == logits.shape
         assert forced is None or forced.shape == logits.shape[:1]
-        if sentences != fields.sentences:
-            self._hold(sentences)
+        self._hold(sentences)
         if mask is not None:
             mask = np.ascontiguousarray(mask)
         fields.totals = address(totals, np.float64)
@@ -79,17 +79,18 @@ class CompiledCandidates:
     def asked_of(self, sentences: int, group: int, vocab: int) -> CandidateSearchFields:
         """For a kernel that computes the logits of so many; nothing is masked."""
         fields = self._fields
-        if sentences != fields.sentences:
-            self._hold(sentences)
+        self._hold(sentences)
         fields.group, fields.vocab, fields.mask = group, vocab, None
         return fields
 
     def _hold(self, sentences: int) -> None:
         """Have places for what is found of so many."""
+        self._fields.sentences = sentences  # which steps together may have lowered
+        if len(self._found[0]) == sentences:
+            return
         found = np.empty((3, sentences, self._fields.count), dtype=np.int64)
         totals, parents, tokens = found[0].view(np.float64), found[1], found[2]
         self._found = totals, parents, tokens
-        self._fields.sentences = sentences
         self._fields.found_totals = address(totals, np.float64)
         self._fields.found_parents = address(parents, np.int64)
         self._fields.found_tokens = address(tokens, np.int64)

@@ -2,8 +2,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention.h"
 #include "decoder.h"
 #include "exported.h"
+#include "lanes.h"
 #include "threads.h"
 
 static void embed(const Work *work, const Decoder *decoder, const State *state,
@@ -13,7 +15,7 @@ static void embed(const Work *work, const Decoder *decoder, const State *state,
     for (int64_t row = 0; row < work->rows; row++) {
         const float *token = decoder->embedding + last_ids[row] * width;
         const float *position = positions + state->lengths[row / state->group] * width;
-        float *x = work->x + row * width;
+        float *x = row_of(&work->x, row);
         for (int64_t i = 0; i < width; i++)
             x[i] = token[i] * decoder->embedding_scale + position[i];
     }
@@ -38,22 +40,54 @@ static void take_slots(State *state)
 static void store(const Stack *stack, const float *from, int64_t width,
                   const Store *into, int64_t place, int64_t slot)
 {
-    float *to = into->numbers + place * into->per_sentence + slot * into->per_slot;
+    float *to = into->numbers + place * into->per_sentence + slot * into->per_row;
     for (int64_t head = 0; head < stack->num_heads; head++)
         memcpy(to + head * into->per_head, from + head * width,
                (size_t)width * sizeof(float));
 }
 
+/* Put the keys of a head at so many positions, a row for each, down as columns. */
+static void turn(const float *from, int64_t stride, int64_t width, int64_t positions,
+                 float *to, int64_t per_row)
+{
+    /* What stands behind them is multiplied too, slowly if it is no usual number. */
+    for (int64_t k = 0; k < width; k++)
+        for (int64_t i = positions; i < per_row; i += LANES)
+            lanes_store(to + k * per_row + i, per_row - i, lanes_of(0.0f));
+    int64_t i = 0;
+    for (; i + 8 <= positions; i += 8, from += 8 * stride, to += 8) {
+        int64_t k = 0;
+        for (; k + 8 <= width; k += 8)
+            transpose_eight(from + k, stride, to + k * per_row, per_row);
+        for (; k < width; k++)
+            for (int64_t n = 0; n < 8; n++)
+                to[k * per_row + n] = from[n * stride + k];
+    }
+    for (; i < positions; i++, from += stride, to++)
+        for (int64_t k = 0; k < width; k++)
+            to[k * per_row] = from[k];
+}
+
+/* Put down the keys of a sentence's memory, whose rows are among those of all. */
+static void turn_keys(const Stack *stack, const Matrix *rows, int64_t source,
+                      const Store *into, int64_t sentence)
+{
+    for (int64_t head = 0; head < stack->num_heads; head++)
+        turn(row_of(rows, sentence * source) + head * stack->d_k, rows->stride,
+             stack->d_k, source,
+             into->numbers + sentence * into->per_sentence + head * into->per_head,
+             into->per_row);
+}
+
 /* Put the newest keys and values into the last slots of their sentences. */
-static void store_newest(const Work *work, const State *state, const LayerCache *cache,
-                         int64_t stride)
+static void store_newest(const Work *work, const State *state, const LayerCache *cache)
 {
     const Stack *stack = work->stack;
     const int64_t queries = stack->num_heads * stack->d_k;
     for (int64_t row = 0; row < work->rows; row++) {
         const int64_t slot = state->num_slots - state->group + row % state->group;
         const int64_t place = state->places[row / state->group];
-        const float *key = work->wide + row * stride + queries;
+        const float *key = row_of(&work->wide, row) + queries;
         store(stack, key, stack->d_k, &cache->key, place, slot);
         store(stack, key + queries, stack->d_v, &cache->value, place, slot);
     }
@@ -76,16 +110,13 @@ static int64_t list_past(const State *state, int64_t neighbourhood, int64_t row,
     return found;
 }
 
-/* The positions of a sentence's memory that are no padding. */
-static int64_t list_memory(const State *state, int64_t place, int32_t *slots)
+int64_t memory_length(const State *state, int64_t place)
 {
     const uint8_t *is_there = state->memory_mask + place * state->source;
-    int64_t found = 0;
-    for (int64_t i = 0; i < state->source; i++) {
-        slots[found] = (int32_t)i;
-        found += is_there[i];
-    }
-    return found;
+    int64_t length = 0;
+    for (int64_t i = 0; i < state->source; i++)
+        length += is_there[i];
+    return length;
 }
 
 typedef struct {
@@ -93,7 +124,6 @@ typedef struct {
     const State *state;
     const LayerCache *cache;
     int64_t neighbourhood;
-    int64_t stride; /* between the queries of rows */
 } StepAttention;
 
 static void past_of_rows(void *shared, int64_t first, int64_t end, int worker)
@@ -103,70 +133,79 @@ static void past_of_rows(void *shared, int64_t first, int64_t end, int worker)
     Work work = of_worker(asked->work, worker);
     for (int64_t row = first; row < end; row++) {
         int64_t count = list_past(state, asked->neighbourhood, row, work.slots);
-        attend(&work, row, asked->stride, state->places[row / state->group],
-               &asked->cache->key, &asked->cache->value, count);
+        attend(&work, row, state->places[row / state->group], &asked->cache->key,
+               &asked->cache->value, count);
     }
 }
 
-static void memory_of_rows(void *shared, int64_t first, int64_t end, int worker)
+/* In how many parts the rows of a sentence attend to its memory. */
+static int64_t parts_of_group(const State *state)
+{
+    return (state->group + TOGETHER - 1) / TOGETHER;
+}
+
+static void memory_of_parts(void *shared, int64_t first, int64_t end, int worker)
 {
     const StepAttention *asked = shared;
     const State *state = asked->state;
+    const int64_t parts = parts_of_group(state);
     Work work = of_worker(asked->work, worker);
-    for (int64_t row = first; row < end; row++) {
-        const int64_t place = state->places[row / state->group];
-        int64_t count = list_memory(state, place, work.slots);
-        attend(&work, row, asked->stride, place, &asked->cache->memory_key,
-               &asked->cache->memory_value, count);
+    for (int64_t i = first; i < end; i++) {
+        const int64_t sentence = i / parts, begin = i % parts * TOGETHER;
+        const int64_t place = state->places[sentence], left = state->group - begin;
+        attend_together(&work, sentence * state->group + begin,
+                        left < TOGETHER ? left : TOGETHER, place,
+                        &asked->cache->memory_key, &asked->cache->memory_value,
+                        memory_length(state, place));
     }
 }
 
 static void attend_to_past(Work *work, const Decoder *decoder, const Layer *layer,
                            const State *state, const LayerCache *cache)
 {
-    const int64_t stride = layer->query_key_value.outputs;
     apply_linear(work, &layer->query_key_value, sublayer_input(work, &layer->after_own),
-                 work->wide, 0);
-    store_newest(work, state, cache, stride);
-    StepAttention asked = {work, state, cache, decoder->neighbourhood, stride};
+                 &work->wide, 0);
+    store_newest(work, state, cache);
+    StepAttention asked = {work, state, cache, decoder->neighbourhood};
     share_out(past_of_rows, &asked, work->rows, LEAST_ATTENDING, work->num_threads);
-    apply_linear(work, &layer->own_output, work->heads, work->read, 0);
+    apply_linear(work, &layer->own_output, &work->heads, &work->read, 0);
     add_and_norm(work, &layer->after_own);
 }
 
 static void attend_to_memory(Work *work, const Layer *layer, const State *state,
                              const LayerCache *cache)
 {
-    const int64_t stride = layer->memory_query.outputs;
     apply_linear(work, &layer->memory_query, sublayer_input(work, &layer->after_memory),
-                 work->wide, 0);
-    StepAttention asked = {work, state, cache, 0, stride};
-    share_out(memory_of_rows, &asked, work->rows, LEAST_ATTENDING, work->num_threads);
-    apply_linear(work, &layer->memory_output, work->heads, work->read, 0);
+                 &work->wide, 0);
+    StepAttention asked = {work, state, cache, 0};
+    share_out(memory_of_parts, &asked, state->sentences * parts_of_group(state),
+              LEAST_ATTENDING / TOGETHER, work->num_threads);
+    apply_linear(work, &layer->memory_output, &work->heads, &work->read, 0);
     add_and_norm(work, &layer->after_memory);
 }
 
 /* Keys and values of the memory, a row for each position of a sentence, for all layers.
    1 if memory is lacking, otherwise 0. */
-EXPORTED int transduce_start(const Decoder *decoder, const float *memory,
-                             int64_t sentences, int64_t source,
-                             const LayerCache *layers, int num_threads)
+EXPORTED int transduce_start(const Decoder *decoder, float *memory, int64_t sentences,
+                             int64_t source, const LayerCache *layers, int num_threads)
 {
     const Stack *stack = &decoder->stack;
+    const Matrix states = {memory, stack->d_model};
     const int64_t keys = stack->num_heads * stack->d_k;
     Work work;
     if (begin_work(&work, stack, sentences * source, 0, num_threads))
         return 1;
+    /* Once, as all layers read the same, and their weights are of one kind. */
+    arrange_rows(&stack->layers->memory_key_value, &states, work.rows, &work.arranged,
+                 num_threads);
     for (int64_t i = 0; i < stack->num_layers; i++) {
-        const Linear *linear = &stack->layers[i].memory_key_value;
-        apply_linear(&work, linear, memory, work.wide, 0);
-        for (int64_t row = 0; row < work.rows; row++) {
-            const float *key = work.wide + row * linear->outputs;
-            const int64_t sentence = row / source, slot = row % source;
-            store(stack, key, stack->d_k, &layers[i].memory_key, sentence, slot);
-            store(stack, key + keys, stack->d_v, &layers[i].memory_value, sentence,
-                  slot);
-        }
+        multiply(&stack->layers[i].memory_key_value, &work.arranged, &work.wide, 0,
+                 num_threads);
+        for (int64_t row = 0; row < work.rows; row++)
+            store(stack, row_of(&work.wide, row) + keys, stack->d_v,
+                  &layers[i].memory_value, row / source, row % source);
+        for (int64_t sentence = 0; sentence < sentences; sentence++)
+            turn_keys(stack, &work.wide, source, &layers[i].memory_key, sentence);
     }
     end_work(&work);
     return 0;
@@ -207,7 +246,7 @@ int read_tokens(Work *work, const Decoder *decoder, State *state,
 }
 
 void multiply_for_logits(const Work *work, const Decoder *decoder, int64_t first,
-                         int64_t count, float *logits)
+                         int64_t count, const Matrix *logits)
 {
     const Linear some = some_outputs(&decoder->output, first, count);
     multiply(&some, &work->arranged, logits, 0, work->num_threads);
@@ -222,7 +261,8 @@ EXPORTED int transduce_step(const Decoder *decoder, State *state,
         read_tokens(&work, decoder, state, last_ids, positions, num_threads);
     if (failure)
         return failure;
-    multiply_for_logits(&work, decoder, 0, decoder->output.outputs, logits);
+    const int64_t vocab = decoder->output.outputs;
+    multiply_for_logits(&work, decoder, 0, vocab, &(Matrix){logits, vocab});
     end_work(&work);
     return 0;
 }

@@ -31,6 +31,9 @@ typedef struct {
     const LayerCache *layers;
 } State;
 
+/* Positions of a place that are no padding, which stands behind them. */
+int64_t memory_length(const State *state, int64_t place);
+
 /* Read one more token of each hypothesis, for the logits of what comes next;
    `positions` has a row for each position up to the newest. 1 if memory is lacking, 2
    if one is no token, otherwise 0; then the work must end. */
@@ -39,7 +42,7 @@ int read_tokens(Work *work, const Decoder *decoder, State *state,
 
 /* The logits of so many tokens, from one on with which a block of outputs begins. */
 void multiply_for_logits(const Work *work, const Decoder *decoder, int64_t first,
-                         int64_t count, float *logits);
+                         int64_t count, const Matrix *logits);
 
 /* A step by itself: read the tokens, and put out all logits. */
 EXPORTED int transduce_step(const Decoder *decoder, State *state,

@@ -1,9 +1,9 @@
 /* The encoder, all layers in one call (Figure 1, left). Padding is left out. */
 #include <string.h>
 
+#include "attention.h"
 #include "exported.h"
 #include "threads.h"
-#include "transformer.h"
 
 typedef struct {
     int64_t sentences, source, neighbourhood;
@@ -35,24 +35,24 @@ static int64_t num_rows(const Sources *sources, int64_t first, int64_t end)
 typedef struct {
     Work *work;
     const Sources *sources;
-    int64_t stride; /* between the queries of rows */
 } SentenceAttention;
 
 static void attend_in_sentences(void *shared, int64_t first, int64_t end, int worker)
 {
     const SentenceAttention *asked = shared;
     const Stack *stack = asked->work->stack;
-    const int64_t queries = stack->num_heads * stack->d_k, stride = asked->stride;
+    const int64_t queries = stack->num_heads * stack->d_k;
     Work work = of_worker(asked->work, worker);
+    const int64_t stride = work.wide.stride;
     int64_t begin = num_rows(asked->sources, 0, first);
     for (int64_t sentence = first; sentence < end; sentence++) {
         const int64_t length = num_rows(asked->sources, sentence, sentence + 1);
-        float *keys = work.wide + begin * stride + queries;
+        float *keys = row_of(&work.wide, begin) + queries;
         const Store key = {keys, 0, stack->d_k, stride};
         const Store value = {keys + queries, 0, stack->d_v, stride};
         for (int64_t own = 0; own < length; own++) {
             int64_t count = list_near(asked->sources, own, length, work.slots);
-            attend(&work, begin + own, stride, 0, &key, &value, count);
+            attend(&work, begin + own, 0, &key, &value, count);
         }
         begin += length;
     }
@@ -61,10 +61,10 @@ static void attend_in_sentences(void *shared, int64_t first, int64_t end, int wo
 static void attend_to_sentences(Work *work, const Layer *layer, const Sources *sources)
 {
     apply_linear(work, &layer->query_key_value, sublayer_input(work, &layer->after_own),
-                 work->wide, 0);
-    SentenceAttention asked = {work, sources, layer->query_key_value.outputs};
+                 &work->wide, 0);
+    SentenceAttention asked = {work, sources};
     share_out(attend_in_sentences, &asked, sources->sentences, 1, work->num_threads);
-    apply_linear(work, &layer->own_output, work->heads, work->read, 0);
+    apply_linear(work, &layer->own_output, &work->heads, &work->read, 0);
     add_and_norm(work, &layer->after_own);
 }
 
@@ -79,24 +79,20 @@ EXPORTED int transduce_encode(const Stack *stack, const Sources *sources, float 
     if (begin_work(&work, stack, num_rows(sources, 0, sources->sentences),
                    sources->source, num_threads))
         return 1;
-    float *row = work.x;
-    for (int64_t i = 0; i < padded; i++)
-        if (sources->mask[i]) {
-            memcpy(row, x + i * width, (size_t)width * sizeof(float));
-            row += width;
-        }
+    const size_t bytes = (size_t)width * sizeof(float);
+    for (int64_t i = 0, row = 0; i < padded; i++)
+        if (sources->mask[i])
+            memcpy(row_of(&work.x, row++), x + i * width, bytes);
     for (int64_t i = 0; i < stack->num_layers; i++) {
         attend_to_sentences(&work, stack->layers + i, sources);
         feed_forward(&work, stack->layers + i);
     }
-    const float *memory = sublayer_input(&work, &stack->final);
-    for (int64_t i = 0; i < padded; i++) {
-        if (sources->mask[i]) {
-            memcpy(x + i * width, memory, (size_t)width * sizeof(float));
-            memory += width;
-        } else
-            memset(x + i * width, 0, (size_t)width * sizeof(float));
-    }
+    const Matrix *memory = sublayer_input(&work, &stack->final);
+    for (int64_t i = 0, row = 0; i < padded; i++)
+        if (sources->mask[i])
+            memcpy(x + i * width, row_of(memory, row++), bytes);
+        else
+            memset(x + i * width, 0, bytes);
     end_work(&work);
     return 0;
 }

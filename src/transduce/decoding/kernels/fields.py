@@ -134,10 +134,10 @@ class StepsFields(ctypes.Structure):
         ("positions", c_void_p),
         ("beams", c_void_p),
         ("candidates", c_void_p),
-        ("logits", c_void_p),
         ("is_greedy", c_int64),
         ("has_prefixes", c_int64),
         ("most", c_int64),
+        ("few", c_int64),
         ("taken", c_int64),
     ]
 

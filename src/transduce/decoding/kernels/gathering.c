@@ -21,16 +21,6 @@ static int64_t list_used(const State *state, int64_t sentence, int32_t *slots)
     return found;
 }
 
-/* Positions that are no padding, which stands behind them. */
-static int64_t memory_length(const State *state, int64_t sentence)
-{
-    const uint8_t *mask = state->memory_mask + state->places[sentence] * state->source;
-    int64_t length = 0;
-    for (int64_t i = 0; i < state->source; i++)
-        length += mask[i];
-    return length;
-}
-
 typedef struct {
     int64_t slots, source, length;
 } Needs;
@@ -44,7 +34,7 @@ EXPORTED int transduce_measure(const State *state, Needs *needs)
         return 1;
     for (int64_t i = 0; i < state->sentences; i++) {
         needs->slots = largest(needs->slots, list_used(state, i, slots));
-        needs->source = largest(needs->source, memory_length(state, i));
+        needs->source = largest(needs->source, memory_length(state, state->places[i]));
         needs->length = largest(needs->length, state->lengths[i]);
     }
     free(slots);
@@ -57,10 +47,10 @@ typedef struct {
     int64_t num_heads, width;
 } Move;
 
-/* Put slots of one place, head by head, into the first of another. What stands in the
-   rest of these, nobody sees. */
-static void move_slots(const Move *move, const Store *from, const Store *into,
-                       const int32_t *slots, int64_t count)
+/* Put rows of one place, head by head, into the first of another. What stands behind
+   them, nobody sees. */
+static void move_rows(const Move *move, const Store *from, const Store *into,
+                      const int32_t *rows, int64_t count)
 {
     const size_t bytes = (size_t)move->width * sizeof(float);
     for (int64_t head = 0; head < move->num_heads; head++) {
@@ -69,7 +59,26 @@ static void move_slots(const Move *move, const Store *from, const Store *into,
         float *to =
             into->numbers + move->into * into->per_sentence + head * into->per_head;
         for (int64_t i = 0; i < count; i++)
-            memcpy(to + i * into->per_slot, source + slots[i] * from->per_slot, bytes);
+            memcpy(to + i * into->per_row, source + rows[i] * from->per_row, bytes);
+    }
+}
+
+/* The same of the memory's keys, of which there are as many rows as the move is wide,
+   and zeros behind so many positions of each. */
+static void move_columns(const Move *move, const Store *from, const Store *into,
+                         int64_t positions)
+{
+    const size_t bytes = (size_t)positions * sizeof(float);
+    const size_t rest = (size_t)into->per_row * sizeof(float) - bytes;
+    for (int64_t head = 0; head < move->num_heads; head++) {
+        const float *source =
+            from->numbers + move->from * from->per_sentence + head * from->per_head;
+        float *to =
+            into->numbers + move->into * into->per_sentence + head * into->per_head;
+        for (int64_t i = 0; i < move->width; i++) {
+            memcpy(to + i * into->per_row, source + i * from->per_row, bytes);
+            memset(to + i * into->per_row + positions, 0, rest);
+        }
     }
 }
 
@@ -82,16 +91,16 @@ typedef struct {
 static void move_stores(const Stack *stack, const State *from, int64_t sentence,
                         State *into, int64_t place, const Moved *slots)
 {
-    const int64_t length = memory_length(from, sentence);
     const int64_t before = from->places[sentence];
+    const int64_t length = memory_length(from, before);
     const Move keys = {before, place, stack->num_heads, stack->d_k};
     const Move values = {before, place, stack->num_heads, stack->d_v};
     for (int64_t i = 0; i < stack->num_layers; i++) {
         const LayerCache *old = from->layers + i, *new = into->layers + i;
-        move_slots(&keys, &old->key, &new->key, slots->used, slots->num_used);
-        move_slots(&values, &old->value, &new->value, slots->used, slots->num_used);
-        move_slots(&keys, &old->memory_key, &new->memory_key, slots->all, length);
-        move_slots(&values, &old->memory_value, &new->memory_value, slots->all, length);
+        move_rows(&keys, &old->key, &new->key, slots->used, slots->num_used);
+        move_rows(&values, &old->value, &new->value, slots->used, slots->num_used);
+        move_columns(&keys, &old->memory_key, &new->memory_key, length);
+        move_rows(&values, &old->memory_value, &new->memory_value, slots->all, length);
     }
     uint8_t *mask = into->memory_mask + place * into->source;
     for (int64_t i = 0; i < into->source; i++)

@@ -96,5 +96,5 @@ def _declare(library: ctypes.CDLL) -> None:
     for grow in (library.transduce_grow, library.transduce_grow_greedily):
         grow.argtypes = [*[pointer] * 4, number, number]
         grow.restype = None
-    library.transduce_trace.argtypes = [pointer, number, pointer, pointer]
-    library.transduce_trace.restype = None
+    library.transduce_trace_best.argtypes = [pointer, number, number, pointer, pointer]
+    library.transduce_trace_best.restype = None

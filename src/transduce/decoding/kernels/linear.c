@@ -137,7 +137,13 @@ Linear some_outputs(const Linear *linear, int64_t first, int64_t count)
     return some;
 }
 
-void multiply(const Linear *linear, const Rows *x, float *y, int is_rectified,
+int64_t spread(int64_t width)
+{
+    const int64_t line = LINE / (int64_t)sizeof(float);
+    return ((width + line - 1) / line | 1) * line;
+}
+
+void multiply(const Linear *linear, const Rows *x, const Matrix *y, int is_rectified,
               int num_threads)
 {
     Product product = {linear, x, y, is_rectified};
@@ -147,8 +153,8 @@ void multiply(const Linear *linear, const Rows *x, float *y, int is_rectified,
 }
 
 /* y = x W^T + b in one call; 1 if memory is lacking, otherwise 0. */
-EXPORTED int transduce_linear(const Linear *linear, const float *x, int64_t rows,
-                              float *y, int num_threads)
+EXPORTED int transduce_linear(const Linear *linear, float *x, int64_t rows, float *y,
+                              int num_threads)
 {
     const int64_t stride = row_bytes(linear->inputs);
     const int64_t bytes = rows * (stride + 2 * (int64_t)sizeof(float));
@@ -157,8 +163,9 @@ EXPORTED int transduce_linear(const Linear *linear, const float *x, int64_t rows
         return 1;
     float *scales = (float *)(room + rows * stride);
     Rows arranged = {.numbers = room, .scales = scales, .lowest = scales + rows};
-    arrange_rows(linear, x, rows, &arranged, num_threads);
-    multiply(linear, &arranged, y, 0, num_threads);
+    const Matrix from = {x, linear->inputs}, into = {y, linear->outputs};
+    arrange_rows(linear, &from, rows, &arranged, num_threads);
+    multiply(linear, &arranged, &into, 0, num_threads);
     free(room);
     return 0;
 }

@@ -9,6 +9,21 @@
 #define LEAST_ROWS 64
 #define LEAST_ATTENDING 16
 
+/* Rows of numbers, so far apart. */
+typedef struct {
+    float *numbers;
+    int64_t stride;
+} Matrix;
+
+static inline float *row_of(const Matrix *matrix, int64_t row)
+{
+    return matrix->numbers + row * matrix->stride;
+}
+
+/* How far apart rows of so many numbers are best: an odd number of cache lines, as rows
+   a power of two apart would share few places of a cache. */
+int64_t spread(int64_t width);
+
 /* y = x W^T + b. What belongs to each output is padded to whole blocks of them. */
 typedef struct {
     int64_t outputs, inputs;
@@ -32,14 +47,14 @@ typedef struct {
 int64_t row_bytes(int64_t inputs);
 
 /* Put rows in order for a product, for which there is room. */
-void arrange_rows(const Linear *linear, const float *x, int64_t rows, Rows *into,
+void arrange_rows(const Linear *linear, const Matrix *x, int64_t rows, Rows *into,
                   int num_threads);
 
 /* The same map, of so many of its outputs, from one on with which a block begins. */
 Linear some_outputs(const Linear *linear, int64_t first, int64_t count);
 
 /* y = x W^T + b, row by row; if it is to be rectified, max(0, y). */
-void multiply(const Linear *linear, const Rows *x, float *y, int is_rectified,
+void multiply(const Linear *linear, const Rows *x, const Matrix *y, int is_rectified,
               int num_threads);
 
 #endif

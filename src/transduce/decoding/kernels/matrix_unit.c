@@ -82,6 +82,46 @@ put_out(const Product *product, const Region *region, int64_t first, int64_t row
     finish(product, 1, sums, region->row + first, count, region->output);
 }
 
+/* Let them be seen. */
+static inline __attribute__((always_inline)) void see_sums(const Product *product,
+                                                           const Watch *watch,
+                                                           const Region *region,
+                                                           int64_t first, int64_t rows)
+{
+    const int64_t last = first + rows < region->count ? first + rows : region->count;
+    const int64_t left = product->linear->outputs - region->output;
+    const OfOutputs of_one = of_outputs(product->linear, 1, region->output);
+    const OfOutputs of_two = of_outputs(product->linear, 1, region->output + LANES);
+    const Mask in_one = first_lanes(left), in_two = first_lanes(left - LANES);
+    const Lanes none = lanes_of(-INFINITY);
+    const Rows x = *product->x;
+    for (int64_t i = first; i < last; i++) {
+        const int64_t row = region->row + i;
+        const Lanes *sums = (const Lanes *)(region->sums->numbers + i);
+        Lanes one = numbers_of(&x, 1, sums[0], row, &of_one);
+        Lanes two = numbers_of(&x, 1, sums[1], row, &of_two);
+        one = lanes_where(in_one, one, none);
+        two = lanes_where(in_two, two, none);
+        Glimpse *of = watch->glimpses + row;
+        glimpse(of, one, two);
+        if (is_worth(of, one, two))
+            insert_glimpsed(watch->asked, watch->seeing, watch->glimpses, row, one, two,
+                            region->output + watch->first);
+    }
+}
+
+/* What becomes of the sums; whether they are watched is a literal where it is called.
+ */
+static inline __attribute__((always_inline)) void
+take_out(const Product *product, const Watch *watch, const Region *region,
+         int64_t first, int64_t rows, const int are_watched)
+{
+    if (are_watched)
+        see_sums(product, watch, region, first, rows);
+    else
+        put_out(product, region, first, rows);
+}
+
 static inline __attribute__((always_inline)) IN_UNIT void keep_sums(Sums *sums,
                                                                     const int are_two)
 {
@@ -100,8 +140,9 @@ static inline __attribute__((always_inline)) IN_UNIT void keep_sums(Sums *sums,
    6 and 7 the weights. Whether there are two tiles of rows is a literal where it is
    called. */
 static inline __attribute__((always_inline)) IN_UNIT void
-sum_up_tiles(const Product *product, const Region *region, const int are_two,
-             const Region *before, Fetching *ahead)
+sum_up_tiles(const Product *product, const Watch *watch, const Region *region,
+             const int are_two, const Region *before, Fetching *ahead,
+             const int are_watched)
 {
     const int64_t stride = product->x->stride, step = step_bytes(1);
     const int64_t inputs = product->linear->inputs;
@@ -127,7 +168,7 @@ sum_up_tiles(const Product *product, const Region *region, const int are_two,
             _tile_dpbusd(3, 5, 7);
         }
         fetch(ahead);
-        put_out(product, before, done, at_once);
+        take_out(product, watch, before, done, at_once, are_watched);
         weights += UNIT_INPUTS / INT8_GROUP * step;
     }
     keep_sums(region->sums, are_two);
@@ -135,8 +176,9 @@ sum_up_tiles(const Product *product, const Region *region, const int are_two,
 
 /* All rows times a block, while the one after it is fetched, if there is one. The sums
    of the last region are still to be put out, as those before the first were. */
-static IN_UNIT void multiply_block_in_unit(const Product *product, int64_t block,
-                                           int is_last, Region *before, Sums sums[2])
+static inline __attribute__((always_inline)) IN_UNIT void
+multiply_block_in_unit(const Product *product, const Watch *watch, int64_t block,
+                       int is_last, Region *before, Sums sums[2], const int are_watched)
 {
     const int64_t rows = product->x->rows, most = 2 * UNIT_ROWS;
     const int64_t bytes = num_groups(product->linear->inputs, 1) * step_bytes(1);
@@ -152,23 +194,37 @@ static IN_UNIT void multiply_block_in_unit(const Product *product, int64_t block
         Region region = {row, left < most ? left : most, block * COLUMNS,
                          before->sums == sums ? sums + 1 : sums};
         if (region.count > UNIT_ROWS)
-            sum_up_tiles(product, &region, 1, before, &ahead);
+            sum_up_tiles(product, watch, &region, 1, before, &ahead, are_watched);
         else
-            sum_up_tiles(product, &region, 0, before, &ahead);
+            sum_up_tiles(product, watch, &region, 0, before, &ahead, are_watched);
         *before = region;
     }
 }
 
-IN_UNIT void multiply_in_unit(const Product *product, int64_t first, int64_t end)
+static inline __attribute__((always_inline)) IN_UNIT void
+multiply_blocks_in_unit(const Product *product, const Watch *watch, int64_t first,
+                        int64_t end, const int are_watched)
 {
     Sums sums[2];
     Region before = {.count = 0};
     write_all();
     _tile_loadconfig(&full_tiles);
     for (int64_t block = first; block < end; block++)
-        multiply_block_in_unit(product, block, block + 1 == end, &before, sums);
-    put_out(product, &before, 0, before.count);
+        multiply_block_in_unit(product, watch, block, block + 1 == end, &before, sums,
+                               are_watched);
+    take_out(product, watch, &before, 0, before.count, are_watched);
     _tile_release();
+}
+
+IN_UNIT void multiply_in_unit(const Product *product, int64_t first, int64_t end)
+{
+    multiply_blocks_in_unit(product, NULL, first, end, 0);
+}
+
+IN_UNIT void watch_in_unit(const Product *product, const Watch *watch, int64_t first,
+                           int64_t end)
+{
+    multiply_blocks_in_unit(product, watch, first, end, 1);
 }
 
 /* Whether it is used from now on. */
@@ -183,6 +239,12 @@ EXPORTED int transduce_use_matrix_unit(int is_there)
 void multiply_in_unit(const Product *product, int64_t first, int64_t end)
 {
     (void)product, (void)first, (void)end;
+}
+
+void watch_in_unit(const Product *product, const Watch *watch, int64_t first,
+                   int64_t end)
+{
+    (void)product, (void)watch, (void)first, (void)end;
 }
 
 EXPORTED int transduce_use_matrix_unit(int is_there)

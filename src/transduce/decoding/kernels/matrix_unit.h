@@ -2,6 +2,7 @@
 #ifndef TRANSDUCE_MATRIX_UNIT_H
 #define TRANSDUCE_MATRIX_UNIT_H
 
+#include "candidates.h"
 #include "product.h"
 
 /* Whether such a product is one for the unit. */
@@ -13,5 +14,17 @@ int64_t unit_stride(int64_t inputs);
 
 /* The blocks of outputs from the first to before the end. */
 void multiply_in_unit(const Product *product, int64_t first, int64_t end);
+
+/* Who sees logits as they are summed up. */
+typedef struct {
+    const CandidateSearch *asked;
+    Seeing *seeing;
+    Glimpse *glimpses;
+    int64_t first; /* the token that the first output is of */
+} Watch;
+
+/* The same with logits that are not put out, but seen. */
+void watch_in_unit(const Product *product, const Watch *watch, int64_t first,
+                   int64_t end);
 
 #endif

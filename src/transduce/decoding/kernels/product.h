@@ -10,7 +10,7 @@
 typedef struct {
     const Linear *linear;
     const Rows *x;
-    float *y;
+    const Matrix *y;
     int is_rectified;
 } Product;
 
@@ -48,13 +48,13 @@ static inline __attribute__((always_inline)) void finish(const Product *product,
                                                          const Lanes *sums, int64_t row,
                                                          int64_t count, int64_t output)
 {
-    const int64_t outputs = product->linear->outputs, left = outputs - output;
+    const int64_t left = product->linear->outputs - output, stride = product->y->stride;
     const OfOutputs one = of_outputs(product->linear, is_int8, output);
     const OfOutputs two = of_outputs(product->linear, is_int8, output + LANES);
     const Lanes least = lanes_of(product->is_rectified ? 0.0f : -INFINITY);
     const Rows x = *product->x;
-    float *to = product->y + row * outputs + output;
-    for (int64_t i = 0; i < count; i++, row++, sums += 2, to += outputs) {
+    float *to = row_of(product->y, row) + output;
+    for (int64_t i = 0; i < count; i++, row++, sums += 2, to += stride) {
         /* In this order, NaN stays NaN. */
         lanes_store(to, left,
                     lanes_max(least, numbers_of(&x, is_int8, sums[0], row, &one)));

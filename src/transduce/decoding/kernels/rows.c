@@ -11,29 +11,39 @@ int64_t row_bytes(int64_t inputs)
     return (inputs + LANES - 1) / LANES * LANES * (int64_t)sizeof(float);
 }
 
+/* What a row is measured by: some at a time, so that none waits for another. */
+typedef struct {
+    Lanes low, high;
+    Lanes sum; /* NaN, if there is NaN in the row */
+} Measure;
+
+static inline void measure(Measure *of, Lanes x)
+{
+    of->low = lanes_min(of->low, x);
+    of->high = lanes_max(of->high, x);
+    of->sum += x;
+}
+
 /* The lowest number of a row, NaN if there is one in it, and the 255th part of its
    range. */
 static void measure_row(const float *x, int64_t inputs, float *lowest, float *scale)
 {
-    Lanes low = lanes_of(INFINITY), high = lanes_of(-INFINITY);
-    uint32_t nan = 0;
+    const Measure none = {lanes_of(INFINITY), lanes_of(-INFINITY), lanes_of(0.0f)};
+    Measure one = none, other = none;
     int64_t i = 0;
-    for (; i + LANES <= inputs; i += LANES) {
-        const Lanes value = lanes_at(x + i);
-        low = lanes_min(low, value);
-        high = lanes_max(high, value);
-        nan |= lanes_nan(value);
+    for (; i + 2 * LANES <= inputs; i += 2 * LANES) {
+        measure(&one, lanes_at(x + i));
+        measure(&other, lanes_at(x + i + LANES));
     }
-    if (i < inputs) {
+    for (; i < inputs; i += LANES) {
+        /* What is not there counts as the first. */
         const Mask there = first_lanes(inputs - i);
-        const Lanes value = lanes_load(there, x + i);
-        low = lanes_where(there, lanes_min(low, value), low);
-        high = lanes_where(there, lanes_max(high, value), high);
-        nan |= lanes_nan(value);
+        measure(&one, lanes_where(there, lanes_load(there, x + i), lanes_of(x[0])));
     }
-    float least = lowest_lane(low), most = highest_lane(high);
+    const float least = lowest_lane(lanes_min(one.low, other.low));
+    const float most = highest_lane(lanes_max(one.high, other.high));
     *scale = most > least ? (most - least) / 255.0f : 1.0f;
-    *lowest = nan ? NAN : least;
+    *lowest = isnan(sum_of_lanes(one.sum + other.sum)) ? NAN : least;
 }
 
 /* In 8 bits, a group after one, so far apart. */
@@ -60,7 +70,7 @@ static void copy_row(const float *x, int64_t inputs, int64_t apart, uint8_t *num
 
 typedef struct {
     const Linear *linear;
-    const float *x;
+    const Matrix *x;
     Rows *into;
 } Arrangement;
 
@@ -83,7 +93,7 @@ static void arrange_part(void *shared, int64_t first, int64_t end, int worker)
     const int64_t inputs = asked->linear->inputs;
     (void)worker;
     for (int64_t row = first; row < end; row++) {
-        const float *of_row = asked->x + row * inputs;
+        const float *of_row = row_of(asked->x, row);
         const int is_int8 = asked->linear->scales != NULL;
         int64_t apart;
         uint8_t *numbers = place_of_row(into, is_int8, row, &apart);
@@ -96,7 +106,7 @@ static void arrange_part(void *shared, int64_t first, int64_t end, int worker)
     }
 }
 
-void arrange_rows(const Linear *linear, const float *x, int64_t rows, Rows *into,
+void arrange_rows(const Linear *linear, const Matrix *x, int64_t rows, Rows *into,
                   int num_threads)
 {
     Arrangement asked = {linear, x, into};

@@ -14,13 +14,13 @@ typedef struct {
     const float *positions; /* up to the last that may be read */
     Beams *beams;
     CandidateSearch *candidates;
-    float *logits; /* room for all of them, of which only the first is written */
     int64_t is_greedy, has_prefixes;
     int64_t most;  /* steps for which there is room */
+    int64_t few;   /* sentences: no more steps once no more go on */
     int64_t taken; /* of these */
 } Steps;
 
-/* Take them, but for those after one by which a sentence leaves. 1 if memory is
+/* Take them, but for those after one that leaves a few or fewer. 1 if memory is
    lacking, 2 if one is no token, 3 if beams go on in another order, otherwise 0. */
 EXPORTED int transduce_steps(Steps *steps, int num_threads);
 

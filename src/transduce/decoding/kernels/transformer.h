@@ -31,10 +31,11 @@ typedef struct {
     Norm final; /* if pre-norm */
 } Stack;
 
-/* Keys or values: where those of a head of a sentence begin, in numbers. */
+/* Keys or values: where those of a head of a sentence begin, in numbers. There is a row
+   for each slot or, of the memory's keys, for each number of a key. */
 typedef struct {
     float *numbers;
-    int64_t per_sentence, per_head, per_slot;
+    int64_t per_sentence, per_head, per_row;
 } Store;
 
 /* What a stack works in. */
@@ -42,12 +43,12 @@ typedef struct {
     const Stack *stack;
     int num_threads;
     int64_t rows;
-    float *x;    /* what passes between layers */
-    float *read; /* what a sub-layer reads, and what it puts out */
-    float *wide; /* queries, keys and values, or the inside of a feed-forward network */
-    float *heads; /* what attention has found */
+    Matrix x;    /* what passes between layers */
+    Matrix read; /* what a sub-layer reads, and what it puts out */
+    Matrix wide; /* queries, keys and values, or the inside of a feed-forward network */
+    Matrix heads; /* what attention has found */
     int64_t most_slots;
-    float *scores;  /* of the heads of a row, for each worker */
+    float *scores;  /* of the heads of a row, or of rows together, for each worker */
     int32_t *slots; /* that a row sees, for each worker */
     Rows arranged;  /* what a product reads */
     void *room;
@@ -63,18 +64,14 @@ void end_work(Work *work);
 Work of_worker(const Work *work, int worker);
 
 /* y = x W^T + b, of all rows; if it is to be rectified, max(0, y). */
-void apply_linear(Work *work, const Linear *linear, const float *x, float *y,
+void apply_linear(Work *work, const Linear *linear, const Matrix *x, const Matrix *y,
                   int is_rectified);
 
 /* What a sub-layer reads. */
-const float *sublayer_input(Work *work, const Norm *norm);
+const Matrix *sublayer_input(Work *work, const Norm *norm);
 /* What it has put out, in `read`, is added to what it has read. */
 void add_and_norm(Work *work, const Norm *norm);
 
-/* Equation 1 for all heads of a row, whose query stands in `wide`; it sees so many of
-   its sentence's slots, one at least. */
-void attend(Work *work, int64_t row, int64_t stride, int64_t sentence, const Store *key,
-            const Store *value, int64_t count);
 void feed_forward(Work *work, const Layer *layer);
 
 #endif

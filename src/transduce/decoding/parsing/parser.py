@@ -163,8 +163,11 @@ class Parser:
             # if that is asked for; scores stay those of the model.
             decoder = self._watched(decoder, sentences, limits)
             excluded = decoder.excluded
-        find = GreedySearch if config.beam_size == 1 else BeamSearch
-        return Decoding(decoder, find(limits, config, EOS, excluded), BOS)
+        if config.beam_size == 1:
+            greedy = GreedySearch(limits, config, EOS, excluded)
+            return Decoding(decoder, greedy, BOS)
+        beams = BeamSearch(limits, config, EOS, excluded, most_told=1)
+        return Decoding(decoder, beams, BOS)
 
     def _watched(
         self, decoder: JoinableModel, sentences: Sequence[_Sentence], limits: list[int]

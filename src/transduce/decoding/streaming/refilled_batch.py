@@ -15,7 +15,7 @@ matrix products, and what passes between them stays in a processor's caches."""
 POSITION_BYTES = 2**20
 """Of a GPU's memory for each such position, logits and all: what is there for most
 models several times over."""
-REFILL_SHARE = 0.25
+REFILL_SHARE = 0.5
 """Of a batch's room that must be free before others join, all of it being copied."""
 
 Begin = Callable[[list[int]], Decoding]
@@ -35,11 +35,11 @@ def batch_positions(device: str) -> int:
 def search_in_steps(
     lengths: Sequence[int], room: int, begin: Begin
 ) -> Iterator[list[tuple[int, list[Hypothesis]]]]:
-    """The number and the hypotheses of each sentence, as soon as it is done.
+    """The number and the hypotheses of each sentence, soon after it is done.
 
-    Those are together that are done by the same step. The batch has `room` for so many
-    positions, padding included, or for one sentence that is longer. The longest come
-    first, so that few are padded much.
+    Those are together that are done by the same steps, of which some do none. The batch
+    has `room` for so many positions, padding included, or for one sentence that is
+    longer. The longest come first, so that few are padded much.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     waiting = deque(order)
@@ -48,9 +48,8 @@ def search_in_steps(
         if waiting and batch.has_room_for(waiting[0]):
             batch.add(batch.take(waiting), begin)
         else:
-            batch.advance()
-        if done := batch.take_done():
-            yield done
+            batch.advance(batch.num_to_go_on(waiting))
+        yield batch.take_done()
 
 
 class _Batch:
@@ -72,7 +71,11 @@ class _Batch:
         if not self.is_live:
             return True
         capacity, num_live = self._capacity(number), len(self._live)
-        return num_live < capacity and num_live <= (1 - REFILL_SHARE) * capacity
+        return num_live < capacity and num_live <= self._few(capacity)
+
+    def num_to_go_on(self, waiting: Sequence[int]) -> int:
+        """Of the sentences, before others may join; none if none waits."""
+        return self._few(self._capacity(waiting[0])) if waiting else 0
 
     def take(self, waiting: deque[int]) -> list[int]:
         """As many as there is room for, but one at least."""
@@ -89,10 +92,10 @@ class _Batch:
         elif newcomers.search.live:
             self._running.join(newcomers)
 
-    def advance(self) -> None:
-        """Until one of the sentences is done."""
+    def advance(self, few: int) -> None:
+        """Until some of the sentences are done; no more steps once so few go on."""
         assert self._running is not None
-        self._running.advance_until_one_is_done()
+        self._running.advance_until_some_are_done(few)
 
     def take_done(self) -> list[tuple[int, list[Hypothesis]]]:
         """Those that are done and have not been taken, by number."""
@@ -103,6 +106,10 @@ class _Batch:
     @property
     def _live(self) -> Sequence[SentenceSearch]:
         return [] if self._running is None else self._running.search.live
+
+    def _few(self, capacity: int) -> int:
+        """Live ones of that capacity, at most, that others may join."""
+        return int((1 - REFILL_SHARE) * capacity)
 
     def _capacity(self, number: int) -> int:
         """Sentences that there is room for once this one is in, all padded alike."""

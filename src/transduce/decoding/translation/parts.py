@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat, zip_longest
+from typing import NamedTuple
 
 from transduce.errors import RequestError
 from transduce.text.splitting import is_within_word, split_long
@@ -12,9 +13,11 @@ MAX_SOURCE_TOKENS = 250
 """A longer source is translated in parts: few models were trained on such."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A source, or a part of one that is over-long, as the model reads it."""
+class Part(NamedTuple):
+    """A source, or a part of one that is over-long, as the model reads it.
+
+    A tuple, as that goes to other processes fastest.
+    """
 
     line: int
     number: int
@@ -38,6 +41,23 @@ class Line:
     text: str
     source: list[int]
     prefix: list[int]
+
+
+def lines_of(
+    window: Sequence[tuple[int, tuple[str, str]]], tokenizer: Tokenizer
+) -> list[Line]:
+    """Lines by their number, source and prefix, as the model reads them."""
+    source_ids = tokenizer.encode_sources([source for _, (source, _) in window])
+    prefixes = [prefix for _, (_, prefix) in window]
+    prefix_ids: Iterable[list[int]] = repeat([], len(window))
+    if any(prefixes):
+        prefix_ids = tokenizer.encode_targets(prefixes)
+    return [
+        Line(number=number, text=text, source=source, prefix=prefix)
+        for (number, (text, _)), source, prefix in zip(
+            window, source_ids, prefix_ids, strict=True
+        )
+    ]
 
 
 def parts_of(line: Line, tokenizer: Tokenizer) -> list[Part]:

@@ -27,12 +27,13 @@ class TranslationHypothesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """The best translation, and those it was chosen from."""
+    """The best translation, and others that were asked for."""
 
     text: str
     score: float
     hypotheses: tuple[TranslationHypothesis, ...]
-    """Best first; none for an empty source, whose translation is empty."""
+    """Best first: the best alone unless search was for several; none for an empty
+    source, whose translation is empty."""
     num_parts: int = 1
     """In how many the source was translated, more than one if it was over-long; the
     scores of the parts are added up."""

@@ -1,0 +1,22 @@
+/* Attention of all heads (section 3.2; equation 1). The scale is in the queries
+   already, which stand in `wide`; what is found is put into `heads`. */
+#ifndef TRANSDUCE_ATTENTION_H
+#define TRANSDUCE_ATTENTION_H
+
+#include "transformer.h"
+
+#define TOGETHER 4 /* rows at most that attend with what is read once */
+
+/* That of a row, which sees so many of its sentence's slots, one at least. */
+void attend(Work *work, int64_t row, int64_t sentence, const Store *key,
+            const Store *value, int64_t count);
+
+/* That of so many rows, TOGETHER at most, from one on. They all see the first positions
+   of a sentence, so many; of its keys there is a row for each number of a key. */
+void attend_together(Work *work, int64_t first, int64_t rows, int64_t sentence,
+                     const Store *key, const Store *value, int64_t length);
+
+/* Softmax of so many scores, in place. There is room for whole registers of them. */
+void normalise_scores(float *scores, int64_t count);
+
+#endif
