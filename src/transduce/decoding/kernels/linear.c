@@ -46,9 +46,12 @@ static inline __attribute__((always_inline)) void tile(const Product *product,
                                                        const int count, int64_t block)
 {
     const int64_t groups = num_groups(product->linear->inputs, is_int8);
-    const int64_t step = step_bytes(is_int8), ahead = groups * step;
+    const int64_t step = step_bytes(is_int8), bytes = groups * step;
     const int64_t group = group_bytes(is_int8);
-    const uint8_t *weights = (const uint8_t *)product->linear->packed + block * ahead;
+    const uint8_t *weights = (const uint8_t *)product->linear->packed + block * bytes;
+    /* Behind the last there may be no memory, which is asked for slowly. */
+    const int is_last = block + 1 == num_blocks(product->linear->outputs);
+    const int64_t ahead = is_last ? 0 : bytes;
     const uint8_t *numbers = product->x->numbers + row * product->x->stride;
     const Lanes zero = lanes_of(0.0f);
     EACH_ROW(START)
