@@ -5,14 +5,15 @@ here the projections of a self-attention are one product, masks are made once fo
 layers, and no module is called. What comes out is what `Transformer.step` gives.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.model.attention import MultiHeadAttention, additive_mask, split_heads
-from transduce.model.cache import DecodingState, LayerCache
+from transduce.model.cache import DecodingState
 from transduce.model.layers import DecoderLayer, ResidualConnection
 from transduce.model.operators.linear import linear
 from transduce.model.transformer import Transformer
@@ -25,6 +26,29 @@ MakeLinear = Callable[[Tensor, Tensor], LinearMap]
 def plain_linear(weight: Tensor, bias: Tensor) -> LinearMap:
     """A linear map in the weight's own precision."""
     return lambda x: linear(x, weight, bias)
+
+
+@runtime_checkable
+class KeyValueStore(Protocol):
+    """What a layer asks of its cache."""
+
+    @property
+    def memory_key(self) -> Float[Tensor, "sentences heads source d_k"]: ...
+
+    @property
+    def memory_value(self) -> Float[Tensor, "sentences heads source d_v"]: ...
+
+    def write(
+        self,
+        key: Float[Tensor, "sentences heads new d_k"],
+        value: Float[Tensor, "sentences heads new d_v"],
+        num_slots: int,
+    ) -> tuple[
+        Float[Tensor, "sentences heads slots d_k"],
+        Float[Tensor, "sentences heads slots d_v"],
+    ]:
+        """Put the newest into their slots, and return the first so many slots."""
+        ...
 
 
 class FlatStep:
@@ -51,9 +75,27 @@ class FlatStep:
         x, seen = self._model.enter(last_ids, state)
         others = additive_mask(seen, x.dtype)
         padding = additive_mask(state.memory_mask, x.dtype)
-        for layer, cache in zip(self._layers, state.layers, strict=True):
-            x = layer.step(x, cache, others, padding)
+        return self.logits(x, state.layers, others, padding)
+
+    def logits(
+        self,
+        x: Float[Tensor, "sentences group d_model"],
+        stores: Sequence[KeyValueStore],
+        others: Float[Tensor, "sentences 1 group slots"],
+        padding: Float[Tensor, "sentences 1 1 source"],
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """What the layers make of what the first reads, with a store for each.
+
+        A mask is added to the scores: of others' slots, of the source's padding.
+        """
+        for layer, store in zip(self._layers, stores, strict=True):
+            x = layer.step(x, store, others, padding)
         return self._model.logits(self._model.decoder_norm(x))
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anyone looks at attention."""
+        return any(layer.is_watched for layer in self._layers)
 
 
 class FlatLayer:
@@ -78,29 +120,34 @@ class FlatLayer:
     def step(
         self,
         x: Float[Tensor, "sentences group d_model"],
-        cache: LayerCache,
+        store: KeyValueStore,
         others: Float[Tensor, "sentences 1 group slots"],
         padding: Float[Tensor, "sentences 1 1 source"],
     ) -> Float[Tensor, "sentences group d_model"]:
         read = self._after_own.before(x)
-        x = self._after_own.after(x, self._attend_to_past(read, cache, others))
+        x = self._after_own.after(x, self._attend_to_past(read, store, others))
         query = self._memory_query(self._after_memory.before(x))
         attended = self._memory.attend(
-            query, cache.memory_key, cache.memory_value, padding
+            query, store.memory_key, store.memory_value, padding
         )
         x = self._after_memory.after(x, attended)
         inner = self._inner(self._after_feed_forward.before(x))
         return self._after_feed_forward.after(x, self._outer(self._activated(inner)))
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether anyone looks at its attention."""
+        return self._own.is_watched or self._memory.is_watched
+
     def _attend_to_past(
         self,
         x: Float[Tensor, "sentences group d_model"],
-        cache: LayerCache,
+        store: KeyValueStore,
         others: Float[Tensor, "sentences 1 group slots"],
     ) -> Float[Tensor, "sentences group d_model"]:
         own = self._own
         query, key, value = self._query_key_value(x).split(own.widths, dim=-1)
-        key, value = cache.write(own.heads(key), own.heads(value), others.size(-1))
+        key, value = store.write(own.heads(key), own.heads(value), others.size(-1))
         return own.attend(query, key, value, others)
 
 
@@ -114,6 +161,11 @@ class FlatAttention:
         self._num_heads = heads
         self._tap = attention.weights_tap
         self._output = _flat(attention.project_output, make_linear)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anyone looks at its weights."""
+        return len(self._tap._forward_hooks) > 0
 
     def heads(
         self, x: Float[Tensor, "sentences group width"]
@@ -130,7 +182,7 @@ class FlatAttention:
     ) -> Float[Tensor, "sentences group d_model"]:
         scores = self.heads(query) @ key.transpose(2, 3)
         weights = scores.add_(penalty).softmax(dim=-1)
-        if self._tap._forward_hooks:
+        if self.is_watched:
             weights = self._tap(weights)
         return self._output((weights @ value).transpose(1, 2).flatten(2))
 

@@ -18,10 +18,15 @@ from transduce.decoding.kernels.packed_linear import (
     PackedInt8,
     PackedLinear,
 )
+from transduce.decoding.next_token_models.cuda_graphs import CudaGraphs
 from transduce.decoding.next_token_models.flat_step import (
     FlatStep,
     MakeLinear,
     plain_linear,
+)
+from transduce.decoding.next_token_models.graphed_decoder import (
+    GraphedDecoder,
+    Recorder,
 )
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder, Step
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
@@ -59,6 +64,8 @@ class PreparedModel:
     model: Transformer
     step: Step
     """What `model.step` does, fast, and watched if anyone looks at attention."""
+    recorder: Recorder | None = None
+    """What records steps, on a GPU."""
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]]) -> Memory:
@@ -68,7 +75,9 @@ class PreparedModel:
 
     def start(self, memory: Memory) -> IncrementalDecoder:
         """The model, which reads translations of what the memory is of."""
-        return IncrementalDecoder(self.model, memory, self.step)
+        if self.recorder is None or not isinstance(self.step, FlatStep):
+            return IncrementalDecoder(self.model, memory, self.step)
+        return GraphedDecoder(self.model, memory, self.step, self.recorder)
 
 
 def prepare(
@@ -100,7 +109,8 @@ def prepared(
     # processor has it.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     step = _step(model, plain_linear, dtype)
-    return PreparedModel(model=model.to(dtype), step=step)
+    recorder = CudaGraphs(device) if device.type == "cuda" else None
+    return PreparedModel(model=model.to(dtype), step=step, recorder=recorder)
 
 
 def _by_kernel(kind: type[PackedLinear]) -> MakeMap | None:
