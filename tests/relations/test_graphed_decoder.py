@@ -9,12 +9,10 @@ from recorded_run import OnOtherMemory, tensors
 from step_sequence import SOURCE, SOURCES, steps
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.next_token_models.cuda_graphs import CudaGraphs
 from transduce.decoding.next_token_models.flat_step import FlatStep, plain_linear
-from transduce.decoding.next_token_models.graphed_decoder import (
-    GraphedDecoder,
-    StandingStep,
-)
+from transduce.decoding.next_token_models.graphed.cuda_graphs import CudaGraphs
+from transduce.decoding.next_token_models.graphed.graphed_decoder import GraphedDecoder
+from transduce.decoding.next_token_models.graphed.standing_step import StandingStep
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.prepared_model import PreparedModel
 from transduce.model.config import ModelConfig

@@ -18,16 +18,14 @@ from transduce.decoding.kernels.packed_linear import (
     PackedInt8,
     PackedLinear,
 )
-from transduce.decoding.next_token_models.cuda_graphs import CudaGraphs
 from transduce.decoding.next_token_models.flat_step import (
     FlatStep,
     MakeLinear,
     plain_linear,
 )
-from transduce.decoding.next_token_models.graphed_decoder import (
-    GraphedDecoder,
-    Recorder,
-)
+from transduce.decoding.next_token_models.graphed.cuda_graphs import CudaGraphs
+from transduce.decoding.next_token_models.graphed.graphed_decoder import GraphedDecoder
+from transduce.decoding.next_token_models.graphed.standing_step import Recorder
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder, Step
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.device import is_good_at_bf16

@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from transduce.decoding.next_token_models import cuda_graphs
-from transduce.decoding.next_token_models.cuda_graphs import CudaGraphs
+from transduce.decoding.next_token_models.graphed import cuda_graphs
+from transduce.decoding.next_token_models.graphed.cuda_graphs import CudaGraphs
 
 pytestmark = pytest.mark.skipif(
     torch.version.cuda is not None, reason="what is stood in for is there"

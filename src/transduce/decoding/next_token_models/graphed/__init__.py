@@ -1,0 +1,1 @@
+"""Steps that a GPU records once and does again by one call."""
