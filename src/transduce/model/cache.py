@@ -95,13 +95,13 @@ class DecodingState:
         return self.past.size(1)
 
     @property
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
         """Whether there is a slot for each hypothesis's newest position."""
         return self.num_slots + self.group_size <= self.past.size(-1)
 
     def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
         """Take a slot for each hypothesis's newest position; what each sees now."""
-        if not self._has_room:
+        if not self.has_room:
             self._make_room()
         group_size = self.group_size
         first = self.num_slots

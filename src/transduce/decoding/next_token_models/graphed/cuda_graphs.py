@@ -6,6 +6,7 @@ processor longer than a GPU takes to do it.
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 
 import torch
@@ -68,9 +69,11 @@ class CudaGraphs:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 result = run()
-            finally:
-                graph.capture_end()
-        current.wait_stream(stream)
+            except BaseException:
+                with suppress(RuntimeError):  # what that says comes of the first
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         self._latest = graph
         return graph, result
 
@@ -82,5 +85,6 @@ class CudaGraphs:
         if is_new:
             with torch.cuda.stream(stream):
                 run()
+            current.wait_stream(stream)
             self._stream = stream
         return stream

@@ -81,10 +81,10 @@ def test_a_run_is_recorded_beside_the_rest_and_replayed(asked: list[str]):
     assert asked == [
         "the record waits for the rest",
         "run",
+        "the rest waits for the record",
         "graph 1 begins in None, thread_local",
         "run",
         "graph 1 ends",
-        "the rest waits for the record",
     ]
     asked.clear()
     first = again()
@@ -99,7 +99,6 @@ def test_a_run_is_recorded_beside_the_rest_and_replayed(asked: list[str]):
         "graph 2 begins in the memory of graph 1, thread_local",
         "run",
         "graph 2 ends",
-        "the rest waits for the record",
     ]
 
 
