@@ -4,9 +4,10 @@ A step of the decoder is some 25 operators a layer. To begin each of them takes 
 processor longer than a GPU takes to do it.
 """
 
+import gc
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from threading import Lock
 
 import torch
@@ -28,7 +29,7 @@ class CudaGraphs:
         self._latest: torch.cuda.CUDAGraph | None = None
         """That keeps the memory for the next."""
         self._is_refused = False
-        # What is run between two runs of a record may be put where its result was.
+        # Records share memory: no other may run before a result is copied.
         self._lock = Lock()
 
     def record(self, run: Run) -> Run:
@@ -38,12 +39,16 @@ class CudaGraphs:
         no number. It must have been run before: kernels are loaded then.
 
         A `RuntimeWarning` if the GPU refuses; then it is run as it is, and all others.
+        Where memory is short, it alone is.
         """
         with self._lock, torch.cuda.device(self._device):
             if self._is_refused:
                 return run
             try:
                 graph, result = self._recorded(run)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                return run
             except RuntimeError as error:
                 self._is_refused = True
                 warnings.warn(f"{REFUSED}{error}", RuntimeWarning, stacklevel=2)
@@ -58,13 +63,16 @@ class CudaGraphs:
 
     def _recorded(self, run: Run) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph, pool = torch.cuda.CUDAGraph(), None
-        current = torch.cuda.current_stream()
-        stream = self._stream_for(run, current)
+        if self._stream is None:
+            # Nothing else is to run there: what libraries then hold for it is in the
+            # memory of the records, and stays as long as these.
+            self._stream = torch.cuda.Stream()
         if self._latest is not None:
             pool = self._latest.pool()
+        self._stream.wait_stream(torch.cuda.current_stream())
         # Not `torch.cuda.graph`, which has all garbage collected and cached memory
         # given back first: that takes longer than many steps.
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self._stream), _no_collection():
             # Other threads may go on.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
@@ -77,14 +85,14 @@ class CudaGraphs:
         self._latest = graph
         return graph, result
 
-    def _stream_for(self, run: Run, current: torch.cuda.Stream) -> torch.cuda.Stream:
-        """A stream of its own, as recording must have; libraries have memory for it."""
-        is_new = self._stream is None
-        stream = self._stream or torch.cuda.Stream()
-        stream.wait_stream(current)
-        if is_new:
-            with torch.cuda.stream(stream):
-                run()
-            current.wait_stream(stream)
-            self._stream = stream
-        return stream
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage may hold an older record, whose end would end the one that is made."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -73,7 +73,7 @@ class GraphedDecoder(IncrementalDecoder):
 
     def _keep(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """These hypotheses alone."""
-        self._standing = None  # whose memory is needed, and which is of no use
+        self._standing = None  # its stores are to be replaced: first free them
         super().reorder(rows)
         self._live = np.arange(len(rows))
 
@@ -84,7 +84,7 @@ class GraphedDecoder(IncrementalDecoder):
         if self._flat.is_watched:  # by what a record would not tell
             return self._flat(last_ids, self._state)
         if not self._state.has_room:
-            self._standing = None  # as above: keys and values are to move
+            self._standing = None  # as in `_keep`
         x, seen = self._model.enter(last_ids, self._state)
         if self._standing is None or not self._standing.is_for(x, self._state):
             self._standing = StandingStep(self._flat, x, self._state, self._recorder)

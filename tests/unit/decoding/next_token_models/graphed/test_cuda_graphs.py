@@ -1,5 +1,6 @@
 """Records of what a GPU does; stand-ins tell what is asked of it."""
 
+import gc
 from contextlib import nullcontext
 
 import pytest
@@ -80,8 +81,6 @@ def test_a_run_is_recorded_beside_the_rest_and_replayed(asked: list[str]):
     again = graphs.record(run)
     assert asked == [
         "the record waits for the rest",
-        "run",
-        "the rest waits for the record",
         "graph 1 begins in None, thread_local",
         "run",
         "graph 1 ends",
@@ -100,6 +99,24 @@ def test_a_run_is_recorded_beside_the_rest_and_replayed(asked: list[str]):
         "run",
         "graph 2 ends",
     ]
+
+
+def test_what_finds_no_memory_is_run_as_it_is_and_others_recorded(asked, monkeypatch):
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "empty_cache", lambda: None)
+    is_collecting: list[bool] = []
+
+    def too_large() -> torch.Tensor:
+        is_collecting.append(gc.isenabled())
+        raise torch.OutOfMemoryError("too large")
+
+    def run() -> torch.Tensor:
+        return torch.ones(1)
+
+    graphs = CudaGraphs(DEVICE)
+    assert graphs.record(too_large) is too_large
+    assert asked[-1] == "graph 1 ends"
+    assert (is_collecting, gc.isenabled()) == ([False], True)
+    assert graphs.record(run) is not run
 
 
 @pytest.mark.usefixtures("asked")
