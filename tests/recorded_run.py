@@ -41,7 +41,7 @@ class Recording(TorchDispatchMode):
                     then.copy_(now)
 
 
-class OnOtherMemory:
+class OperatorRecorder:
     """What `CudaGraphs` is, but for where it runs; counts its records."""
 
     def __init__(self) -> None:

@@ -32,14 +32,19 @@ class LayerCache:
         key: Float[Tensor, "sentences heads new d_k"],
         value: Float[Tensor, "sentences heads new d_v"],
         num_slots: int,
+        slots: Int[Tensor, " new"] | None = None,
     ) -> tuple[
         Float[Tensor, "sentences heads used d_k"],
         Float[Tensor, "sentences heads used d_v"],
     ]:
-        """Put the newest into the last of so many slots, and return all of these."""
-        first = num_slots - key.size(2)
-        self.key[:, :, first:num_slots] = key
-        self.value[:, :, first:num_slots] = value
+        """Put the newest into the last of so many slots, and return all of these.
+
+        Or into others of them: what is a tensor can be told anew to a recorded step.
+        """
+        last = slice(num_slots - key.size(2), num_slots)
+        into = last if slots is None else slots
+        self.key[:, :, into] = key
+        self.value[:, :, into] = value
         return self.key[:, :, :num_slots], self.value[:, :, :num_slots]
 
     def fit_slots(self, num_slots: int) -> None:

@@ -6,14 +6,13 @@ layers, and no module is called. What comes out is what `Transformer.step` gives
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.model.attention import MultiHeadAttention, additive_mask, split_heads
-from transduce.model.cache import DecodingState
+from transduce.model.cache import DecodingState, LayerCache
 from transduce.model.layers import DecoderLayer, ResidualConnection
 from transduce.model.operators.linear import linear
 from transduce.model.transformer import Transformer
@@ -26,29 +25,6 @@ MakeLinear = Callable[[Tensor, Tensor], LinearMap]
 def plain_linear(weight: Tensor, bias: Tensor) -> LinearMap:
     """A linear map in the weight's own precision."""
     return lambda x: linear(x, weight, bias)
-
-
-@runtime_checkable
-class KeyValueStore(Protocol):
-    """What a layer asks of its cache."""
-
-    @property
-    def memory_key(self) -> Float[Tensor, "sentences heads source d_k"]: ...
-
-    @property
-    def memory_value(self) -> Float[Tensor, "sentences heads source d_v"]: ...
-
-    def write(
-        self,
-        key: Float[Tensor, "sentences heads new d_k"],
-        value: Float[Tensor, "sentences heads new d_v"],
-        num_slots: int,
-    ) -> tuple[
-        Float[Tensor, "sentences heads slots d_k"],
-        Float[Tensor, "sentences heads slots d_v"],
-    ]:
-        """Put the newest into their slots, and return the first so many slots."""
-        ...
 
 
 class FlatStep:
@@ -80,16 +56,18 @@ class FlatStep:
     def logits(
         self,
         x: Float[Tensor, "sentences group d_model"],
-        stores: Sequence[KeyValueStore],
+        caches: Sequence[LayerCache],
         others: Float[Tensor, "sentences 1 group slots"],
         padding: Float[Tensor, "sentences 1 1 source"],
+        newest: Int[Tensor, " group"] | None = None,
     ) -> Float[Tensor, "sentences group vocab"]:
-        """What the layers make of what the first reads, with a store for each.
+        """What the layers make of what the first reads, with a cache for each.
 
-        A mask is added to the scores: of others' slots, of the source's padding.
+        Masks are added to the scores: of others' slots, of the source's padding. The
+        newest keys and values go into the last slots, or into those that are given.
         """
-        for layer, store in zip(self._layers, stores, strict=True):
-            x = layer.step(x, store, others, padding)
+        for layer, cache in zip(self._layers, caches, strict=True):
+            x = layer.step(x, cache, others, padding, newest)
         return self._model.logits(self._model.decoder_norm(x))
 
     @property
@@ -120,15 +98,16 @@ class FlatLayer:
     def step(
         self,
         x: Float[Tensor, "sentences group d_model"],
-        store: KeyValueStore,
+        cache: LayerCache,
         others: Float[Tensor, "sentences 1 group slots"],
         padding: Float[Tensor, "sentences 1 1 source"],
+        newest: Int[Tensor, " group"] | None,
     ) -> Float[Tensor, "sentences group d_model"]:
         read = self._after_own.before(x)
-        x = self._after_own.after(x, self._attend_to_past(read, store, others))
+        x = self._after_own.after(x, self._attend_to_past(read, cache, others, newest))
         query = self._memory_query(self._after_memory.before(x))
         attended = self._memory.attend(
-            query, store.memory_key, store.memory_value, padding
+            query, cache.memory_key, cache.memory_value, padding
         )
         x = self._after_memory.after(x, attended)
         inner = self._inner(self._after_feed_forward.before(x))
@@ -142,13 +121,14 @@ class FlatLayer:
     def _attend_to_past(
         self,
         x: Float[Tensor, "sentences group d_model"],
-        store: KeyValueStore,
+        cache: LayerCache,
         others: Float[Tensor, "sentences 1 group slots"],
+        newest: Int[Tensor, " group"] | None,
     ) -> Float[Tensor, "sentences group d_model"]:
         own = self._own
         query, key, value = self._query_key_value(x).split(own.widths, dim=-1)
-        key, value = store.write(own.heads(key), own.heads(value), others.size(-1))
-        return own.attend(query, key, value, others)
+        heads = own.heads(key), own.heads(value)
+        return own.attend(query, *cache.write(*heads, others.size(-1), newest), others)
 
 
 class FlatAttention:

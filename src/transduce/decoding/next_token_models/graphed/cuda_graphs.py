@@ -18,6 +18,8 @@ REFUSED = (
     "says: "
 )
 Run = Callable[[], Tensor]
+one_record = Lock()
+"""PyTorch records one graph at a time in a process."""
 
 
 class CudaGraphs:
@@ -41,7 +43,7 @@ class CudaGraphs:
         A `RuntimeWarning` if the GPU refuses; then it is run as it is, and all others.
         Where memory is short, it alone is.
         """
-        with self._lock, torch.cuda.device(self._device):
+        with one_record, self._lock, torch.cuda.device(self._device):
             if self._is_refused:
                 return run
             try:

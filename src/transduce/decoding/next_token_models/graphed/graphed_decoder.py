@@ -57,6 +57,8 @@ class GraphedDecoder(IncrementalDecoder):
         if 2 * len(self._live) <= num_places:
             self._keep(live_rows)
             return
+        if rows.shape[1] != before:
+            self._standing = None
         all_rows = np.repeat(np.arange(num_places)[:, None] * before, rows.shape[1], 1)
         all_rows[self._live] = live_rows
         super().reorder(all_rows)
@@ -73,7 +75,7 @@ class GraphedDecoder(IncrementalDecoder):
 
     def _keep(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """These hypotheses alone."""
-        self._standing = None  # its stores are to be replaced: first free them
+        self._standing = None  # keys and values are to move: first free its memory
         super().reorder(rows)
         self._live = np.arange(len(rows))
 
@@ -81,11 +83,11 @@ class GraphedDecoder(IncrementalDecoder):
         self, last_ids: Int64[Tensor, "places group"]
     ) -> Float[Tensor, "places group vocab"]:
         """With those that are done."""
-        if self._flat.is_watched:  # by what a record would not tell
-            return self._flat(last_ids, self._state)
         if not self._state.has_room:
             self._standing = None  # as in `_keep`
+        if self._flat.is_watched:  # by what a record would not tell
+            return self._flat(last_ids, self._state)
         x, seen = self._model.enter(last_ids, self._state)
-        if self._standing is None or not self._standing.is_for(x, self._state):
+        if self._standing is None:
             self._standing = StandingStep(self._flat, x, self._state, self._recorder)
         return self._standing(x, seen)

@@ -120,6 +120,20 @@ def test_what_finds_no_memory_is_run_as_it_is_and_others_recorded(asked, monkeyp
 
 
 @pytest.mark.usefixtures("asked")
+def test_the_cause_is_told_if_the_record_fails_with_it(monkeypatch, recwarn):
+    def end(_: Graph) -> None:
+        raise RuntimeError("there is no record to end")
+
+    def run() -> torch.Tensor:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(Graph, "capture_end", end)
+    assert CudaGraphs(DEVICE).record(run) is run
+    [warning] = recwarn
+    assert str(warning.message).endswith("what it says: no such kernel")
+
+
+@pytest.mark.usefixtures("asked")
 def test_a_gpu_that_refuses_is_asked_once_and_told_of(monkeypatch, recwarn):
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no graphs today")
