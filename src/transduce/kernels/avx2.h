@@ -75,10 +75,18 @@ static inline Lanes lanes_round(Lanes x)
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* x times 2 to the power of n, a whole number that is not above 127; zero, if that is
-   too small. */
+/* What a number is above the next lower whole one; of minus infinity, zero. */
+static inline Lanes lanes_fraction(Lanes x)
+{
+    x = lanes_max(_mm256_set1_ps(-200.0f), x);
+    return x - _mm256_floor_ps(x);
+}
+
+/* x times 2 to the power of n, rounded down, which is below 128; zero, if that is too
+   small. */
 static inline Lanes lanes_scale(Lanes x, Lanes n)
 {
+    n = _mm256_floor_ps(n);
     const __m256i exponent =
         _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     const __m256 power = _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));

@@ -70,7 +70,13 @@ static inline Lanes lanes_round(Lanes x)
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* x times 2 to the power of n, a whole number that is not above 127. */
+/* What a number is above the next lower whole one; of minus infinity, zero. */
+static inline Lanes lanes_fraction(Lanes x)
+{
+    return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+
+/* x times 2 to the power of n, rounded down; infinity or zero beyond what there is. */
 static inline Lanes lanes_scale(Lanes x, Lanes n) { return _mm512_scalef_ps(x, n); }
 
 /* A bit for each lane. */

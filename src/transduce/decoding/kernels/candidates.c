@@ -6,28 +6,40 @@
 
 #include "lanes.h"
 
-#define FAR_ABOVE 60.0f /* of which the exponential is far from the largest number */
+#define ROUNDED 1e-4f /* more of a logit than is lost as it is rounded */
+
+static int64_t whole_registers(int64_t numbers)
+{
+    return (numbers + LANES - 1) / LANES * LANES;
+}
 
 static void clear(Best *best)
 {
-    for (int64_t i = 0; i < best->count; i++) {
+    best->values[-1] = INFINITY; /* which nothing stands before */
+    for (int64_t i = 0; i < whole_registers(best->count); i++) {
         best->values[i] = -INFINITY;
-        best->tokens[i] = 0;
+        best->tokens[i].id = 0;
     }
 }
 
 static float last_of(const Best *best) { return best->values[best->count - 1]; }
 
-/* In the place of the last, which is less. */
+/* Before those that are less, of which the last goes. Whole registers are moved, as the
+   processor would guess in vain which place it is. */
 static void insert(Best *best, float value, int64_t token)
 {
-    int64_t place = best->count - 1;
-    for (; place > 0 && best->values[place - 1] < value; place--) {
-        best->values[place] = best->values[place - 1];
-        best->tokens[place] = best->tokens[place - 1];
+    const Token id = {.id = (int32_t)token};
+    const Lanes new_value = lanes_of(value), new_token = lanes_of(id.lane);
+    for (int64_t i = whole_registers(best->count) - LANES; i >= 0; i -= LANES) {
+        float *values = best->values + i, *tokens = &best->tokens[i].lane;
+        const Lanes here = lanes_at(values), before = lanes_at(values - 1);
+        const Mask comes = lanes_positive(new_value - here);
+        const Mask moves = lanes_positive(new_value - before);
+        const Lanes next = lanes_where(moves, lanes_at(tokens - 1), new_token);
+        lanes_store(tokens, LANES, lanes_where(comes, next, lanes_at(tokens)));
+        lanes_store(values, LANES,
+                    lanes_where(comes, lanes_where(moves, before, new_value), here));
     }
-    best->values[place] = value;
-    best->tokens[place] = token;
 }
 
 /* Tokens that may not come: those of a mask, and these. */
@@ -150,13 +162,13 @@ static void insert_best(Best *best, const Columns *columns, Lanes largest,
 
 static float sum_of_exponentials(const Columns *columns, float offset)
 {
-    const Lanes offsets = lanes_of(offset);
+    const Lanes offsets = lanes_of(offset), per_log2 = lanes_of(PER_LOG2);
     Lanes sum = lanes_of(0.0f);
     int64_t i = 0;
     for (; i + LANES <= columns->count; i += LANES)
-        sum += lanes_exp(lanes_at(columns->values + i) - offsets);
+        sum += lanes_exp2((lanes_at(columns->values + i) - offsets) * per_log2);
     if (i < columns->count)
-        sum += lanes_exp(values_from(columns, i) - offsets);
+        sum += lanes_exp2((values_from(columns, i) - offsets) * per_log2);
     return sum_of_lanes(sum);
 }
 
@@ -192,7 +204,7 @@ static void make_log_probabilities(Seen *seen, const Excluded *excluded, int64_t
         return;
     for (int64_t i = 0; i < best->count; i++) {
         best->values[i] = -INFINITY - log_sum; /* NaN, if that is NaN */
-        best->tokens[i] = forced;
+        best->tokens[i].id = (int32_t)forced;
     }
     if (!is_excluded(excluded, forced))
         best->values[0] = seen->forced - log_sum;
@@ -231,7 +243,7 @@ static void merge(const CandidateSearch *asked, int64_t sentence, const Seen *se
         asked->found_totals[at] = its_total;
         asked->found_parents[at] = parent < 0 ? 0 : parent;
         asked->found_tokens[at] =
-            parent < 0 ? 0 : seen[parent].best.tokens[taken[parent]];
+            parent < 0 ? 0 : seen[parent].best.tokens[taken[parent]].id;
         if (parent >= 0)
             taken[parent]++;
     }
@@ -255,18 +267,20 @@ int begin_candidates(const CandidateSearch *asked, Seeing *seeing)
     for (int64_t i = 0; asked->forced && i < asked->sentences; i++)
         if (asked->forced[i] < -1 || asked->forced[i] >= asked->vocab)
             return 2;
+    /* Before the places of a row stands a register, for what is before the first. */
+    const int64_t places = LANES + whole_registers(count);
     const size_t of_row =
-        sizeof(Seen) + (size_t)count * (sizeof(int64_t) + sizeof(float));
+        sizeof(Seen) + (size_t)places * (sizeof(Token) + sizeof(float));
     seeing->of_rows =
         malloc((size_t)rows * of_row + (size_t)asked->group * sizeof(int64_t));
     if (!seeing->of_rows)
         return 1;
     seeing->taken = (int64_t *)(seeing->of_rows + rows);
-    int64_t *tokens = seeing->taken + asked->group;
-    float *values = (float *)(tokens + rows * count);
+    Token *tokens = (Token *)(seeing->taken + asked->group) + LANES;
+    float *values = (float *)(tokens + rows * places);
     for (int64_t row = 0; row < rows; row++)
         seeing->of_rows[row].best =
-            (Best){count, values + row * count, tokens + row * count};
+            (Best){count, values + row * places, tokens + row * places};
     begin_again(asked, seeing);
     return 0;
 }
@@ -295,13 +309,21 @@ void see_logits(const CandidateSearch *asked, Seeing *seeing, const float *logit
     }
 }
 
+/* A logit that is not above it, times 1 / ln 2, is not among the best, however the
+   products of both were rounded. */
+static float least_worth(const Best *best)
+{
+    const float last = last_of(best) * PER_LOG2;
+    return last - ROUNDED * (1 + fabsf(last));
+}
+
 void begin_glimpses(const CandidateSearch *asked, const Seeing *seeing,
                     Glimpse *glimpses)
 {
     for (int64_t row = 0; row < asked->sentences * asked->group; row++) {
         const Seen *seen = seeing->of_rows + row;
-        glimpses[row] = (Glimpse){lanes_of(-INFINITY), lanes_of(0.0f), seen->highest,
-                                  last_of(&seen->best)};
+        glimpses[row] = (Glimpse){lanes_of(0.0f), seen->highest * PER_LOG2,
+                                  least_worth(&seen->best)};
     }
 }
 
@@ -316,20 +338,19 @@ void insert_glimpsed(const CandidateSearch *asked, Seeing *seeing, Glimpse *glim
     const Excluded excluded = excluded_from(asked, row);
     insert_lanes(best, &columns, 0, -INFINITY, &excluded);
     insert_lanes(best, &columns, LANES, -INFINITY, &excluded);
-    glimpses[row].last = last_of(best);
+    glimpses[row].least = least_worth(best);
 }
 
 int end_glimpses(const CandidateSearch *asked, Seeing *seeing, const Glimpse *glimpses)
 {
     const int64_t rows = asked->sentences * asked->group;
+    int are_numbers = 1;
     for (int64_t row = 0; row < rows; row++) {
-        const float above = highest_lane(glimpses[row].highest) - glimpses[row].offset;
-        if (above > FAR_ABOVE || seeing->of_rows[row].highest == -INFINITY)
-            return 0;
+        Seen *seen = seeing->of_rows + row;
+        seen->sum += sum_of_lanes(glimpses[row].sums);
+        are_numbers &= isfinite(seen->sum) && seen->highest > -INFINITY;
     }
-    for (int64_t row = 0; row < rows; row++)
-        seeing->of_rows[row].sum += sum_of_lanes(glimpses[row].sums);
-    return 1;
+    return are_numbers;
 }
 
 void end_candidates(const CandidateSearch *asked, Seeing *seeing)

@@ -32,11 +32,18 @@ typedef struct {
    lacking, 2 if what is forced is no token, otherwise 0. */
 EXPORTED int transduce_candidates(const CandidateSearch *asked, const float *logits);
 
-/* The largest values so far, the best first. */
+/* A token in a lane. */
+typedef union {
+    int32_t id;
+    float lane;
+} Token;
+
+/* The largest values so far, the best first: in whole registers, and there is room
+   before the first. */
 typedef struct {
     int64_t count;
     float *values;
-    int64_t *tokens;
+    Token *tokens;
 } Best;
 
 /* What has been seen of a hypothesis's logits. */
@@ -66,8 +73,8 @@ void drop_candidates(Seeing *seeing);
 /* What is seen of a row's other logits as they are summed up, when the first have been
    seen: nothing is written down but what may be among the best. */
 typedef struct {
-    Lanes highest, sums; /* of exponentials, the offset's being one */
-    float offset, last;  /* the last of the best */
+    Lanes sums;          /* of exponentials, the offset's being one */
+    float offset, least; /* that may be among the best; both times 1 / ln 2 */
 } __attribute__((aligned(64))) Glimpse;
 
 /* Of all rows. */
@@ -78,21 +85,7 @@ void begin_glimpses(const CandidateSearch *asked, const Seeing *seeing,
 void insert_glimpsed(const CandidateSearch *asked, Seeing *seeing, Glimpse *glimpses,
                      int64_t row, Lanes one, Lanes other, int64_t token);
 /* Whether all is seen that way: not where a logit is so far above the first ones that
-   its exponential may be no number, or these are all minus infinity. */
+   its exponential is no number, or these are all minus infinity. */
 int end_glimpses(const CandidateSearch *asked, Seeing *seeing, const Glimpse *glimpses);
-
-/* See two registers of a row's logits. */
-static inline void glimpse(Glimpse *of, Lanes one, Lanes other)
-{
-    const Lanes offsets = lanes_of(of->offset);
-    of->highest = lanes_max(other, lanes_max(one, of->highest));
-    of->sums += lanes_exp(one - offsets) + lanes_exp(other - offsets);
-}
-
-/* Whether one of them may be among the best. */
-static inline int is_worth(const Glimpse *of, Lanes one, Lanes other)
-{
-    return lanes_above(lanes_max(one, other), lanes_of(of->last)) != 0;
-}
 
 #endif

@@ -82,6 +82,28 @@ put_out(const Product *product, const Region *region, int64_t first, int64_t row
     finish(product, 1, sums, region->row + first, count, region->output);
 }
 
+/* Minus infinity is what stands behind the last output. */
+static inline OfOutputs none_behind(OfOutputs of, int64_t left)
+{
+    of.bias = lanes_where(first_lanes(left), of.bias, lanes_of(-INFINITY));
+    return of;
+}
+
+/* So that 2 to the power of a number is its exponential. */
+static inline OfOutputs as_powers(OfOutputs of)
+{
+    const Lanes per_log2 = lanes_of(PER_LOG2);
+    return (OfOutputs){of.bias * per_log2, of.scales * per_log2, of.sums * per_log2};
+}
+
+/* Sum up the exponentials of two registers; whether one may be among the best. */
+static inline int glimpse(Glimpse *of, Lanes one, Lanes other)
+{
+    const Lanes offsets = lanes_of(of->offset);
+    of->sums += lanes_exp2(one - offsets) + lanes_exp2(other - offsets);
+    return lanes_above(lanes_max(one, other), lanes_of(of->least)) != 0;
+}
+
 /* Let them be seen. */
 static inline __attribute__((always_inline)) void see_sums(const Product *product,
                                                            const Watch *watch,
@@ -89,24 +111,21 @@ static inline __attribute__((always_inline)) void see_sums(const Product *produc
                                                            int64_t first, int64_t rows)
 {
     const int64_t last = first + rows < region->count ? first + rows : region->count;
-    const int64_t left = product->linear->outputs - region->output;
-    const OfOutputs of_one = of_outputs(product->linear, 1, region->output);
-    const OfOutputs of_two = of_outputs(product->linear, 1, region->output + LANES);
-    const Mask in_one = first_lanes(left), in_two = first_lanes(left - LANES);
-    const Lanes none = lanes_of(-INFINITY);
+    const int64_t output = region->output, left = product->linear->outputs - output;
+    const OfOutputs of_one = none_behind(of_outputs(product->linear, 1, output), left);
+    const OfOutputs of_two =
+        none_behind(of_outputs(product->linear, 1, output + LANES), left - LANES);
+    const OfOutputs power_one = as_powers(of_one), power_two = as_powers(of_two);
     const Rows x = *product->x;
     for (int64_t i = first; i < last; i++) {
         const int64_t row = region->row + i;
         const Lanes *sums = (const Lanes *)(region->sums->numbers + i);
-        Lanes one = numbers_of(&x, 1, sums[0], row, &of_one);
-        Lanes two = numbers_of(&x, 1, sums[1], row, &of_two);
-        one = lanes_where(in_one, one, none);
-        two = lanes_where(in_two, two, none);
-        Glimpse *of = watch->glimpses + row;
-        glimpse(of, one, two);
-        if (is_worth(of, one, two))
-            insert_glimpsed(watch->asked, watch->seeing, watch->glimpses, row, one, two,
-                            region->output + watch->first);
+        if (glimpse(watch->glimpses + row, numbers_of(&x, 1, sums[0], row, &power_one),
+                    numbers_of(&x, 1, sums[1], row, &power_two)))
+            insert_glimpsed(watch->asked, watch->seeing, watch->glimpses, row,
+                            numbers_of(&x, 1, sums[0], row, &of_one),
+                            numbers_of(&x, 1, sums[1], row, &of_two),
+                            output + watch->first);
     }
 }
 

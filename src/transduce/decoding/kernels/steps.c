@@ -7,8 +7,10 @@
 #include "tiles.h"
 
 #define LOGITS_AT_ONCE (64 * 1024) /* which stay in a second-level cache */
+#define SEEN_FIRST 512 /* by which the best of the others are known when glimpsed */
 
-_Static_assert(SEEN_AT_ONCE % COLUMNS == 0, "logits begin with a block of outputs");
+_Static_assert(SEEN_AT_ONCE % COLUMNS == 0 && SEEN_FIRST % COLUMNS == 0,
+               "logits begin with a block of outputs");
 
 /* Room for the logits of some tokens after so many rows, which are computed and seen
    together: as many as stay in a cache or, where rows are many, those whose
@@ -68,8 +70,8 @@ static void find_candidates(const Steps *steps, const Work *work, const Matrix *
                             Seeing *seeing)
 {
     const int64_t vocab = steps->decoder->output.outputs;
-    const int is_watched = vocab > SEEN_AT_ONCE && can_watch(steps, work);
-    const int64_t first = is_watched ? SEEN_AT_ONCE : vocab;
+    const int is_watched = vocab > SEEN_FIRST && can_watch(steps, work);
+    const int64_t first = is_watched ? SEEN_FIRST : vocab;
     see_from(steps, work, 0, first, logits, seeing);
     if (is_watched && !watch_from(steps, work, first, seeing)) {
         begin_again(steps->candidates, seeing);
