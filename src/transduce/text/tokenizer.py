@@ -45,6 +45,10 @@ WORD = Regex(r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^ \p{L}\p{M}\p{N}]{1,64}| +
 
 ALPHABET_CHARACTERS = 10_000_000
 """What the alphabet is chosen by at most."""
+KNOWN_WORDS = 100_000
+"""Kept with their ids at most, in some 30 MB."""
+KNOWN_LENGTH = 24
+"""Characters of such a word at most: where no spaces are written, none comes again."""
 LEARNING_CHARACTERS = 200_000_000
 """What the vocabulary is learned from at most: bounds the memory for distinct words."""
 
@@ -81,6 +85,8 @@ class SubwordTokenizer:
     def __init__(self, pieces: tokenizers.Tokenizer) -> None:
         vocabulary = pieces.get_vocab(with_added_tokens=False)
         self._pieces = pieces
+        self._known: dict[str, list[int]] = {}
+        """Words and their ids, as most come again."""
         self._piece_of = sorted(vocabulary, key=vocabulary.__getitem__)
         self._readable = [READABLE_BYTES.get(each, each) for each in self._piece_of]
         alphabet = {p for p in vocabulary if len(p) == 1} - set(BYTE_PIECES)
@@ -107,9 +113,10 @@ class SubwordTokenizer:
         return self.encode_sources([text])[0]
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` for many texts at once, on all cores."""
-        spelt = [self._spell(text) for text in texts]
-        return [encoding.ids for encoding in self._pieces.encode_batch_fast(spelt)]
+        """`encode` for many texts at once; words that are new are cut on all cores."""
+        words = [self._spell(text).split() for text in texts]
+        ids_of = self._ids_of_words(set(chain.from_iterable(words)))
+        return [list(chain.from_iterable(map(ids_of.__getitem__, of))) for of in words]
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """The same: both languages are cut alike."""
@@ -132,10 +139,27 @@ class SubwordTokenizer:
         """The vocabulary as `tokenizers` JSON."""
         return self._pieces.to_str()
 
+    def _ids_of_words(self, words: set[str]) -> dict[str, list[int]]:
+        """Of each alone: no piece goes from one word into the next."""
+        known = self._known
+        ids_of = {word: known[word] for word in words if word in known}
+        new = [word for word in words if word not in ids_of]
+        if new:
+            cut = self._pieces.encode_batch_fast([" " + word for word in new])
+            of_new = dict(zip(new, (each.ids for each in cut), strict=True))
+            self._remember(of_new)
+            ids_of |= of_new
+        return ids_of
+
+    def _remember(self, ids_of: dict[str, list[int]]) -> None:
+        short = [word for word in ids_of if len(word) <= KNOWN_LENGTH][:KNOWN_WORDS]
+        if len(self._known) + len(short) > KNOWN_WORDS:
+            self._known = {}  # another one, as a thread may be reading the one before
+        self._known.update((word, ids_of[word]) for word in short)
+
     def _spell(self, text: str) -> str:
         """Normalize, and write what is not in the alphabet as bytes."""
-        text = normalize(text)
-        return self._outside_alphabet.sub(_bytes_of, " " + text) if text else ""
+        return self._outside_alphabet.sub(_bytes_of, normalize(text))
 
 
 Tokenizer = SubwordTokenizer | SentencePieceTokenizer

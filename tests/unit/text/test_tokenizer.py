@@ -9,6 +9,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -118,6 +119,28 @@ def test_encoding_many_texts_is_encoding_each(kind):
     tokenizer = learned(kind)
     texts = [*HARD_TEXTS, "", *CORPUS]
     assert tokenizer.encode_sources(texts) == [tokenizer.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=150)
+@given(texts=st.lists(st.text() | AWKWARD | st.sampled_from(CORPUS)))
+@example(texts=HARD_TEXTS)
+def test_words_are_cut_alone_as_in_their_text(kind, texts):
+    tokenizer = learned(kind)
+    library = tokenizers.Tokenizer.from_str(tokenizer.json())
+    spelt = [tokenizer._spell(text) for text in texts]
+    whole = [library.encode(" " + text).ids if text else [] for text in spelt]
+    assert tokenizer.encode_sources(texts) == whole
+    assert tokenizer.encode_sources(texts) == whole  # when they are known
+
+
+def test_few_words_are_remembered_and_no_long_ones(monkeypatch):
+    monkeypatch.setattr(module, "KNOWN_WORDS", 5)
+    tokenizer = learn_tokenizer(CORPUS, TokenizerConfig(vocab_size=500))
+    for text in [*CORPUS, "a b c d " + "x" * 30, " ".join("abcdefghijk"), "a b", "c"]:
+        assert tokenizer.encode(text) == learned("bpe").encode(text)
+        assert 0 < len(tokenizer._known) <= 5
+        assert "x" * 30 not in tokenizer._known
 
 
 @pytest.mark.parametrize("kind", KINDS)
