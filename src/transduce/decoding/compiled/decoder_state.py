@@ -46,15 +46,16 @@ class Stores:
             room_for(*first, sizes.room, heads, width).swapaxes(2, 3)
             for width in (config.d_k, config.d_v)
         ]
-        # The memory's keys as columns, as queries are multiplied by several at once.
-        columns = ceil(sizes.source / MOST_LANES) * MOST_LANES
+        # The memory's keys in whole blocks, as several are multiplied at once.
+        keys = ceil(sizes.source / MOST_LANES) * MOST_LANES
         far = [
-            room_for(*first, heads, config.d_k, columns),
+            room_for(*first, heads, keys, config.d_k),
             room_for(*first, heads, sizes.source, config.d_v),
         ]
         self.arrays = [*own, *far]
         """Keys and values of the past, then of the memory, each [layers, sentences,
-        heads, slots, width] but for the memory's keys: [..., width, slots]."""
+        heads, slots, width]; of the memory's keys, kernels write blocks of slots by
+        columns."""
         numbers: list[int] = []
         for layer in range(layers):
             for store in self.arrays:

@@ -12,7 +12,7 @@ void attend(Work *work, int64_t row, int64_t sentence, const Store *key,
             const Store *value, int64_t count);
 
 /* That of so many rows, TOGETHER at most, from one on. They all see the first positions
-   of a sentence, so many; of its keys there is a row for each number of a key. */
+   of a sentence, so many; its keys stand in blocks. */
 void attend_together(Work *work, int64_t first, int64_t rows, int64_t sentence,
                      const Store *key, const Store *value, int64_t length);
 

@@ -7,7 +7,7 @@
 typedef struct {
     const float *query, *keys, *values;
     float *scores, *out;
-    int64_t between_queries, between_keys, between_values;
+    int64_t between_queries, between_values;
     int64_t between_scores, between_outs; /* of one row and the next */
     int64_t d_k, d_v, length;
 } Head;
@@ -32,11 +32,11 @@ static inline __attribute__((always_inline)) void
 score_positions(const Head *of, int64_t first, const int rows)
 {
     const Lanes zero = lanes_of(0.0f);
-    const float *query = of->query, *key = of->keys + first;
+    const float *query = of->query, *key = of->keys + first * of->d_k;
     EACH_OF_ROWS(START_SCORES)
     int64_t i = 0;
-    for (; i + 2 <= of->d_k; i += 2, query += 2, key += 2 * of->between_keys) {
-        const Lanes even = lanes_at(key), odd = lanes_at(key + of->between_keys);
+    for (; i + 2 <= of->d_k; i += 2, query += 2, key += 2 * LANES) {
+        const Lanes even = lanes_at(key), odd = lanes_at(key + LANES);
         EACH_OF_ROWS(ADD_EVEN)
         EACH_OF_ROWS(ADD_ODD)
     }
@@ -128,7 +128,6 @@ void attend_together(Work *work, int64_t first, int64_t rows, int64_t sentence,
             .scores = work->scores,
             .out = row_of(&work->heads, first) + head * stack->d_v,
             .between_queries = work->wide.stride,
-            .between_keys = key->per_row,
             .between_values = value->per_row,
             .between_scores = work->most_slots,
             .between_outs = work->heads.stride,

@@ -46,37 +46,42 @@ static void store(const Stack *stack, const float *from, int64_t width,
                (size_t)width * sizeof(float));
 }
 
-/* Put the keys of a head at so many positions, a row for each, down as columns. */
+/* Put the keys of a head at so many positions, a row for each and as many at most as
+   there are lanes, down as columns. */
 static void turn(const float *from, int64_t stride, int64_t width, int64_t positions,
-                 float *to, int64_t per_row)
+                 float *to)
 {
     /* What stands behind them is multiplied too, slowly if it is no usual number. */
-    for (int64_t k = 0; k < width; k++)
-        for (int64_t i = positions; i < per_row; i += LANES)
-            lanes_store(to + k * per_row + i, per_row - i, lanes_of(0.0f));
+    for (int64_t i = 0; positions < LANES && i < width * LANES; i += LANES)
+        lanes_store(to + i, LANES, lanes_of(0.0f));
     int64_t i = 0;
     for (; i + 8 <= positions; i += 8, from += 8 * stride, to += 8) {
         int64_t k = 0;
         for (; k + 8 <= width; k += 8)
-            transpose_eight(from + k, stride, to + k * per_row, per_row);
+            transpose_eight(from + k, stride, to + k * LANES, LANES);
         for (; k < width; k++)
             for (int64_t n = 0; n < 8; n++)
-                to[k * per_row + n] = from[n * stride + k];
+                to[k * LANES + n] = from[n * stride + k];
     }
     for (; i < positions; i++, from += stride, to++)
         for (int64_t k = 0; k < width; k++)
-            to[k * per_row] = from[k];
+            to[k * LANES] = from[k];
 }
 
 /* Put down the keys of a sentence's memory, whose rows are among those of all. */
 static void turn_keys(const Stack *stack, const Matrix *rows, int64_t source,
                       const Store *into, int64_t sentence)
 {
-    for (int64_t head = 0; head < stack->num_heads; head++)
-        turn(row_of(rows, sentence * source) + head * stack->d_k, rows->stride,
-             stack->d_k, source,
-             into->numbers + sentence * into->per_sentence + head * into->per_head,
-             into->per_row);
+    for (int64_t head = 0; head < stack->num_heads; head++) {
+        const float *keys = row_of(rows, sentence * source) + head * stack->d_k;
+        float *to =
+            into->numbers + sentence * into->per_sentence + head * into->per_head;
+        for (int64_t first = 0; first < source; first += LANES) {
+            const int64_t left = source - first;
+            turn(keys + first * rows->stride, rows->stride, stack->d_k,
+                 left < LANES ? left : LANES, to + first * into->per_row);
+        }
+    }
 }
 
 /* Put the newest keys and values into the last slots of their sentences. */

@@ -5,6 +5,7 @@
 
 #include "decoder.h"
 #include "exported.h"
+#include "lanes.h"
 
 /* The slots of a sentence that hold the past of any of its hypotheses. */
 static int64_t list_used(const State *state, int64_t sentence, int32_t *slots)
@@ -63,23 +64,16 @@ static void move_rows(const Move *move, const Store *from, const Store *into,
     }
 }
 
-/* The same of the memory's keys, of which there are as many rows as the move is wide,
-   and zeros behind so many positions of each. */
-static void move_columns(const Move *move, const Store *from, const Store *into,
-                         int64_t positions)
+/* The same of the memory's keys at so many positions, which stand in blocks. */
+static void move_blocks(const Move *move, const Store *from, const Store *into,
+                        int64_t positions)
 {
-    const size_t bytes = (size_t)positions * sizeof(float);
-    const size_t rest = (size_t)into->per_row * sizeof(float) - bytes;
-    for (int64_t head = 0; head < move->num_heads; head++) {
-        const float *source =
-            from->numbers + move->from * from->per_sentence + head * from->per_head;
-        float *to =
-            into->numbers + move->into * into->per_sentence + head * into->per_head;
-        for (int64_t i = 0; i < move->width; i++) {
-            memcpy(to + i * into->per_row, source + i * from->per_row, bytes);
-            memset(to + i * into->per_row + positions, 0, rest);
-        }
-    }
+    const int64_t rows = (positions + LANES - 1) / LANES * LANES;
+    const size_t bytes = (size_t)(rows * move->width) * sizeof(float);
+    for (int64_t head = 0; head < move->num_heads; head++)
+        memcpy(into->numbers + move->into * into->per_sentence + head * into->per_head,
+               from->numbers + move->from * from->per_sentence + head * from->per_head,
+               bytes);
 }
 
 /* Slots that are moved, in use and of the memory. */
@@ -99,7 +93,7 @@ static void move_stores(const Stack *stack, const State *from, int64_t sentence,
         const LayerCache *old = from->layers + i, *new = into->layers + i;
         move_rows(&keys, &old->key, &new->key, slots->used, slots->num_used);
         move_rows(&values, &old->value, &new->value, slots->used, slots->num_used);
-        move_columns(&keys, &old->memory_key, &new->memory_key, length);
+        move_blocks(&keys, &old->memory_key, &new->memory_key, length);
         move_rows(&values, &old->memory_value, &new->memory_value, slots->all, length);
     }
     uint8_t *mask = into->memory_mask + place * into->source;

@@ -32,7 +32,8 @@ typedef struct {
 } Stack;
 
 /* Keys or values: where those of a head of a sentence begin, in numbers. There is a row
-   for each slot or, of the memory's keys, for each number of a key. */
+   for each slot; those of the memory's keys stand in blocks, of as many as there are
+   lanes, which have first their first numbers, then their second. */
 typedef struct {
     float *numbers;
     int64_t per_sentence, per_head, per_row;
