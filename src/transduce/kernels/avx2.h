@@ -186,6 +186,13 @@ static inline void store_int8_numbers(uint8_t *to, int64_t apart, Lanes x)
         memcpy(to + i * apart, groups + i * INT8_GROUP, INT8_GROUP);
 }
 
+/* Put those of four registers down one after another. */
+static inline void store_int8_line(uint8_t *to, const Lanes x[4])
+{
+    for (int i = 0; i < 4; i++)
+        store_int8_numbers(to + i * LANES, INT8_GROUP, x[i]);
+}
+
 /* What sums in 32 bits are as numbers. */
 static inline Lanes lanes_of_sums(Lanes sums)
 {

@@ -119,6 +119,19 @@ static inline void store_int8_numbers(uint8_t *to, int64_t apart, Lanes x)
         memcpy(to + i * apart, groups + i * INT8_GROUP, INT8_GROUP);
 }
 
+/* Put those of four registers down one after another. */
+static inline void store_int8_line(uint8_t *to, const Lanes x[4])
+{
+    const __m512i order =
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i one =
+        _mm512_packs_epi32(_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1]));
+    const __m512i other =
+        _mm512_packs_epi32(_mm512_cvtps_epi32(x[2]), _mm512_cvtps_epi32(x[3]));
+    const __m512i bytes = _mm512_packus_epi16(one, other);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, bytes));
+}
+
 /* What sums in 32 bits are as numbers. */
 static inline Lanes lanes_of_sums(Lanes sums)
 {

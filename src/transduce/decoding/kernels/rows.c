@@ -53,6 +53,13 @@ static void round_row(const float *x, int64_t inputs, float lowest, float scale,
     const Lanes offset = lanes_of(lowest), per_step = lanes_of(1.0f / scale);
     const int64_t step = LANES / INT8_GROUP * apart;
     int64_t i = 0;
+    for (; apart == INT8_GROUP && i + 4 * LANES <= inputs; i += 4 * LANES) {
+        Lanes some[4];
+        for (int k = 0; k < 4; k++)
+            some[k] = (lanes_at(x + i + k * LANES) - offset) * per_step;
+        store_int8_line(numbers, some);
+        numbers += 4 * step;
+    }
     for (; i + LANES <= inputs; i += LANES, numbers += step)
         store_int8_numbers(numbers, apart, (lanes_at(x + i) - offset) * per_step);
     if (i < inputs) {
