@@ -97,9 +97,7 @@ class CompiledModel:
         status = self.library.transduce_start(
             ctypes.byref(self.fields),
             address(memory.states),
-            sentences,
-            source,
-            state.stores.fields,
+            ctypes.byref(state.fields),
             num_threads(),
         )
         require_done(status)

@@ -9,6 +9,7 @@
 #include "gathering.c"
 #include "linear.c"
 #include "matrix_unit.c"
+#include "memory.c"
 #include "packing.c"
 #include "rows.c"
 #include "steps.c"

@@ -36,52 +36,15 @@ static void take_slots(State *state)
     state->num_slots += group;
 }
 
-/* Put keys or values of a row, head after head, into a slot of a place. */
-static void store(const Stack *stack, const float *from, int64_t width,
-                  const Store *into, int64_t place, int64_t slot)
+void store_row(const Stack *stack, const float *from, int64_t width, const Store *into,
+               int64_t place, int64_t slot)
 {
     float *to = into->numbers + place * into->per_sentence + slot * into->per_row;
-    for (int64_t head = 0; head < stack->num_heads; head++)
-        memcpy(to + head * into->per_head, from + head * width,
-               (size_t)width * sizeof(float));
-}
-
-/* Put the keys of a head at so many positions, a row for each and as many at most as
-   there are lanes, down as columns. */
-static void turn(const float *from, int64_t stride, int64_t width, int64_t positions,
-                 float *to)
-{
-    /* What stands behind them is multiplied too, slowly if it is no usual number. */
-    for (int64_t i = 0; positions < LANES && i < width * LANES; i += LANES)
-        lanes_store(to + i, LANES, lanes_of(0.0f));
-    int64_t i = 0;
-    for (; i + 8 <= positions; i += 8, from += 8 * stride, to += 8) {
-        int64_t k = 0;
-        for (; k + 8 <= width; k += 8)
-            transpose_eight(from + k, stride, to + k * LANES, LANES);
-        for (; k < width; k++)
-            for (int64_t n = 0; n < 8; n++)
-                to[k * LANES + n] = from[n * stride + k];
-    }
-    for (; i < positions; i++, from += stride, to++)
-        for (int64_t k = 0; k < width; k++)
-            to[k * LANES] = from[k];
-}
-
-/* Put down the keys of a sentence's memory, whose rows are among those of all. */
-static void turn_keys(const Stack *stack, const Matrix *rows, int64_t source,
-                      const Store *into, int64_t sentence)
-{
-    for (int64_t head = 0; head < stack->num_heads; head++) {
-        const float *keys = row_of(rows, sentence * source) + head * stack->d_k;
-        float *to =
-            into->numbers + sentence * into->per_sentence + head * into->per_head;
-        for (int64_t first = 0; first < source; first += LANES) {
-            const int64_t left = source - first;
-            turn(keys + first * rows->stride, rows->stride, stack->d_k,
-                 left < LANES ? left : LANES, to + first * into->per_row);
-        }
-    }
+    const int are_together = into->per_head == width;
+    const int64_t heads = are_together ? 1 : stack->num_heads;
+    const int64_t count = are_together ? stack->num_heads * width : width;
+    for (int64_t head = 0; head < heads; head++, from += count, to += into->per_head)
+        memcpy(to, from, (size_t)count * sizeof(float));
 }
 
 /* Put the newest keys and values into the last slots of their sentences. */
@@ -93,8 +56,8 @@ static void store_newest(const Work *work, const State *state, const LayerCache 
         const int64_t slot = state->num_slots - state->group + row % state->group;
         const int64_t place = state->places[row / state->group];
         const float *key = row_of(&work->wide, row) + queries;
-        store(stack, key, stack->d_k, &cache->key, place, slot);
-        store(stack, key + queries, stack->d_v, &cache->value, place, slot);
+        store_row(stack, key, stack->d_k, &cache->key, place, slot);
+        store_row(stack, key + queries, stack->d_v, &cache->value, place, slot);
     }
 }
 
@@ -113,15 +76,6 @@ static int64_t list_past(const State *state, int64_t neighbourhood, int64_t row,
         found += is_past[i] & (positions[i] >= first);
     }
     return found;
-}
-
-int64_t memory_length(const State *state, int64_t place)
-{
-    const uint8_t *is_there = state->memory_mask + place * state->source;
-    int64_t length = 0;
-    for (int64_t i = 0; i < state->source; i++)
-        length += is_there[i];
-    return length;
 }
 
 typedef struct {
@@ -187,33 +141,6 @@ static void attend_to_memory(Work *work, const Layer *layer, const State *state,
               LEAST_ATTENDING / TOGETHER, work->num_threads);
     apply_linear(work, &layer->memory_output, &work->heads, &work->read, 0);
     add_and_norm(work, &layer->after_memory);
-}
-
-/* Keys and values of the memory, a row for each position of a sentence, for all layers.
-   1 if memory is lacking, otherwise 0. */
-EXPORTED int transduce_start(const Decoder *decoder, float *memory, int64_t sentences,
-                             int64_t source, const LayerCache *layers, int num_threads)
-{
-    const Stack *stack = &decoder->stack;
-    const Matrix states = {memory, stack->d_model};
-    const int64_t keys = stack->num_heads * stack->d_k;
-    Work work;
-    if (begin_work(&work, stack, sentences * source, 0, num_threads))
-        return 1;
-    /* Once, as all layers read the same, and their weights are of one kind. */
-    arrange_rows(&stack->layers->memory_key_value, &states, work.rows, &work.arranged,
-                 num_threads);
-    for (int64_t i = 0; i < stack->num_layers; i++) {
-        multiply(&stack->layers[i].memory_key_value, &work.arranged, &work.wide, 0,
-                 num_threads);
-        for (int64_t row = 0; row < work.rows; row++)
-            store(stack, row_of(&work.wide, row) + keys, stack->d_v,
-                  &layers[i].memory_value, row / source, row % source);
-        for (int64_t sentence = 0; sentence < sentences; sentence++)
-            turn_keys(stack, &work.wide, source, &layers[i].memory_key, sentence);
-    }
-    end_work(&work);
-    return 0;
 }
 
 static int are_tokens(const int64_t *ids, int64_t count, int64_t vocab)

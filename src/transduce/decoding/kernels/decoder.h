@@ -31,6 +31,10 @@ typedef struct {
     const LayerCache *layers;
 } State;
 
+/* Put keys or values of a row, head after head, into a slot of a place. */
+void store_row(const Stack *stack, const float *from, int64_t width, const Store *into,
+               int64_t place, int64_t slot);
+
 /* Positions of a place that are no padding, which stands behind them. */
 int64_t memory_length(const State *state, int64_t place);
 

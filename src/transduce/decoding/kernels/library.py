@@ -81,12 +81,7 @@ def _declare(library: ctypes.CDLL) -> None:
     ]
     library.transduce_linear.argtypes = [pointer, pointer, number, pointer, c_int]
     library.transduce_encode.argtypes = [*[pointer] * 3, c_int]
-    library.transduce_start.argtypes = [
-        *[pointer] * 2,
-        *[number] * 2,
-        pointer,
-        c_int,
-    ]
+    library.transduce_start.argtypes = [*[pointer] * 3, c_int]
     library.transduce_step.argtypes = [*[pointer] * 5, c_int]
     library.transduce_measure.argtypes = [pointer, pointer]
     library.transduce_gather.argtypes = [*[pointer] * 3, number]
