@@ -9,11 +9,10 @@ from functools import partial
 from importlib import import_module
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
-from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.next_token_models.ready_model import (
     DecodingPrecision,
     ReadyModel,
@@ -33,9 +32,9 @@ from transduce.decoding.translation.target_score import TargetScore
 from transduce.decoding.translation.translations import (
     EMPTY,
     Translation,
-    TranslationHypothesis,
     distinct,
     joined,
+    spelt,
 )
 from transduce.errors import RequestError
 from transduce.machine import may_have_gpu
@@ -55,6 +54,15 @@ EXCLUDED = (PAD, BOS)
 COVERAGE = "transduce.decoding.next_token_models.coverage"
 ENSEMBLE = "transduce.decoding.next_token_models.ensemble"
 SAMPLING = "transduce.decoding.sampling"
+
+
+class _Asked(NamedTuple):
+    """How the parts of lines are searched for."""
+
+    begin: "Beginning[Translator, Part]"
+    group_size: int
+    """Hypotheses of each."""
+    least_steps: int = 0
 
 
 class Translator:
@@ -161,8 +169,8 @@ class Translator:
             self._require_one_to_watch()
         begin = partial(Translator._search, config=config)
         pairs = paired(sources, prefixes)
-        found = self._in_windows(pairs, pace or Pace(), begin, config.beam_size)
-        return map(distinct, found)
+        asked = _Asked(begin, config.beam_size, least_steps=config.min_length + 1)
+        return map(distinct, self._in_windows(pairs, pace or Pace(), asked))
 
     def sample(
         self,
@@ -175,7 +183,8 @@ class Translator:
         self._load_for_all(SAMPLING)
         begin = partial(Translator._sample, config=config)
         pairs = paired(sources, None)
-        return self._in_windows(pairs, pace or Pace(), begin, config.number)
+        asked = _Asked(begin, config.number)
+        return self._in_windows(pairs, pace or Pace(), asked)
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str]
@@ -256,27 +265,25 @@ class Translator:
         self,
         pairs: Iterable[tuple[str, str]],
         pace: Pace,
-        begin: Beginning["Translator", Part],
-        group_size: int,
+        asked: _Asked,
     ) -> Iterator[Translation]:
         for window in pace.windows(zip(count(), pairs)):
             encoded = lines_of(window, self.tokenizer)
             lines = [parts_of(line, self.tokenizer) for line in encoded]
-            found = in_order(self._translations(lines, begin, group_size, pace.on_line))
+            found = in_order(self._translations(lines, asked, pace.on_line))
             for parts in lines:
                 yield joined(parts, list(islice(found, len(parts))))
 
     def _translations(
         self,
         lines: Sequence[Sequence[Part]],
-        begin: Beginning["Translator", Part],
-        group_size: int,
+        asked: _Asked,
         on_line: Callable[[], object],
     ) -> Iterator[tuple[int, Translation]]:
         """Those of all parts by their number, as soon as they are done."""
         parts = list(chain.from_iterable(lines))
         missing = Counter(part.line for part in parts)
-        for number, translation in self._found(parts, begin, group_size):
+        for number, translation in self._found(parts, asked):
             line = parts[number].line
             missing[line] -= 1
             if not missing[line]:
@@ -286,19 +293,19 @@ class Translator:
     def _found(
         self,
         parts: Sequence[Part],
-        begin: Beginning["Translator", Part],
-        group_size: int,
+        asked: _Asked,
     ) -> Iterator[tuple[int, Translation]]:
         filled = [i for i, part in enumerate(parts) if part.source]
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
         task = SearchTask(
             sentences=[parts[i] for i in filled],
             lengths=[len(parts[i].source) + 1 for i in filled],
-            room=batch_positions(self.device) // group_size,
-            begin=begin,
+            room=batch_positions(self.device) // asked.group_size,
+            begin=asked.begin,
+            least_steps=asked.least_steps,
         )
         for i, hypotheses in self._processes.found(task):
-            yield filled[i], self._translation(hypotheses)
+            yield filled[i], spelt(hypotheses, self.tokenizer)
 
     def _search(self, parts: Sequence[Part], config: SearchConfig) -> Decoding:
         limits = [
@@ -344,22 +351,6 @@ class Translator:
         only = self.models[0].operators
         memory = only.encode([[*part.source, EOS] for part in parts])
         return CoverageDecoder(only.model, memory, only.step)
-
-    def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
-        require_numbers([each.log_probability for each in hypotheses])
-        decoded = tuple(
-            TranslationHypothesis(
-                text=self.tokenizer.decode(hypothesis.ids),
-                score=hypothesis.score,
-                log_probability=hypothesis.log_probability,
-                tokens=tuple(self.tokenizer.pieces(hypothesis.ids)),
-                token_log_probabilities=hypothesis.token_log_probabilities,
-            )
-            for hypothesis in hypotheses
-        )
-        return Translation(
-            text=decoded[0].text, score=decoded[0].score, hypotheses=decoded
-        )
 
 
 def load(

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from itertools import chain
 from multiprocessing.connection import Connection, Pipe, wait
 from threading import Lock
@@ -24,16 +23,13 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.search import Decoding
 from transduce.decoding.streaming.refilled_batch import search_in_steps
+from transduce.decoding.streaming.shares import alike, mixed, num_shares
 from transduce.errors import ConfigError, RequestError
 from transduce.kernels.openmp import num_threads, use_threads
 
 Searcher = TypeVar("Searcher")
 Sentence = TypeVar("Sentence")
 
-MIN_SHARE = 8
-"""Sentences for which a process of their own pays."""
-STEP_SENTENCES = 4
-"""That take as long as what a step takes in any case, to read weights and to begin."""
 MAX_PROCESSES = 16
 """By default: each has some hundred megabytes of its own."""
 MOMENT_S = 0.02
@@ -63,6 +59,8 @@ class SearchTask(Generic[Searcher, Sentence]):
     room: int
     """Source positions of a batch."""
     begin: Beginning[Searcher, Sentence]
+    least_steps: int = 0
+    """That any sentence takes; else it is likely to take as many as its source."""
 
     def found(self, searcher: Searcher) -> Iterator[list[Found]]:
         """Of each sentence, soon after it is done, with those done by then."""
@@ -79,24 +77,18 @@ class SearchTask(Generic[Searcher, Sentence]):
             lengths=[self.lengths[i] for i in numbers],
             room=self.room,
             begin=self.begin,
+            least_steps=self.least_steps,
         )
 
     def shares(self, most: int) -> list[list[int]]:
-        """The sentences' numbers in shares that take about as long.
-
-        As many steps must be taken as the longest of a share takes, however few others
-        there are; that counts as some sentences more of its length.
-        """
-        count = max(min(most, len(self.sentences) // MIN_SHARE), 1)
-        shares: list[list[int]] = [[] for _ in range(count)]
-        costs = [(0, i) for i in range(count)]
-        lengths = self.lengths
-        for number in sorted(range(len(lengths)), key=lengths.__getitem__)[::-1]:
-            cost, i = heappop(costs)
-            weight = 1 if shares[i] else 1 + STEP_SENTENCES
-            shares[i].append(number)
-            heappush(costs, (cost + weight * max(lengths[number], 1), i))
-        return shares
+        """The sentences' numbers in shares that take about as long."""
+        number = num_shares(len(self.sentences), most)
+        if number == 1:
+            return [list(range(len(self.sentences)))]
+        steps = [max(length, self.least_steps, 1) for length in self.lengths]
+        positions = max(self.lengths) * len(self.sentences)
+        is_one_batch_each = positions <= self.room * number
+        return alike(steps, number) if is_one_batch_each else mixed(steps, number)
 
 
 def default_processes(device: str) -> int:

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.search import require_numbers
 from transduce.decoding.translation.parts import Part
 from transduce.text.splitting import space_between
+from transduce.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,23 @@ class Translation:
 
 EMPTY = Translation(text="", score=0.0, hypotheses=())
 """Of an empty source."""
+
+
+def spelt(hypotheses: Sequence[Hypothesis], tokenizer: Tokenizer) -> Translation:
+    """What was found as text; `CheckpointError` if the model has put out NaN."""
+    require_numbers([each.log_probability for each in hypotheses])
+    decoded = tuple(
+        TranslationHypothesis(
+            text=tokenizer.decode(hypothesis.ids),
+            score=hypothesis.score,
+            log_probability=hypothesis.log_probability,
+            tokens=tuple(tokenizer.pieces(hypothesis.ids)),
+            token_log_probabilities=hypothesis.token_log_probabilities,
+        )
+        for hypothesis in hypotheses
+    )
+    best = decoded[0]
+    return Translation(text=best.text, score=best.score, hypotheses=decoded)
 
 
 def distinct(translation: Translation) -> Translation:

@@ -5,13 +5,12 @@ import os
 import signal
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Timer
 from time import sleep
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,11 +19,11 @@ from transduce.decoding import translator as translator_module
 from transduce.decoding.streaming import processes
 from transduce.decoding.streaming.processes import (
     MAX_PROCESSES,
-    MIN_SHARE,
     Found,
     SearchProcesses,
     default_processes,
 )
+from transduce.decoding.streaming.shares import MIN_SHARE
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, TransduceError
 from transduce.sampling_config import SamplingConfig
@@ -256,22 +255,30 @@ def test_what_is_found_does_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -
     assert next(processes._messages(slowly())) == found
 
 
-def test_shares_take_about_as_long() -> None:
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(1, 60, 64).tolist()
+@pytest.mark.parametrize(
+    ("room", "are_alike"), [(24 * 60 // 2, True), (24 * 60 // 2 - 1, False)]
+)
+def test_shares_are_of_like_sentences_if_each_is_one_batch(
+    room: int, are_alike: bool
+) -> None:
+    lengths = [*[60] * 4, *[15] * 20]
     task = processes.SearchTask(
-        sentences=range(64), lengths=lengths, room=10, begin=partial(_fail)
+        sentences=range(24), lengths=lengths, room=room, begin=partial(_fail)
     )
-    for number in (1, 2, 3, 8):
-        shares = task.shares(number)
-        assert sorted(chain.from_iterable(shares)) == list(range(64))
-        costs = [
-            sum(lengths[i] for i in share)
-            + processes.STEP_SENTENCES * max(lengths[i] for i in share)
-            for share in shares
-        ]
-        assert len(shares) == number
-        assert max(costs) - min(costs) <= max(lengths)
+    long = [sum(lengths[i] == 60 for i in share) for share in task.shares(2)]
+    assert sorted(long) == ([0, 4] if are_alike else [2, 2])
+
+
+def test_steps_that_all_sentences_take_make_them_alike() -> None:
+    task = processes.SearchTask(
+        sentences=range(24),
+        lengths=[*[60] * 4, *[5] * 20],
+        room=24 * 60,
+        begin=partial(_fail),
+        least_steps=60,
+    )
+    assert list(map(len, task.shares(2))) == [12, 12]
+    assert list(map(len, task.of(range(20)).shares(2))) == [10, 10]
 
 
 @pytest.mark.usefixtures("shared")
