@@ -14,6 +14,8 @@ from transduce.decoding.compiled.packed_layers import Pack, PackedLayers
 from transduce.decoding.compiled.positions import Positions
 from transduce.decoding.kernels.fields import (
     DecoderFields,
+    EmbeddingFields,
+    EncoderFields,
     NeedsFields,
     SourceFields,
 )
@@ -59,28 +61,40 @@ class CompiledModel:
             else self._embedding
         )
         bias = weights[f"{target}.bias"] if config.output_bias else None
+        self._encoder = EncoderFields(
+            stack=layers.encoder,
+            embedding=_embedding(self._embedding),
+            neighbourhood=config.neighbourhood or FAR,
+        )
         self.fields = DecoderFields(
             stack=layers.decoder,
-            embedding=address(self._target_embedding),
-            embedding_scale=math.sqrt(config.d_model),
+            embedding=_embedding(self._target_embedding),
             neighbourhood=config.neighbourhood or FAR,
             output=layers.linear(self._target_embedding, bias),
         )
         """Of the decoder."""
-        self._encoder, self._kept = layers.encoder, layers.kept
+        self._kept = layers.kept
 
     def encode(self, source: Int64[np.ndarray, "batch source"]) -> CompiledMemory:
-        """Read the sources (Figure 1, left); what it says of padding is zero."""
+        """Read the sources (Figure 1, left); what it says of padding is zero.
+
+        `IndexError` if an id is no token.
+        """
         sentences, length = source.shape
-        mask = np.ascontiguousarray(source != PAD)
+        source = np.ascontiguousarray(source)
+        mask = source != PAD
+        positions = self.positions(length)
         states = room_for(sentences, length, self.config.d_model)
-        np.multiply(self._embedding[source], math.sqrt(self.config.d_model), out=states)
-        states += self.positions(length)
-        near = self.config.neighbourhood or length  # which is everything
-        sources = SourceFields(sentences, length, near, address(mask, np.bool_))
+        sources = SourceFields(
+            sentences=sentences,
+            source=length,
+            ids=address(source, np.int64),
+            mask=address(mask, np.bool_),
+        )
         status = self.library.transduce_encode(
             ctypes.byref(self._encoder),
             ctypes.byref(sources),
+            address(positions),
             address(states),
             num_threads(),
         )
@@ -146,6 +160,13 @@ def padded_sources(
     for row, ids in zip(rows, sources, strict=True):
         row[: len(ids)] = ids
     return rows
+
+
+def _embedding(tokens: Float32[np.ndarray, "vocab d_model"]) -> EmbeddingFields:
+    vocab, d_model = tokens.shape
+    return EmbeddingFields(
+        tokens=address(tokens), vocab=vocab, scale=math.sqrt(d_model)
+    )
 
 
 def _in_a_row(weight: Float[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:

@@ -8,19 +8,6 @@
 #include "lanes.h"
 #include "threads.h"
 
-static void embed(const Work *work, const Decoder *decoder, const State *state,
-                  const int64_t *last_ids, const float *positions)
-{
-    const int64_t width = work->stack->d_model;
-    for (int64_t row = 0; row < work->rows; row++) {
-        const float *token = decoder->embedding + last_ids[row] * width;
-        const float *position = positions + state->lengths[row / state->group] * width;
-        float *x = row_of(&work->x, row);
-        for (int64_t i = 0; i < width; i++)
-            x[i] = token[i] * decoder->embedding_scale + position[i];
-    }
-}
-
 /* Take a slot for the newest position of each hypothesis. */
 static void take_slots(State *state)
 {
@@ -143,27 +130,21 @@ static void attend_to_memory(Work *work, const Layer *layer, const State *state,
     add_and_norm(work, &layer->after_memory);
 }
 
-static int are_tokens(const int64_t *ids, int64_t count, int64_t vocab)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (ids[i] < 0 || ids[i] >= vocab)
-            return 0;
-    return 1;
-}
-
 int read_tokens(Work *work, const Decoder *decoder, State *state,
                 const int64_t *last_ids, const float *positions, int num_threads)
 {
     const Stack *stack = &decoder->stack;
     const int64_t rows = state->sentences * state->group;
     const int64_t used = state->num_slots + state->group;
-    if (!are_tokens(last_ids, rows, decoder->output.outputs))
+    if (!are_tokens(&decoder->embedding, last_ids, rows))
         return 2;
     if (begin_work(work, stack, rows, used > state->source ? used : state->source,
                    num_threads))
         return 1;
     take_slots(state);
-    embed(work, decoder, state, last_ids, positions);
+    for (int64_t row = 0; row < rows; row++)
+        embed_row(work, &decoder->embedding, last_ids[row],
+                  positions + state->lengths[row / state->group] * stack->d_model, row);
     for (int64_t i = 0; i < stack->num_layers; i++) {
         const Layer *layer = stack->layers + i;
         attend_to_past(work, decoder, layer, state, state->layers + i);

@@ -7,8 +7,7 @@
 
 typedef struct {
     Stack stack;
-    const float *embedding; /* a row for each token */
-    float embedding_scale;
+    Embedding embedding;
     int64_t neighbourhood; /* how far back a position sees */
     Linear output;
 } Decoder;

@@ -58,13 +58,29 @@ class StackFields(ctypes.Structure):
     ]
 
 
+class EmbeddingFields(ctypes.Structure):
+    """`Embedding` of transformer.h."""
+
+    _fields_ = [("tokens", c_void_p), ("vocab", c_int64), ("scale", c_float)]
+
+
+class EncoderFields(ctypes.Structure):
+    """`Encoder` of encoder.c."""
+
+    _fields_ = [
+        ("stack", StackFields),
+        ("embedding", EmbeddingFields),
+        ("neighbourhood", c_int64),
+    ]
+
+
 class SourceFields(ctypes.Structure):
     """`Sources` of encoder.c."""
 
     _fields_ = [
         ("sentences", c_int64),
         ("source", c_int64),
-        ("neighbourhood", c_int64),
+        ("ids", c_void_p),
         ("mask", c_void_p),
     ]
 
@@ -74,8 +90,7 @@ class DecoderFields(ctypes.Structure):
 
     _fields_ = [
         ("stack", StackFields),
-        ("embedding", c_void_p),
-        ("embedding_scale", c_float),
+        ("embedding", EmbeddingFields),
         ("neighbourhood", c_int64),
         ("output", LinearFields),
     ]

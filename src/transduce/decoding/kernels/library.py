@@ -10,10 +10,12 @@ from transduce.decoding.kernels.fields import (
     BeamsFields,
     CandidateSearchFields,
     DecoderFields,
+    EncoderFields,
     EndFields,
     LayerFields,
     LinearFields,
     NeedsFields,
+    SourceFields,
     StateFields,
     StepsFields,
 )
@@ -33,6 +35,8 @@ FIELDS: tuple[type[ctypes.Structure], ...] = (
     BeamFields,
     BeamsFields,
     StepsFields,
+    EncoderFields,
+    SourceFields,
 )
 OUT_OF_MEMORY, NO_TOKEN, OTHER_GROUPS = 1, 2, 3
 """What a kernel returns if it has not done what it was to do."""
@@ -80,7 +84,7 @@ def _declare(library: ctypes.CDLL) -> None:
         c_int,
     ]
     library.transduce_linear.argtypes = [pointer, pointer, number, pointer, c_int]
-    library.transduce_encode.argtypes = [*[pointer] * 3, c_int]
+    library.transduce_encode.argtypes = [*[pointer] * 4, c_int]
     library.transduce_start.argtypes = [*[pointer] * 3, c_int]
     library.transduce_step.argtypes = [*[pointer] * 5, c_int]
     library.transduce_measure.argtypes = [pointer, pointer]

@@ -4,7 +4,7 @@
 
 #include "exported.h"
 
-EXPORTED void transduce_sizes(int64_t sizes[10])
+EXPORTED void transduce_sizes(int64_t sizes[12])
 {
     sizes[0] = sizeof(Linear);
     sizes[1] = sizeof(Layer);
@@ -16,4 +16,6 @@ EXPORTED void transduce_sizes(int64_t sizes[10])
     sizes[7] = sizeof(Beam);
     sizes[8] = sizeof(Beams);
     sizes[9] = sizeof(Steps);
+    sizes[10] = sizeof(Encoder);
+    sizes[11] = sizeof(Sources);
 }

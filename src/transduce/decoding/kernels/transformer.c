@@ -66,6 +66,24 @@ int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
     return 0;
 }
 
+int are_tokens(const Embedding *embedding, const int64_t *ids, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= embedding->vocab)
+            return 0;
+    return 1;
+}
+
+void embed_row(const Work *work, const Embedding *embedding, int64_t id,
+               const float *position, int64_t row)
+{
+    const int64_t width = work->stack->d_model;
+    const float *token = embedding->tokens + id * width;
+    float *x = row_of(&work->x, row);
+    for (int64_t i = 0; i < width; i++)
+        x[i] = token[i] * embedding->scale + position[i];
+}
+
 void end_work(Work *work) { free(work->room); }
 
 Work of_worker(const Work *work, int worker)

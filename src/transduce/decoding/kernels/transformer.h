@@ -55,6 +55,19 @@ typedef struct {
     void *room;
 } Work;
 
+/* Token embeddings: a row for each (section 3.4). */
+typedef struct {
+    const float *tokens;
+    int64_t vocab;
+    float scale;
+} Embedding;
+
+int are_tokens(const Embedding *embedding, const int64_t *ids, int64_t count);
+
+/* x = what a token is, at its position (section 3.5). */
+void embed_row(const Work *work, const Embedding *embedding, int64_t id,
+               const float *position, int64_t row);
+
 /* Room for so many rows, each of which sees so many slots at most; 1 if there is none.
  */
 int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
