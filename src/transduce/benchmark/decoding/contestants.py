@@ -62,8 +62,11 @@ def _take_turns(
     translate = prepare(task)
     load_seconds = time.perf_counter() - started
     batches = {setting: task.batches(setting) for setting in task.settings}
+    warm_up = {setting: task.warm_up(setting) for setting in task.settings}
     turns.begin()
     for setting in task.jobs():
+        for texts in warm_up[setting]:
+            translate(texts, setting)
         seconds, found = [], []
         for texts in batches[setting]:
             started = time.perf_counter()

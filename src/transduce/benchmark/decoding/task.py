@@ -15,7 +15,10 @@ SENTENCES_OF_ONE = 12
 SENTENCES_OF_SEVERAL = 256
 """Translated in a turn, several at a time, or as many as fill a batch or some."""
 MOST_BATCHES = 8
-"""In a turn: so many that the first, slower since others ran before, is one of many."""
+"""In a turn."""
+WARM_UP_SENTENCES = 32
+"""At most, translated in a turn before what is measured: others ran before, and what is
+in the caches is theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,11 @@ class DecodingTask:
         texts = [chosen[i % len(chosen)] for i in range(setting.num_sentences)]
         starts = range(0, len(texts), setting.batch_size)
         return [texts[start : start + setting.batch_size] for start in starts]
+
+    def warm_up(self, setting: Setting) -> list[list[str]]:
+        """The first of a turn's batches, or a part of the first."""
+        count = max(WARM_UP_SENTENCES // setting.batch_size, 1)
+        return [texts[:WARM_UP_SENTENCES] for texts in self.batches(setting)[:count]]
 
 
 def fitting(

@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import replace
+from itertools import chain, islice
 from types import SimpleNamespace
 
 import pytest
@@ -85,6 +86,27 @@ def test_the_sentences_of_a_turn(trained_checkpoint, tmp_path):
     forced = task.batches(FORCED)
     assert forced[:3] == [["two"], ["six"], ["two"]]
     assert len(forced) == FORCED.num_sentences
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sizes"), [(1, [1] * 12), (8, [8] * 4), (32, [32]), (128, [32])]
+)
+def test_a_turn_warms_up_by_its_first_sentences(
+    trained_checkpoint, tmp_path, batch_size, sizes
+):
+    save_model(trained_checkpoint, tmp_path / "ours")
+    setting = Setting(batch_size=batch_size, beam_size=1)
+    task = DecodingTask(
+        models=tmp_path,
+        sentences=("one", "two", "six"),
+        settings=(setting,),
+        rounds=1,
+        device=CPU,
+    )
+    warm_up = task.warm_up(setting)
+    assert list(map(len, warm_up)) == sizes
+    first = chain.from_iterable(task.batches(setting))
+    assert list(chain.from_iterable(warm_up)) == list(islice(first, sum(sizes)))
 
 
 def test_random_weights_have_the_presets_sizes():
