@@ -181,6 +181,9 @@ def test_what_is_no_token_is_refused(
     with pytest.raises(IndexError, match="Ids must be those of tokens, but one is"):
         decoder.step(np.full((3, 1), tiny.vocab_size))
     assert np.array_equal(decoder.step(FIRST), other.step(FIRST))
+    for bad in (tiny.vocab_size, -1):
+        with pytest.raises(IndexError, match="Ids must be those of tokens, but one is"):
+            model.encode(np.array([[5, 6], [7, bad]]))
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from compiled_reading import after
 from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.candidates.by_torch import found_by_torch
 from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sources
 from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.kernels.compiled_candidates import CompiledCandidates
 from transduce.decoding.kernels.library import kernels, loaded_kernels
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.ready_model import PACKS
@@ -81,3 +84,23 @@ def test_they_are_those_by_the_modules(build: str, model: Transformer) -> None:
     for ours, theirs in zip(by_kernels, by_modules, strict=True):
         assert ours.ids == theirs.ids
         assert ours.log_probability == pytest.approx(theirs.log_probability, rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 9, 40])
+def test_the_best_tokens_are_those_by_pytorch(build: str, count: int) -> None:
+    rng = torch.Generator().manual_seed(3)
+    logits = 30 * torch.randn(6, 2, 1_100, generator=rng)
+    logits[1, :, ::3] = -torch.inf
+    logits[2, :, 5:] -= 200  # whose exponentials are zero, or nearly
+    logits[3, 1, 700] = torch.nan
+    logits[4, 0] = -torch.inf
+    logits[5, 1, 1_000:] += 100
+    totals = -torch.rand(6, 2, generator=rng, dtype=torch.float64).numpy()
+    never = [0, 4, 700]
+    search = CompiledCandidates(count, never, 0.0)
+    ours = search(logits.numpy(), totals, None, None)
+    theirs = found_by_torch(logits, totals, count, never, None, 0.0)
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
+    is_there = np.isfinite(theirs[0])
+    for one, other in zip(ours[1:], theirs[1:], strict=True):
+        assert (one == other)[is_there].all()

@@ -71,8 +71,8 @@ static inline Lanes lanes_exp(Lanes x)
    unit in the last place; NaN stays NaN. */
 static inline Lanes lanes_exp2(Lanes x)
 {
-    /* One of a whole number; elsewhere, but for rounding, the polynomial is off by less
-       than 9e-8 of the result. */
+    /* Exactly one where x is whole; elsewhere, but for rounding, the polynomial is off
+       by less than 1e-7 of the result. */
     const Lanes part = lanes_fraction(x);
     Lanes sum = lanes_fma(part, lanes_of(0.0018671317f), lanes_of(0.0090170270f));
     sum = lanes_fma(part, sum, lanes_of(0.0557999164f));

@@ -46,7 +46,7 @@ WORD = Regex(r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^ \p{L}\p{M}\p{N}]{1,64}| +
 ALPHABET_CHARACTERS = 10_000_000
 """What the alphabet is chosen by at most."""
 KNOWN_WORDS = 100_000
-"""Kept with their ids at most, in some 30 MB."""
+"""Kept with their ids at most, in some 30 MB where words have three pieces."""
 KNOWN_LENGTH = 24
 """Characters of such a word at most: where no spaces are written, none comes again."""
 LEARNING_CHARACTERS = 200_000_000

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from transduce.benchmark.decoding.task import DecodingTask, Setting
+from transduce.benchmark.decoding.task import DecodingTask, Setting, warm_up
 from transduce.benchmark.turns import Turns
 from transduce.data.batches import pad_rows
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
@@ -62,10 +62,9 @@ def _take_turns(
     translate = prepare(task)
     load_seconds = time.perf_counter() - started
     batches = {setting: task.batches(setting) for setting in task.settings}
-    warm_up = {setting: task.warm_up(setting) for setting in task.settings}
     turns.begin()
     for setting in task.jobs():
-        for texts in warm_up[setting]:
+        for texts in warm_up(batches[setting]):
             translate(texts, setting)
         seconds, found = [], []
         for texts in batches[setting]:

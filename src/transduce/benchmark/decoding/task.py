@@ -78,10 +78,11 @@ class DecodingTask:
         starts = range(0, len(texts), setting.batch_size)
         return [texts[start : start + setting.batch_size] for start in starts]
 
-    def warm_up(self, setting: Setting) -> list[list[str]]:
-        """The first of a turn's batches, or a part of the first."""
-        count = max(WARM_UP_SENTENCES // setting.batch_size, 1)
-        return [texts[:WARM_UP_SENTENCES] for texts in self.batches(setting)[:count]]
+
+def warm_up(batches: Sequence[list[str]]) -> list[list[str]]:
+    """The first of a turn's batches, or a part of the first."""
+    count = max(WARM_UP_SENTENCES // len(batches[0]), 1)
+    return [texts[:WARM_UP_SENTENCES] for texts in batches[:count]]
 
 
 def fitting(

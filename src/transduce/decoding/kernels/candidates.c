@@ -6,7 +6,7 @@
 
 #include "lanes.h"
 
-#define ROUNDED 1e-4f /* more of a logit than is lost as it is rounded */
+#define ROUNDED 1e-3f /* of a logit: more than its sums lose, unless they are huge */
 
 static int64_t whole_registers(int64_t numbers)
 {
@@ -309,8 +309,8 @@ void see_logits(const CandidateSearch *asked, Seeing *seeing, const float *logit
     }
 }
 
-/* A logit that is not above it, times 1 / ln 2, is not among the best, however the
-   products of both were rounded. */
+/* A logit that is not above it, times 1 / ln 2, is not among the best: it is a bit less
+   than the last of these, as the products of both were rounded. */
 static float least_worth(const Best *best)
 {
     const float last = last_of(best) * PER_LOG2;

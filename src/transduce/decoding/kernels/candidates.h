@@ -73,8 +73,9 @@ void drop_candidates(Seeing *seeing);
 /* What is seen of a row's other logits as they are summed up, when the first have been
    seen: nothing is written down but what may be among the best. */
 typedef struct {
-    Lanes sums;          /* of exponentials, the offset's being one */
-    float offset, least; /* that may be among the best; both times 1 / ln 2 */
+    Lanes sums;   /* of exponentials, the offset's being one */
+    float offset; /* times 1 / ln 2, as is what comes next */
+    float least;  /* what is not above it is not among the best */
 } __attribute__((aligned(64))) Glimpse;
 
 /* Of all rows. */
@@ -85,7 +86,7 @@ void begin_glimpses(const CandidateSearch *asked, const Seeing *seeing,
 void insert_glimpsed(const CandidateSearch *asked, Seeing *seeing, Glimpse *glimpses,
                      int64_t row, Lanes one, Lanes other, int64_t token);
 /* Whether all is seen that way: not where a logit is so far above the first ones that
-   its exponential is no number, or these are all minus infinity. */
+   its exponential is infinite, or is no number, or these are all minus infinity. */
 int end_glimpses(const CandidateSearch *asked, Seeing *seeing, const Glimpse *glimpses);
 
 #endif

@@ -1,11 +1,10 @@
-/* The decoder's start and its steps, each all layers in one call (Figure 1, right). */
+/* The decoder's steps, each all layers in one call (Figure 1, right). */
 #include <stdlib.h>
 #include <string.h>
 
 #include "attention.h"
 #include "decoder.h"
 #include "exported.h"
-#include "lanes.h"
 #include "threads.h"
 
 /* Take a slot for the newest position of each hypothesis. */

@@ -77,9 +77,9 @@ static void attend_to_sentences(Work *work, const Layer *layer, const Sources *s
     add_and_norm(work, &layer->after_own);
 }
 
-/* From sources to the memory, of which a row of `positions` tells each position;
-   padding becomes zero. It stands behind each sentence. 1 if memory is lacking, 2 if
-   one is no token, otherwise 0. */
+/* From sources to the memory. There is a row of `positions` for each; padding, which
+   stands behind a sentence, becomes zero. 1 if memory is lacking, 2 if one is no token,
+   otherwise 0. */
 EXPORTED int transduce_encode(const Encoder *encoder, const Sources *sources,
                               const float *positions, float *memory, int num_threads)
 {

@@ -66,7 +66,7 @@ def require_done(status: int) -> None:
             "or shorter sentences at once, or search with a smaller beam."
         )
     if status == NO_TOKEN:
-        raise IndexError("Ids must be those of tokens, but one is too large.")
+        raise IndexError("Ids must be those of tokens, but one is not.")
 
 
 def _declare(library: ctypes.CDLL) -> None:

@@ -77,8 +77,8 @@ static int64_t length_of_all(const State *state)
 /* Keys and values of the memory, of which there is a row for each position of a
    sentence, for all layers. Padding is left out. 1 if memory is lacking, otherwise 0.
  */
-EXPORTED int transduce_start(const Decoder *decoder, const float *memory, State *state,
-                             int num_threads)
+EXPORTED int transduce_start(const Decoder *decoder, const float *memory,
+                             const State *state, int num_threads)
 {
     const Stack *stack = &decoder->stack;
     const int64_t width = stack->d_model, padded = state->sentences * state->source;

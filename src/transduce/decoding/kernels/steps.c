@@ -7,7 +7,7 @@
 #include "tiles.h"
 
 #define LOGITS_AT_ONCE (64 * 1024) /* which stay in a second-level cache */
-#define SEEN_FIRST 512 /* by which the best of the others are known when glimpsed */
+#define SEEN_FIRST 512 /* before the others: by then most of the best are known */
 
 _Static_assert(SEEN_AT_ONCE % COLUMNS == 0 && SEEN_FIRST % COLUMNS == 0,
                "logits begin with a block of outputs");

@@ -16,6 +16,7 @@ from transduce.benchmark.decoding.task import (
     SENTENCES_OF_SEVERAL,
     DecodingTask,
     Setting,
+    warm_up,
 )
 from transduce.checkpoint import save_model
 from transduce.errors import ConfigError, RequestError
@@ -91,22 +92,12 @@ def test_the_sentences_of_a_turn(trained_checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("batch_size", "sizes"), [(1, [1] * 12), (8, [8] * 4), (32, [32]), (128, [32])]
 )
-def test_a_turn_warms_up_by_its_first_sentences(
-    trained_checkpoint, tmp_path, batch_size, sizes
-):
-    save_model(trained_checkpoint, tmp_path / "ours")
-    setting = Setting(batch_size=batch_size, beam_size=1)
-    task = DecodingTask(
-        models=tmp_path,
-        sentences=("one", "two", "six"),
-        settings=(setting,),
-        rounds=1,
-        device=CPU,
-    )
-    warm_up = task.warm_up(setting)
-    assert list(map(len, warm_up)) == sizes
-    first = chain.from_iterable(task.batches(setting))
-    assert list(chain.from_iterable(warm_up)) == list(islice(first, sum(sizes)))
+def test_a_turn_warms_up_by_its_first_sentences(batch_size, sizes):
+    texts = iter(map(str, range(12 * batch_size)))
+    batches = [list(islice(texts, batch_size)) for _ in range(12)]
+    first = warm_up(batches)
+    assert list(map(len, first)) == sizes
+    assert list(chain.from_iterable(first)) == list(map(str, range(sum(sizes))))
 
 
 def test_random_weights_have_the_presets_sizes():

@@ -255,9 +255,7 @@ def test_what_is_found_does_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -
     assert next(processes._messages(slowly())) == found
 
 
-@pytest.mark.parametrize(
-    ("room", "are_alike"), [(24 * 60 // 2, True), (24 * 60 // 2 - 1, False)]
-)
+@pytest.mark.parametrize(("room", "are_alike"), [(20 * 15, True), (20 * 15 - 1, False)])
 def test_shares_are_of_like_sentences_if_each_is_one_batch(
     room: int, are_alike: bool
 ) -> None:

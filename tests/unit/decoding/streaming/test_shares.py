@@ -62,7 +62,6 @@ def least_of_dearest(steps: list[int], number: int) -> int:
             best[begin, left] = min(
                 max(cost(steps, range(begin, end)), best[end, left - 1])
                 for end in range(begin + 1, len(steps) + 1)
-                if (end, left - 1) in best
             )
         best[begin, 0] = 10**9
     return best[0, number]
