@@ -8,6 +8,12 @@
 #include "avx2.h"
 #endif
 
+/* So many numbers, and what fills up their last register. */
+static inline int64_t whole_registers(int64_t numbers)
+{
+    return (numbers + LANES - 1) / LANES * LANES;
+}
+
 /* The sum of the numbers of each of eight. */
 static inline __m256 sums_of_eight(const __m256 x[8])
 {

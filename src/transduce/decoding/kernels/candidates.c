@@ -8,11 +8,6 @@
 
 #define ROUNDED 1e-3f /* of a logit: more than its sums lose, unless they are huge */
 
-static int64_t whole_registers(int64_t numbers)
-{
-    return (numbers + LANES - 1) / LANES * LANES;
-}
-
 static void clear(Best *best)
 {
     best->values[-1] = INFINITY; /* which nothing stands before */

@@ -68,8 +68,8 @@ static void move_rows(const Move *move, const Store *from, const Store *into,
 static void move_blocks(const Move *move, const Store *from, const Store *into,
                         int64_t positions)
 {
-    const int64_t rows = (positions + LANES - 1) / LANES * LANES;
-    const size_t bytes = (size_t)(rows * move->width) * sizeof(float);
+    const size_t bytes =
+        (size_t)(whole_registers(positions) * move->width) * sizeof(float);
     for (int64_t head = 0; head < move->num_heads; head++)
         memcpy(into->numbers + move->into * into->per_sentence + head * into->per_head,
                from->numbers + move->from * from->per_sentence + head * from->per_head,

@@ -8,7 +8,7 @@
 
 int64_t row_bytes(int64_t inputs)
 {
-    return (inputs + LANES - 1) / LANES * LANES * (int64_t)sizeof(float);
+    return whole_registers(inputs) * (int64_t)sizeof(float);
 }
 
 /* What a row is measured by: some at a time, so that none waits for another. */

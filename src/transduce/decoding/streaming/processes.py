@@ -86,9 +86,11 @@ class SearchTask(Generic[Searcher, Sentence]):
         if number == 1:
             return [list(range(len(self.sentences)))]
         steps = [max(length, self.least_steps, 1) for length in self.lengths]
-        shares = alike(steps, number)
-        is_one_batch_each = all(map(self._is_one_batch, shares))
-        return shares if is_one_batch_each else mixed(steps, number)
+        if sum(self.lengths) <= self.room * number:
+            shares = alike(steps, number)
+            if all(map(self._is_one_batch, shares)):
+                return shares
+        return mixed(steps, number)
 
     def _is_one_batch(self, numbers: Sequence[int]) -> bool:
         return len(numbers) * max(self.lengths[i] for i in numbers) <= self.room

@@ -44,7 +44,7 @@ static int64_t widest(const Attention *a) { return a->d_k > a->d_v ? a->d_k : a-
 EXPORTED int64_t transduce_attention_room(const Attention *a)
 {
     const int64_t longest = a->keys > a->queries ? a->keys : a->queries;
-    return in_lanes(a->keys) * (widest(a) + a->queries) + longest * widest(a);
+    return whole_registers(a->keys) * (widest(a) + a->queries) + longest * widest(a);
 }
 
 /* Of queries, keys and values, or of their gradients; no kernel writes what it is only
@@ -53,7 +53,7 @@ static Head head_of(const Attention *a, int64_t item, const float *query,
                     const float *key_value, const float *output)
 {
     const int64_t sentence = item / a->heads, head = item % a->heads;
-    const int64_t width = in_lanes(a->keys);
+    const int64_t width = whole_registers(a->keys);
     const int64_t of_query = a->heads * a->d_k, of_output = a->heads * a->d_v;
     const int64_t both = of_query + of_output;
     float *memory = (float *)key_value + sentence * a->keys * both;
@@ -75,7 +75,7 @@ static Factor transposed(Rows rows) { return (Factor){rows.at, 1, rows.by_row}; 
    alike. */
 static void softmax(float *scores, const uint8_t *mask, int64_t keys, float scale)
 {
-    const int64_t width = in_lanes(keys);
+    const int64_t width = whole_registers(keys);
     for (int64_t key = 0; key < keys; key++)
         scores[key] = mask[key] ? scores[key] * scale : -FLT_MAX;
     for (int64_t key = keys; key < width; key++)

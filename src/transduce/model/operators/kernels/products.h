@@ -21,8 +21,6 @@ typedef struct {
     int64_t by_row;
 } Rows;
 
-static int64_t in_lanes(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
-
 /* A square of BLOCK_SIDE rows and columns, with its columns as rows. */
 static inline void turn_block(const float *from, int64_t by_row, float *to,
                               int64_t to_by_row)
@@ -51,7 +49,7 @@ static inline void turn_block(const float *from, int64_t by_row, float *to,
 /* Columns as rows, with zeros behind them up to whole lanes. */
 static Rows side_by_side(Rows from, int64_t rows, int64_t columns, float *room)
 {
-    const int64_t width = in_lanes(rows);
+    const int64_t width = whole_registers(rows);
     const int64_t whole_rows = rows / BLOCK_SIDE * BLOCK_SIDE;
     const int64_t whole_columns = columns / BLOCK_SIDE * BLOCK_SIDE;
     for (int64_t row = 0; row < whole_rows; row += BLOCK_SIDE)

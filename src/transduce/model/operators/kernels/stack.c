@@ -197,7 +197,7 @@ static AttentionStates take_attention_states(const Stack *s, int64_t keys, Room 
     AttentionStates states;
     states.query = take(room, rows * s->heads * s->d_k);
     states.key_value = take(room, s->sentences * keys * s->heads * (s->d_k + s->d_v));
-    states.weights = take(room, rows * s->heads * in_lanes(keys));
+    states.weights = take(room, rows * s->heads * whole_registers(keys));
     states.heads = take_numbers(s, room, rows, s->heads * s->d_v);
     states.sum = take_sum_states(s, room);
     return states;
