@@ -80,7 +80,7 @@ def test_who_watches_in_between_sees_each_step(tiny: ModelConfig):
         expected = plain.step(ids)
         moves = not graphed._state.has_room
         num_moves += moves
-        if moves or number == 4:
+        if moves or number == 5:
             hook = tap.register_forward_hook(lambda *given: seen.append(given[2]))
             found = graphed.step(ids)
             hook.remove()

@@ -177,7 +177,8 @@ def test_they_find_what_single_steps_find(
 
 @pytest.mark.parametrize("few", [0, 1, 2, 3])
 @pytest.mark.parametrize("beam_size", [1, 2])
-def test_steps_go_on_until_few_sentences_are_left(ready, few, beam_size):
+def test_steps_go_on_until_few_sentences_are_left(ready, few, beam_size, monkeypatch):
+    monkeypatch.setattr("transduce.model.sizes.room.STEPS_AHEAD", 8)  # for them all
     config = SearchConfig(beam_size=beam_size, min_length=50)
     kind = GreedySearch if beam_size == 1 else BeamSearch
     search = kind([2, 3, 4, 4], config, EOS, (PAD, BOS))

@@ -1,6 +1,7 @@
 """The decoder of a compiled model, step by step or several at once."""
 
 import ctypes
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -11,7 +12,7 @@ from transduce.decoding.growing_search import GrowingSearch
 from transduce.decoding.kernels.compiled_beams import CompiledBeams
 from transduce.decoding.kernels.compiled_candidates import CompiledCandidates
 from transduce.decoding.kernels.fields import StepsFields
-from transduce.decoding.kernels.library import OTHER_GROUPS, require_done
+from transduce.decoding.kernels.library import NO_ROOM, OTHER_GROUPS, require_done
 from transduce.decoding.search import Search
 from transduce.kernels.loading import address, room_for
 from transduce.kernels.openmp import num_threads
@@ -31,21 +32,20 @@ class CompiledDecoder:
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float32[np.ndarray, "sentences group vocab"]:
         """Read one more token of each hypothesis; the logits of the next."""
-        state = self._with_room()
-        fields = state.fields
-        assert last_ids.shape == (fields.sentences, fields.group)
+        assert last_ids.shape == self._groups
         last_ids = np.ascontiguousarray(last_ids)
         logits = room_for(*last_ids.shape, self._vocab_size)
-        status = self._model.library.transduce_step(
-            ctypes.byref(self._model.fields),
-            ctypes.byref(fields),
-            address(last_ids, np.int64),
-            address(state.positions),
-            address(logits),
-            num_threads(),
+        status = self._with_room(
+            lambda state: self._model.library.transduce_step(
+                ctypes.byref(self._model.fields),
+                ctypes.byref(state.fields),
+                address(last_ids, np.int64),
+                address(state.positions),
+                address(logits),
+                num_threads(),
+            )
         )
         require_done(status)
-        state.max_length += 1
         return logits
 
     def take_steps(
@@ -83,11 +83,19 @@ class CompiledDecoder:
         """Put the sentences of another behind one's own."""
         self._state = self._model.gathered([self._state, other._state])
 
-    def _with_room(self) -> DecoderState:
-        """Where it stands, with room for a step."""
-        if not self._state.has_room:
+    def _with_room(self, step: Callable[[DecoderState], int]) -> int:
+        """What a kernel says that takes steps, after more room was made if it must."""
+        status = step(self._state)
+        if status == NO_ROOM:
             self._state = self._model.gathered([self._state])
-        return self._state
+            status = step(self._state)
+            assert status != NO_ROOM
+        return status
+
+    @property
+    def _groups(self) -> tuple[int, int]:
+        """Sentences, and hypotheses of each."""
+        return self._state.fields.sentences, self._state.fields.group
 
     @property
     def _vocab_size(self) -> int:
@@ -100,25 +108,26 @@ class CompiledDecoder:
         candidates: CompiledCandidates,
         few: int,
     ) -> Int64[np.ndarray, "kept beam"]:
-        """Some for which there is room."""
-        state = self._with_room()
-        fields = state.fields
-        assert last_ids.shape == (fields.sentences, fields.group)
-        assert last_ids.shape == (len(beams.live), beams.size)
+        """Some, as `take_steps` says."""
+        assert last_ids.shape == self._groups == (len(beams.live), beams.size)
         asked = candidates.asked_of(*last_ids.shape, self._vocab_size)
         steps = StepsFields(
             decoder=ctypes.addressof(self._model.fields),
-            state=ctypes.addressof(fields),
-            positions=address(state.positions),
             candidates=ctypes.addressof(asked),
-            most=max(min(state.steps_left, MOST_ROWS // last_ids.size), 1),
+            most=max(MOST_ROWS // last_ids.size, 1),
             few=few,
         )
         beams.fill_in(steps, last_ids)
-        status = self._model.library.transduce_steps(ctypes.byref(steps), num_threads())
+
+        def take(state: DecoderState) -> int:
+            steps.state = ctypes.addressof(state.fields)
+            steps.positions = address(state.positions)
+            library = self._model.library
+            return int(library.transduce_steps(ctypes.byref(steps), num_threads()))
+
+        status = self._with_room(take)
         # Also if one has failed: those before it were taken.
         read_next = beams.grown(steps)
-        state.max_length += steps.taken + bool(status)
         require_done(status)
         assert status != OTHER_GROUPS
         return read_next

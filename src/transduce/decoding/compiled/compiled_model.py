@@ -118,19 +118,16 @@ class CompiledModel:
         return state
 
     def gathered(self, states: Sequence[DecoderState]) -> DecoderState:
-        """The sentences of all, in groups of one size, in stores of their own.
-
-        There is room for more slots, as those that are nobody's past are gone.
-        """
+        """The sentences of all, in groups of one size, in stores with more room."""
         [group] = {each.fields.group for each in states}
         needs, measure = NeedsFields(), self.library.transduce_measure
         for each in states:
-            require_done(measure(ctypes.byref(each.fields), ctypes.byref(needs)))
+            require_done(measure(*map(ctypes.byref, (self.fields, each.fields, needs))))
         counts = [each.fields.sentences for each in states]
         sizes = StateSizes(
             sentences=sum(counts),
             group=group,
-            room=room_ahead(needs.slots, group),
+            room=room_ahead(max(needs.slots, needs.length), group),
             source=needs.source,
         )
         into = DecoderState(
@@ -138,8 +135,6 @@ class CompiledModel:
             self.positions,
             sizes,
             np.empty((sizes.sentences, sizes.source), np.bool_),
-            num_slots=needs.slots,
-            max_length=needs.length,
         )
         for each, first in zip(states, accumulate(counts, initial=0), strict=False):
             status = self.library.transduce_gather(

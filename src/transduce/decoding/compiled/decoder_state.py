@@ -1,9 +1,10 @@
 """Where a decoder stands between steps, in arrays that kernels keep up.
 
 A sentence has a group of hypotheses, all of which have one store for the keys and
-values of their past, as in model/cache.py. Whose past a slot is, how far each sentence
-is and which are still there, the kernels say. Of sentences that have left, keys and
-values are still there until room is made for others.
+values of their past, as in model/cache.py; slots that are in no past any more are
+taken again. Which slots a past is in, how far each sentence is and which are still
+there, the kernels say. Of sentences that have left, keys and values are still there
+until room is made for others.
 """
 
 import ctypes
@@ -30,7 +31,7 @@ class StateSizes:
     sentences: int
     group: int
     room: int
-    """Slots of a sentence."""
+    """Slots of a sentence, and positions that it can read."""
     source: int
     """Positions of the memory."""
 
@@ -79,47 +80,27 @@ class DecoderState:
         positions: Positions,
         sizes: StateSizes,
         memory_mask: Bool[np.ndarray, "sentences source"],
-        *,
-        num_slots: int = 0,
-        max_length: int = 0,
     ) -> None:
         """Where nothing has been read; what has, others are to put in."""
         self.stores = Stores(config, sizes)
-        self.max_length = max_length
-        """At least the positions read by any sentence."""
         self._memory_mask = memory_mask
-        self._past = np.zeros((sizes.sentences, sizes.group, sizes.room), np.bool_)
-        self._slot_positions = np.zeros((sizes.sentences, sizes.room), np.int64)
+        self._past = np.empty((sizes.sentences, sizes.group, sizes.room), np.int32)
         self._lengths = np.zeros(sizes.sentences, np.int64)
         self._places = np.arange(sizes.sentences)
         # Of each step, though groups get smaller.
-        self.positions = positions(max_length + sizes.room - num_slots)
+        self.positions = positions(sizes.room)
         """Of the model: all that there is room for."""
         self.fields = StateFields(
             sentences=sizes.sentences,
             group=sizes.group,
-            num_slots=num_slots,
             room=sizes.room,
             source=sizes.source,
-            past=address(self._past, np.bool_),
+            past=address(self._past, np.int32),
             lengths=address(self._lengths, np.int64),
             places=address(self._places, np.int64),
-            slot_positions=address(self._slot_positions, np.int64),
             memory_mask=address(memory_mask, np.bool_),
             layers=self.stores.fields,
         )
-
-    @property
-    def has_room(self) -> bool:
-        """Whether there is a slot for each hypothesis's newest position."""
-        fields = self.fields
-        return bool(fields.num_slots + fields.group <= fields.room)
-
-    @property
-    def steps_left(self) -> int:
-        """That there is room for."""
-        fields = self.fields
-        return int((fields.room - fields.num_slots) // fields.group)
 
     def regroup(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these, in groups of another size, or sentences in another order."""
@@ -130,6 +111,6 @@ class DecoderState:
         self._lengths = self._lengths[sentences]
         self._places = self._places[sentences]
         fields.sentences, fields.group = rows.shape
-        fields.past = address(self._past, np.bool_)
+        fields.past = address(self._past, np.int32)
         fields.lengths = address(self._lengths, np.int64)
         fields.places = address(self._places, np.int64)

@@ -11,6 +11,7 @@
 #include "matrix_unit.c"
 #include "memory.c"
 #include "packing.c"
+#include "past.c"
 #include "rows.c"
 #include "steps.c"
 #include "threads.c"

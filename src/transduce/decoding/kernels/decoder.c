@@ -7,21 +7,6 @@
 #include "exported.h"
 #include "threads.h"
 
-/* Take a slot for the newest position of each hypothesis. */
-static void take_slots(State *state)
-{
-    const int64_t first = state->num_slots, group = state->group;
-    for (int64_t row = 0; row < state->sentences * group; row++) {
-        uint8_t *past = state->past + row * state->room + first;
-        memset(past, 0, (size_t)group);
-        past[row % group] = 1;
-        int64_t *positions =
-            state->slot_positions + state->places[row / group] * state->room;
-        positions[first + row % group] = state->lengths[row / group];
-    }
-    state->num_slots += group;
-}
-
 void store_row(const Stack *stack, const float *from, int64_t width, const Store *into,
                int64_t place, int64_t slot)
 {
@@ -39,29 +24,12 @@ static void store_newest(const Work *work, const State *state, const LayerCache 
     const Stack *stack = work->stack;
     const int64_t queries = stack->num_heads * stack->d_k;
     for (int64_t row = 0; row < work->rows; row++) {
-        const int64_t slot = state->num_slots - state->group + row % state->group;
-        const int64_t place = state->places[row / state->group];
+        const int64_t sentence = row / state->group, place = state->places[sentence];
+        const int64_t slot = past_of(state, row)[state->lengths[sentence]];
         const float *key = row_of(&work->wide, row) + queries;
         store_row(stack, key, stack->d_k, &cache->key, place, slot);
         store_row(stack, key + queries, stack->d_v, &cache->value, place, slot);
     }
-}
-
-/* The slots of a hypothesis's past that are not too far back. */
-static int64_t list_past(const State *state, int64_t neighbourhood, int64_t row,
-                         int32_t *slots)
-{
-    const int64_t sentence = row / state->group;
-    const uint8_t *is_past = state->past + row * state->room;
-    const int64_t *positions =
-        state->slot_positions + state->places[sentence] * state->room;
-    const int64_t first = state->lengths[sentence] - neighbourhood;
-    int64_t found = 0;
-    for (int64_t i = 0; i < state->num_slots; i++) {
-        slots[found] = (int32_t)i;
-        found += is_past[i] & (positions[i] >= first);
-    }
-    return found;
 }
 
 typedef struct {
@@ -134,13 +102,14 @@ int read_tokens(Work *work, const Decoder *decoder, State *state,
 {
     const Stack *stack = &decoder->stack;
     const int64_t rows = state->sentences * state->group;
-    const int64_t used = state->num_slots + state->group;
     if (!are_tokens(&decoder->embedding, last_ids, rows))
         return 2;
-    if (begin_work(work, stack, rows, used > state->source ? used : state->source,
+    const int failure = take_slots(state, decoder->neighbourhood);
+    if (failure)
+        return failure;
+    if (begin_work(work, stack, rows, largest(longest_past(state), state->source),
                    num_threads))
         return 1;
-    take_slots(state);
     for (int64_t row = 0; row < rows; row++)
         embed_row(work, &decoder->embedding, last_ids[row],
                   positions + state->lengths[row / state->group] * stack->d_model, row);
@@ -176,48 +145,5 @@ EXPORTED int transduce_step(const Decoder *decoder, State *state,
     const int64_t vocab = decoder->output.outputs;
     multiply_for_logits(&work, decoder, 0, vocab, &(Matrix){logits, vocab});
     end_work(&work);
-    return 0;
-}
-
-/* Whether each of so many groups is of one sentence, and these stand in order. */
-static int are_in_order(const State *state, const int64_t *rows, int64_t sentences)
-{
-    int64_t last = -1;
-    for (int64_t i = 0; i < sentences; i++) {
-        const int64_t *group = rows + i * state->group,
-                      sentence = *group / state->group;
-        if (sentence <= last || sentence >= state->sentences)
-            return 0;
-        for (int64_t k = 0; k < state->group; k++)
-            if (group[k] < 0 || group[k] / state->group != sentence)
-                return 0;
-        last = sentence;
-    }
-    return 1;
-}
-
-EXPORTED int transduce_reorder(State *state, const int64_t *rows, int64_t sentences)
-{
-    const int64_t group = state->group;
-    const size_t used = (size_t)state->num_slots;
-    if (!are_in_order(state, rows, sentences))
-        return 3;
-    uint8_t *before = malloc(used * (size_t)group);
-    if (!before)
-        return 1;
-    for (int64_t i = 0; i < sentences; i++) {
-        const int64_t sentence = rows[i * group] / group; /* not before i */
-        const uint8_t *from = state->past + sentence * group * state->room;
-        uint8_t *to = state->past + i * group * state->room;
-        for (int64_t k = 0; k < group; k++)
-            memcpy(before + k * state->num_slots, from + k * state->room, used);
-        for (int64_t k = 0; k < group; k++)
-            memcpy(to + k * state->room,
-                   before + rows[i * group + k] % group * state->num_slots, used);
-        state->lengths[i] = state->lengths[sentence];
-        state->places[i] = state->places[sentence];
-    }
-    state->sentences = sentences;
-    free(before);
     return 0;
 }

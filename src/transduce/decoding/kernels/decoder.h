@@ -20,15 +20,39 @@ typedef struct {
    places of its own, so that it need not be moved when sentences leave. */
 typedef struct {
     int64_t sentences, group;
-    int64_t num_slots, room; /* of a sentence: in use, and in all */
+    int64_t room; /* of a sentence: slots, and positions that can be read */
     int64_t source;
-    uint8_t *past;           /* which slots hold the past of each hypothesis */
-    int64_t *lengths;        /* positions read of each sentence */
-    int64_t *places;         /* of each sentence in what follows */
-    int64_t *slot_positions; /* of the tokens in the slots of each place */
-    uint8_t *memory_mask;    /* positions of each place */
+    int32_t *past;        /* for each hypothesis, the slots of the positions it read */
+    int64_t *lengths;     /* positions read of each sentence */
+    int64_t *places;      /* of each sentence in what follows */
+    uint8_t *memory_mask; /* positions of each place */
     const LayerCache *layers;
 } State;
+
+static inline int32_t *past_of(const State *state, int64_t row)
+{
+    return state->past + row * state->room;
+}
+
+/* Positions that the longest past has, the newest included. */
+int64_t longest_past(const State *state);
+
+/* The first position that the newest of a sentence sees, so far back at most. */
+int64_t first_seen(const State *state, int64_t neighbourhood, int64_t sentence);
+
+/* Which slots hold something that the newest positions of a sentence's hypotheses see.
+ */
+void mark_slots(const State *state, int64_t neighbourhood, int64_t sentence,
+                uint8_t *is_used);
+
+/* Slots for the newest position of each hypothesis, which counts as read once its
+   sentence's length is raised. 1 if memory is lacking, 4 if there is no room, otherwise
+   0. */
+int take_slots(const State *state, int64_t neighbourhood);
+
+/* The slots that a hypothesis's newest position sees, its own the last; how many. */
+int64_t list_past(const State *state, int64_t neighbourhood, int64_t row,
+                  int32_t *slots);
 
 /* Put keys or values of a row, head after head, into a slot of a place. */
 void store_row(const Stack *stack, const float *from, int64_t width, const Store *into,
@@ -39,7 +63,8 @@ int64_t memory_length(const State *state, int64_t place);
 
 /* Read one more token of each hypothesis, for the logits of what comes next;
    `positions` has a row for each position up to the newest. 1 if memory is lacking, 2
-   if one is no token, otherwise 0; then the work must end. */
+   if one is no token, 4 if there is no room for it, and nothing has changed; otherwise
+   0, and then the work must end. */
 int read_tokens(Work *work, const Decoder *decoder, State *state,
                 const int64_t *last_ids, const float *positions, int num_threads);
 

@@ -102,13 +102,11 @@ class StateFields(ctypes.Structure):
     _fields_ = [
         ("sentences", c_int64),
         ("group", c_int64),
-        ("num_slots", c_int64),
         ("room", c_int64),
         ("source", c_int64),
         ("past", c_void_p),
         ("lengths", c_void_p),
         ("places", c_void_p),
-        ("slot_positions", c_void_p),
         ("memory_mask", c_void_p),
         ("layers", POINTER(c_int64)),
     ]

@@ -7,19 +7,41 @@
 #include "exported.h"
 #include "lanes.h"
 
-/* The slots of a sentence that hold the past of any of its hypotheses. */
-static int64_t list_used(const State *state, int64_t sentence, int32_t *slots)
+/* Slots of a sentence that are in use, and positions of its memory. */
+typedef struct {
+    int32_t *used, *all;
+    int32_t *numbers; /* among those in use */
+    uint8_t *is_used;
+    int64_t num_used;
+} Slots;
+
+/* Room for those of any sentence. Whether there is memory. */
+static int begin_slots(Slots *slots, const State *state)
 {
-    const uint8_t *past = state->past + sentence * state->group * state->room;
-    int64_t found = 0;
-    for (int64_t slot = 0; slot < state->num_slots; slot++) {
-        uint8_t is_used = 0;
-        for (int64_t k = 0; k < state->group; k++)
-            is_used |= past[k * state->room + slot];
-        slots[found] = (int32_t)slot;
-        found += is_used;
-    }
-    return found;
+    const size_t room = (size_t)state->room, source = (size_t)state->source;
+    slots->used = malloc((2 * room + source) * sizeof *slots->used + room);
+    if (!slots->used)
+        return 0;
+    slots->numbers = slots->used + room;
+    slots->all = slots->numbers + room;
+    slots->is_used = (uint8_t *)(slots->all + source);
+    for (int64_t i = 0; i < state->source; i++)
+        slots->all[i] = (int32_t)i;
+    return 1;
+}
+
+static void end_slots(const Slots *slots) { free(slots->used); }
+
+static void list_used(Slots *slots, const Decoder *decoder, const State *state,
+                      int64_t sentence)
+{
+    mark_slots(state, decoder->neighbourhood, sentence, slots->is_used);
+    slots->num_used = 0;
+    for (int64_t slot = 0; slot < state->room; slot++)
+        if (slots->is_used[slot]) {
+            slots->numbers[slot] = (int32_t)slots->num_used;
+            slots->used[slots->num_used++] = (int32_t)slot;
+        }
 }
 
 typedef struct {
@@ -28,17 +50,18 @@ typedef struct {
 
 /* Raise needs to those of all sentences: slots in use, positions of the memory,
    positions read. 1 if memory is lacking, otherwise 0. */
-EXPORTED int transduce_measure(const State *state, Needs *needs)
+EXPORTED int transduce_measure(const Decoder *decoder, const State *state, Needs *needs)
 {
-    int32_t *slots = malloc(((size_t)state->num_slots + 1) * sizeof *slots);
-    if (!slots)
+    Slots slots;
+    if (!begin_slots(&slots, state))
         return 1;
     for (int64_t i = 0; i < state->sentences; i++) {
-        needs->slots = largest(needs->slots, list_used(state, i, slots));
+        list_used(&slots, decoder, state, i);
+        needs->slots = largest(needs->slots, slots.num_used);
         needs->source = largest(needs->source, memory_length(state, state->places[i]));
         needs->length = largest(needs->length, state->lengths[i]);
     }
-    free(slots);
+    end_slots(&slots);
     return 0;
 }
 
@@ -76,14 +99,8 @@ static void move_blocks(const Move *move, const Store *from, const Store *into,
                bytes);
 }
 
-/* Slots that are moved, in use and of the memory. */
-typedef struct {
-    int32_t *used, *all;
-    int64_t num_used;
-} Moved;
-
 static void move_stores(const Stack *stack, const State *from, int64_t sentence,
-                        State *into, int64_t place, const Moved *slots)
+                        State *into, int64_t place, const Slots *slots)
 {
     const int64_t before = from->places[sentence];
     const int64_t length = memory_length(from, before);
@@ -101,23 +118,17 @@ static void move_stores(const Stack *stack, const State *from, int64_t sentence,
         mask[i] = i < length;
 }
 
-/* Whose past the slots in use are, and the positions of what they hold. */
-static void move_past(const State *from, int64_t sentence, State *into, int64_t place,
-                      const Moved *slots)
+/* What hypotheses have read, as far as their newest positions see it. */
+static void move_past(const Decoder *decoder, const State *from, int64_t sentence,
+                      State *into, int64_t place, const Slots *slots)
 {
-    const int64_t group = from->group, num_used = slots->num_used;
-    const int32_t *used = slots->used;
-    const int64_t *positions =
-        from->slot_positions + from->places[sentence] * from->room;
-    for (int64_t k = 0; k < group; k++) {
-        const uint8_t *old = from->past + (sentence * group + k) * from->room;
-        uint8_t *new = into->past + (place * group + k) * into->room;
-        for (int64_t i = 0; i < into->room; i++)
-            new[i] = i < num_used ? old[used[i]] : 0;
+    const int64_t first = first_seen(from, decoder->neighbourhood, sentence);
+    for (int64_t k = 0; k < from->group; k++) {
+        const int32_t *old = past_of(from, sentence * from->group + k);
+        int32_t *new = past_of(into, place * from->group + k);
+        for (int64_t i = first; i < from->lengths[sentence]; i++)
+            new[i] = slots->numbers[old[i]];
     }
-    for (int64_t i = 0; i < into->room; i++)
-        into->slot_positions[place * into->room + i] =
-            i < num_used ? positions[used[i]] : 0;
     into->lengths[place] = from->lengths[sentence];
 }
 
@@ -126,18 +137,14 @@ static void move_past(const State *from, int64_t sentence, State *into, int64_t 
 EXPORTED int transduce_gather(const Decoder *decoder, const State *from, State *into,
                               int64_t first)
 {
-    const size_t most = (size_t)largest(from->num_slots, from->source) + 1;
-    int32_t *used = malloc(2 * most * sizeof *used);
-    if (!used)
+    Slots slots;
+    if (!begin_slots(&slots, from))
         return 1;
-    Moved slots = {used, used + most, 0};
-    for (size_t i = 0; i < most; i++)
-        slots.all[i] = (int32_t)i;
     for (int64_t i = 0; i < from->sentences; i++) {
-        slots.num_used = list_used(from, i, used);
+        list_used(&slots, decoder, from, i);
         move_stores(&decoder->stack, from, i, into, first + i, &slots);
-        move_past(from, i, into, first + i, &slots);
+        move_past(decoder, from, i, into, first + i, &slots);
     }
-    free(used);
+    end_slots(&slots);
     return 0;
 }

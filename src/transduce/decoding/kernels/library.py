@@ -38,7 +38,7 @@ FIELDS: tuple[type[ctypes.Structure], ...] = (
     EncoderFields,
     SourceFields,
 )
-OUT_OF_MEMORY, NO_TOKEN, OTHER_GROUPS = 1, 2, 3
+OUT_OF_MEMORY, NO_TOKEN, OTHER_GROUPS, NO_ROOM = 1, 2, 3, 4
 """What a kernel returns if it has not done what it was to do."""
 
 
@@ -87,7 +87,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.transduce_encode.argtypes = [*[pointer] * 4, c_int]
     library.transduce_start.argtypes = [*[pointer] * 3, c_int]
     library.transduce_step.argtypes = [*[pointer] * 5, c_int]
-    library.transduce_measure.argtypes = [pointer, pointer]
+    library.transduce_measure.argtypes = [*[pointer] * 3]
     library.transduce_gather.argtypes = [*[pointer] * 3, number]
     library.transduce_reorder.argtypes = [pointer, pointer, number]
     library.transduce_candidates.argtypes = [pointer, pointer]

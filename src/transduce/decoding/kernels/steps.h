@@ -15,13 +15,14 @@ typedef struct {
     Beams *beams;
     CandidateSearch *candidates;
     int64_t is_greedy, has_prefixes;
-    int64_t most;  /* steps for which there is room */
+    int64_t most;  /* steps */
     int64_t few;   /* sentences: no more steps once no more go on */
     int64_t taken; /* of these */
 } Steps;
 
-/* Take them, but for those after one that leaves a few or fewer. 1 if memory is
-   lacking, 2 if one is no token, 3 if beams go on in another order, otherwise 0. */
+/* Take them, but for those after one that leaves a few or fewer, and those for which
+   there is no room. 1 if memory is lacking, 2 if one is no token, 3 if beams go on in
+   another order, 4 if there is no room for the first, otherwise 0. */
 EXPORTED int transduce_steps(Steps *steps, int num_threads);
 
 #endif
