@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from transduce.errors import ConfigError
+from transduce.settings import require_whole_numbers
 
 MAX_LENGTH_PENALTY = 10
 """Beyond all sense, but the penalty of the longest line is still a number."""
@@ -52,6 +53,8 @@ class SearchConfig:
             )
 
     def _require_sizes(self) -> None:
+        lengths = "min_length", "extra_length", "max_length"
+        require_whole_numbers(self, ["beam_size", "num_best", *lengths], "search.")
         if self.beam_size < 1:
             raise ConfigError(
                 f"`search.beam_size` must be at least 1, but is {self.beam_size}."
@@ -85,8 +88,8 @@ class SearchConfig:
 
         if self.max_length is not None and self.max_length <= self.min_length:
             raise ConfigError(
-                "`search.max_length` must be above the least length "
-                f"{self.min_length}, but is {self.max_length}."
+                f"`search.max_length` must be at least {self.min_length + 1}, one more "
+                f"than `search.min_length`, but is {self.max_length}."
             )
 
     def given(self, settings: Mapping[str, Any]) -> "SearchConfig":

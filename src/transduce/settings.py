@@ -6,6 +6,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,6 +60,19 @@ def apply_mapping(
         else:
             changes[name] = _checked(key, value, types_by_name[name], where)
     return replace(config, **changes)  # type: ignore[type-var] # a dataclass
+
+
+def require_whole_numbers(
+    config: object, names: Sequence[str], prefix: str = ""
+) -> None:
+    """`ConfigError` if one of these settings is neither a whole number nor none."""
+    for name in names:
+        value = getattr(config, name)
+        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if value is not None and not is_whole:
+            raise ConfigError(
+                f"`{prefix}{name}` must be a whole number, but is {value!r}."
+            )
 
 
 def _value(text: str) -> Any:

@@ -1,8 +1,12 @@
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "export.md"
+AS_CTRANSLATE2 = "--penalty", "power", "--length-penalty", 1, "--patience", 1
 
 
 def test_a_model_is_exported_with_its_proof(
@@ -13,6 +17,36 @@ def test_a_model_is_exported_with_its_proof(
     assert first == f"The model for CTranslate2 is in {tmp_path}/out."
     assert second.startswith("Proof: ")
     assert (tmp_path / "out" / "model.bin").is_file()
+
+
+@pytest.mark.usefixtures("unchecked_types")  # traced sizes are no whole numbers
+@pytest.mark.parametrize(
+    ("target", "first_lines", "options"),
+    [
+        ("ctranslate2", "import ctranslate2", ["--beam-size", 4, *AS_CTRANSLATE2]),
+        ("onnx", "import numpy", ["--beam-size", 1]),
+        ("marian", "from transformers", None),
+    ],
+)
+def test_the_examples_translate_as_we_do(
+    succeeds: Callable[..., str],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    first_lines: str,
+    options: list[object] | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    succeeds("export", model, "--to", target, "--out", "DIR")
+    blocks = re.findall(r"```python\n(.*?)```", EXAMPLES.read_text(), flags=re.DOTALL)
+    [example] = [each for each in blocks if each.startswith(first_lines)]
+    found: dict[str, str] = {}
+    exec(example, found)
+    assert found["text"]
+    if options is not None:  # search is its own
+        expected = succeeds("translate", model, *options, stdin=b"A dog runs.\n")
+        assert found["text"] + "\n" == expected
 
 
 def test_the_sample_is_the_users(

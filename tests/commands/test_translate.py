@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -335,13 +335,15 @@ def test_a_reader_that_goes_away_is_no_error(model: Path, tmp_path: Path) -> Non
 
 
 @contextlib.contextmanager
-def translating(model: Path, *options: object) -> Iterator[subprocess.Popen[bytes]]:
+def translating(
+    model: Path, *options: object, stdout: IO[bytes] | int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process to talk with; it is ended should it keep us waiting."""
     arguments = ["translate", str(model), "--beam-size", "1", *map(str, options)]
     with subprocess.Popen(
         [sys.executable, "-m", "transduce", *arguments],
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as process:
@@ -429,6 +431,54 @@ def test_a_closed_standard_input_is_refused(
     )
 
 
+@pytest.mark.parametrize("name", ["translate", "score"])
+def test_a_closed_standard_output_is_refused(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit, match="2"):
+        main([name, str(model)])
+    assert capsys.readouterr().err == (
+        "transduce: Standard output must be open, but is closed; send it to a file, or "
+        "to /dev/null.\n"
+    )
+
+
+def test_what_is_said_on_closed_errors_is_not_output(model: Path) -> None:
+    command = f"'{sys.executable}' -m transduce translate '{model}' --no-such 2>&-"
+    found = subprocess.run(command, shell=True, stdout=subprocess.PIPE, check=False)
+    assert (found.returncode, found.stdout) == (2, b"")
+
+
+def test_an_output_that_is_a_link_stays_one(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "text").write_text("old")
+    (tmp_path / "link").symlink_to("folder/text")
+    succeeds("translate", model, "--output", tmp_path / "link", stdin=LINES)
+    assert (tmp_path / "link").readlink() == Path("folder/text")
+    expected = succeeds("translate", model, stdin=LINES)
+    assert (tmp_path / "folder" / "text").read_text() == expected
+
+
+def test_a_name_of_standard_output_is_no_file_to_replace(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    before = os.lstat("/dev/stdout")
+    with (
+        (tmp_path / "out").open("wb") as out,
+        translating(model, "--output", "/dev/stdout", stdout=out) as process,
+    ):
+        assert process.communicate(LINES) == (None, b"")
+    assert os.path.samestat(before, os.lstat("/dev/stdout"))
+    expected = succeeds("translate", model, "--beam-size", 1, stdin=LINES)
+    assert (tmp_path / "out").read_text() == expected
+
+
 def test_an_input_is_never_its_own_output(
     refuses: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
@@ -472,7 +522,8 @@ def test_a_full_disk_is_one_sentence(refuses: Callable[..., str], model: Path) -
     ("options", "message"),
     [
         (["--beam-size", 0], "beam.size.* must be at least 1, but is 0"),
-        (["--nbest", 5], "`nbest` must be from 1 to the beam size 4, but is 5"),
+        (["--beam-size", 2.5], "--beam-size: must be a whole number, but is 2.5. See"),
+        (["--nbest", 5], "from 1 to the beam size 4, but is 5; see `--beam-size`."),
         (["--nbest", 0], "`nbest` must be from 1 to the beam size 4, but is 0"),
         (["--length-penalty", -1], "length_penalty` must be from 0 to 10, but is -1"),
         (["--length-penalty", 1000], "length_penalty` must be"),

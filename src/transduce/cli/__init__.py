@@ -1,13 +1,14 @@
 """The command `transduce`: one module a sub-command, imported when it is called."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from keyword import iskeyword
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter, Token, convert
 
 import transduce
 from transduce.cli.ending import discard_output, ended_at_once_if_joined
@@ -16,11 +17,22 @@ from transduce.errors import TransduceError
 USER_ERROR = 2
 """Exit code of what the user can mend."""
 
+
+def _converted(hint: Any, tokens: Sequence[Token]) -> Any:
+    """What an option says; `ValueError` if it would be rounded to a whole number."""
+    value = convert(hint, tokens)
+    said = tokens[-1].value if tokens else ""
+    if type(value) is int and "." in said and float(said) != value:
+        raise ValueError(f"must be a whole number, but is {said}.")
+    return value
+
+
 app = App(
     name="transduce",
     help='The system of "Attention Is All You Need" as a tool.',
     version=transduce.__version__,
     help_format="plaintext",
+    default_parameter=Parameter(converter=_converted),
 )
 
 COMMANDS = {
@@ -28,7 +40,8 @@ COMMANDS = {
     "check": "Report on a parallel corpus before training.",
     "train": "Train a model: text files to averaged, scored model.",
     "average": "Average the weights of checkpoints.",
-    "translate": "Translate raw text, one line for one line.",
+    "translate": "Translate raw text, one line for one line, in order. What is not "
+    "said of the search is as in the model's run.",
     "sample": "Draw translations at random.",
     "score": "Say how likely a model holds given translations.",
     "attention": "Show what a model attends to in a sentence, as a page or a picture.",
@@ -38,7 +51,8 @@ COMMANDS = {
     "evaluate-parses": "Score parses against gold trees, as EVALB does.",
     "compare": "Hold systems against each other, with tests of significance.",
     "reproduce": "Reproduce a table of the paper.",
-    "export": "Write a model for another library, and prove it the same.",
+    "export": "Write a model for another library, and prove it the same; else "
+    "nothing is written.",
     "import": "Make a Marian folder of Hugging Face a model, and prove it the same.",
     "serve": "Serve models over HTTP, with a web page.",
     "data": "Download and prepare a named corpus.",
@@ -72,7 +86,19 @@ for _name, _parts in PARTS.items():
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; the user's mistakes end with one sentence and exit code 2."""
     with ended_at_once_if_joined():
+        _require_streams()
         _run(arguments)
+
+
+def _require_streams() -> None:
+    """Those that something is said to, which Python lacks if they are closed."""
+    if sys.stderr is None:  # what is said there would be said on the other
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 # to the end
+    if sys.stdout is None:
+        _fail(
+            "Standard output must be open, but is closed; send it to a file, or to "
+            f"{os.devnull}."
+        )
 
 
 def _run(arguments: Sequence[str] | None) -> None:

@@ -37,10 +37,12 @@ def export(
     sentences = proof_sentences(sample)
     checkpoint = load_model(model)
     with packages_for(f"Export to {to}"):
+        from transduce.export.proof import ProofError
+
         target = import_module(f"transduce.export.{to}")
         try:
             proof = target.export(checkpoint, out, sentences)
-        except RequestError as error:
-            raise RequestError(f"{model}: {error}") from None
+        except (RequestError, ProofError) as error:
+            raise type(error)(f"{model}: {error}") from None
     print(f"The model for {target.TARGET} is in {out}.")
     print(f"Proof: {proof}.")

@@ -9,6 +9,9 @@ from typing import TextIO
 from transduce.errors import DataError
 from transduce.interruption import unwound_on_termination
 
+STREAMS = "/dev", "/proc"
+"""Where names are those of streams, as /dev/stdout is, whatever they lead to."""
+
 
 @contextmanager
 def writer(output: Path | None) -> Iterator[TextIO]:
@@ -34,11 +37,11 @@ def writer(output: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def _file_writer(output: Path) -> Iterator[TextIO]:
-    if output.exists() and not output.is_file():
-        # A pipe or a device, which cannot be put in place of another.
+    if _is_stream(output):
         with output.open("w", encoding="utf-8", newline="\n") as file:
             yield file
         return
+    output = output.resolve()  # else a link would be replaced, not what it leads to
     new = output.with_name(f".{output.name}.transduce-new")
     with unwound_on_termination():
         try:
@@ -47,3 +50,10 @@ def _file_writer(output: Path) -> Iterator[TextIO]:
             new.replace(output)
         finally:
             new.unlink(missing_ok=True)
+
+
+def _is_stream(output: Path) -> bool:
+    """Whether it is a pipe or a device, which no file can take the place of."""
+    if any(map(output.absolute().is_relative_to, STREAMS)):
+        return True
+    return output.exists() and not output.is_file()

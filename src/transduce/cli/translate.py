@@ -77,7 +77,8 @@ def translate(
     extra_length
         Tokens of a translation at most, beyond those of its source.
     max_length
-        Tokens of a translation at most, its end counted, however long its source.
+        Tokens of a translation at most, its end counted, however long its source; but
+        all of a prefix, and one more.
     nbest
         How many translations of each line, best first, no two alike, one a line; blank
         where fewer ended in time, and but one of a line that is translated in parts.
@@ -100,7 +101,8 @@ def translate(
     width = translator.search.beam_size if beam_size is None else beam_size
     if not 1 <= nbest <= max(width, 1):
         raise ConfigError(
-            f"`nbest` must be from 1 to the beam size {width}, but is {nbest}."
+            f"`nbest` must be from 1 to the beam size {width}, but is {nbest}; see "
+            "`--beam-size`."
         )
     settings = {
         "beam_size": beam_size,

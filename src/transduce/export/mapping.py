@@ -103,7 +103,7 @@ def require_plain_attention(target: str, config: ModelConfig) -> None:
 def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
 def _stack(checkpoint: Checkpoint, name: str) -> Stack:

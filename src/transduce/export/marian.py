@@ -29,6 +29,7 @@ from transformers import (
 from transformers.utils import logging
 
 from transduce.checkpoint import Checkpoint
+from transduce.errors import RequestError
 from transduce.export.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
 from transduce.export.mapping import (
     Affine,
@@ -51,6 +52,8 @@ from transduce.whole_folders import write_folder
 
 TARGET = "Hugging Face Marian"
 MAX_POSITIONS = 1_024
+NORM_EPSILON = 1e-5
+"""Of all its norms; one that is smaller hardly differs."""
 USUAL_LENGTH = 25
 """Tokens of a translation for which its length penalty is to count as ours does."""
 KNOWN_AS_IS = ("final_logits_bias", "lm_head.weight")
@@ -66,6 +69,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     require_one_vocabulary(TARGET, checkpoint.config)
     require(TARGET, checkpoint.config, norm="post", positions="sinusoidal")
     require_plain_attention(TARGET, checkpoint.config)
+    _require_small_epsilon(checkpoint.config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     ids = range(checkpoint.config.vocab_size)
 
@@ -76,6 +80,15 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
         return prove(model, tokenizer, checkpoint, sentences)
 
     return write_folder(folder, write)
+
+
+def _require_small_epsilon(config: ModelConfig) -> None:
+    if config.norm_epsilon > NORM_EPSILON:
+        raise RequestError(
+            f"A model for {TARGET} must have `model.norm_epsilon` of at most "
+            f"{NORM_EPSILON:g}, but has {config.norm_epsilon:g}; it cannot be exported "
+            "there."
+        )
 
 
 def halved(d_model: int) -> Int64[Tensor, " d_model"]:

@@ -119,6 +119,7 @@ def test_the_seed_decides() -> None:
     [
         ("number", 0, "at least 1, but is 0"),
         ("top_k", 0, "at least 1, but is 0"),
+        ("top_k", 1.5, "a whole number, but is 1.5"),
         ("temperature", 0.0, "from 0.001 to 1,000, but is 0.0"),
         ("temperature", math.nan, "from 0.001 to 1,000, but is nan"),
         ("top_p", 0.0, "above 0 and at most 1, but is 0.0"),
@@ -132,3 +133,15 @@ def test_an_impossible_setting_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=f"`{setting}` must be {bound}"):
         SamplingConfig(**{setting: value})
+
+
+def test_the_models_logits_stay_what_they_are() -> None:
+    before = AFTER.clone()
+
+    class Keeper(Chain):
+        def step(self, last_ids: np.ndarray) -> Tensor:
+            assert last_ids.shape == (1, 1)
+            return AFTER[None, :1]
+
+    sample(Keeper(), [1], [(0,)], SamplingConfig(), bos=BOS, eos=EOS, excluded=(BOS, A))
+    assert torch.equal(AFTER, before)

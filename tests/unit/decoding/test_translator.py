@@ -128,6 +128,12 @@ def test_an_impossible_beam_is_refused(translator: Translator) -> None:
         translator.translate(["one"], beam_size=0)
 
 
+def test_a_string_is_no_list_of_sentences(translator: Translator) -> None:
+    for given in (("one", None), (["one"], "eins")):
+        with pytest.raises(RequestError, match="must be lists of sentences, but one"):
+            translator.translate(given[0], prefixes=given[1])
+
+
 def test_sources_without_as_many_targets_are_refused(translator: Translator) -> None:
     with pytest.raises(RequestError, match="must be equally many, but are 2 and 1"):
         translator.score(["one", "two"], ["eins"])

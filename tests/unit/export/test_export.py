@@ -91,10 +91,11 @@ def test_other_models_map_where_the_target_can(
     [
         ("ctranslate2", {"d_k": 4}, r"must have `model\.d_k` = 8, but has 4;"),
         ("ctranslate2", {"d_v": 4}, r"`model\.d_v`"),
-        ("ctranslate2", {"neighbourhood": 3}, r"`model\.neighbourhood` = None, but"),
+        ("ctranslate2", {"neighbourhood": 3}, r"`model\.neighbourhood` = none, but"),
         ("ctranslate2", {"scores": "additive"}, r'"scaled", but has "additive"'),
         ("marian", {"norm": "pre"}, r'`model\.norm` = "post", but has "pre"'),
         ("marian", {"positions": "learned"}, r"`model\.positions`"),
+        ("marian", {"norm_epsilon": 1e-3}, "epsilon` of at most 1e-05, but has 0.001;"),
     ],
 )
 def test_what_does_not_map_is_refused(

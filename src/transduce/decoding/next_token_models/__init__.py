@@ -1,1 +1,1 @@
-"""What is asked for the next token: a model, several, one in fewer bits."""
+"""What is asked for the next token: a model, several, one that is watched."""

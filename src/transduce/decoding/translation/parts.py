@@ -99,7 +99,15 @@ def _starts(text: str, parts: Sequence[str]) -> Iterator[int]:
 def paired(
     sources: Iterable[str], prefixes: Iterable[str] | None
 ) -> Iterator[tuple[str, str]]:
-    """Each source and its prefix; `RequestError` where one of them is missing."""
+    """Each source and its prefix; `RequestError` where one of them is missing.
+
+    Or if the sources are a single string, whose letters would be taken one by one.
+    """
+    if isinstance(sources, str) or isinstance(prefixes, str):
+        raise RequestError(
+            "Sources and prefixes must be lists of sentences, but one is a string; put "
+            "it into a list."
+        )
     if prefixes is None:
         yield from zip(sources, repeat(""))
         return
