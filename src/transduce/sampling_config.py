@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from transduce.errors import ConfigError
-from transduce.settings import require_whole_numbers
+from transduce.settings import require_types
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 1_000
 """Colder, only the likeliest is drawn; hotter, all alike."""
@@ -27,7 +27,7 @@ class SamplingConfig:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        require_whole_numbers(self, ["number", "top_k", "extra_length", "seed"])
+        require_types(self)
         for name in ("number", "top_k"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"`{name}` must be at least 1, but is {value}.")

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from transduce.errors import ConfigError
-from transduce.settings import require_whole_numbers
+from transduce.settings import require_types
 
 MAX_LENGTH_PENALTY = 10
 """Beyond all sense, but the penalty of the longest line is still a number."""
@@ -45,16 +45,11 @@ class SearchConfig:
     """Tokens a translation has at most, its end counted, however long its source."""
 
     def __post_init__(self) -> None:
+        require_types(self, "search.")
         self._require_sizes()
         self._require_numbers()
-        if self.penalty not in get_args(LengthPenalty):
-            raise ConfigError(
-                f'`search.penalty` must be "gnmt" or "power", but is "{self.penalty}".'
-            )
 
     def _require_sizes(self) -> None:
-        lengths = "min_length", "extra_length", "max_length"
-        require_whole_numbers(self, ["beam_size", "num_best", *lengths], "search.")
         if self.beam_size < 1:
             raise ConfigError(
                 f"`search.beam_size` must be at least 1, but is {self.beam_size}."

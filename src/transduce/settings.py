@@ -62,17 +62,13 @@ def apply_mapping(
     return replace(config, **changes)  # type: ignore[type-var] # a dataclass
 
 
-def require_whole_numbers(
-    config: object, names: Sequence[str], prefix: str = ""
-) -> None:
-    """`ConfigError` if one of these settings is neither a whole number nor none."""
-    for name in names:
+def require_types(config: object, prefix: str = "") -> None:
+    """`ConfigError` if a setting is of another type than its own, as Python lets it."""
+    for name, expected in typing.get_type_hints(type(config)).items():
         value = getattr(config, name)
-        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if value is not None and not is_whole:
-            raise ConfigError(
-                f"`{prefix}{name}` must be a whole number, but is {value!r}."
-            )
+        if isinstance(value, Integral) and not isinstance(value, bool):
+            value = int(value)  # also those of numpy
+        _checked(f"{prefix}{name}", value, expected, where="")
 
 
 def _value(text: str) -> Any:

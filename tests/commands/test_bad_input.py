@@ -500,3 +500,10 @@ def test_an_output_that_takes_no_more_is_one_sentence(
             main([name, str(model), *options])
     assert exit_.value.code == 2
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_fraction_among_whole_numbers_is_refused(
+    refuses: Callable[..., str],
+) -> None:
+    message = refuses("reproduce", "table3", "--out", "new", "--seeds", 1, 2.5)
+    assert "--seeds: must be a whole number, but is 2.5. See" in message

@@ -431,16 +431,12 @@ def test_a_closed_standard_input_is_refused(
     )
 
 
-@pytest.mark.parametrize("name", ["translate", "score"])
 def test_a_closed_standard_output_is_refused(
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(SystemExit, match="2"):
-        main([name, str(model)])
+        main(["translate", str(model)])
     assert capsys.readouterr().err == (
         "transduce: Standard output must be open, but is closed; send it to a file, or "
         "to /dev/null.\n"
@@ -468,15 +464,31 @@ def test_an_output_that_is_a_link_stays_one(
 def test_a_name_of_standard_output_is_no_file_to_replace(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
-    before = os.lstat("/dev/stdout")
-    with (
-        (tmp_path / "out").open("wb") as out,
-        translating(model, "--output", "/dev/stdout", stdout=out) as process,
-    ):
-        assert process.communicate(LINES) == (None, b"")
-    assert os.path.samestat(before, os.lstat("/dev/stdout"))
     expected = succeeds("translate", model, "--beam-size", 1, stdin=LINES)
-    assert (tmp_path / "out").read_text() == expected
+    before = os.lstat("/dev/stdout")
+    (tmp_path / "name").symlink_to("/dev/stdout")
+    for name in ("/dev/stdout", tmp_path / "name", tmp_path / "out"):
+        (tmp_path / "out").write_text("said before\n")
+        with (
+            (tmp_path / "out").open("ab") as out,
+            translating(model, "--output", name, stdout=out) as process,
+        ):
+            assert process.communicate(LINES) == (None, b"")
+        assert (tmp_path / "out").read_text() == "said before\n" + expected
+    assert os.path.samestat(before, os.lstat("/dev/stdout"))
+
+
+def test_what_a_link_leads_to_is_made_if_it_is_not_there(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to("new")
+    (tmp_path / "circle").symlink_to("circle")
+    for name in ("link", "circle"):
+        succeeds("translate", model, "--output", tmp_path / name, stdin=LINES)
+    expected = succeeds("translate", model, stdin=LINES)
+    assert (tmp_path / "new").read_text() == expected
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "circle").read_text() == expected
 
 
 def test_an_input_is_never_its_own_output(
@@ -523,6 +535,10 @@ def test_a_full_disk_is_one_sentence(refuses: Callable[..., str], model: Path) -
     [
         (["--beam-size", 0], "beam.size.* must be at least 1, but is 0"),
         (["--beam-size", 2.5], "--beam-size: must be a whole number, but is 2.5. See"),
+        (
+            ["--beam-size", "1.0e999"],
+            "--beam-size: must be a whole number, but is 1.0e999.",
+        ),
         (["--nbest", 5], "from 1 to the beam size 4, but is 5; see `--beam-size`."),
         (["--nbest", 0], "`nbest` must be from 1 to the beam size 4, but is 0"),
         (["--length-penalty", -1], "length_penalty` must be from 0 to 10, but is -1"),

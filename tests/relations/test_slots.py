@@ -21,8 +21,8 @@ FIRST = SENTENCES + 7
 
 
 @pytest.fixture(autouse=True)
-def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.model.sizes.room.FIRST_SLOTS", 1)
+def room_for_16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first."""
     monkeypatch.setattr("transduce.model.sizes.room.STEPS_AHEAD", 16)
 
 
@@ -65,3 +65,20 @@ def test_what_is_too_far_back_takes_none(tiny: ModelConfig) -> None:
     assert decoder._state._past[:, 0, :14].tolist() == len(SOURCES) * [
         [0, 1, 2, *3 * [0, 1, 2], 0, 1]
     ]
+
+
+def test_a_beam_wider_than_its_room_has_more_made(tiny: ModelConfig) -> None:
+    model, beam = compiled(tiny), 40
+    beams, alone = after(model, SOURCES), after(model, SOURCES)
+    beams.step(FIRST)
+    alone.step(FIRST)
+    beams.reorder(SENTENCES + np.zeros(beam, np.int64))
+    num_stores = set[int]()
+    for step in range(12):
+        found = beams.step((FIRST + step + np.arange(beam)) % 23)[:, step]
+        expected = alone.step((FIRST + 2 * step) % 23)[:, 0]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        beams.reorder(beam * SENTENCES + np.full(beam, step))
+        num_stores.add(id(beams._state))
+    # Room for all that are read while those before may stay is room for what follows.
+    assert len(num_stores) == 1

@@ -88,9 +88,9 @@ def stores_without_numbers():
     """What nobody has written shows if it is read."""
     room_for = decoder_state.room_for
 
-    def without_numbers(*shape):
-        room = room_for(*shape)
-        room.fill(np.nan)
+    def without_numbers(*shape, dtype=np.float32):
+        room = room_for(*shape, dtype=dtype)
+        room.fill(np.nan if dtype == np.float32 else np.iinfo(dtype).max // 2)
         return room
 
     with mock.patch.object(decoder_state, "room_for", without_numbers):

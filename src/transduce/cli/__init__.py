@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from keyword import iskeyword
 from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter, Token, convert
+from cyclopts import App, CoercionError, CycloptsError, Parameter, Token, convert
 
 import transduce
 from transduce.cli.ending import discard_output, ended_at_once_if_joined
@@ -19,12 +19,22 @@ USER_ERROR = 2
 
 
 def _converted(hint: Any, tokens: Sequence[Token]) -> Any:
-    """What an option says; `ValueError` if it would be rounded to a whole number."""
-    value = convert(hint, tokens)
-    said = tokens[-1].value if tokens else ""
-    if type(value) is int and "." in said and float(said) != value:
-        raise ValueError(f"must be a whole number, but is {said}.")
-    return value
+    """What an option says; `CoercionError` if it would be rounded to a whole number."""
+    try:
+        converted = convert(hint, tokens)
+    except OverflowError:
+        raise _no_whole_number(tokens[-1]) from None
+    values = converted if isinstance(converted, tuple) else (converted,)
+    for value, token in zip(values, tokens, strict=False):
+        said = token.value
+        if type(value) is int and "." in said and float(said) != value:
+            raise _no_whole_number(token)
+    return converted
+
+
+def _no_whole_number(token: Token) -> CoercionError:
+    message = f"must be a whole number, but is {token.value}."
+    return CoercionError(msg=message, token=token)
 
 
 app = App(
@@ -41,7 +51,7 @@ COMMANDS = {
     "train": "Train a model: text files to averaged, scored model.",
     "average": "Average the weights of checkpoints.",
     "translate": "Translate raw text, one line for one line, in order. What is not "
-    "said of the search is as in the model's run.",
+    "said of the search is as in the model's settings.",
     "sample": "Draw translations at random.",
     "score": "Say how likely a model holds given translations.",
     "attention": "Show what a model attends to in a sentence, as a page or a picture.",
@@ -91,7 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _require_streams() -> None:
-    """Those that something is said to, which Python lacks if they are closed."""
+    """Those that something is said to, which Python lacks if they are closed.
+
+    What is opened next would have their numbers, and libraries would write into it.
+    """
     if sys.stderr is None:  # what is said there would be said on the other
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 # to the end
     if sys.stdout is None:

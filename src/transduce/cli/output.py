@@ -1,5 +1,6 @@
 """Where commands write text to."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +10,8 @@ from typing import TextIO
 from transduce.errors import DataError
 from transduce.interruption import unwound_on_termination
 
-STREAMS = "/dev", "/proc"
-"""Where names are those of streams, as /dev/stdout is, whatever they lead to."""
+STANDARD_OUTPUT = 1
+"""Its number as a file."""
 
 
 @contextmanager
@@ -20,7 +21,7 @@ def writer(output: Path | None) -> Iterator[TextIO]:
     `DataError` if the file cannot be written, but not if it is a pipe whose reader
     has gone.
     """
-    if output is None:
+    if output is None or _is_standard_output(output):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream
         yield sys.stdout
     else:
@@ -37,11 +38,13 @@ def writer(output: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def _file_writer(output: Path) -> Iterator[TextIO]:
-    if _is_stream(output):
+    if output.exists() and not output.is_file():
+        # A pipe or a device, which cannot be put in place of another.
         with output.open("w", encoding="utf-8", newline="\n") as file:
             yield file
         return
-    output = output.resolve()  # else a link would be replaced, not what it leads to
+    # Else a link would be replaced, not what it leads to.
+    output = Path(os.path.realpath(output))
     new = output.with_name(f".{output.name}.transduce-new")
     with unwound_on_termination():
         try:
@@ -52,8 +55,12 @@ def _file_writer(output: Path) -> Iterator[TextIO]:
             new.unlink(missing_ok=True)
 
 
-def _is_stream(output: Path) -> bool:
-    """Whether it is a pipe or a device, which no file can take the place of."""
-    if any(map(output.absolute().is_relative_to, STREAMS)):
-        return True
-    return output.exists() and not output.is_file()
+def _is_standard_output(output: Path) -> bool:
+    """Whether it is a name of that, as /dev/stdout is.
+
+    Such a file is not replaced: others may have written to it, or do so later.
+    """
+    try:
+        return os.path.samestat(output.stat(), os.fstat(STANDARD_OUTPUT))
+    except OSError:
+        return False

@@ -40,7 +40,7 @@ def translate(
 ) -> None:
     """Translate raw text, one line for one line, in order.
 
-    What is not said of the search is as in the model's run: `search` in its settings.
+    What is not said of the search is as in the model's settings.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def translate(
         Tokens of a translation at most, beyond those of its source.
     max_length
         Tokens of a translation at most, its end counted, however long its source; but
-        all of a prefix, and one more.
+        there is room for a prefix and one token in any case.
     nbest
         How many translations of each line, best first, no two alike, one a line; blank
         where fewer ended in time, and but one of a line that is translated in parts.

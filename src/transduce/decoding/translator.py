@@ -27,7 +27,13 @@ from transduce.decoding.streaming.processes import (
 )
 from transduce.decoding.streaming.refilled_batch import batch_positions
 from transduce.decoding.streaming.windows import Pace, in_order
-from transduce.decoding.translation.parts import Part, lines_of, paired, parts_of
+from transduce.decoding.translation.parts import (
+    Part,
+    lines_of,
+    paired,
+    parts_of,
+    require_lists,
+)
 from transduce.decoding.translation.target_score import TargetScore
 from transduce.decoding.translation.translations import (
     EMPTY,
@@ -161,9 +167,11 @@ class Translator:
     ) -> Iterator[Translation]:
         """Translate without end, each as soon as it and all before it are done.
 
-        `RequestError` if there are prefixes, but not one for each source.
+        `RequestError` if there are prefixes, but not one for each source, or if either
+        is a single string.
         """
         self.require_translation()
+        require_lists(sources, prefixes)
         config = config or self.search
         if config.coverage_penalty > 0:
             self._require_one_to_watch()
@@ -180,6 +188,7 @@ class Translator:
     ) -> Iterator[Translation]:
         """Translations drawn at random: each source's by its place and the seed."""
         self.require_translation()
+        require_lists(sources)
         self._load_for_all(SAMPLING)
         begin = partial(Translator._sample, config=config)
         pairs = paired(sources, None)
@@ -195,6 +204,7 @@ class Translator:
         to decide; `CheckpointError` if the model puts out NaN.
         """
         self.require_translation()
+        require_lists(sources, targets)
         if len(self.models) > 1:
             raise RequestError(
                 f"Translations must be scored by one model, but {len(self.models)} "

@@ -6,7 +6,7 @@
 Marian's sinusoids stand in two halves, all sines before all cosines, where the paper's
 take turns. A model's dimensions may stand in any order, so all that is as wide as the
 model is put into that one, and stays what it is. Only the number that keeps a norm from
-dividing by zero is 1e-5 there whatever ours is, which changes logits by some 1e-4.
+dividing by zero is 1e-5 there, which changes logits by some 1e-4 where ours is smaller.
 Sources have at most 1,024 tokens.
 
 Its settings of search are the model's as far as they can be. Log-probabilities are
@@ -53,7 +53,7 @@ from transduce.whole_folders import write_folder
 TARGET = "Hugging Face Marian"
 MAX_POSITIONS = 1_024
 NORM_EPSILON = 1e-5
-"""Of all its norms; one that is smaller hardly differs."""
+"""Of its norms, as the library knows no other; one that is smaller hardly differs."""
 USUAL_LENGTH = 25
 """Tokens of a translation for which its length penalty is to count as ours does."""
 KNOWN_AS_IS = ("final_logits_bias", "lm_head.weight")

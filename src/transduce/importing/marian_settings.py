@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.errors import CheckpointError, ConfigError, RequestError
+from transduce.export.marian import NORM_EPSILON
 from transduce.model.config import Activation, ModelConfig
 from transduce.model_folder import read_json
 from transduce.search_config import SearchConfig
 
 SETTINGS = "config.json"
 SEARCH = "generation_config.json"
-NORM_EPSILON = 1e-5
-"""The library knows no other."""
 ACTIVATIONS: dict[object, Activation] = {
     "relu": "relu", "silu": "silu", "swish": "silu",
 }  # fmt: skip

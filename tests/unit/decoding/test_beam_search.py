@@ -394,7 +394,9 @@ def test_the_best_candidates_are_those_of_sorting_all(
         ("beam_size", 2.5, "a whole number, but is 2.5"),
         ("beam_size", "4", "a whole number, but is '4'"),
         ("beam_size", True, "a whole number, but is True"),
-        ("max_length", 8.5, "a whole number, but is 8.5"),
+        ("max_length", 8.5, "a whole number or none, but is 8.5"),
+        ("beam_size", None, "a whole number, but is None"),
+        ("length_penalty", "1", "a number, but is '1'"),
         ("diversity", -0.5, "at least 0, but is -0.5"),
         ("coverage_penalty", -0.5, "at least 0, but is -0.5"),
         ("diversity", math.nan, "at least 0, but is nan"),
@@ -428,7 +430,7 @@ def test_the_limits_of_length_are_kept_but_for_what_must_have_room(
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_an_unknown_length_penalty_is_refused() -> None:
-    message = '`search.penalty` must be "gnmt" or "power", but is "none"'
+    message = '`search.penalty` must be "gnmt" or "power", but is \'none\''
     with pytest.raises(ConfigError, match=message):
         SearchConfig(penalty="none")  # type: ignore[arg-type] # on purpose
 

@@ -118,8 +118,9 @@ def test_the_seed_decides() -> None:
     ("setting", "value", "bound"),
     [
         ("number", 0, "at least 1, but is 0"),
+        ("number", None, "a whole number, but is None"),
         ("top_k", 0, "at least 1, but is 0"),
-        ("top_k", 1.5, "a whole number, but is 1.5"),
+        ("top_k", 1.5, "a whole number or none, but is 1.5"),
         ("temperature", 0.0, "from 0.001 to 1,000, but is 0.0"),
         ("temperature", math.nan, "from 0.001 to 1,000, but is nan"),
         ("top_p", 0.0, "above 0 and at most 1, but is 0.0"),

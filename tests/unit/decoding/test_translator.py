@@ -20,6 +20,7 @@ from transduce.decoding.translation import parts
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, RequestError
+from transduce.sampling_config import SamplingConfig
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 
@@ -129,9 +130,14 @@ def test_an_impossible_beam_is_refused(translator: Translator) -> None:
 
 
 def test_a_string_is_no_list_of_sentences(translator: Translator) -> None:
-    for given in (("one", None), (["one"], "eins")):
-        with pytest.raises(RequestError, match="must be lists of sentences, but one"):
-            translator.translate(given[0], prefixes=given[1])
+    for call in (
+        lambda: translator.translate("one"),
+        lambda: translator.translate(["one"], prefixes="eins"),
+        lambda: translator.sample("one", SamplingConfig()),
+        lambda: translator.score("one", "zwo"),
+    ):
+        with pytest.raises(RequestError, match="as a list, but are a string; put it"):
+            call()
 
 
 def test_sources_without_as_many_targets_are_refused(translator: Translator) -> None:

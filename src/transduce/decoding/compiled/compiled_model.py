@@ -124,10 +124,12 @@ class CompiledModel:
         for each in states:
             require_done(measure(*map(ctypes.byref, (self.fields, each.fields, needs))))
         counts = [each.fields.sentences for each in states]
+        needed = max(needs.slots, needs.length)
         sizes = StateSizes(
             sentences=sum(counts),
             group=group,
-            room=room_ahead(max(needs.slots, needs.length), group),
+            # The newest may all stay, while as many are read.
+            room=max(room_ahead(needed, group), needed + 2 * group),
             source=needs.source,
         )
         into = DecoderState(

@@ -84,10 +84,9 @@ class DecoderState:
         """Where nothing has been read; what has, others are to put in."""
         self.stores = Stores(config, sizes)
         self._memory_mask = memory_mask
-        self._past = np.empty((sizes.sentences, sizes.group, sizes.room), np.int32)
+        self._past = room_for(sizes.sentences, sizes.group, sizes.room, dtype=np.int32)
         self._lengths = np.zeros(sizes.sentences, np.int64)
         self._places = np.arange(sizes.sentences)
-        # Of each step, though groups get smaller.
         self.positions = positions(sizes.room)
         """Of the model: all that there is room for."""
         self.fields = StateFields(

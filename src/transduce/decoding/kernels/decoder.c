@@ -1,5 +1,4 @@
 /* The decoder's steps, each all layers in one call (Figure 1, right). */
-#include <stdlib.h>
 #include <string.h>
 
 #include "attention.h"
@@ -18,7 +17,7 @@ void store_row(const Stack *stack, const float *from, int64_t width, const Store
         memcpy(to, from, (size_t)count * sizeof(float));
 }
 
-/* Put the newest keys and values into the last slots of their sentences. */
+/* Put the newest keys and values into the slots taken for them. */
 static void store_newest(const Work *work, const State *state, const LayerCache *cache)
 {
     const Stack *stack = work->stack;

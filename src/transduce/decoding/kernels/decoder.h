@@ -22,9 +22,9 @@ typedef struct {
     int64_t sentences, group;
     int64_t room; /* of a sentence: slots, and positions that can be read */
     int64_t source;
-    int32_t *past;        /* for each hypothesis, the slots of the positions it read */
-    int64_t *lengths;     /* positions read of each sentence */
-    int64_t *places;      /* of each sentence in what follows */
+    int32_t *past;    /* of each hypothesis, the slot of each position that is seen */
+    int64_t *lengths; /* positions read of each sentence */
+    int64_t *places;  /* of each sentence in what follows */
     uint8_t *memory_mask; /* positions of each place */
     const LayerCache *layers;
 } State;
@@ -48,7 +48,7 @@ void mark_slots(const State *state, int64_t neighbourhood, int64_t sentence,
 /* Slots for the newest position of each hypothesis, which counts as read once its
    sentence's length is raised. 1 if memory is lacking, 4 if there is no room, otherwise
    0. */
-int take_slots(const State *state, int64_t neighbourhood);
+int take_slots(State *state, int64_t neighbourhood);
 
 /* The slots that a hypothesis's newest position sees, its own the last; how many. */
 int64_t list_past(const State *state, int64_t neighbourhood, int64_t row,

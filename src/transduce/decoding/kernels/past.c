@@ -32,7 +32,7 @@ void mark_slots(const State *state, int64_t neighbourhood, int64_t sentence,
 }
 
 /* Slots for the newest position of a sentence's hypotheses. Whether there is room. */
-static int take_slots_of(const State *state, int64_t sentence, const uint8_t *is_used)
+static int take_slots_of(State *state, int64_t sentence, const uint8_t *is_used)
 {
     const int64_t newest = state->lengths[sentence];
     if (newest == state->room)
@@ -48,7 +48,7 @@ static int take_slots_of(const State *state, int64_t sentence, const uint8_t *is
     return 1;
 }
 
-int take_slots(const State *state, int64_t neighbourhood)
+int take_slots(State *state, int64_t neighbourhood)
 {
     uint8_t *is_used = malloc((size_t)state->room);
     if (!is_used)
@@ -94,7 +94,7 @@ EXPORTED int transduce_reorder(State *state, const int64_t *rows, int64_t senten
     const int64_t group = state->group;
     if (!are_in_order(state, rows, sentences))
         return 3;
-    int32_t *before = malloc((size_t)(group * state->room) * sizeof *before);
+    int32_t *before = malloc((size_t)(group * longest_past(state)) * sizeof *before);
     if (!before)
         return 1;
     for (int64_t i = 0; i < sentences; i++) {

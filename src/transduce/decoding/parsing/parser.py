@@ -23,6 +23,7 @@ from transduce.decoding.streaming.processes import (
 )
 from transduce.decoding.streaming.refilled_batch import batch_positions
 from transduce.decoding.streaming.windows import Pace, in_order
+from transduce.decoding.translation.parts import require_lists
 from transduce.parsing.automaton import partial_tree, symbols_needed
 from transduce.parsing.delinearization import Repairs, delinearize
 from transduce.parsing.trees import Tree, without_brackets
@@ -93,6 +94,7 @@ class Parser:
 
     def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
         """Parse raw English sentences; one tree for each."""
+        require_lists(texts)
         words = map(penn_words, texts)
         return list(self.parse_stream(words, constrained=constrained))
 

@@ -96,18 +96,18 @@ def _starts(text: str, parts: Sequence[str]) -> Iterator[int]:
         yield start
 
 
+def require_lists(*several: object) -> None:
+    """`RequestError` if one is a string, whose letters would be taken one by one."""
+    if any(isinstance(each, str) for each in several):
+        raise RequestError(
+            "Sentences must be given as a list, but are a string; put it into one."
+        )
+
+
 def paired(
     sources: Iterable[str], prefixes: Iterable[str] | None
 ) -> Iterator[tuple[str, str]]:
-    """Each source and its prefix; `RequestError` where one of them is missing.
-
-    Or if the sources are a single string, whose letters would be taken one by one.
-    """
-    if isinstance(sources, str) or isinstance(prefixes, str):
-        raise RequestError(
-            "Sources and prefixes must be lists of sentences, but one is a string; put "
-            "it into a list."
-        )
+    """Each source and its prefix; `RequestError` where one of them is missing."""
     if prefixes is None:
         yield from zip(sources, repeat(""))
         return
