@@ -6,6 +6,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,11 +65,18 @@ def apply_mapping(
 
 def require_types(config: object, prefix: str = "") -> None:
     """`ConfigError` if a setting is of another type than its own, as Python lets it."""
-    for name, expected in typing.get_type_hints(type(config)).items():
+    kind: Any = type(config)
+    for name, expected in _type_hints(kind).items():
         value = getattr(config, name)
         if isinstance(value, Integral) and not isinstance(value, bool):
             value = int(value)  # also those of numpy
         _checked(f"{prefix}{name}", value, expected, where="")
+
+
+@cache
+def _type_hints(kind: type) -> dict[str, Any]:
+    """Kept, as a search has settings of its own for each call."""
+    return typing.get_type_hints(kind)
 
 
 def _value(text: str) -> Any:

@@ -58,8 +58,8 @@ class Sampling:
         logits = torch.as_tensor(logits).float()
         group_size, count = logits.size(1), self._config.number
         log_probs = logits.log_softmax(dim=-1)
-        excluded = torch.tensor(list(self._excluded), device=logits.device).long()
-        logits = logits.index_fill(-1, excluded, -torch.inf)  # not in the model's own
+        logits = logits.clone()  # as those before are the model's own
+        logits[..., list(self._excluded)] = -torch.inf
         # At first each sentence has one hypothesis, from which all its samples begin.
         shape = (len(self.live), count, logits.size(-1))
         chances = torch.from_numpy(np.stack([each.chances() for each in self.live]))
