@@ -48,7 +48,9 @@ def test_there_are_as_many_as_pytorch_has(variables: dict[str, str]) -> None:
 
 def test_pytorch_that_another_thread_is_still_loading_is_not_asked(monkeypatch) -> None:
     before = num_threads()
-    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    loading = ModuleType("torch")
+    loading.__spec__ = torch.__spec__
+    monkeypatch.setitem(sys.modules, "torch", loading)
     for name in READ_BY_PYTORCH:
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr("transduce.kernels.openmp._Threads.asked", None)

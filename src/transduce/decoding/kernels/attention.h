@@ -11,10 +11,15 @@
 void attend(Work *work, int64_t row, int64_t sentence, const Store *key,
             const Store *value, int64_t count);
 
-/* That of so many rows, TOGETHER at most, from one on. They all see the first positions
-   of a sentence, so many; its keys stand in blocks. */
-void attend_together(Work *work, int64_t first, int64_t rows, int64_t sentence,
-                     const Store *key, const Store *value, int64_t length);
+/* The first positions of a sentence, so many. Its keys stand in blocks. */
+typedef struct {
+    const Store *key, *value;
+    int64_t sentence, length;
+    int64_t next; /* the sentence that is read after it */
+} Memory;
+
+/* That of so many rows, TOGETHER at most, from one on, which all see the same. */
+void attend_together(Work *work, int64_t first, int64_t rows, const Memory *memory);
 
 /* Softmax of so many scores, in place. There is room for whole registers of them. */
 void normalise_scores(float *scores, int64_t count);

@@ -2,6 +2,9 @@
 #include "attention.h"
 
 #include "lanes.h"
+#include "lines.h"
+
+#define TWO_REGISTERS (2 * LANES * (int64_t)sizeof(float))
 
 /* A head of so many rows. */
 typedef struct {
@@ -10,6 +13,7 @@ typedef struct {
     int64_t between_queries, between_values;
     int64_t between_scores, between_outs; /* of one row and the next */
     int64_t d_k, d_v, length;
+    int64_t keys_ahead, values_ahead; /* how far off those are that are read later */
 } Head;
 
 /* Sums in variables of their own: those in an array would not stay in registers. */
@@ -37,6 +41,7 @@ score_positions(const Head *of, int64_t first, const int rows)
     int64_t i = 0;
     for (; i + 2 <= of->d_k; i += 2, query += 2, key += 2 * LANES) {
         const Lanes even = lanes_at(key), odd = lanes_at(key + LANES);
+        ask_for(key + of->keys_ahead, TWO_REGISTERS);
         EACH_OF_ROWS(ADD_EVEN)
         EACH_OF_ROWS(ADD_ODD)
     }
@@ -78,6 +83,7 @@ average_columns(const Head *of, int64_t column, int64_t count, const int rows,
     for (int64_t i = 0; i < of->length; i++, scores++, value += of->between_values) {
         const Lanes left = is_whole ? lanes_at(value) : lanes_load(there, value);
         const Lanes right = is_whole ? lanes_at(value + LANES) : zero;
+        ask_for(value + of->values_ahead, is_whole ? TWO_REGISTERS : 0);
         EACH_OF_ROWS(ADD_TO_AVERAGE)
     }
     EACH_OF_ROWS(KEEP_AVERAGE)
@@ -114,12 +120,13 @@ static void attend_with_rows(const Head *of, int64_t rows)
     }
 }
 
-void attend_together(Work *work, int64_t first, int64_t rows, int64_t sentence,
-                     const Store *key, const Store *value, int64_t length)
+void attend_together(Work *work, int64_t first, int64_t rows, const Memory *memory)
 {
     const Stack *stack = work->stack;
-    const float *keys = key->numbers + sentence * key->per_sentence;
-    const float *values = value->numbers + sentence * value->per_sentence;
+    const Store *key = memory->key, *value = memory->value;
+    const float *keys = key->numbers + memory->sentence * key->per_sentence;
+    const float *values = value->numbers + memory->sentence * value->per_sentence;
+    const int64_t ahead = memory->next - memory->sentence;
     for (int64_t head = 0; head < stack->num_heads; head++) {
         const Head of = {
             .query = row_of(&work->wide, first) + head * stack->d_k,
@@ -133,7 +140,9 @@ void attend_together(Work *work, int64_t first, int64_t rows, int64_t sentence,
             .between_outs = work->heads.stride,
             .d_k = stack->d_k,
             .d_v = stack->d_v,
-            .length = length,
+            .length = memory->length,
+            .keys_ahead = ahead * key->per_sentence,
+            .values_ahead = ahead * value->per_sentence,
         };
         attend_with_rows(&of, rows);
     }

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "decoder.h"
 #include "exported.h"
+#include "lines.h"
 #include "threads.h"
 
 void store_row(const Stack *stack, const float *from, int64_t width, const Store *into,
@@ -38,6 +39,29 @@ typedef struct {
     int64_t neighbourhood;
 } StepAttention;
 
+static void ask_for_slot(const Store *store, int64_t place, int64_t slot)
+{
+    ask_for(store->numbers + place * store->per_sentence + slot * store->per_row,
+            store->per_row * (int64_t)sizeof(float));
+}
+
+/* Ask for a part of what the rows of the next sentence see, which comes from far away:
+   that of the row in this one's place, as others of its group ask for other parts. What
+   they see is the same, but for the newest. */
+static void ask_for_next(const StepAttention *asked, int64_t row)
+{
+    const State *state = asked->state;
+    const int64_t group = state->group, sentence = row / group + 1;
+    if (sentence == state->sentences)
+        return;
+    const int64_t first = first_seen(state, asked->neighbourhood, sentence);
+    const int32_t *past = past_of(state, row + group);
+    for (int64_t i = first + row % group; i < state->lengths[sentence]; i += group) {
+        ask_for_slot(&asked->cache->key, state->places[sentence], past[i]);
+        ask_for_slot(&asked->cache->value, state->places[sentence], past[i]);
+    }
+}
+
 static void past_of_rows(void *shared, int64_t first, int64_t end, int worker)
 {
     const StepAttention *asked = shared;
@@ -45,6 +69,7 @@ static void past_of_rows(void *shared, int64_t first, int64_t end, int worker)
     Work work = of_worker(asked->work, worker);
     for (int64_t row = first; row < end; row++) {
         int64_t count = list_past(state, asked->neighbourhood, row, work.slots);
+        ask_for_next(asked, row);
         attend(&work, row, state->places[row / state->group], &asked->cache->key,
                &asked->cache->value, count);
     }
@@ -65,10 +90,16 @@ static void memory_of_parts(void *shared, int64_t first, int64_t end, int worker
     for (int64_t i = first; i < end; i++) {
         const int64_t sentence = i / parts, begin = i % parts * TOGETHER;
         const int64_t place = state->places[sentence], left = state->group - begin;
+        const int64_t after = (i + 1) / parts;
+        const Memory memory = {
+            .key = &asked->cache->memory_key,
+            .value = &asked->cache->memory_value,
+            .sentence = place,
+            .length = memory_length(state, place),
+            .next = after < state->sentences ? state->places[after] : place,
+        };
         attend_together(&work, sentence * state->group + begin,
-                        left < TOGETHER ? left : TOGETHER, place,
-                        &asked->cache->memory_key, &asked->cache->memory_value,
-                        memory_length(state, place));
+                        left < TOGETHER ? left : TOGETHER, &memory);
     }
 }
 

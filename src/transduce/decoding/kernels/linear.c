@@ -59,8 +59,7 @@ static inline __attribute__((always_inline)) void tile(const Product *product,
     for (int64_t i = 0; i < groups; i++) {
         /* What the next block has here. */
         if (count > 1 && i * step % LINE == 0)
-            for (int64_t at = 0; at < step; at += LINE)
-                _mm_prefetch((const char *)weights + ahead + at, _MM_HINT_T1);
+            ask_for(weights + ahead, step);
         EACH_ROW(SUM_UP)
         weights += step;
         numbers += count * group;

@@ -67,8 +67,8 @@ static inline void fetch(Fetching *ahead)
     const uint8_t *until = ahead->end - ahead->next < ahead->bytes
                                ? ahead->end
                                : ahead->next + ahead->bytes;
-    for (; ahead->next < until; ahead->next += LINE)
-        _mm_prefetch((const char *)ahead->next, _MM_HINT_T1);
+    ask_for(ahead->next, until - ahead->next);
+    ahead->next = until;
 }
 
 /* Put out what has been summed up in so many of a region's rows, from one on. */

@@ -4,10 +4,10 @@
 
 #include "lanes.h"
 #include "linear.h"
+#include "lines.h"
 
 #define COLUMNS (2 * LANES)         /* outputs of a block: two registers */
 #define ROWS (LANES == 16 ? 12 : 6) /* of a tile: twice as many registers of sums */
-#define LINE 64                     /* bytes of the processor's cache */
 #define NUMBERS_ADDED 4             /* of a row of bytes, for each sum of 32 bits */
 
 /* Inputs of a row whose numbers are read at once, and their bytes. */
