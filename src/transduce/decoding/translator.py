@@ -26,6 +26,7 @@ from transduce.decoding.streaming.processes import (
     default_processes,
 )
 from transduce.decoding.streaming.refilled_batch import batch_positions
+from transduce.decoding.streaming.shares import StepRows
 from transduce.decoding.streaming.windows import Pace, in_order
 from transduce.decoding.translation.parts import (
     Part,
@@ -311,6 +312,7 @@ class Translator:
             sentences=[parts[i] for i in filled],
             lengths=[len(parts[i].source) + 1 for i in filled],
             room=batch_positions(self.device) // asked.group_size,
+            step_rows=StepRows(asked.group_size, self.models[0].rows_of_any_step),
             begin=asked.begin,
             least_steps=asked.least_steps,
         )

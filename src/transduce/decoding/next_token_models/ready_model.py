@@ -11,7 +11,7 @@ from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
 from transduce.decoding.search import JoinableModel
 from transduce.errors import ConfigError
-from transduce.machine import keep_freed_memory
+from transduce.machine import has_matrix_unit, keep_freed_memory
 from transduce.model_folder import ModelAtRest
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ DecodingPrecision = Literal["fp32", "bf16", "int8"]
 """Of the matrix products of decoding: fp32 is exact."""
 PACKS: dict[str, Pack] = {"fp32": PackedFloats, "int8": PackedInt8}
 """In what precisions there are kernels."""
+ROWS_OF_ANY_STEP = 4
+"""That take as long as what a step takes in any case."""
+ROWS_OF_ANY_STEP_BY_UNIT = 16
+"""The same where a matrix unit multiplies, for which reading weights takes longer."""
 
 
 class ReadyModel:
@@ -51,6 +55,14 @@ class ReadyModel:
         """Have what translations are made by, which else the first makes ready."""
         if self._has_kernels:
             _ = self.compiled
+
+    @cached_property
+    def rows_of_any_step(self) -> int:
+        """What a step takes in any case, to read weights and to begin, in rows."""
+        is_by_unit = self._has_kernels and self._precision == "int8"
+        if is_by_unit and has_matrix_unit("int8"):
+            return ROWS_OF_ANY_STEP_BY_UNIT
+        return ROWS_OF_ANY_STEP
 
     @cached_property
     def compiled(self) -> CompiledModel:

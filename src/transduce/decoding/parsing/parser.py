@@ -22,6 +22,7 @@ from transduce.decoding.streaming.processes import (
     SearchTask,
 )
 from transduce.decoding.streaming.refilled_batch import batch_positions
+from transduce.decoding.streaming.shares import StepRows
 from transduce.decoding.streaming.windows import Pace, in_order
 from transduce.decoding.translation.parts import require_lists
 from transduce.parsing.automaton import partial_tree, symbols_needed
@@ -112,9 +113,8 @@ class Parser:
         """
         pace, config = pace or Pace(), config or self._search
         begin = partial(Parser._begin, config=config, constrained=constrained)
-        room = batch_positions(self._device) // config.beam_size
         for window in pace.windows(sentences):
-            found = self._found(self._encoded(window), begin, room)
+            found = self._found(self._encoded(window), begin, config.beam_size)
             yield from in_order(pace.told(found))
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Parser:
         self,
         sentences: Sequence[_Sentence],
         begin: Beginning["Parser", _Sentence],
-        room: int,
+        beam_size: int,
     ) -> Iterator[tuple[int, Parse]]:
         """The parses by their number, as soon as they are done."""
         legible = [i for i, each in enumerate(sentences) if each.is_legible]
@@ -143,7 +143,8 @@ class Parser:
         task = SearchTask(
             sentences=[sentences[i] for i in legible],
             lengths=[len(sentences[i].source) + 1 for i in legible],
-            room=room,
+            room=batch_positions(self._device) // beam_size,
+            step_rows=StepRows(beam_size, self._model.rows_of_any_step),
             begin=begin,
         )
         for i, hypotheses in self._processes.found(task):

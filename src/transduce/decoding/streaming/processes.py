@@ -23,7 +23,12 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.search import Decoding
 from transduce.decoding.streaming.refilled_batch import search_in_steps
-from transduce.decoding.streaming.shares import alike, mixed, num_shares
+from transduce.decoding.streaming.shares import (
+    StepRows,
+    alike,
+    mixed,
+    num_shares,
+)
 from transduce.errors import ConfigError, RequestError
 from transduce.kernels.openmp import num_threads, use_threads
 
@@ -58,6 +63,7 @@ class SearchTask(Generic[Searcher, Sentence]):
     """Of the sources, in tokens."""
     room: int
     """Source positions of a batch."""
+    step_rows: StepRows
     begin: Beginning[Searcher, Sentence]
     least_steps: int = 0
     """That any sentence takes; else it is likely to take as many as its source."""
@@ -76,6 +82,7 @@ class SearchTask(Generic[Searcher, Sentence]):
             sentences=[self.sentences[i] for i in numbers],
             lengths=[self.lengths[i] for i in numbers],
             room=self.room,
+            step_rows=self.step_rows,
             begin=self.begin,
             least_steps=self.least_steps,
         )
@@ -87,10 +94,10 @@ class SearchTask(Generic[Searcher, Sentence]):
             return [list(range(len(self.sentences)))]
         steps = [max(length, self.least_steps, 1) for length in self.lengths]
         if sum(self.lengths) <= self.room * number:
-            shares = alike(steps, number)
+            shares = alike(steps, self.step_rows, number)
             if all(map(self._is_one_batch, shares)):
                 return shares
-        return mixed(steps, number)
+        return mixed(steps, self.step_rows, number)
 
     def _is_one_batch(self, numbers: Sequence[int]) -> bool:
         return len(numbers) * max(self.lengths[i] for i in numbers) <= self.room

@@ -6,6 +6,7 @@ from torch import nn
 
 from transduce.decoding import beam_search, greedy_search
 from transduce.decoding.kernels import compiled_candidates
+from transduce.decoding.kernels.library import kernels
 from transduce.decoding.next_token_models import prepared_model, ready_model
 from transduce.decoding.next_token_models.prepared_model import (
     Int8Linear,
@@ -95,6 +96,19 @@ def test_freed_memory_is_kept_on_a_cpu(
     monkeypatch.setattr(ready_model, "keep_freed_memory", lambda: calls.append(1))
     ReadyModel(trained_checkpoint, "fp32", device)
     assert bool(calls) == is_kept
+
+
+@pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+@pytest.mark.parametrize(
+    ("precision", "has_unit", "is_by_unit"),
+    [("int8", True, True), ("int8", False, False), ("fp32", True, False)],
+)
+def test_where_a_matrix_unit_multiplies_a_step_takes_more_rows_in_any_case(
+    trained_checkpoint, monkeypatch, precision, has_unit, is_by_unit
+):
+    monkeypatch.setattr(ready_model, "has_matrix_unit", lambda numbers: has_unit)
+    model = ReadyModel(trained_checkpoint, precision, "cpu")
+    assert (model.rows_of_any_step > ready_model.ROWS_OF_ANY_STEP) == is_by_unit
 
 
 def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):

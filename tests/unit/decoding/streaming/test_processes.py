@@ -23,7 +23,7 @@ from transduce.decoding.streaming.processes import (
     SearchProcesses,
     default_processes,
 )
-from transduce.decoding.streaming.shares import MIN_SHARE
+from transduce.decoding.streaming.shares import MIN_SHARE, StepRows
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, TransduceError
 from transduce.sampling_config import SamplingConfig
@@ -31,6 +31,7 @@ from transduce.search_config import SearchConfig
 from waiting import wait_until
 
 CPU = torch.device("cpu")
+ROWS = StepRows(of_sentence=1, in_any_case=4)
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 SENTENCES = [
     " ".join(WORDS[i % 8 : i % 8 + 1 + i % 5]) for i in range(3 * MIN_SHARE)
@@ -214,6 +215,7 @@ def test_a_mistake_in_a_process_is_raised_here(alone: Translator) -> None:
         sentences=SENTENCES,
         lengths=[1] * len(SENTENCES),
         room=10,
+        step_rows=ROWS,
         begin=partial(_fail),  # type: ignore[arg-type]
     )
     with pytest.raises(ZeroDivisionError, match="as a mistake") as raised:
@@ -261,7 +263,11 @@ def test_shares_are_of_like_sentences_if_each_is_one_batch(
 ) -> None:
     lengths = [*[60] * 4, *[15] * 20]
     task = processes.SearchTask(
-        sentences=range(24), lengths=lengths, room=room, begin=partial(_fail)
+        sentences=range(24),
+        lengths=lengths,
+        room=room,
+        step_rows=ROWS,
+        begin=partial(_fail),
     )
     long = [sum(lengths[i] == 60 for i in share) for share in task.shares(2)]
     assert sorted(long) == ([0, 4] if are_alike else [2, 2])
@@ -272,6 +278,7 @@ def test_steps_that_all_sentences_take_make_them_alike() -> None:
         sentences=range(24),
         lengths=[*[60] * 4, *[5] * 20],
         room=24 * 60,
+        step_rows=ROWS,
         begin=partial(_fail),
         least_steps=60,
     )
