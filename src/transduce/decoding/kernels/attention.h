@@ -7,18 +7,18 @@
 
 #define TOGETHER 4 /* rows at most that attend with what is read once */
 
-/* That of a row, which sees so many of its sentence's slots, one at least. */
-void attend(Work *work, int64_t row, int64_t sentence, const Store *key,
-            const Store *value, int64_t count);
-
 /* The first positions of a sentence, so many. Its keys stand in blocks. */
 typedef struct {
     const Store *key, *value;
     int64_t sentence, length;
-    int64_t next; /* the sentence that is read after it */
+    int64_t next; /* the sentence that is read after it, or itself */
 } Memory;
 
-/* That of so many rows, TOGETHER at most, from one on, which all see the same. */
+/* That of a row, which sees so many of its sentence's slots, one at least. */
+void attend(Work *work, int64_t row, int64_t sentence, const Store *key,
+            const Store *value, int64_t count);
+
+/* That of so many rows, TOGETHER at most, from one on, which all see a memory. */
 void attend_together(Work *work, int64_t first, int64_t rows, const Memory *memory);
 
 /* Softmax of so many scores, in place. There is room for whole registers of them. */

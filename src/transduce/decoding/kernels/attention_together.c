@@ -4,8 +4,6 @@
 #include "lanes.h"
 #include "lines.h"
 
-#define TWO_REGISTERS (2 * LANES * (int64_t)sizeof(float))
-
 /* A head of so many rows. */
 typedef struct {
     const float *query, *keys, *values;
@@ -13,7 +11,7 @@ typedef struct {
     int64_t between_queries, between_values;
     int64_t between_scores, between_outs; /* of one row and the next */
     int64_t d_k, d_v, length;
-    int64_t keys_ahead, values_ahead; /* how far off those are that are read later */
+    int64_t keys_ahead, values_ahead; /* numbers to those that are read later */
 } Head;
 
 /* Sums in variables of their own: those in an array would not stay in registers. */
@@ -41,7 +39,7 @@ score_positions(const Head *of, int64_t first, const int rows)
     int64_t i = 0;
     for (; i + 2 <= of->d_k; i += 2, query += 2, key += 2 * LANES) {
         const Lanes even = lanes_at(key), odd = lanes_at(key + LANES);
-        ask_for(key + of->keys_ahead, TWO_REGISTERS);
+        ask_for(key + of->keys_ahead, 2 * LANES * (int64_t)sizeof(float));
         EACH_OF_ROWS(ADD_EVEN)
         EACH_OF_ROWS(ADD_ODD)
     }
@@ -83,7 +81,7 @@ average_columns(const Head *of, int64_t column, int64_t count, const int rows,
     for (int64_t i = 0; i < of->length; i++, scores++, value += of->between_values) {
         const Lanes left = is_whole ? lanes_at(value) : lanes_load(there, value);
         const Lanes right = is_whole ? lanes_at(value + LANES) : zero;
-        ask_for(value + of->values_ahead, is_whole ? TWO_REGISTERS : 0);
+        ask_for(value + of->values_ahead, count * (int64_t)sizeof(float));
         EACH_OF_ROWS(ADD_TO_AVERAGE)
     }
     EACH_OF_ROWS(KEEP_AVERAGE)

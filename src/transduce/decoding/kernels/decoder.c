@@ -39,15 +39,16 @@ typedef struct {
     int64_t neighbourhood;
 } StepAttention;
 
+/* All heads of a slot, which stand side by side. */
 static void ask_for_slot(const Store *store, int64_t place, int64_t slot)
 {
     ask_for(store->numbers + place * store->per_sentence + slot * store->per_row,
             store->per_row * (int64_t)sizeof(float));
 }
 
-/* Ask for a part of what the rows of the next sentence see, which comes from far away:
-   that of the row in this one's place, as others of its group ask for other parts. What
-   they see is the same, but for the newest. */
+/* Ask for what the rows of the next sentence see, which comes from far away. Each row
+   of a group asks for other positions, as the row in its place there sees them; where
+   the rows see different slots, one of these is enough. */
 static void ask_for_next(const StepAttention *asked, int64_t row)
 {
     const State *state = asked->state;

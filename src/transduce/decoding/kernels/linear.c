@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "exported.h"
+#include "lines.h"
 #include "matrix_unit.h"
 #include "product.h"
 #include "threads.h"

@@ -2,6 +2,7 @@
 #include "matrix_unit.h"
 
 #include "exported.h"
+#include "lines.h"
 #include "tiles.h"
 
 #define UNIT_ROWS 16

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "lines.h"
 #include "matrix_unit.h"
 #include "tiles.h"
 

@@ -4,7 +4,6 @@
 
 #include "lanes.h"
 #include "linear.h"
-#include "lines.h"
 
 #define COLUMNS (2 * LANES)         /* outputs of a block: two registers */
 #define ROWS (LANES == 16 ? 12 : 6) /* of a tile: twice as many registers of sums */

@@ -6,8 +6,8 @@
 
 #include "attention.h"
 #include "lanes.h"
+#include "lines.h"
 #include "threads.h"
-#include "tiles.h"
 
 #define LINE_FLOATS (LINE / (int64_t)sizeof(float))
 
