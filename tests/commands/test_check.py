@@ -9,6 +9,7 @@ from rich.console import Console
 
 from transduce.cli import main
 from transduce.cli.check import CorpusDisplay
+from transduce.cli.terminal import BoundedConsole
 from transduce.experiments.corpus_check import advise, check_corpus
 from transduce.experiments.presets import PRESETS
 from transduce.preparation.corpus_files import CorpusFiles
@@ -175,3 +176,25 @@ def test_a_terminal_gets_colours_and_blocks(faulty):
     assert "\x1b[31m  Training would refuse this corpus.\x1b[0m" in output.getvalue()
     assert "█" in output.getvalue()
     assert "#" not in output.getvalue()
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 60])
+def test_figures_stand_below_their_labels_in_a_narrow_terminal(
+    corpus_files, width, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(corpus_files[0].parent)
+    source, target = Path("train.en"), Path("train.de")
+    files = CorpusFiles(
+        source=(source,), target=(target,), dev_source=(source,), dev_target=(target,)
+    )
+    output = StringIO()
+    console = BoundedConsole(
+        file=output, force_terminal=True, width=width, color_system=None, soft_wrap=True
+    )
+    report = check_corpus(files, PRESETS["tiny"])
+    CorpusDisplay(console).show(report, advise(report))
+    lines = output.getvalue().splitlines()
+    label = lines.index("  tokens a word")
+    assert len(lines[label + 1].split()) == 4
+    tables = lines[: lines.index("Places")]
+    assert max(map(len, tables)) <= max(width, 31)

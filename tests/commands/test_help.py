@@ -42,9 +42,8 @@ def test_the_module_is_the_command() -> None:
 def test_help_is_given_when_asked_for_or_nothing_is(
     succeeds: Callable[..., str], arguments: tuple[str, ...]
 ) -> None:
-    assert "Train a model: text files to averaged, scored model." in succeeds(
-        *arguments
-    )
+    text = " ".join(succeeds(*arguments).split())
+    assert "Train a model: text files to averaged, scored model." in text
 
 
 CALLS = [
@@ -62,11 +61,30 @@ def test_every_command_explains_itself(
     assert "--" in text
 
 
+@pytest.mark.parametrize("columns", ["0", "1", "2", "10", "20", "47", "300", "9" * 30])
+@pytest.mark.parametrize("words", [[], *([name] for name in PARTS), *CALLS], ids=str)
+def test_help_says_the_same_at_every_width(
+    succeeds: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    columns: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    usual = succeeds(*words, "--help")
+    assert max(map(len, usual.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", columns)
+    text = succeeds(*words, "--help")
+    width = int(columns) or 80
+    assert max(map(len, text.splitlines())) <= min(max(width, 20), 100)
+    # A word longer than a line is broken, and so are names at their dots.
+    assert "".join(text.split()) == "".join(usual.split())
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_a_command_of_several_lists_them(
     succeeds: Callable[..., str], name: str
 ) -> None:
-    text = succeeds(name, "--help")
+    text = " ".join(succeeds(name, "--help").split())
     assert [part for part, says in PARTS[name].items() if says not in text] == []
 
 

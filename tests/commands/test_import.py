@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from transduce.importing.marian import import_model
+from transduce.phrases import missing_package
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
 
@@ -130,7 +131,4 @@ def test_a_missing_package_is_named(
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "transformers", None)
     message = refuses("import", marian_folder, "--out", tmp_path / "model")
-    assert message == (
-        "Import must have the package `transformers`, but it is not installed; install "
-        "it with: pip install 'transduce[export]'"
-    )
+    assert message == missing_package("Import", "transformers", "export")

@@ -18,6 +18,7 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from transduce.decoding.translator import load
+from transduce.phrases import missing_package
 from transduce.serving.http.admission import AdmissionConfig
 from transduce.serving.request_queue import QueueConfig
 from waiting import wait_until
@@ -144,8 +145,8 @@ def test_without_the_packages_it_says_how_to_have_them(
         if name.startswith("transduce.serving"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    assert refuses("serve", model, "--port", "0").endswith(
-        "it is not installed; install it with: pip install 'transduce[serve]'"
+    assert refuses("serve", model, "--port", "0") == missing_package(
+        "`transduce serve`", "fastapi", "serve"
     )
 
 

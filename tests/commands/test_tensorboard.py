@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from transduce.phrases import missing_package
 from transduce.training.trainer import DivergedError, StepReport, Trainer
 
 TINY = ("--preset", "tiny", "--set", "training.steps=8", "training.checkpoint_steps=4")
@@ -90,8 +91,5 @@ def test_if_it_is_not_installed_that_is_said_before_anything_begins(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert refuses(
         "train", "--out", tmp_path / "run", *files, *TINY, "--tensorboard"
-    ) == (
-        "TensorBoard must be installed for --tensorboard, but is not; install it by: "
-        "pip install 'transduce[tensorboard]'"
-    )
+    ) == missing_package("`--tensorboard`", "tensorboard", "tensorboard")
     assert not (tmp_path / "run").exists()

@@ -12,6 +12,8 @@ from cyclopts import App, CoercionError, CycloptsError, Parameter, Token, conver
 
 import transduce
 from transduce.cli.ending import discard_output, ended_at_once_if_joined
+from transduce.cli.help import PlainHelp
+from transduce.cli.terminal import BoundedConsole
 from transduce.errors import TransduceError
 
 USER_ERROR = 2
@@ -42,6 +44,7 @@ app = App(
     help='The system of "Attention Is All You Need" as a tool.',
     version=transduce.__version__,
     help_format="plaintext",
+    help_formatter=PlainHelp(),
     default_parameter=Parameter(converter=_converted),
 )
 
@@ -118,7 +121,10 @@ def _run(arguments: Sequence[str] | None) -> None:
     try:
         with _imports_kept():
             function, given, _ = app.parse_args(
-                arguments, exit_on_error=False, print_error=False
+                arguments,
+                console=BoundedConsole(highlight=False),
+                exit_on_error=False,
+                print_error=False,
             )
         function(*given.args, **given.kwargs)
     except CycloptsError as error:

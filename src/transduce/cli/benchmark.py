@@ -9,7 +9,6 @@ from statistics import mean
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from transduce.benchmark.decoding.speed import (
     DecodingSpeed,
@@ -25,6 +24,7 @@ from transduce.benchmark.training.speed import (
 )
 from transduce.checkpoint import load_model
 from transduce.cli.options import Assignments, run_config
+from transduce.cli.terminal import error_console
 from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
 from transduce.machine import BUSY_LOAD
@@ -73,7 +73,7 @@ def training(
     """
     run = run_config(preset, None, settings)
     hardware = choose_hardware(device, precision, width=run.model.d_model)
-    with Console(stderr=True).status("Starting...") as status:
+    with error_console().status("Starting...") as status:
         speed = measure_training(
             run,
             hardware,
@@ -144,7 +144,7 @@ def decoding(
         checkpoint = random_checkpoint(run_config(preset, None, settings), sentences)
     else:
         checkpoint = load_model(model)
-    with Console(stderr=True).status("Starting...") as status:
+    with error_console().status("Starting...") as status:
         speed = measure_decoding(
             checkpoint,
             sentences,

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from transduce.cli.files import Files
 from transduce.cli.options import Assignments, require_both, run_config
+from transduce.cli.terminal import BoundedConsole, error_console
 from transduce.errors import DataError
 from transduce.experiments.corpus_check import (
     Advice,
@@ -24,11 +25,14 @@ from transduce.experiments.corpus_check import (
     check_corpus,
 )
 from transduce.experiments.corpus_survey import Finding, LengthBin, SideReport
+from transduce.phrases import counted
 from transduce.preparation.corpus_files import CorpusFiles
 
 WIDTH = 80
 """Where there is no terminal: the same output everywhere."""
-LABEL_WIDTH, CELL_WIDTH, BAR_WIDTH = 26, 12, 22
+LABEL_WIDTH, CELL_WIDTH, BAR_WIDTH, SHORTEST_BAR = 26, 12, 22, 5
+NARROW = 60
+"""From this width on, facts stand beside their labels."""
 
 
 def check(
@@ -70,13 +74,15 @@ def check(
         source=source, target=target, dev_source=dev_source, dev_target=dev_target
     )
     run = run_config(preset, config, settings)
-    with Console(stderr=True).status("Reading the corpus..."):
+    with error_console().status("Reading the corpus..."):
         report = check_corpus(files, run)
     advice = advise(report)
     if json_output:
         print(json.dumps(as_json(report, advice), indent=2, default=str))
     else:
-        CorpusDisplay(Console(highlight=False, soft_wrap=True)).show(report, advice)
+        CorpusDisplay(BoundedConsole(highlight=False, soft_wrap=True)).show(
+            report, advice
+        )
     refuse(advice)
 
 
@@ -121,14 +127,14 @@ class CorpusDisplay:
 
     def _show_files(self, splits: Mapping[str, SplitReport]) -> None:
         for name, side in _named_sides(splits):
-            self._row(name, "  " + " ".join(map(str, side.files)))
+            self._fact(name, " ".join(map(str, side.files)))
 
     def _show_sides(self, splits: Mapping[str, SplitReport]) -> None:
         self._heading("Lines", [cell for name in splits for cell in (name, "")])
-        self._row("", _cells(["source", "target"] * len(splits)), "dim")
+        self._row("", ["source", "target"] * len(splits), "dim")
         figures = [_side_figures(side) for _, side in _named_sides(splits)]
         for label in figures[0]:
-            self._row(label, _cells([each[label] for each in figures]))
+            self._row(label, [each[label] for each in figures])
 
     def _show_pairs(self, splits: Mapping[str, SplitReport]) -> None:
         self._heading("Pairs", [cell for name in splits for cell in (name, "")])
@@ -140,13 +146,13 @@ class CorpusDisplay:
                 for cell in (f"{each[label]:,}", _share(each[label], each["total"]))
             ]
             is_odd = label not in ("total", "kept") and any(c[label] for c in counts)
-            self._row(label, _cells(cells), "yellow" if is_odd else "")
+            self._row(label, cells, "yellow" if is_odd else "")
 
     def _show_places(self, places: Mapping[str, Sequence[str]]) -> None:
         if places:
             self._heading("Places")
         for label, lines in places.items():
-            self._row(label)
+            self._print(f"  {label}")
             for line in lines:
                 self._print(f"    {line}", "dim")
 
@@ -154,29 +160,35 @@ class CorpusDisplay:
         if not bins:
             return
         self._print("")
-        self._print(f"{'Tokens a line':<18}{'source':<{BAR_WIDTH + 9}}target", "bold")
+        bar_width = min(BAR_WIDTH, (self._width - 17) // 2 - 9)
+        label_width = 13
+        if bar_width < SHORTEST_BAR:
+            bar_width, label_width = 0, 9  # the figures alone
+        heads = f"{'source':<{bar_width + 9}}target"
+        self._print(f"{'Tokens a line':<{label_width + 5}}{heads}", "bold")
         totals = sum(each.source for each in bins), sum(each.target for each in bins)
         shares = [
             (each.source / max(totals[0], 1), each.target / max(totals[1], 1))
             for each in bins
         ]
-        scale = BAR_WIDTH / max(map(max, shares))
+        scale = bar_width / max(map(max, shares))
         for each, pair in zip(bins, shares, strict=True):
             bars = [
-                f"{share:>7.1%} {self._block * round(share * scale):<{BAR_WIDTH}}"
+                f"{share:>7.1%} {self._block * round(share * scale):<{bar_width}}"
                 for share in pair
             ]
             label = f"{each.shortest:,}-{each.longest:,}"
-            self._print(f"  {label:>13}  {' '.join(bars)}", "cyan")
+            self._print(f"  {label:>{label_width}}  {' '.join(bars)}", "cyan")
 
     def _show_batches(self, report: CorpusReport) -> None:
         self._heading("Training")
         pieces = f"{report.vocab_size:,} pieces, {report.asked_vocab_size:,} asked for"
-        self._row("vocabulary", f"  {pieces}")
+        self._fact("vocabulary", pieces)
         if (epoch := report.epoch) is not None:
-            self._row("updates an epoch", f"  {epoch.updates:,}")
-            self._row("epochs", f"  {epoch.epochs:,.1f} in {epoch.steps:,} steps")
-            self._row("padding", f"  {epoch.padding:.1%} of the positions computed")
+            self._fact("updates an epoch", f"{epoch.updates:,}")
+            steps = counted(epoch.steps, "step")
+            self._fact("epochs", f"{epoch.epochs:,.1f} in {steps}")
+            self._fact("padding", f"{epoch.padding:.1%} of the positions computed")
 
     def _show_verdict(self, advice: Sequence[Advice]) -> None:
         would_train = not any(each.is_refusal for each in advice)
@@ -191,10 +203,31 @@ class CorpusDisplay:
 
     def _heading(self, title: str, cells: Sequence[str] = ()) -> None:
         self._print("")
-        self._print(f"{title:<{LABEL_WIDTH + 2}}{_cells(cells)}", "bold")
+        if self._has_room(cells):
+            self._print(f"{title:<{LABEL_WIDTH + 2}}{_cells(cells)}", "bold")
+        else:
+            self._print(title, "bold")
+            self._row("", [cell for cell in cells if cell], "bold")
 
-    def _row(self, label: str, rest: str = "", style: str = "") -> None:
-        self._print(f"  {label:<{LABEL_WIDTH}}{rest}", style)
+    def _row(self, label: str, cells: Sequence[str], style: str = "") -> None:
+        """A label and its figures beside it, or below it where it is narrow."""
+        if self._has_room(cells):
+            self._print(f"  {label:<{LABEL_WIDTH}}{_cells(cells)}", style)
+            return
+        if label:
+            self._print(f"  {label}", style)
+        width = (self._width - 4) // len(cells)
+        self._print("    " + "".join(f"{cell:<{width - 1}} " for cell in cells), style)
+
+    def _has_room(self, cells: Sequence[str]) -> bool:
+        needed = LABEL_WIDTH + 2 + CELL_WIDTH * len(cells)
+        return not cells or needed <= self._width
+
+    def _fact(self, label: str, text: str) -> None:
+        if self._width >= NARROW:
+            self._print(f"  {label:<{LABEL_WIDTH}}  {text}")
+        else:
+            self._print(f"  {label}: {text}")
 
     def _paragraph(self, text: str, indent: str, style: str) -> None:
         filled = fill(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from transduce.cli.output import writer
+from transduce.cli.terminal import error_console, table_console
 from transduce.errors import ConfigError, DataError
 from transduce.evaluation.comparison import (
     Comparison,
@@ -92,7 +92,7 @@ def compare(
     if examples < 0:
         raise ConfigError(f"`examples` must be at least 0, but is {examples}.")
     references = _lines(reference)
-    with Console(stderr=True).status("Comparing..."):
+    with error_console().status("Comparing..."):
         comparison = compare_systems(
             _read_systems(systems, reference, len(references)),
             references,
@@ -109,7 +109,7 @@ def compare(
     if json_output:
         print(json.dumps(asdict(comparison), indent=2, ensure_ascii=False))
     else:
-        show(report, Console(highlight=False))
+        show(report, table_console())
 
 
 def _read_systems(

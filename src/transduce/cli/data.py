@@ -10,6 +10,7 @@ from transduce.cli.terminal import ProgressDisplay, program
 from transduce.corpora.assembly import DOWNLOADS, AssembledCorpus, assemble
 from transduce.corpora.download import RemoteFile
 from transduce.corpora.named_corpora import NamedCorpus, named_corpus
+from transduce.phrases import counted
 
 
 def data(name: str, /, *, out: Path, mirror: str | None = None) -> None:
@@ -60,7 +61,7 @@ class DataDisplay(ProgressDisplay):
         self.console.print(f"{file.name}: {reason}; again in {seconds:.0f} seconds.")
 
     def assembled(self, split: str, num_lines: int) -> None:
-        self._show(f"Writing {split}", f"{num_lines:,} lines", num_lines, None)
+        self._show(f"Writing {split}", counted(num_lines, "line"), num_lines, None)
 
     def finished(self, assembled: AssembledCorpus) -> None:
         """Say what is there, and what to do with it."""
@@ -88,7 +89,7 @@ class DataDisplay(ProgressDisplay):
         if what != self._current:
             self.begin(completed, total)
             self._current = what
-        self.show(what, figures, completed)
+        self.show(what, (figures,), completed)
 
 
 def _training_command(corpus: NamedCorpus, assembled: AssembledCorpus) -> str:

@@ -48,8 +48,9 @@ class TrainingDisplay(ProgressDisplay):
         before = self._tokens_per_second or speed
         self._tokens_per_second = SMOOTHING * before + (1 - SMOOTHING) * speed
         figures = (
-            f"loss {report.loss:.3f}  perplexity {report.perplexity:.1f}  "
-            f"{self._tokens_per_second:,.0f} tokens/s"
+            f"loss {report.loss:.3f}",
+            f"perplexity {report.perplexity:.1f}",
+            f"{self._tokens_per_second:,.0f} tokens/s",
         )
         self.show(f"step {report.step:,}/{self._num_steps:,}", figures, report.step)
 

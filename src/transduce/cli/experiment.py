@@ -29,7 +29,7 @@ class ExperimentDisplay(ProgressDisplay):
             self.begin(progress.steps, self._num_steps)
             self._has_begun = True
         what = f"{progress.num_ended} of {self._num_runs} runs"
-        self.show(what, ", ".join(progress.working), progress.steps)
+        self.show(what, progress.working, progress.steps)
 
 
 def corpus_files(

@@ -4,8 +4,6 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
-from rich.console import Console
-
 from transduce.analysis.head_survey.report import as_report
 from transduce.analysis.head_survey.survey import (
     SEED,
@@ -17,6 +15,7 @@ from transduce.analysis.head_survey.survey import (
 from transduce.cli.files import Files
 from transduce.cli.options import require_both
 from transduce.cli.reports import finish, require_new_or_empty
+from transduce.cli.terminal import error_console
 from transduce.corpora.grammar_treebank import held_out_trees
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
@@ -65,7 +64,7 @@ def heads(
     require_new_or_empty(out)
     translator = load(model, device=device)
     annotated = None
-    with Console(stderr=True).status("Reading...") as status:
+    with error_console().status("Reading...") as status:
         if translator.symbols is not None:
             _refuse(source, "parses", "--trees")
             corpus = tree_pairs(translator.symbols, _trees(trees, sentences))

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from transduce.errors import ConfigError, RequestError
+from transduce.phrases import missing_package
 from transduce.text.corpus import read_text
 from transduce.text.grammar import Grammar
 
@@ -32,7 +33,4 @@ def packages_for(task: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise RequestError(
-            f"{task} must have the package `{error.name}`, but it is not installed; "
-            "install it with: pip install 'transduce[export]'"
-        ) from None
+        raise RequestError(missing_package(task, str(error.name), "export")) from None

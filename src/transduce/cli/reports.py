@@ -4,8 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich.console import Console
-
+from transduce.cli.terminal import table_console
 from transduce.errors import ConfigError
 from transduce.report.content import Report
 from transduce.report.markdown import write_markdown
@@ -33,6 +32,6 @@ def finish(report: Report, figures: Mapping[str, object], out: Path, name: str) 
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
     write_folder(out, write)
-    console = Console(highlight=False)
+    console = table_console()
     show(report, console)
     console.print(f"The report is in {out}: {name}.md, {name}.html, {name}.json.")

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 import torch
 from cyclopts import Parameter
-from rich.console import Console
 
 from transduce.analysis.cost import SUSTAINED_TFLOPS, Cluster
 from transduce.benchmark.machine import describe_machine
@@ -22,6 +21,7 @@ from transduce.cli.experiment import (
 from transduce.cli.files import Files
 from transduce.cli.options import Assignments, changed
 from transduce.cli.reports import finish, require_new_or_empty
+from transduce.cli.terminal import error_console
 from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
 from transduce.evaluation.significance import Trials
@@ -75,7 +75,7 @@ def table1(*, out: Path, max_rounds: int = 40) -> None:
     require_new_or_empty(out)
     keep_freed_memory()  # for it would be paid for again in every turn
     machine = describe_machine(("torch", "numpy"), torch.device("cpu"))
-    with Console(stderr=True).status("Starting...") as status:
+    with error_console().status("Starting...") as status:
         table = measure_table1(
             machine=str(replace(machine, num_threads=1)),
             load=os.getloadavg()[0],
@@ -128,9 +128,7 @@ def table2(
     require_new_or_empty(out)
     costs = tuple(training_cost(name) for name in presets)
     load = os.getloadavg()[0]
-    with Console(stderr=True).status(
-        "Measuring the speed of this machine..."
-    ) as status:
+    with error_console().status("Measuring the speed of this machine...") as status:
         cluster = _cluster(hardware, tflops, devices, device)
         pairs = list(read_pairs(source, reference))
         ours = []

@@ -7,6 +7,7 @@ from transduce.decoding.streaming.processes import default_processes
 from transduce.decoding.translator import load
 from transduce.device import choose_hardware, leave_a_core
 from transduce.errors import ConfigError, RequestError
+from transduce.phrases import missing_package
 
 
 def serve(
@@ -69,8 +70,7 @@ def serve(
         from transduce.serving.request_queue import QueueConfig, RequestQueue
     except ModuleNotFoundError as error:
         raise RequestError(
-            f"`transduce serve` must have the package `{error.name}`, but it is not "
-            "installed; install it with: pip install 'transduce[serve]'"
+            missing_package("`transduce serve`", str(error.name), "serve")
         ) from None
     names = [served_models.ModelName.parse(model) for model in models]
     served_models.require_distinct(names)

@@ -6,6 +6,7 @@ from typing import Any
 from transduce.errors import RequestError
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.observation import RunResult, RunStart
+from transduce.phrases import missing_package
 from transduce.training.trainer import StepReport
 
 FOLDER = "tensorboard"
@@ -23,8 +24,7 @@ class TensorBoardLog:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise RequestError(
-                "TensorBoard must be installed for --tensorboard, but is not; install "
-                "it by: pip install 'transduce[tensorboard]'"
+                missing_package("`--tensorboard`", "tensorboard", "tensorboard")
             ) from None
         self._new_writer = SummaryWriter
         self._folder = run / FOLDER

@@ -2,34 +2,123 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.progress import (
-    BarColumn,
     Progress,
-    TextColumn,
+    ProgressColumn,
+    Task,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from transduce.phrases import counted
 
 LINE_SECONDS = 30.0
 """Between progress lines where there is no terminal to draw on."""
+NARROWEST, USUAL, WIDEST = 20, 80, 1_000
+"""Columns of a terminal: the fewest and the most that are believed, and those that are
+taken where none are told. Rich does not end at 1, and fills memory at a billion."""
+BAR_WIDTH, SHORT_BAR_WIDTH = 10, 4
+"""Columns that the bar of progress has at least, and where there is hardly room."""
 
 
-def plain_console() -> Console:
+class BoundedConsole(Console):
+    """A console whose width is believed only within bounds.
+
+    `COLUMNS=0`, or a pseudo-terminal that was given no size, says that it is unknown.
+    """
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        width, height = super().size
+        return ConsoleDimensions(min(max(width or USUAL, NARROWEST), WIDEST), height)
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self._width, self._height = new_size
+
+    @property
+    def can_animate(self) -> bool:
+        """Whether what is drawn can be drawn over: not in files and dumb terminals."""
+        return self.is_terminal and not self.is_dumb_terminal and self.file.isatty()
+
+
+def plain_console() -> BoundedConsole:
     """Standard output, on which a text is printed as it is."""
-    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    return BoundedConsole(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def table_console() -> BoundedConsole:
+    """Standard output, on which tables fit into the width of the terminal."""
+    return BoundedConsole(highlight=False)
+
+
+def error_console() -> BoundedConsole:
+    """Standard error, where a command shows that it is at work."""
+    return BoundedConsole(stderr=True, highlight=False)
 
 
 def program() -> str:
     """This very command as it was called: it need not be on the path."""
     return sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"
+
+
+class ProgressLine(ProgressColumn):
+    """One line of progress: what is done, a bar, figures and the time.
+
+    Where the terminal is too narrow, the figures are left out, from the last on; then
+    the bar gets shorter; then only the numbers of what is done are shown.
+    """
+
+    def __init__(self, console: Console, time: ProgressColumn, *, has_bar: bool):
+        self._console = console
+        self._time = time
+        self._has_bar = has_bar
+        super().__init__()
+
+    def render(self, task: Task) -> Table:
+        shown_time = str(self._time.render(task))
+        what, figures = task.description, list(task.fields["figures"])
+        bar = BAR_WIDTH if self._has_bar else 0
+
+        def room() -> int:
+            """Columns left for the bar."""
+            return self._console.width - sum(
+                len(text) + 1 for text in (what, *figures, shown_time)
+            )
+
+        while figures and room() < bar:
+            figures.pop()
+        if room() < min(bar, SHORT_BAR_WIDTH):
+            numbers = (word for word in what.split() if word[:1].isdigit())
+            what = " ".join(numbers) or what
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        cells: list[ProgressBar | str] = [what, *figures, shown_time]
+        if self._has_bar and room() > 0:
+            cells.insert(1, self._bar(task, room()))
+        for _ in cells:
+            grid.add_column(no_wrap=True)
+        grid.add_row(*cells)
+        return grid
+
+    @staticmethod
+    def _bar(task: Task, width: int) -> ProgressBar:
+        return ProgressBar(
+            total=task.total,
+            completed=task.completed,
+            width=width,
+            pulse=task.total is None,
+            animation_time=task.get_time(),
+        )
 
 
 @contextmanager
@@ -38,24 +127,27 @@ def counted_lines(is_on_screen: bool) -> Iterator[Callable[[], None]]:
 
     On the terminal of standard error, unless the lines themselves are on the screen.
     """
-    console = Console(stderr=True)
+    console = error_console()
     progress = Progress(
-        TextColumn("{task.completed:,} lines"),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
+        ProgressLine(console, TimeElapsedColumn(), has_bar=False),
         console=console,
-        disable=is_on_screen or not console.is_terminal,
+        disable=is_on_screen or not console.can_animate,
         redirect_stdout=False,
         transient=True,
     )
     started = time.monotonic()
-    task = progress.add_task("", total=None, rate="")
+    task = progress.add_task("", total=None, figures=())
     done = count(1)
 
     def count_line() -> None:
         number = next(done)
         rate = number / max(time.monotonic() - started, 1e-9)
-        progress.update(task, completed=number, rate=f"{rate:,.0f} a second")
+        progress.update(
+            task,
+            completed=number,
+            description=counted(number, "line"),
+            figures=(f"{rate:,.0f} a second",),
+        )
 
     with progress:
         yield count_line
@@ -67,15 +159,12 @@ class ProgressDisplay:
     def __init__(self) -> None:
         self.console = plain_console()
         self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[figures]}", markup=False),
-            TimeRemainingColumn(),
+            ProgressLine(self.console, TimeRemainingColumn(), has_bar=True),
             console=self.console,
-            disable=not self.console.is_terminal,
+            disable=not self.console.can_animate,
             transient=True,
         )
-        self._task = self._progress.add_task("", figures="", visible=False)
+        self._task = self._progress.add_task("", figures=(), visible=False)
         self._line_at = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -94,12 +183,12 @@ class ProgressDisplay:
         self._progress.start()
         self._progress.reset(self._task, completed=completed, total=total, visible=True)
 
-    def show(self, what: str, figures: str, completed: int) -> None:
-        """How far it is, and some figures of it."""
+    def show(self, what: str, figures: Sequence[str], completed: int) -> None:
+        """How far it is, and some figures of it, the most important first."""
         self._progress.update(
             self._task, completed=completed, description=what, figures=figures
         )
         is_time = time.monotonic() - self._line_at > LINE_SECONDS
-        if is_time and not self.console.is_terminal:
+        if is_time and not self.console.can_animate:
             self._line_at = time.monotonic()
-            self.console.print(f"{what}: {figures}")
+            self.console.print(f"{what}: {'  '.join(figures)}")

@@ -1,5 +1,7 @@
 """A report on a terminal, or in a file of its output."""
 
+from collections.abc import Iterator
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -9,6 +11,8 @@ from transduce.report.content import Cell, Picture, Report, Table, plain
 
 LONGEST_WHOLE = 20
 """Characters of a word that is not broken as long as there is room."""
+LEGIBLE = 8
+"""Characters of a word that must fit on a line of its column."""
 GAP = 3
 """Between two columns."""
 
@@ -21,9 +25,26 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(section.title, style="bold"))
         for part in section.parts:
             if isinstance(part, Table):
-                console.print(_table(part, console.width))
+                for shown in _shown(part, console.width):
+                    console.print(shown)
             elif not isinstance(part, Picture):
                 console.print(Text(part))
+
+
+def _shown(table: Table, width: int) -> Iterator[RichTable | Text]:
+    """A table or, where it is too narrow for its columns, each row as a list."""
+    words = [w for w, _ in _widths(table)]
+    if sum(min(each, LEGIBLE) for each in words) <= width - GAP * len(table.columns):
+        yield _table(table, width)
+        return
+    if table.title:
+        yield Text(table.title, style="italic")
+    for row in table.rows:
+        for column, cell in zip(table.columns, row, strict=True):
+            name = f"{column.name}: " if column.name else ""
+            if plain(cell):
+                yield Text(name).append_text(_text(cell))
+        yield Text()
 
 
 def _table(table: Table, width: int) -> RichTable:
@@ -49,20 +70,25 @@ def _table(table: Table, width: int) -> RichTable:
 
 def _column_widths(table: Table, room: int) -> list[int] | list[None]:
     """Such that words stay whole; none if all fits anyway, or nothing helps."""
-    heads = tuple(column.name for column in table.columns)
-    texts = list(zip(heads, *(map(plain, row) for row in table.rows), strict=True))
-    most = [max(map(len, column)) for column in texts]
-    words = [[word for text in column for word in text.split()] for column in texts]
-    least = [min(max(map(len, each), default=0), LONGEST_WHOLE) for each in words]
+    longest_words, most = zip(*_widths(table), strict=True)
+    least = [min(each, LONGEST_WHOLE) for each in longest_words]
     slack = room - sum(least)
     if sum(most) <= room or slack < 0:
-        return [None] * len(texts)
+        return [None] * len(most)
     # The rest is shared out by what each would like to have.
     wanted = [high - low for low, high in zip(least, most, strict=True)]
     return [
         low + slack * share // sum(wanted)
         for low, share in zip(least, wanted, strict=True)
     ]
+
+
+def _widths(table: Table) -> Iterator[tuple[int, int]]:
+    """The longest word and the longest text of each column."""
+    heads = tuple(column.name for column in table.columns)
+    for texts in zip(heads, *(map(plain, row) for row in table.rows), strict=True):
+        words = (len(word) for text in texts for word in text.split())
+        yield max(words, default=0), max(map(len, texts))
 
 
 def _text(cell: Cell) -> Text:

@@ -216,3 +216,17 @@ class TestChart:
 def test_a_table_has_a_cell_for_each_column() -> None:
     with pytest.raises(AssertionError):
         Table(columns=columns("a", "b"), rows=(("1",),))
+
+
+@pytest.mark.parametrize("width", [20, 30, 50])
+def test_a_row_is_a_list_where_its_columns_have_no_room(width: int) -> None:
+    names = ("system", "BLEU", "difference", "p bootstrap", "p shuffles", "verdict")
+    row = ("baseline.de", "31.25", "+1.20", "0.0010", "0.0020", "significant")
+    table = Table(title="Scores", columns=columns(*names), rows=(row, row))
+    report = Report(title="T", sections=(Section(title="S", parts=(table,)),))
+    output = io.StringIO()
+    show(report, Console(file=output, width=width))
+    lines = [line.rstrip() for line in output.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    expected = [f"{name}: {cell}" for name, cell in zip(names, row, strict=True)]
+    assert lines[lines.index("Scores") + 1 :] == [*expected, "", *expected, ""]

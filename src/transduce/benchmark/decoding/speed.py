@@ -35,6 +35,7 @@ from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import RunConfig
 from transduce.export.proof import Proof
 from transduce.model.transformer import Transformer
+from transduce.phrases import missing_package
 from transduce.text.tokenizer import learn_tokenizer
 
 WARM_UP_ROUNDS = 1
@@ -171,10 +172,7 @@ def _convert(
     """The proofs of the peers that can have the model, and why others cannot."""
     for package in ("ctranslate2", "transformers"):
         if find_spec(package) is None:
-            raise RequestError(
-                f"The peers must be installed, but `{package}` is not; install it "
-                "with: pip install 'transduce[benchmark]'"
-            )
+            raise RequestError(missing_package("The comparison", package, "benchmark"))
     save_model(checkpoint, folder / "ours")
     setting = Setting(batch_size=1, beam_size=1)
     sample = fitting(sentences, setting, checkpoint.tokenizer)[:NUM_PROVEN]

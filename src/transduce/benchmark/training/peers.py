@@ -20,6 +20,7 @@ from transduce.benchmark.training.task import TrainingTask
 from transduce.data.batches import Update
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import sinusoids
+from transduce.phrases import missing_package
 from transduce.special_ids import PAD
 from transduce.training.schedule import scheduled_rate
 
@@ -113,8 +114,7 @@ def obstacle(name: str, config: ModelConfig) -> str | None:
     """Why a peer cannot take part, as one sentence; none if it can."""
     if name == MARIAN and find_spec("transformers") is None:
         return (
-            f"{name} is left out, as the package `transformers` is not installed; "
-            "install it with: pip install 'transduce[benchmark]'"
+            f"{name} is left out. {missing_package('It', 'transformers', 'benchmark')}"
         )
     if name == COMPILED and find_spec("triton") is None:
         return f"{name} is left out, as PyTorch compiles for GPUs by Triton, not here."

@@ -370,8 +370,9 @@ def test_a_package_that_is_missing_is_named(task, monkeypatch):
         "transduce.benchmark.training.peers.find_spec", lambda name: None
     )
     assert obstacle(MARIAN, task.model) == (
-        "Hugging Face Marian is left out, as the package `transformers` is not "
-        "installed; install it with: pip install 'transduce[benchmark]'"
+        "Hugging Face Marian is left out. It needs the package `transformers`, which "
+        "is not installed; install it by pip install '.[benchmark]' in the folder of "
+        "transduce's source."
     )
     assert obstacle(TORCH, task.model) is None
 

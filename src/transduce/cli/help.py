@@ -1,0 +1,110 @@
+"""How `--help` is laid out: without boxes, and legible at any width."""
+
+from collections.abc import Iterator
+from textwrap import wrap
+from typing import Any
+
+from cyclopts.help import HelpEntry, HelpPanel
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
+
+WIDEST_TEXT = 100
+"""Longer lines are hard to read, however wide the terminal is."""
+BESIDE = 60
+"""From this width on, a description stands beside its option, not below it."""
+LABEL_WIDTH = 26
+INDENT = "  "
+UNSAID_DEFAULTS = ("False", "None", "()")
+"""Defaults that only mean that an option was not given."""
+
+
+class PlainHelp:
+    """The help formatter of all commands, as cyclopts calls it."""
+
+    def render_usage(
+        self, console: Console, options: ConsoleOptions, usage: Any
+    ) -> None:
+        """Print how the command is called."""
+        self._print(console, f"Usage: {usage}", style="bold")
+
+    def render_description(
+        self, console: Console, options: ConsoleOptions, description: Any
+    ) -> None:
+        """Print what the command does, paragraph by paragraph."""
+        for paragraph in _plain(console, description).split("\n\n"):
+            if paragraph.strip():
+                console.print()
+                self._print(console, paragraph)
+
+    def __call__(
+        self, console: Console, options: ConsoleOptions, panel: HelpPanel
+    ) -> None:
+        """Print the options, or the commands, of one group."""
+        if not panel.entries:
+            return
+        console.print()
+        console.print(Text(f"{_plain(console, panel.title)}:", style="bold"))
+        label_width = min(max(len(_label(e)) for e in panel.entries), LABEL_WIDTH)
+        for entry in panel.entries:
+            for line in _entry_lines(console, entry, label_width):
+                console.print(line, soft_wrap=True)
+
+    def _print(self, console: Console, text: str, style: str = "") -> None:
+        for line in _wrapped(text, _text_width(console)):
+            console.print(Text(line, style=style), soft_wrap=True)
+
+
+def _label(entry: HelpEntry) -> str:
+    return ", ".join(entry.display_labels_with_metavar)
+
+
+def _entry_lines(
+    console: Console, entry: HelpEntry, label_width: int
+) -> Iterator[Text]:
+    """An option with its description beside it, or below it where it is narrow."""
+    label, width = _label(entry), _text_width(console)
+    if width >= BESIDE:
+        indent = len(INDENT) + label_width + len(INDENT)
+    else:
+        indent = 2 * len(INDENT)
+    described = _wrapped(_description(console, entry), width - indent)
+    labelled = _wrapped(label, width - len(INDENT))
+    if width >= BESIDE and len(label) <= label_width:
+        first, *described = described or [""]
+        yield (
+            Text(INDENT)
+            .append(f"{label:<{label_width}}", "cyan")
+            .append(f"{INDENT}{first}".rstrip())
+        )
+    else:
+        for line in labelled:
+            yield Text(INDENT).append(line, "cyan")
+    for line in described:
+        yield Text(" " * indent + line)
+
+
+def _description(console: Console, entry: HelpEntry) -> str:
+    parts = [_plain(console, entry.description)]
+    if entry.choices:
+        parts.append(f"[choices: {', '.join(entry.choices)}]")
+    if entry.default is not None and entry.default not in UNSAID_DEFAULTS:
+        parts.append(f"[default: {entry.default}]")
+    if entry.required:
+        parts.append("[required]")
+    return " ".join(parts)
+
+
+def _plain(console: Console, content: Any) -> str:
+    """What would be printed, as text; its line breaks are those of its source."""
+    if isinstance(content, str):
+        return content
+    wide = console.options.update(width=100_000)
+    return "".join(segment.text for segment in console.render(content, wide)).strip()
+
+
+def _text_width(console: Console) -> int:
+    return min(console.width, WIDEST_TEXT)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return wrap(" ".join(text.split()), width, break_on_hyphens=False)

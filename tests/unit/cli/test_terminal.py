@@ -1,0 +1,109 @@
+"""What commands print on: terminals of any width, and none."""
+
+import os
+import re
+from collections.abc import Iterator
+from io import StringIO
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
+
+from transduce.cli.terminal import BoundedConsole, ProgressDisplay, ProgressLine
+
+FIGURES = ("loss 5.123", "perplexity 168.0", "12,345 tokens/s")
+
+
+@pytest.fixture
+def pseudo_terminal() -> Iterator[int]:
+    """One that was given no size."""
+    first, second = os.openpty()
+    yield second
+    os.close(first)
+    os.close(second)
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"),
+    [
+        *(("0", 80), ("1", 20), ("2", 20), ("19", 20), ("20", 20), ("200", 200)),
+        *(("1000000000", 1_000), ("", 80), ("wide", 80), ("-5", 80)),
+    ],
+)
+def test_the_width_of_a_terminal_is_believed_within_bounds(
+    monkeypatch: pytest.MonkeyPatch, columns: str, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: (80, 25))
+    assert BoundedConsole().width == width
+    assert BoundedConsole().options.max_width == width
+
+
+def test_a_terminal_without_a_size_has_the_usual_width(
+    monkeypatch: pytest.MonkeyPatch, pseudo_terminal: int
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: (0, 0))
+    assert BoundedConsole().width == 80
+
+
+def drawn(
+    width: int, what: str, *, total: int | None = 100_000, has_bar: bool = True
+) -> str:
+    """The line that stands on a terminal of so many columns."""
+    file = StringIO()
+    console = Console(file=file, width=width, force_terminal=True, color_system=None)
+    time = TimeRemainingColumn() if has_bar else TimeElapsedColumn()
+    line = ProgressLine(console, time, has_bar=has_bar)
+    progress = Progress(line, console=console)
+    progress.add_task(what, total=total, completed=50_000, figures=FIGURES)
+    console.print(progress.get_renderable())
+    return re.sub(r"\x1b\[[\d;?]*\w", "", file.getvalue()).rstrip("\n")
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 80, 200])
+def test_progress_keeps_step_bar_and_time_left_at_any_width(width: int) -> None:
+    line = drawn(width, "step 50,000/100,000")
+    assert "\n" not in line
+    assert len(line) <= width
+    assert "50,000/100,000" in line
+    assert line.count("\u2501") + line.count("\u2578") + line.count("\u257a") >= 4
+    assert line.rstrip().endswith("-:--:--")
+
+
+@pytest.mark.parametrize(
+    ("width", "figures"),
+    [(30, 0), (45, 0), (50, 1), (60, 1), (80, 2), (100, 3), (200, 3)],
+)
+def test_figures_are_shown_as_far_as_there_is_room(width: int, figures: int) -> None:
+    line = drawn(width, "step 50,000/100,000")
+    assert [figure in line for figure in FIGURES] == [
+        i < figures for i in range(len(FIGURES))
+    ]
+
+
+def test_a_bar_takes_what_is_left() -> None:
+    assert len(drawn(200, "step 1/2").rstrip()) in (198, 199, 200)
+
+
+@pytest.mark.parametrize("width", [20, 30, 80])
+def test_a_count_of_lines_has_no_bar(width: int) -> None:
+    line = drawn(width, "12,345 lines", total=None, has_bar=False)
+    assert "\n" not in line
+    assert len(line) <= width
+    assert line.startswith("12,345 ")
+    assert ("lines" in line) == (width > 20)
+    assert line.rstrip().endswith("0:00:00") or line.rstrip().endswith("-:--:--")
+
+
+def test_a_dumb_terminal_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It cannot be drawn over, and would else show nothing."""
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("transduce.cli.terminal.LINE_SECONDS", -1.0)
+    with ProgressDisplay() as display:
+        display.begin(0, 10)
+        display.show("step 1/10", ("loss 1.000", "2 tokens/s"), 1)
+    assert capsys.readouterr().out == "step 1/10: loss 1.000  2 tokens/s\n"
