@@ -44,6 +44,10 @@ class Checkpoint:
     """The id of the run that trained it, if there is one."""
     search: SearchConfig | None = None
     """How its run searches, if that is known."""
+    source_language: str | None = None
+    """BCP 47 tag of what it reads, if that is known."""
+    target_language: str | None = None
+    """BCP 47 tag of what it writes, if that is known."""
 
     def build(self) -> Transformer:
         """The model, ready to compute with these very weights: no copy of them."""
@@ -98,6 +102,8 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
         "format": FORMAT,
         "step": checkpoint.step,
         "run": checkpoint.run,
+        "source_language": checkpoint.source_language,
+        "target_language": checkpoint.target_language,
         "model": asdict(checkpoint.config),
     }
     if checkpoint.search is not None:
@@ -121,6 +127,8 @@ def load_model(path: Path) -> Checkpoint:
         symbols=stored.symbols,
         run=stored.run,
         search=stored.search,
+        source_language=stored.source_language,
+        target_language=stored.target_language,
     )
 
 

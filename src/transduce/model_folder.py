@@ -16,6 +16,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 
 from transduce.errors import CheckpointError, ConfigError, VersionError
+from transduce.languages import canonical
 from transduce.model.config import ModelConfig
 from transduce.model.sizes.parameters import parameter_shapes
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
@@ -62,6 +63,16 @@ class ModelAtRest(Protocol):
     @property
     def search(self) -> SearchConfig | None:
         """How its run searches, if that is known."""
+        ...
+
+    @property
+    def source_language(self) -> str | None:
+        """BCP 47 tag of what it reads, if that is known."""
+        ...
+
+    @property
+    def target_language(self) -> str | None:
+        """BCP 47 tag of what it writes, if that is known."""
         ...
 
     def arrays(self) -> Mapping[str, Array]:
@@ -147,6 +158,10 @@ class StoredModel:
     """The id of the run that trained it, if there is one."""
     search: SearchConfig | None
     """How its run searches, if that is known."""
+    source_language: str | None = None
+    """BCP 47 tag of what it reads, if that is known."""
+    target_language: str | None = None
+    """BCP 47 tag of what it writes, if that is known."""
 
     def arrays(self) -> Mapping[str, Array]:
         """Its weights, by the names that `Transformer` has for them."""
@@ -180,6 +195,8 @@ def open_model(path: Path) -> StoredModel:
         symbols=symbols,
         run=content.get("run"),
         search=search,
+        source_language=_language(content, "source_language", folder / CONFIG),
+        target_language=_language(content, "target_language", folder / CONFIG),
     )
 
 
@@ -268,6 +285,22 @@ def _read_config(
         return config, step, _search(content.get("search"))
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error} Use another checkpoint.") from None
+
+
+def _language(content: dict[str, Any], name: str, path: Path) -> str | None:
+    """The tag that the folder has, which older versions did not write."""
+    tag = content.get(name)
+    if tag is None:
+        return None
+    try:
+        if isinstance(tag, str):
+            return canonical(tag)
+    except ConfigError:
+        pass
+    raise CheckpointError(
+        f"{path}: `{name}` must be a BCP 47 tag such as en, or null, but is {tag!r}; "
+        "correct it there."
+    )
 
 
 def _search(settings: object) -> SearchConfig | None:

@@ -3,6 +3,7 @@
 from transduce.cli.terminal import ProgressDisplay
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.observation import RunResult, RunStart
+from transduce.experiments.presets import RunConfig
 from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.training.trainer import StepReport
 
@@ -21,6 +22,7 @@ class TrainingDisplay(ProgressDisplay):
     def started(self, start: RunStart) -> None:
         if start.corpus is not None:
             self._show_corpus(start.corpus)
+            self.console.print(_languages(start.config))
         self.console.print(
             f"Model: {start.num_parameters:,} parameters, vocabulary of "
             f"{start.config.model.vocab_size:,}, on {start.hardware}"
@@ -80,6 +82,16 @@ class TrainingDisplay(ProgressDisplay):
 
 def _figures(score: DevScore) -> str:
     return f"loss {score.loss:.3f}, perplexity {score.perplexity:.2f}, {score.quality}"
+
+
+def _languages(config: RunConfig) -> str:
+    """The languages that the model will keep, or how to name them."""
+    languages = config.languages
+    options = ["--source-language"] * (languages.source is None)
+    if config.model.target_vocab_size is None:  # it writes text, no trees
+        options += ["--target-language"] * (languages.target is None)
+    hint = f" (name them by {' and '.join(options)})" if options else ""
+    return f"Languages: {languages}{hint}"
 
 
 def _forecast(start: RunStart) -> str:

@@ -4,9 +4,18 @@ from pathlib import Path
 
 from transduce.cli.options import require_new
 from transduce.cli.proof_sample import packages_for, proof_sentences
+from transduce.languages import LanguagesConfig
 
 
-def import_(folder: Path, /, *, out: Path, sample: Path | None = None) -> None:
+def import_(
+    folder: Path,
+    /,
+    *,
+    out: Path,
+    sample: Path | None = None,
+    source_language: str | None = None,
+    target_language: str | None = None,
+) -> None:
     """Make a Marian folder of Hugging Face a model folder, such as one of OPUS-MT.
 
     It ends with a proof: the model has the logits of MarianMTModel and chooses the same
@@ -22,12 +31,18 @@ def import_(folder: Path, /, *, out: Path, sample: Path | None = None) -> None:
         The model folder to write.
     sample
         Sentences for the proof, one a line; some of the built-in corpus by default.
+    source_language
+        Language that the model reads, as a BCP 47 tag such as en or pt-BR; by default
+        the one that tokenizer_config.json names.
+    target_language
+        Language that it writes. A model of several targets has none by default.
     """
     require_new(out)
+    languages = LanguagesConfig(source=source_language, target=target_language)
     sentences = proof_sentences(sample)
     with packages_for("Import"):
         from transduce.importing.marian import import_model
 
-        proof = import_model(folder, out, sentences)
+        proof = import_model(folder, out, sentences, languages)
     print(f"The model is in {out}.")
     print(f"Proof: {proof}.")

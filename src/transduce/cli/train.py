@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,8 @@ def train(
     dev_target: Files = (),
     trees: Files = (),
     dev_trees: Files = (),
+    source_language: str | None = None,
+    target_language: str | None = None,
     config: Path | None = None,
     settings: Assignments = (),
     resume: Annotated[bool, Parameter(negative="")] = False,
@@ -76,6 +79,11 @@ def train(
         given twice counts twice.
     dev_trees
         Held-out trees, scored at each checkpoint.
+    source_language
+        Language of the source, as a BCP 47 tag such as en or pt-BR. The model keeps
+        it. By default the files' endings tell: train.en, train.pt-BR.gz.
+    target_language
+        Language of the target, in the same way. It also decides how BLEU cuts text.
     config
         A TOML file of settings that change the preset.
     settings
@@ -98,6 +106,8 @@ def train(
         with telling_how_to_go_on(out, device, devices):
             sys.exit(run_processes(_command(given), devices))
     run = _run_config(out if resume else None, preset, config, settings)
+    named = {"source": source_language, "target": target_language}
+    run = replace(run, languages=run.languages.given(named))
     if resume and precision == "auto":
         precision = precision_of(out)
     hardware = choose_hardware(device, precision, local_rank(), run.model.d_model)

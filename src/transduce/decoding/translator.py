@@ -107,6 +107,10 @@ class Translator:
         usual = SearchConfig() if self.symbols is None else PAPER_SEARCH
         self.search: SearchConfig = checkpoint.search or usual
         """How it searches unless it is told otherwise: as its run did."""
+        self.source_language = checkpoint.source_language
+        """BCP 47 tag of the language it reads, if that is known."""
+        self.target_language = checkpoint.target_language
+        """BCP 47 tag of the language it writes, if that is known."""
         self._parser = self._as_parser(num_processes)
         for_translation = num_processes if self._parser is None else 1
         self._processes = SearchProcesses(self, for_translation, self.device)

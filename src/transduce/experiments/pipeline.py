@@ -26,6 +26,7 @@ from transduce.experiments.run_folder import (
     PICTURE,
     RunFiles,
     RunFolder,
+    known_languages,
     refuse_changed_precision,
 )
 from transduce.interruption import stop_on_signal, unwound_on_termination
@@ -78,6 +79,7 @@ def train(
             f'`training.best_by` must be "{files.metric}" or "loss" on this dev corpus,'
             f' but is "{config.training.best_by}".'
         )
+    config = replace(config, languages=known_languages(config.languages, files))
     corpus = None
     if processes.is_first:
         with unwound_on_termination():  # so that half a corpus is not left behind
@@ -394,6 +396,8 @@ class _Run:
             symbols=self._symbols,
             run=self._folder.id,
             search=self._config.search,
+            source_language=self._config.languages.source,
+            target_language=self._config.languages.target,
         )
 
     def _draw(self) -> None:

@@ -15,6 +15,7 @@ from transduce.claims import claim
 from transduce.device import Precision
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.presets import RunConfig
+from transduce.languages import LanguagesConfig, guess_all
 from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of, read_json
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 from transduce.preparation.corpus_files import CorpusFiles
@@ -224,6 +225,16 @@ def _prepare(
             )
 
 
+def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:
+    """The languages that are given; else those that the files' endings name."""
+    if isinstance(files, TreebankFiles):
+        return replace(given, source=given.source or guess_all(files.trees))
+    return LanguagesConfig(
+        source=given.source or guess_all(files.source),
+        target=given.target or guess_all(files.target),
+    )
+
+
 def settings_of(out: Path) -> RunConfig:
     """The settings that the run in the folder `out` was begun with."""
     return RunFolder.open(out)[1]
@@ -253,7 +264,12 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
         vocab_size=begun.model.vocab_size,
         target_vocab_size=begun.model.target_vocab_size,
     )
-    config = replace(config, model=model)
+    # Guessed when the run was begun, where they are not given.
+    languages = LanguagesConfig(
+        source=config.languages.source or begun.languages.source,
+        target=config.languages.target or begun.languages.target,
+    )
+    config = replace(config, model=model, languages=languages)
     for name in (field.name for field in fields(config)):
         ours, theirs = asdict(getattr(config, name)), asdict(getattr(begun, name))
         for key, value in ours.items():

@@ -102,6 +102,8 @@ def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:
     spec.config.unk_token = SPECIAL_PIECES[PAD]  # named as it must be; never met
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = config.norm_epsilon
+    for side in ("source_language", "target_language"):
+        spec.config.add_attribute(side, getattr(checkpoint, side))
     _fill_stack(spec.encoder, encoder(checkpoint))
     _fill_stack(spec.decoder, decoder(checkpoint))
     embedding = checkpoint.weights["embedding.weight"].numpy()

@@ -14,6 +14,7 @@ divided by length^alpha there, by ((5 + length) / 6)^alpha here (Wu et al., 2016
 25 tokens both grow alike if alpha is 0.5 there for 0.6 here, and so it is set.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
 
     def write(new: Path) -> Proof:
         _write_tokenizer(checkpoint.tokenizer, new)
+        _write_languages(checkpoint, new / "tokenizer_config.json")
         _model(checkpoint).save_pretrained(new)
         model, tokenizer = HuggingFaceModel(new, ids), HuggingFaceTokenizer(new, ids)
         return prove(model, tokenizer, checkpoint, sentences)
@@ -211,6 +213,14 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
             from transduce.export.sentence_piece_files import write_files
 
             write_files(tokenizer, folder)
+
+
+def _write_languages(checkpoint: Checkpoint, path: Path) -> None:
+    """Name the languages where the folders of OPUS-MT name theirs."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["source_lang"] = checkpoint.source_language
+    content["target_lang"] = checkpoint.target_language
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _fast_tokenizer(tokenizer: SubwordTokenizer) -> PreTrainedTokenizerFast:

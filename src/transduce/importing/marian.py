@@ -18,18 +18,25 @@ from transduce.export.proof import Proof, prove, require_short
 from transduce.importing.marian_settings import SETTINGS, MarianSettings, read_settings
 from transduce.importing.marian_tokenizer import read_tokenizer
 from transduce.importing.marian_weights import PICKLE, WEIGHTS, read_weights
+from transduce.languages import LanguagesConfig
 from transduce.whole_folders import write_folder
 
 
-def import_model(origin: Path, out: Path, sentences: Sequence[str]) -> Proof:
+def import_model(
+    origin: Path,
+    out: Path,
+    sentences: Sequence[str],
+    languages: LanguagesConfig | None = None,
+) -> Proof:
     """Write a model folder once it is proven on the sentences.
 
+    Its languages are those given; else those that the folder names.
     `RequestError` if the model does not map, `CheckpointError` if it is damaged,
     `ProofError` if the proof fails.
     """
     _require_files(origin)
     settings = read_settings(origin)
-    checkpoint = _checkpoint(origin, settings)
+    checkpoint = _checkpoint(origin, settings, languages or LanguagesConfig())
     require_short(sentences, checkpoint.tokenizer, settings.max_positions)
     model, tokenizer = _theirs(origin, settings)
 
@@ -40,7 +47,9 @@ def import_model(origin: Path, out: Path, sentences: Sequence[str]) -> Proof:
     return write_folder(out, write)
 
 
-def _checkpoint(origin: Path, settings: MarianSettings) -> Checkpoint:
+def _checkpoint(
+    origin: Path, settings: MarianSettings, given: LanguagesConfig
+) -> Checkpoint:
     weights = read_weights(origin, settings)
     return Checkpoint(
         config=replace(settings.model, output_bias="embedding.bias" in weights),
@@ -48,6 +57,8 @@ def _checkpoint(origin: Path, settings: MarianSettings) -> Checkpoint:
         tokenizer=read_tokenizer(origin, settings),
         step=0,
         search=settings.search,
+        source_language=given.source or settings.languages.source,
+        target_language=given.target or settings.languages.target,
     )
 
 

@@ -1,18 +1,24 @@
 """What the settings of a Marian folder say, in our terms."""
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.export.marian import NORM_EPSILON
+from transduce.languages import LanguagesConfig, canonical, is_known
 from transduce.model.config import Activation, ModelConfig
 from transduce.model_folder import read_json
 from transduce.search_config import SearchConfig
 
 SETTINGS = "config.json"
 SEARCH = "generation_config.json"
+TOKENIZER = "tokenizer_config.json"
+VOCABULARY = "vocab.json"
+TARGET_TOKEN = re.compile(r">>[^<>]+<<")
+"""A token that names the target's language."""
 ACTIVATIONS: dict[object, Activation] = {
     "relu": "relu", "silu": "silu", "swish": "silu",
 }  # fmt: skip
@@ -50,6 +56,8 @@ class MarianSettings:
     """Tokens of a sentence at most."""
     search: SearchConfig | None
     """If they tell."""
+    languages: LanguagesConfig
+    """As far as they tell."""
 
     @property
     def vocab_size(self) -> int:
@@ -78,7 +86,40 @@ def read_settings(folder: Path) -> MarianSettings:
         ids=ids,
         max_positions=_whole(content, "max_position_embeddings", path),
         search=_read_search(folder),
+        languages=_read_languages(folder),
     )
+
+
+def _read_languages(folder: Path) -> LanguagesConfig:
+    """Of the tokenizer's settings; a model of several targets has none.
+
+    Its sources begin with a token such as `>>fra<<` that names the target.
+    """
+    content = _read_if_sound(folder / TOKENIZER)
+    return LanguagesConfig(
+        source=_language(content.get("source_lang")),
+        target=None
+        if _has_many_targets(folder)
+        else _language(content.get("target_lang")),
+    )
+
+
+def _language(name: object) -> str | None:
+    """A known language; groups of them (`gem`, `ROMANCE`) are none."""
+    return canonical(name) if isinstance(name, str) and is_known(name) else None
+
+
+def _has_many_targets(folder: Path) -> bool:
+    pieces = _read_if_sound(folder / VOCABULARY)
+    return any(TARGET_TOKEN.fullmatch(piece) for piece in pieces)
+
+
+def _read_if_sound(path: Path) -> Mapping[str, object]:
+    """Nothing of a damaged file, which is refused where the tokenizer is read."""
+    try:
+        return read_json(path)
+    except CheckpointError:
+        return {}
 
 
 def _read_search(folder: Path) -> SearchConfig | None:

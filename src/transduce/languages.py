@@ -1,0 +1,356 @@
+"""Languages as BCP 47 tags: read, compared, named and guessed from file names."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path, PurePath
+
+from transduce.errors import ConfigError
+
+NAMES = {
+    "aa": "Afar", "ab": "Abkhazian", "ae": "Avestan", "af": "Afrikaans", "ak": "Akan",
+    "am": "Amharic", "an": "Aragonese", "ar": "Arabic", "as": "Assamese",
+    "av": "Avaric", "ay": "Aymara", "az": "Azerbaijani", "ba": "Bashkir",
+    "be": "Belarusian", "bg": "Bulgarian", "bi": "Bislama", "bm": "Bambara",
+    "bn": "Bangla", "bo": "Tibetan", "br": "Breton", "bs": "Bosnian", "ca": "Catalan",
+    "ce": "Chechen", "ch": "Chamorro", "co": "Corsican", "cr": "Cree", "cs": "Czech",
+    "cu": "Church Slavic", "cv": "Chuvash", "cy": "Welsh", "da": "Danish",
+    "de": "German", "dv": "Dhivehi", "dz": "Dzongkha", "ee": "Ewe", "el": "Greek",
+    "en": "English", "eo": "Esperanto", "es": "Spanish", "et": "Estonian",
+    "eu": "Basque", "fa": "Persian", "ff": "Fulah", "fi": "Finnish", "fj": "Fijian",
+    "fo": "Faroese", "fr": "French", "fy": "Western Frisian", "ga": "Irish",
+    "gd": "Scottish Gaelic", "gl": "Galician", "gn": "Guarani", "gu": "Gujarati",
+    "gv": "Manx", "ha": "Hausa", "he": "Hebrew", "hi": "Hindi", "ho": "Hiri Motu",
+    "hr": "Croatian", "ht": "Haitian Creole", "hu": "Hungarian", "hy": "Armenian",
+    "hz": "Herero", "ia": "Interlingua", "id": "Indonesian", "ie": "Interlingue",
+    "ig": "Igbo", "ii": "Sichuan Yi", "ik": "Inupiaq", "io": "Ido", "is": "Icelandic",
+    "it": "Italian", "iu": "Inuktitut", "ja": "Japanese", "jv": "Javanese",
+    "ka": "Georgian", "kg": "Kongo", "ki": "Kikuyu", "kj": "Kuanyama", "kk": "Kazakh",
+    "kl": "Kalaallisut", "km": "Khmer", "kn": "Kannada", "ko": "Korean",
+    "kr": "Kanuri", "ks": "Kashmiri", "ku": "Kurdish", "kv": "Komi", "kw": "Cornish",
+    "ky": "Kyrgyz", "la": "Latin", "lb": "Luxembourgish", "lg": "Ganda",
+    "li": "Limburgish", "ln": "Lingala", "lo": "Lao", "lt": "Lithuanian",
+    "lu": "Luba-Katanga", "lv": "Latvian", "mg": "Malagasy", "mh": "Marshallese",
+    "mi": "Māori", "mk": "Macedonian", "ml": "Malayalam", "mn": "Mongolian",
+    "mr": "Marathi", "ms": "Malay", "mt": "Maltese", "my": "Burmese", "na": "Nauru",
+    "nb": "Norwegian Bokmål", "nd": "North Ndebele", "ne": "Nepali", "ng": "Ndonga",
+    "nl": "Dutch", "nn": "Norwegian Nynorsk", "no": "Norwegian",
+    "nr": "South Ndebele", "nv": "Navajo", "ny": "Nyanja", "oc": "Occitan",
+    "oj": "Ojibwa", "om": "Oromo", "or": "Odia", "os": "Ossetic", "pa": "Punjabi",
+    "pi": "Pali", "pl": "Polish", "ps": "Pashto", "pt": "Portuguese", "qu": "Quechua",
+    "rm": "Romansh", "rn": "Rundi", "ro": "Romanian", "ru": "Russian",
+    "rw": "Kinyarwanda", "sa": "Sanskrit", "sc": "Sardinian", "sd": "Sindhi",
+    "se": "Northern Sami", "sg": "Sango", "si": "Sinhala", "sk": "Slovak",
+    "sl": "Slovenian", "sm": "Samoan", "sn": "Shona", "so": "Somali", "sq": "Albanian",
+    "sr": "Serbian", "ss": "Swati", "st": "Southern Sotho", "su": "Sundanese",
+    "sv": "Swedish", "sw": "Swahili", "ta": "Tamil", "te": "Telugu", "tg": "Tajik",
+    "th": "Thai", "ti": "Tigrinya", "tk": "Turkmen", "tl": "Tagalog", "tn": "Tswana",
+    "to": "Tongan", "tr": "Turkish", "ts": "Tsonga", "tt": "Tatar", "tw": "Twi",
+    "ty": "Tahitian", "ug": "Uyghur", "uk": "Ukrainian", "ur": "Urdu", "uz": "Uzbek",
+    "ve": "Venda", "vi": "Vietnamese", "vo": "Volapük", "wa": "Walloon",
+    "wo": "Wolof", "xh": "Xhosa", "yi": "Yiddish", "yo": "Yoruba", "za": "Zhuang",
+    "zh": "Chinese", "zu": "Zulu",
+    "ast": "Asturian", "bho": "Bhojpuri", "ceb": "Cebuano", "chr": "Cherokee",
+    "ckb": "Central Kurdish", "crh": "Crimean Tatar", "dsb": "Lower Sorbian",
+    "fil": "Filipino", "fur": "Friulian", "gsw": "Swiss German", "hak": "Hakka Chinese",
+    "haw": "Hawaiian", "hmn": "Hmong", "hsb": "Upper Sorbian", "ilo": "Iloko",
+    "kab": "Kabyle", "lij": "Ligurian", "lmo": "Lombard", "lzh": "Literary Chinese",
+    "mai": "Maithili", "mnw": "Mon", "nan": "Min Nan Chinese", "nds": "Low German",
+    "nso": "Northern Sotho", "pap": "Papiamento", "sah": "Yakut", "sat": "Santali",
+    "scn": "Sicilian", "shn": "Shan", "szl": "Silesian", "tpi": "Tok Pisin",
+    "vec": "Venetian", "war": "Waray", "wuu": "Wu Chinese", "yue": "Cantonese",
+}  # fmt: skip
+"""English names of the languages of ISO 639-1, and of some others with corpora."""
+
+PREFERRED = {
+    # ISO 639-2 and 639-3, where ISO 639-1 has a shorter code.
+    "aar": "aa", "abk": "ab", "afr": "af", "aka": "ak", "alb": "sq", "amh": "am",
+    "ara": "ar", "arg": "an", "arm": "hy", "asm": "as", "ava": "av", "aym": "ay",
+    "aze": "az", "bak": "ba", "bam": "bm", "baq": "eu", "bel": "be", "ben": "bn",
+    "bis": "bi", "bod": "bo", "bos": "bs", "bre": "br", "bul": "bg", "bur": "my",
+    "cat": "ca", "ces": "cs", "che": "ce", "chi": "zh", "chv": "cv", "cor": "kw",
+    "cos": "co", "cym": "cy", "cze": "cs", "dan": "da", "deu": "de", "div": "dv",
+    "dut": "nl", "dzo": "dz", "ell": "el", "eng": "en", "epo": "eo", "est": "et",
+    "eus": "eu", "ewe": "ee", "fao": "fo", "fas": "fa", "fij": "fj", "fin": "fi",
+    "fra": "fr", "fre": "fr", "fry": "fy", "ful": "ff", "geo": "ka", "ger": "de",
+    "gla": "gd", "gle": "ga", "glg": "gl", "glv": "gv", "gre": "el", "grn": "gn",
+    "guj": "gu", "hat": "ht", "hau": "ha", "heb": "he", "hin": "hi", "hrv": "hr",
+    "hun": "hu", "hye": "hy", "ibo": "ig", "ice": "is", "ido": "io", "iku": "iu",
+    "ina": "ia", "ind": "id", "isl": "is", "ita": "it", "jav": "jv", "jpn": "ja",
+    "kal": "kl", "kan": "kn", "kas": "ks", "kat": "ka", "kau": "kr", "kaz": "kk",
+    "khm": "km", "kik": "ki", "kin": "rw", "kir": "ky", "kom": "kv", "kon": "kg",
+    "kor": "ko", "kur": "ku", "lao": "lo", "lat": "la", "lav": "lv", "lim": "li",
+    "lin": "ln", "lit": "lt", "ltz": "lb", "lug": "lg", "mac": "mk", "mah": "mh",
+    "mal": "ml", "mao": "mi", "mar": "mr", "may": "ms", "mkd": "mk", "mlg": "mg",
+    "mlt": "mt", "mon": "mn", "mri": "mi", "msa": "ms", "mya": "my", "nav": "nv",
+    "nep": "ne", "nld": "nl", "nno": "nn", "nob": "nb", "nor": "no", "nya": "ny",
+    "oci": "oc", "ori": "or", "orm": "om", "oss": "os", "pan": "pa", "per": "fa",
+    "pol": "pl", "por": "pt", "pus": "ps", "que": "qu", "roh": "rm", "ron": "ro",
+    "rum": "ro", "run": "rn", "rus": "ru", "sag": "sg", "san": "sa", "sin": "si",
+    "slk": "sk", "slo": "sk", "slv": "sl", "sme": "se", "smo": "sm", "sna": "sn",
+    "snd": "sd", "som": "so", "sot": "st", "spa": "es", "sqi": "sq", "srd": "sc",
+    "srp": "sr", "ssw": "ss", "sun": "su", "swa": "sw", "swe": "sv", "tah": "ty",
+    "tam": "ta", "tat": "tt", "tel": "te", "tgk": "tg", "tgl": "tl", "tha": "th",
+    "tib": "bo", "tir": "ti", "ton": "to", "tsn": "tn", "tso": "ts", "tuk": "tk",
+    "tur": "tr", "twi": "tw", "uig": "ug", "ukr": "uk", "urd": "ur", "uzb": "uz",
+    "ven": "ve", "vie": "vi", "vol": "vo", "wel": "cy", "wln": "wa", "wol": "wo",
+    "xho": "xh", "yid": "yi", "yor": "yo", "zha": "za", "zho": "zh", "zul": "zu",
+    # The one language that stands for a whole macrolanguage, as in Unicode's CLDR.
+    "als": "sq", "arb": "ar", "ayr": "ay", "azj": "az", "cmn": "zh", "ekk": "et",
+    "fuv": "ff", "gaz": "om", "gug": "gn", "khk": "mn", "kmr": "ku", "lvs": "lv",
+    "npi": "ne", "ory": "or", "pbt": "ps", "pes": "fa", "plt": "mg", "prs": "fa",
+    "quy": "qu", "swh": "sw", "uzn": "uz", "ydd": "yi", "zsm": "ms",
+    # Codes that have been replaced.
+    "in": "id", "iw": "he", "ji": "yi", "jw": "jv", "mo": "ro",
+}  # fmt: skip
+"""The code to use instead of another one."""
+
+REGIONS = {
+    "AR": "Argentina", "AT": "Austria", "AU": "Australia", "BE": "Belgium",
+    "BR": "Brazil", "CA": "Canada", "CH": "Switzerland", "CN": "China",
+    "DE": "Germany", "EG": "Egypt", "ES": "Spain", "FR": "France",
+    "GB": "United Kingdom", "HK": "Hong Kong", "ID": "Indonesia", "IE": "Ireland",
+    "IN": "India", "IR": "Iran", "IT": "Italy", "JP": "Japan", "KP": "North Korea",
+    "KR": "South Korea", "MA": "Morocco", "MO": "Macao", "MX": "Mexico",
+    "NL": "Netherlands", "NZ": "New Zealand", "PK": "Pakistan", "PT": "Portugal",
+    "RU": "Russia", "SA": "Saudi Arabia", "SG": "Singapore", "TW": "Taiwan",
+    "UA": "Ukraine", "US": "United States", "ZA": "South Africa",
+    "419": "Latin America",
+}  # fmt: skip
+SCRIPTS = {
+    "Arab": "Arabic", "Beng": "Bangla", "Cyrl": "Cyrillic", "Deva": "Devanagari",
+    "Grek": "Greek", "Guru": "Gurmukhi", "Hans": "Simplified", "Hant": "Traditional",
+    "Hebr": "Hebrew", "Jpan": "Japanese", "Khmr": "Khmer", "Kore": "Korean",
+    "Laoo": "Lao", "Latn": "Latin", "Mymr": "Myanmar", "Thai": "Thai",
+    "Tibt": "Tibetan",
+}  # fmt: skip
+TRADITIONAL = {"HK", "MO", "TW"}
+"""Regions that write Chinese in traditional characters."""
+
+UNSPACED = {
+    "bo", "dz", "hak", "ja", "km", "lo", "lzh", "mnw", "my", "nan", "shn", "th", "wuu",
+    "yue", "zh",
+}  # fmt: skip
+"""Languages whose own script has no spaces between words."""
+UNSPACED_SCRIPTS = {
+    "Hani", "Hans", "Hant", "Hira", "Jpan", "Kana", "Khmr", "Laoo", "Mymr", "Thai",
+    "Tibt",
+}  # fmt: skip
+CHINESE = {"hak", "lzh", "nan", "wuu", "yue", "zh"}
+
+TAG = re.compile(
+    r"""(?P<language>[a-z]{2,3})
+    (?P<extended>(?:-[a-z]{3}){0,3})
+    (?:-(?P<script>[a-z]{4}))?
+    (?:-(?P<region>[a-z]{2}|[0-9]{3}))?
+    (?P<variants>(?:-(?:[a-z0-9]{5,8}|[0-9][a-z0-9]{3}))*)
+    (?P<extensions>(?:-[a-wy-z0-9](?:-[a-z0-9]{2,8})+)*)
+    (?P<private>(?:-x(?:-[a-z0-9]{1,8})+)?)""",
+    re.VERBOSE,
+)
+"""Well-formed tags of RFC 5646 in lower case, without whole-tag private use."""
+COMPRESSED = {".gz", ".gzip", ".bz2", ".xz", ".zst"}
+KINDS = {".txt", ".text", ".tok", ".clean", ".detok", ".raw", ".norm", ".lc", ".tc"}
+"""Endings that may follow the one that names a language."""
+WRITTEN_SMALL = {"pt-br", "zh-cn", "zh-hk", "zh-tw"}
+"""Endings in small letters that name a region, though a language has its code too."""
+
+SCRIPT_LETTERS = {
+    "zh": re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"),
+    "ja": re.compile("[\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9d]"),
+    "ko": re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]"),
+    "th": re.compile("[\u0e01-\u0e4e]"),
+    "lo": re.compile("[\u0e81-\u0eff]"),
+    "my": re.compile("[\u1000-\u109f]"),
+    "bo": re.compile("[\u0f00-\u0fff]"),
+    "km": re.compile("[\u1780-\u17d3]"),
+}
+"""Letters of scripts that tell the language, or at least how it has to be cut."""
+KANA_SHARE = 0.1
+"""Share of kana among kana and Han characters above which text is Japanese."""
+ENOUGH_LETTERS = 0.5
+"""Share of a script among the letters of a text above which the text is in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguagesConfig:
+    """The languages of a model, as BCP 47 tags; none where they are not known."""
+
+    source: str | None = None
+    """Language that is read."""
+    target: str | None = None
+    """Language that is written."""
+
+    def __post_init__(self) -> None:
+        for side in ("source", "target"):
+            if (tag := getattr(self, side)) is not None:
+                object.__setattr__(self, side, canonical(tag))
+
+    def given(self, tags: Mapping[str, str | None]) -> "LanguagesConfig":
+        """With those of the tags that are not none."""
+        known = {side: tag for side, tag in tags.items() if tag is not None}
+        return replace(self, **known)
+
+    def __str__(self) -> str:
+        return f"{_described(self.source)} to {_described(self.target)}"
+
+
+def canonical(tag: str) -> str:
+    """Write a tag as BCP 47 recommends: pt-BR, zh-Hans; `ConfigError` if it is none."""
+    parts = _parse(tag)
+    if parts is None:
+        raise ConfigError(_no_tag(tag))
+    language = parts["language"]
+    extended = parts["extended"] or ""
+    if extended and extended[1:] in PREFERRED | NAMES:
+        language, extended = extended[1:], ""  # zh-yue is yue
+    script, region = parts["script"] or "", parts["region"] or ""
+    pieces = [
+        PREFERRED.get(language, language) + extended,
+        script.capitalize(),
+        region.upper(),
+    ]
+    rest = parts["variants"] + parts["extensions"] + parts["private"]
+    return "-".join(filter(None, pieces)) + rest
+
+
+def base(tag: str) -> str:
+    """The language of a tag alone: pt for pt-BR."""
+    return canonical(tag).split("-")[0]
+
+
+def script_of(tag: str) -> str | None:
+    """The script that a tag names, or the one that its region writes Chinese in."""
+    parts = _parse(canonical(tag))
+    if parts is None:
+        return None
+    if parts["script"]:
+        return str(parts["script"]).capitalize()
+    if parts["language"] not in CHINESE:
+        return None
+    region = (parts["region"] or "").upper()
+    return "Hant" if region in TRADITIONAL else "Hans"
+
+
+def best_match(asked: str, offered: Sequence[str]) -> str | None:
+    """The offered language that serves best for the one that is asked for.
+
+    The same tag in any case comes first, then ever shorter beginnings of it (zh-Hans
+    for zh-Hans-CN), then tags of the same language, those in the same script first.
+    Offered names that are no tags match themselves.
+    """
+    by_name = {_spelling(each): each for each in reversed(offered)}
+    wanted = _spelling(asked)
+    while wanted not in by_name and "-" in wanted:
+        wanted = wanted.rpartition("-")[0]
+    if wanted in by_name:
+        return by_name[wanted]
+    if _parse(asked) is None:
+        return None
+    related = [
+        each
+        for each in offered
+        if _parse(each) is not None and _family(each) == _family(asked)
+    ]
+    same_script = [each for each in related if script_of(each) == script_of(asked)]
+    return next(iter([*same_script, *related]), None)
+
+
+def guess(path: str | Path) -> str | None:
+    """The language that a file's ending names (train.en, train.pt-BR.gz), if one."""
+    name = PurePath(path).name
+    suffixes = [suffix.lower() for suffix in PurePath(name).suffixes]
+    while suffixes and suffixes[-1] in COMPRESSED | KINDS:
+        name = name[: -len(suffixes.pop())]
+    stem, dot, ending = name.rpartition(".")
+    return _named(ending) if dot and stem else None
+
+
+def guess_all(paths: Iterable[str | Path]) -> str | None:
+    """The language that the endings of several files agree on."""
+    found = {guess(path) for path in paths}
+    return found.pop() if len(found) == 1 else None
+
+
+def detect_unspaced(texts: Iterable[str]) -> str | None:
+    """The language of text in a script that tells it: zh, ja, ko, th, lo, km, my, bo.
+
+    None for text in other scripts. Only scripts are counted: this tells neither
+    Cantonese from Mandarin nor Shan from Burmese.
+    """
+    counts = dict.fromkeys(SCRIPT_LETTERS, 0)
+    num_letters = 0
+    for text in texts:
+        num_letters += sum(map(str.isalpha, text))
+        if not text.isascii():
+            for tag, letters in SCRIPT_LETTERS.items():
+                counts[tag] += len(letters.findall(text))
+    if counts["ja"] > KANA_SHARE * (counts["ja"] + counts["zh"]):
+        counts["ja"] += counts.pop("zh")
+    tag = max(counts, key=lambda each: counts[each])
+    return tag if counts[tag] > ENOUGH_LETTERS * max(num_letters, 1) else None
+
+
+def english_name(tag: str) -> str:
+    """The English name of a language: Portuguese (Brazil); an unknown one's code."""
+    parts = _parse(canonical(tag))
+    if parts is None:
+        return tag
+    language = str(parts["language"])
+    script, region = parts["script"], parts["region"]
+    details = [SCRIPTS.get(script.capitalize(), script)] if script else []
+    if region:
+        details.append(REGIONS.get(region.upper(), region.upper()))
+    name = NAMES.get(language, language)
+    return f"{name} ({', '.join(details)})" if details else name
+
+
+def is_known(tag: str) -> bool:
+    """Whether the tag's language is one that this module can name."""
+    return _parse(tag) is not None and base(tag) in NAMES
+
+
+def is_unspaced(tag: str) -> bool:
+    """Whether the language is written without spaces between words."""
+    parts = _parse(canonical(tag))
+    if parts is not None and parts["script"]:
+        return str(parts["script"]).capitalize() in UNSPACED_SCRIPTS
+    return base(tag) in UNSPACED
+
+
+def _parse(tag: str) -> re.Match[str] | None:
+    return TAG.fullmatch(tag.strip().replace("_", "-").lower())
+
+
+def _spelling(tag: str) -> str:
+    """What a tag or a name is compared by."""
+    return tag.strip().lower() if _parse(tag) is None else canonical(tag).lower()
+
+
+def _family(tag: str) -> str:
+    """The language, where both written forms of Norwegian are one."""
+    language = base(tag)
+    return "no" if language in ("nb", "nn") else language
+
+
+def _named(ending: str) -> str | None:
+    """The tag that an ending is, unless it may as well be a pair of languages."""
+    if not is_known(ending):
+        return None
+    language, _, rest = ending.replace("_", "-").partition("-")
+    is_small = rest == rest.lower()
+    if rest in NAMES and is_small and f"{language}-{rest}" not in WRITTEN_SMALL:
+        return None  # en-fr: a pair, not the English of France
+    return canonical(ending)
+
+
+def _described(tag: str | None) -> str:
+    return "unknown" if tag is None else f"{english_name(tag)} ({tag})"
+
+
+def _no_tag(tag: str) -> str:
+    by_name = {name.lower(): code for code, name in NAMES.items()}
+    nearest = get_close_matches(tag.lower(), by_name, n=1, cutoff=0.8)
+    hint = f"did you mean {by_name[nearest[0]]!r}?" if nearest else "as in en or pt-BR."
+    return f"A language must be a BCP 47 tag, but is {tag!r}; {hint}"
