@@ -177,6 +177,7 @@ def test_the_api_parses_raw_text(parser: Path) -> None:
     [found] = translator.parse(["It's so."], constrained=True)
     assert found.tree.words == ("It", "'s", "so", ".")
     assert found.repairs.total == 0
+    assert translator.parse("It's so.", constrained=True) == found
 
 
 def test_gold_trees_are_parsed_and_scored(

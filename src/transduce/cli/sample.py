@@ -81,7 +81,7 @@ def sample(
         model, *ensemble, device=device, precision=precision, num_processes=processes
     )
     write_translations(
-        lambda pace: translator.sample(source.lines, config, pace),
+        lambda pace: translator.sample_stream(source.lines, config, pace),
         source.windows,
         output,
         number,

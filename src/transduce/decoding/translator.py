@@ -9,7 +9,7 @@ from functools import partial
 from importlib import import_module
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
@@ -34,6 +34,7 @@ from transduce.decoding.translation.parts import (
     paired,
     parts_of,
     require_lists,
+    require_strings,
 )
 from transduce.decoding.translation.target_score import TargetScore
 from transduce.decoding.translation.translations import (
@@ -45,7 +46,9 @@ from transduce.decoding.translation.translations import (
 )
 from transduce.errors import RequestError
 from transduce.machine import may_have_gpu
+from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelAtRest, open_model
+from transduce.phrases import counted
 from transduce.sampling_config import SamplingConfig
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
@@ -95,6 +98,9 @@ class Translator:
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         self.device = "cpu" if str(device).startswith("cpu:") else str(device)
         """As PyTorch calls it; there is but one CPU, whatever its number."""
+        self.precision: DecodingPrecision = precision
+        self.config: ModelConfig = checkpoint.config
+        """Of the first model."""
         self.models = [
             ReadyModel(each, precision, self.device) for each in (checkpoint, *others)
         ]
@@ -115,14 +121,45 @@ class Translator:
         for_translation = num_processes if self._parser is None else 1
         self._processes = SearchProcesses(self, for_translation, self.device)
 
+    def __repr__(self) -> str:
+        """What it is, in short: task, size, device and precision."""
+        does = "translates" if self.symbols is None else "parses"
+        several = f", {len(self.models)} models" if len(self.models) > 1 else ""
+        layers = counted(self.config.num_layers, "layer")
+        return (
+            f"<{type(self).__name__}: {does}, {layers}, d_model "
+            f"{self.config.d_model}, {self.tokenizer.vocab_size:,} pieces"
+            f"{several}, on {self.device} ({self.precision})>"
+        )
+
     def get_ready(self) -> None:
         """Read weights, and all that translating needs; else the first one does."""
         for model in self.models:
             model.get_ready()
 
-    def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
-        """The trees of raw English sentences, found by the model's own search."""
-        return self.parser().parse(texts, constrained=constrained)
+    # A string is a sequence of strings too, for type checkers.
+    @overload
+    def parse(  # type: ignore[overload-overlap]
+        self, texts: str, *, constrained: bool = False
+    ) -> Parse: ...
+
+    @overload
+    def parse(
+        self, texts: Sequence[str], *, constrained: bool = False
+    ) -> list[Parse]: ...
+
+    def parse(
+        self, texts: str | Sequence[str], *, constrained: bool = False
+    ) -> Parse | list[Parse]:
+        """Parse raw English sentences by the model's own search.
+
+        One parse for each sentence, in their order; of a string, which is one sentence,
+        its parse.
+        """
+        parser = self.parser()
+        if isinstance(texts, str):
+            return parser.parse([texts], constrained=constrained)[0]
+        return parser.parse(texts, constrained=constrained)
 
     def parser(self) -> Parser:
         """What parses with the first model; `RequestError` if it translates."""
@@ -133,6 +170,20 @@ class Translator:
             )
         return self._parser
 
+    @overload
+    def translate(  # type: ignore[overload-overlap]
+        self,
+        sources: str,
+        *,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        min_length: int | None = None,
+        extra_length: int | None = None,
+        max_length: int | None = None,
+        prefixes: str | None = None,
+    ) -> Translation: ...
+
+    @overload
     def translate(
         self,
         sources: Sequence[str],
@@ -143,8 +194,23 @@ class Translator:
         extra_length: int | None = None,
         max_length: int | None = None,
         prefixes: Sequence[str] | None = None,
-    ) -> list[Translation]:
-        """Translate sentences; one for each, in their order (section 6.1).
+    ) -> list[Translation]: ...
+
+    def translate(
+        self,
+        sources: str | Sequence[str],
+        *,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        min_length: int | None = None,
+        extra_length: int | None = None,
+        max_length: int | None = None,
+        prefixes: str | Sequence[str] | None = None,
+    ) -> Translation | list[Translation]:
+        """Translate sentences by beam search (section 6.1).
+
+        One translation for each, in their order; of a string, which is one sentence
+        whatever line breaks it has, its translation.
 
         The settings are those of `SearchConfig`, by default the model's own, and
         `translate_stream` takes all of them: the n best, too, while here the best is
@@ -161,7 +227,13 @@ class Translator:
             "max_length": max_length,
         }
         config = self.search.given(settings)
-        return list(self.translate_stream(sources, config, prefixes))
+        if not isinstance(sources, str):
+            return list(self.translate_stream(sources, config, prefixes))
+        begun = None
+        if prefixes is not None:
+            require_strings(prefixes)
+            begun = [str(prefixes)]
+        return next(self.translate_stream([sources], config, begun))
 
     def translate_stream(
         self,
@@ -185,13 +257,35 @@ class Translator:
         asked = _Asked(begin, config.beam_size, least_steps=config.min_length + 1)
         return map(distinct, self._in_windows(pairs, pace or Pace(), asked))
 
+    @overload
+    def sample(  # type: ignore[overload-overlap]
+        self, sources: str, config: SamplingConfig
+    ) -> Translation: ...
+
+    @overload
     def sample(
+        self, sources: Sequence[str], config: SamplingConfig
+    ) -> list[Translation]: ...
+
+    def sample(
+        self, sources: str | Sequence[str], config: SamplingConfig
+    ) -> Translation | list[Translation]:
+        """Draw translations at random: those of a source by its place and the seed.
+
+        One `Translation` for each source, in their order, whose hypotheses are the
+        draws; of a string, which is one sentence, its own.
+        """
+        if isinstance(sources, str):
+            return next(self.sample_stream([sources], config))
+        return list(self.sample_stream(sources, config))
+
+    def sample_stream(
         self,
         sources: Iterable[str],
         config: SamplingConfig,
         pace: Pace | None = None,
     ) -> Iterator[Translation]:
-        """Translations drawn at random: each source's by its place and the seed."""
+        """Draw as `sample` does, without end, each as soon as it is done."""
         self.require_translation()
         require_lists(sources)
         self._load_for_all(SAMPLING)
@@ -200,15 +294,31 @@ class Translator:
         asked = _Asked(begin, config.number)
         return self._in_windows(pairs, pace or Pace(), asked)
 
+    @overload
+    def score(  # type: ignore[overload-overlap]
+        self, sources: str, targets: str
+    ) -> TargetScore: ...
+
+    @overload
     def score(
         self, sources: Sequence[str], targets: Sequence[str]
-    ) -> list[TargetScore]:
-        """How likely the model holds given translations.
+    ) -> list[TargetScore]: ...
+
+    def score(
+        self, sources: str | Sequence[str], targets: str | Sequence[str]
+    ) -> TargetScore | list[TargetScore]:
+        """Tell how likely the model holds given translations.
+
+        One score for each pair, in their order; of two strings, which are one pair, its
+        score.
 
         `RequestError` if they are not as many as the sources, or several models are
         to decide; `CheckpointError` if the model puts out NaN.
         """
         self.require_translation()
+        if isinstance(sources, str):
+            require_strings(targets)
+            return self.score([sources], [str(targets)])[0]
         require_lists(sources, targets)
         if len(self.models) > 1:
             raise RequestError(

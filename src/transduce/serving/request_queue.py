@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from transduce.decoding.parsing.parser import Parse
 from transduce.decoding.parsing.penn_words import penn_words
+from transduce.decoding.translation.parts import require_lists
 from transduce.decoding.translation.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import BusyError, ConfigError, TooLongError
@@ -120,7 +121,7 @@ class RequestQueue:
 
         The search is the model's own by default. `BusyError` if too many wait, and in
         place of a translation if its time is up; `TooLongError` if these alone are too
-        many; `RequestError` if the model parses.
+        many; `RequestError` if the model parses, or the sentences are one string.
         """
         self.translator.require_translation()
         return self._submit(sentences, _Translate(search or self.translator.search))
@@ -178,6 +179,7 @@ class RequestQueue:
     def _submit(
         self, sentences: Sequence[str], task: _Task[Found]
     ) -> list[Future[Found]]:
+        require_lists(sentences)
         deadline = self._deadline()
         waiting = [
             _Waiting(sentence=sentence, task=task, deadline=deadline)

@@ -17,6 +17,7 @@ from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.parsing.parser import PAPER_SEARCH
 from transduce.decoding.streaming.windows import Pace
 from transduce.decoding.translation import parts
+from transduce.decoding.translation.translations import Translation
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, RequestError
@@ -25,6 +26,7 @@ from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 
 CPU = torch.device("cpu")
+SENTENCES = ["one two", "", "three"]
 
 
 @pytest.fixture
@@ -129,15 +131,81 @@ def test_an_impossible_beam_is_refused(translator: Translator) -> None:
         translator.translate(["one"], beam_size=0)
 
 
-def test_a_string_is_no_list_of_sentences(translator: Translator) -> None:
-    for call in (
-        lambda: translator.translate("one"),
-        lambda: translator.translate(["one"], prefixes="eins"),
-        lambda: translator.sample("one", SamplingConfig()),
-        lambda: translator.score("one", "zwo"),
+@pytest.mark.parametrize("text", ["one two three", "one\ntwo\n\nthree\n", ""])
+def test_a_string_is_one_sentence(translator: Translator, text: str) -> None:
+    drawing = SamplingConfig(number=3)
+    assert translator.translate(text) == translator.translate([text])[0]
+    assert translator.sample(text, drawing) == translator.sample([text], drawing)[0]
+    assert translator.score(text, "eins") == translator.score([text], ["eins"])[0]
+
+
+def test_a_sentence_is_begun_by_its_prefix(translator: Translator) -> None:
+    found = translator.translate("one two", prefixes="zwei")
+    assert found == translator.translate(["one two"], prefixes=["zwei"])[0]
+    assert found.text.startswith("zwei")
+
+
+def test_lists_are_answered_by_lists_and_streams_by_iterators(
+    translator: Translator,
+) -> None:
+    drawing = SamplingConfig(number=2)
+    assert isinstance(translator.translate(SENTENCES), list)
+    assert isinstance(translator.sample(SENTENCES, drawing), list)
+    assert isinstance(translator.score(SENTENCES, SENTENCES), list)
+    for stream in (
+        translator.translate_stream(iter(SENTENCES)),
+        translator.sample_stream(iter(SENTENCES), drawing),
     ):
-        with pytest.raises(RequestError, match="as a list, but are a string; put it"):
+        assert iter(stream) is stream
+        assert len(list(stream)) == len(SENTENCES)
+
+
+def test_a_string_beside_a_list_is_refused(translator: Translator) -> None:
+    for call in (
+        lambda: translator.translate(["one"], prefixes="eins"),
+        lambda: translator.translate_stream("one"),
+        lambda: translator.sample_stream("one", SamplingConfig()),
+        lambda: translator.score(["one"], "zwo"),
+    ):
+        with pytest.raises(RequestError, match="as a list of strings, but one string"):
             call()
+    for call in (
+        lambda: translator.translate("one", prefixes=["eins"]),
+        lambda: translator.score("one", ["eins"]),
+    ):
+        with pytest.raises(RequestError, match="must be one string, but is list"):
+            call()
+
+
+def test_what_is_no_text_is_named(
+    translator: Translator, unchecked_types: None
+) -> None:
+    for sources in (["one", None], ["one", 2]):
+        with pytest.raises(RequestError, match="must be a string, but number 2 is"):
+            translator.translate(sources)
+
+
+def test_a_translator_and_its_translations_are_told_in_a_line(
+    translator: Translator,
+) -> None:
+    assert repr(translator) == (
+        f"<Translator: translates, 1 layer, d_model 32, "
+        f"{translator.tokenizer.vocab_size} pieces, on cpu (fp32)>"
+    )
+    found = translator.translate("one two", beam_size=4)
+    assert repr(found) == f"Translation(text={found.text!r}, score={found.score:.3f})"
+    [several] = translator.translate_stream(
+        ["one two"], SearchConfig(beam_size=4, num_best=4)
+    )
+    assert repr(several).endswith(f", hypotheses={len(several.hypotheses)})")
+    best = several.hypotheses[0]
+    assert repr(best) == (
+        f"TranslationHypothesis(text={best.text!r}, score={best.score:.3f}, "
+        f"tokens={len(best.tokens)})"
+    )
+    long = Translation(text="x" * 500, score=-1.0, hypotheses=(), num_parts=3)
+    assert len(repr(long)) < 150
+    assert repr(long).endswith("x…', score=-1.000, num_parts=3)")
 
 
 def test_sources_without_as_many_targets_are_refused(translator: Translator) -> None:

@@ -97,11 +97,25 @@ def _starts(text: str, parts: Sequence[str]) -> Iterator[int]:
 
 
 def require_lists(*several: object) -> None:
-    """`RequestError` if one is a string, whose letters would be taken one by one."""
-    if any(isinstance(each, str) for each in several):
+    """`RequestError` if one is a string, whose letters would be taken one by one.
+
+    Only what takes one sentence as well as several may be given a string.
+    """
+    if any(isinstance(each, str | bytes) for each in several):
         raise RequestError(
-            "Sentences must be given as a list, but are a string; put it into one."
+            "Several sentences must be given as a list of strings, but one string is "
+            "given; put it into a list."
         )
+
+
+def require_strings(*several: object) -> None:
+    """`RequestError` if one is not a string, though the source is one sentence."""
+    for each in several:
+        if not isinstance(each, str):
+            raise RequestError(
+                "What goes with one sentence must be one string, but is "
+                f"{type(each).__name__}; give all of them as strings, or all as lists."
+            )
 
 
 def paired(
@@ -109,7 +123,9 @@ def paired(
 ) -> Iterator[tuple[str, str]]:
     """Each source and its prefix; `RequestError` where one of them is missing."""
     if prefixes is None:
-        yield from zip(sources, repeat(""))
+        for number, source in enumerate(sources, start=1):
+            _require_text(source, number)
+            yield source, ""
         return
     for number, (source, prefix) in enumerate(zip_longest(sources, prefixes), start=1):
         if source is None or prefix is None:
@@ -118,4 +134,14 @@ def paired(
                 f"{'sources' if source is None else 'prefixes'} end before number "
                 f"{number:,}."
             )
+        _require_text(source, number)
+        _require_text(prefix, number)
         yield source, prefix
+
+
+def _require_text(sentence: object, number: int) -> None:
+    if not isinstance(sentence, str):
+        raise RequestError(
+            f"A sentence must be a string, but number {number:,} is "
+            f"{type(sentence).__name__}."
+        )

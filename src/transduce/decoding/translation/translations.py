@@ -10,8 +10,11 @@ from transduce.decoding.translation.parts import Part
 from transduce.text.splitting import space_between
 from transduce.text.tokenizer import Tokenizer
 
+SHOWN_CHARACTERS = 80
+"""Of a text in the `repr` of what holds it."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TranslationHypothesis:
     """One of the translations that were found."""
 
@@ -27,8 +30,12 @@ class TranslationHypothesis:
     """Of each token and, if it ended by itself, of the end token; none of what was
     translated in parts, each of which has an end."""
 
+    def __repr__(self) -> str:
+        shown = f"text={_shortened(self.text)}, score={self.score:.3f}"
+        return f"{type(self).__name__}({shown}, tokens={len(self.tokens)})"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Translation:
     """The best translation, and others that were asked for."""
 
@@ -40,6 +47,19 @@ class Translation:
     num_parts: int = 1
     """In how many the source was translated, more than one if it was over-long; the
     scores of the parts are added up."""
+
+    def __repr__(self) -> str:
+        shown = [f"text={_shortened(self.text)}", f"score={self.score:.3f}"]
+        if len(self.hypotheses) > 1:
+            shown.append(f"hypotheses={len(self.hypotheses)}")
+        if self.num_parts > 1:
+            shown.append(f"num_parts={self.num_parts}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _shortened(text: str) -> str:
+    whole = len(text) <= SHOWN_CHARACTERS
+    return repr(text if whole else f"{text[: SHOWN_CHARACTERS - 1]}…")
 
 
 EMPTY = Translation(text="", score=0.0, hypotheses=())

@@ -138,8 +138,9 @@ class Endpoints:
         """How likely the model holds given translations."""
         asked = await self._admission.admit(request, messages.ScoreRequest)
         queue = by_name(self._translating, asked.model).queue
-        work = partial(queue.translator.score, asked.source, asked.target)
-        found = await while_connected(request, queue.run(work))
+        scorer = queue.translator
+        work = queue.run(lambda: scorer.score(asked.source, asked.target))
+        found = await while_connected(request, work)
         return [
             messages.Score(
                 log_probability=each.log_probability,
