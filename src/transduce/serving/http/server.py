@@ -1,7 +1,9 @@
 """The HTTP interface: LibreTranslate's, and what more a model can tell."""
 
 import math
+import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -16,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 import transduce
 from transduce.errors import ConfigError, RequestError, TransduceError
-from transduce.interruption import stop_on_signal
+from transduce.interruption import stop_on_signal, terminations
 from transduce.serving.http import messages
 from transduce.serving.http.admission import (
     FORM,
@@ -126,7 +128,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(app: FastAPI, listener: socket.socket, timeout_s: float) -> None:
-    """Answer until SIGTERM or Ctrl-C, and then finish what was taken."""
+    """Answer until Ctrl-C, SIGTERM or a hangup, and then finish what was taken."""
     config = uvicorn.Config(
         app,
         access_log=False,
@@ -134,9 +136,13 @@ def serve(app: FastAPI, listener: socket.socket, timeout_s: float) -> None:
         server_header=False,
         timeout_graceful_shutdown=math.ceil(timeout_s + GRACE_S),
     )
+    server = uvicorn.Server(config)
     # The server raises the signal again once it is done, which is here no failure.
     with stop_on_signal():
-        uvicorn.Server(config).run(sockets=[listener])
+        if threading.current_thread() is threading.main_thread():
+            for number in terminations():
+                signal.signal(number, server.handle_exit)
+        server.run(sockets=[listener])
 
 
 def _add_asked(
