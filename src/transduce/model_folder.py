@@ -25,8 +25,9 @@ from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
-FORMAT = 3
+FORMAT = 4
 """Of the model folder; raised when an older version could not read a newer folder."""
+DROPOUTS = {"attention_dropout", "relu_dropout"}
 FORMATS = {
     1: {
         "decoder_layers",
@@ -34,8 +35,10 @@ FORMATS = {
         "norm_epsilon",
         "output_bias",
         "target_vocab_size",
+        *DROPOUTS,
     },
-    2: {"target_vocab_size"},
+    2: {"target_vocab_size", *DROPOUTS},
+    3: DROPOUTS,
     FORMAT: set[str](),
 }
 """Those that can be read, and the settings each does not have: they are the paper's."""
@@ -265,7 +268,7 @@ def _read_config(
     content: dict[str, Any], path: Path
 ) -> tuple[ModelConfig, int, SearchConfig | None]:
     number = content.get("format")
-    if number not in list(FORMATS):
+    if type(number) is not int or number not in FORMATS:
         raise VersionError(
             f"{path}: the format must be from {min(FORMATS)} to {max(FORMATS)}, but is "
             f"{number}; the model was saved by another version of transduce."

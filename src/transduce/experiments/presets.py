@@ -89,9 +89,11 @@ SMALL_MODEL = ModelConfig(
 PARSING_MODEL = replace(MODEL, num_layers=4, d_model=1024, d_k=128, d_v=128)
 PARSING = RunConfig(
     tokenizer=TokenizerConfig(kind="bpe", vocab_size=16_000),
-    model=replace(PARSING_MODEL, dropout=0.2),
+    # The paper names neither the rates of dropout, both of sub-layers and of attention,
+    # nor the learning rate; these are those of its own code, tensor2tensor 1.0.6
+    # (`transformer_parsing_base`).
+    model=replace(PARSING_MODEL, dropout=0.2, attention_dropout=0.2),
     batching=BatchingConfig(source_tokens=25_000, target_tokens=25_000, max_length=512),
-    # The paper names neither dropout nor rate; these are those of its own code.
     training=replace(
         TRAINING, warmup_steps=16_000, learning_rate_scale=0.5, best_by="f1"
     ),
@@ -149,6 +151,7 @@ PRESETS = {
     "parsing-semi": replace(
         PARSING,
         tokenizer=TokenizerConfig(kind="bpe", vocab_size=32_000),
+        # As in that code for such a corpus (`transformer_parsing_big`).
         model=replace(PARSING_MODEL, dropout=0.1),
         training=replace(PARSING.training, warmup_steps=4_000),
     ),

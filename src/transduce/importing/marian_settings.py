@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.export.marian import NORM_EPSILON
@@ -33,7 +34,15 @@ FIXED = {
     "tie_word_embeddings": True,
 }
 """What must be so, since nothing else maps."""
-NOT_SAID = {"model_type": None, "scale_embedding": False, "dropout": 0.1}
+DROPOUTS = {
+    "dropout": ("dropout", 0.1),
+    "attention_dropout": ("attention_dropout", 0.0),
+    "activation_dropout": ("relu_dropout", 0.0),
+}
+"""What each is here, and the rate where nothing is said."""
+NOT_SAID = {"model_type": None, "scale_embedding": False} | {
+    name: rate for name, (_, rate) in DROPOUTS.items()
+}
 """What the library takes where nothing is said, and it is not as above."""
 EQUAL = {
     "decoder_attention_heads": "encoder_attention_heads",
@@ -162,11 +171,6 @@ def _model(content: Mapping[str, object], vocab_size: int, path: Path) -> ModelC
             f"{path}: `d_model` must be a multiple of the {num_heads} attention heads, "
             f"but is {d_model}."
         )
-    dropout = content["dropout"]
-    if not isinstance(dropout, int | float):
-        raise CheckpointError(
-            f"{path}: `dropout` must be a number, but is {dropout!r}."
-        )
     return ModelConfig(
         vocab_size=vocab_size,
         num_layers=encoder_layers,
@@ -176,10 +180,23 @@ def _model(content: Mapping[str, object], vocab_size: int, path: Path) -> ModelC
         num_heads=num_heads,
         d_k=d_model // num_heads,
         d_v=d_model // num_heads,
-        dropout=float(dropout),
+        **_dropouts(content, path),
         activation=ACTIVATIONS[content["activation_function"]],
         norm_epsilon=NORM_EPSILON,
     )
+
+
+def _dropouts(content: Mapping[str, object], path: Path) -> dict[str, float]:
+    """The rates, by the names that they have here."""
+    rates = {}
+    for name, (ours, _) in DROPOUTS.items():
+        rate = content[name]
+        if type(rate) not in (int, float):
+            raise CheckpointError(
+                f"{path}: `{name}` must be a number, but is {rate!r}."
+            )
+        rates[ours] = float(cast(float, rate))
+    return rates
 
 
 def _ids(content: Mapping[str, object], path: Path) -> tuple[int, ...]:
