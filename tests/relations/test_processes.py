@@ -17,6 +17,8 @@ from waiting import children_of, runs, wait_until
 # Updates of three to five batches, with dropout; saved often enough to be killed.
 SETTINGS = (
     "model.dropout=0.3",
+    "model.attention_dropout=0.2",
+    "model.relu_dropout=0.2",
     "batching.source_tokens=200",
     "batching.target_tokens=200",
     "batching.batch_tokens=60",

@@ -19,8 +19,8 @@ from transduce.model.operators.kernels.library import (
 )
 
 MOST_KEYS = 128
-"""Over more, PyTorch's fused kernel is about as fast, and keeps no weights; but on a CPU
-it has no dropout."""
+"""Over more, PyTorch's fused kernel is about as fast, and keeps no weights; but it has
+no dropout on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def has_short_attention(
         query.device.type == "cpu"
         and query.dtype != torch.float64
         and not torch.compiler.is_compiling()  # what has no addresses yet
-        and 0 < memory.size(1)
+        and memory.size(1) > 0
         and (memory.size(1) <= MOST_KEYS or dropout > 0)
         and heads.d_k % WHOLE == 0
         and heads.d_v % WHOLE == 0
