@@ -5,7 +5,6 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.export.marian import NORM_EPSILON
@@ -34,14 +33,12 @@ FIXED = {
     "tie_word_embeddings": True,
 }
 """What must be so, since nothing else maps."""
-DROPOUTS = {
-    "dropout": ("dropout", 0.1),
-    "attention_dropout": ("attention_dropout", 0.0),
-    "activation_dropout": ("relu_dropout", 0.0),
-}
-"""What each is here, and the rate where nothing is said."""
-NOT_SAID = {"model_type": None, "scale_embedding": False} | {
-    name: rate for name, (_, rate) in DROPOUTS.items()
+NOT_SAID = {
+    "model_type": None,
+    "scale_embedding": False,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
 }
 """What the library takes where nothing is said, and it is not as above."""
 EQUAL = {
@@ -180,23 +177,19 @@ def _model(content: Mapping[str, object], vocab_size: int, path: Path) -> ModelC
         num_heads=num_heads,
         d_k=d_model // num_heads,
         d_v=d_model // num_heads,
-        **_dropouts(content, path),
+        dropout=_rate(content, "dropout", path),
+        attention_dropout=_rate(content, "attention_dropout", path),
+        relu_dropout=_rate(content, "activation_dropout", path),
         activation=ACTIVATIONS[content["activation_function"]],
         norm_epsilon=NORM_EPSILON,
     )
 
 
-def _dropouts(content: Mapping[str, object], path: Path) -> dict[str, float]:
-    """The rates, by the names that they have here."""
-    rates = {}
-    for name, (ours, _) in DROPOUTS.items():
-        rate = content[name]
-        if type(rate) not in (int, float):
-            raise CheckpointError(
-                f"{path}: `{name}` must be a number, but is {rate!r}."
-            )
-        rates[ours] = float(cast(float, rate))
-    return rates
+def _rate(content: Mapping[str, object], name: str, path: Path) -> float:
+    rate = content[name]
+    if not isinstance(rate, int | float) or isinstance(rate, bool):
+        raise CheckpointError(f"{path}: `{name}` must be a number, but is {rate!r}.")
+    return float(rate)
 
 
 def _ids(content: Mapping[str, object], path: Path) -> tuple[int, ...]:

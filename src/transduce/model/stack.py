@@ -127,8 +127,7 @@ def _is_the_papers(layer: EncoderLayer | DecoderLayer) -> bool:
     """Whether its parts are of the kinds that the paper's has, and not yet packed."""
     network = layer.feed_forward
     return (
-        isinstance(network.inner, Linear)
-        and isinstance(network.outer, Linear)
+        all(isinstance(each, Linear) for each in (network.inner, network.outer))
         and network.activation == "relu"
         and not layer.after_feed_forward.is_pre_norm
         and layer.self_attention.scores != "additive"
