@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from transduce.data.batches import BatchingConfig
 from transduce.errors import ConfigError
+from transduce.evaluation.tokenization import EvaluationConfig
 from transduce.languages import LanguagesConfig
 from transduce.model.config import ModelConfig
 from transduce.preparation.augmentation import AugmentationConfig
@@ -28,6 +29,7 @@ class RunConfig:
     search: SearchConfig = field(default_factory=SearchConfig)
     treebank: TreebankConfig = field(default_factory=TreebankConfig)
     """Of a parser; translation has none."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     languages: LanguagesConfig = field(default_factory=LanguagesConfig)
     """Those of the corpus, guessed from the files' endings where they are not given."""
 
