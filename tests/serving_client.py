@@ -16,8 +16,14 @@ import uvicorn
 
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
+from transduce.serving.http.access import AccessConfig
 from transduce.serving.http.admission import AdmissionConfig
-from transduce.serving.http.server import create_app, listen
+from transduce.serving.http.server import (
+    ServerConfig,
+    create_app,
+    http_server,
+    listen,
+)
 from transduce.serving.request_queue import QueueConfig, RequestQueue
 from transduce.serving.served_models import ModelName, ServedModel
 
@@ -56,6 +62,11 @@ class RunningServer:
         }
         return fetch(Request(self.address + path, content, headers))
 
+    def ask(self, method: str, path: str, **headers: str) -> Answer:
+        """Without a body."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return fetch(Request(self.address + path, headers=named, method=method))
+
     def stop(self) -> None:
         self.server.should_exit = True
 
@@ -85,15 +96,14 @@ def served(
 
 @contextmanager
 def running(
-    models: Sequence[ServedModel], config: AdmissionConfig | None = None
+    models: Sequence[ServedModel],
+    config: AdmissionConfig | None = None,
+    access: AccessConfig | None = None,
+    taking: ServerConfig | None = None,
 ) -> Iterator[RunningServer]:
     """The server, which is stopped in the end."""
     with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(
-            uvicorn.Config(
-                create_app(models, config), log_level="warning", access_log=False
-            )
-        )
+        server = http_server(create_app(models, config, access), taking)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         while not server.started:

@@ -7,7 +7,9 @@ TransduceError
     VersionError         ... or sound, but saved by another version of transduce
   RequestError         the caller asked for what the model or machine cannot do
     BusyError            ... now, because of what others have asked for
+      OverdueError         ... which has waited for too long
     TooLongError         ... at once
+    TimeLimitError       ... in the time that each request has
 
 Some belong to what they end, and stand there: training that is stopped or diverges,
 one process of several that is killed, an export's proof that fails, a reproduction that
@@ -43,5 +45,13 @@ class BusyError(RequestError):
     """The caller asked for what could be done, but not now."""
 
 
+class OverdueError(BusyError):
+    """The caller has waited for as long as a request may."""
+
+
 class TooLongError(RequestError):
     """The caller asked for more at once than is done; in parts it could be."""
+
+
+class TimeLimitError(RequestError):
+    """The caller asked for what takes longer than a request may."""

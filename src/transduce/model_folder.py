@@ -16,7 +16,6 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 
 from transduce.errors import CheckpointError, ConfigError, VersionError
-from transduce.foreign_models import describe, foreign_type, is_pointer
 from transduce.languages import canonical
 from transduce.model.config import ModelConfig
 from transduce.model.sizes.parameters import parameter_shapes
@@ -25,9 +24,8 @@ from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
-FORMAT = 4
+FORMAT = 3
 """Of the model folder; raised when an older version could not read a newer folder."""
-DROPOUTS = {"attention_dropout", "relu_dropout"}
 FORMATS = {
     1: {
         "decoder_layers",
@@ -35,10 +33,8 @@ FORMATS = {
         "norm_epsilon",
         "output_bias",
         "target_vocab_size",
-        *DROPOUTS,
     },
-    2: {"target_vocab_size", *DROPOUTS},
-    3: DROPOUTS,
+    2: {"target_vocab_size"},
     FORMAT: set[str](),
 }
 """Those that can be read, and the settings each does not have: they are the paper's."""
@@ -142,11 +138,6 @@ def _identity(path: Path) -> tuple[int, int, int]:
 
 def damaged(path: Path, error: Exception) -> CheckpointError:
     """What is to be said of weights that cannot be read."""
-    if is_pointer(path):
-        return CheckpointError(
-            f"{path}: the weights are not there, but a pointer to them that Git LFS "
-            "has left; fetch them with `git lfs pull`."
-        )
     return CheckpointError(
         f"{path}: the weights are missing or damaged ({error}); use another checkpoint."
     )
@@ -226,9 +217,12 @@ def _load_symbols(folder: Path, config: ModelConfig) -> SymbolVocabulary | None:
 def find_model(path: Path) -> Path:
     """The model folder itself, or a run's averaged, else best, else newest model."""
     for folder in [path, path / AVERAGED, path / BEST, *newest_first(path)]:
-        if (folder / WEIGHTS).is_file() and foreign_type(folder) is None:
+        if (folder / WEIGHTS).is_file():
             return folder
-    raise CheckpointError(f"{path}: must be a model or a run, but {describe(path)}")
+    raise CheckpointError(
+        f"{path}: must be a model or a run, but holds no {WEIGHTS}, nor does any "
+        "checkpoint in it; name another folder, or train one with `transduce train`."
+    )
 
 
 def checkpoints_of(run: Path) -> list[Path]:
@@ -268,7 +262,7 @@ def _read_config(
     content: dict[str, Any], path: Path
 ) -> tuple[ModelConfig, int, SearchConfig | None]:
     number = content.get("format")
-    if type(number) is not int or number not in FORMATS:
+    if number not in list(FORMATS):
         raise VersionError(
             f"{path}: the format must be from {min(FORMATS)} to {max(FORMATS)}, but is "
             f"{number}; the model was saved by another version of transduce."

@@ -48,7 +48,7 @@ class DataDisplay(ProgressDisplay):
         trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)
-        if kind in (KeyboardInterrupt, SystemExit):
+        if kind is KeyboardInterrupt:
             self.console.print("What has come is kept: the same command goes on.")
 
     def received(self, file: RemoteFile, num_bytes: int, total: int | None) -> None:

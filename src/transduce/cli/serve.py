@@ -1,5 +1,6 @@
 """`transduce serve`: models for others to use over HTTP, with a web page."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
@@ -17,46 +18,70 @@ def serve(
     api_keys: Path | None = None,
     requests_per_minute: int | None = None,
     max_characters: int = 10_000,
+    max_tokens: int = 10_000,
     max_waiting: int = 1024,
     timeout: float = 30.0,
     batch_size: int = 64,
+    max_connections: int = 1000,
+    client_timeout: float = 10.0,
+    allowed_hosts: tuple[str, ...] = (),
+    cors_origins: tuple[str, ...] = (),
+    trusted_proxies: tuple[str, ...] = (),
     device: str = "auto",
     precision: DecodingPrecision = "fp32",
     processes: int | None = None,
 ) -> None:
     """Translate, or parse, for others over HTTP, with a page at /.
 
-    What speaks to LibreTranslate speaks to this. The interface is told at /docs.
+    Clients of LibreTranslate work unchanged. The interface is described at /docs.
 
     Ctrl-C or SIGTERM ends it, once what was taken is done.
 
     Parameters
     ----------
     models
-        Model or run folders, each as FOLDER or NAME=FOLDER. A name such as en-de says
-        the languages; the folder's own name is taken if none is given. Of one that
-        parses it is but a name.
+        Model or run folders, each as FOLDER, NAME=FOLDER or SOURCE:TARGET=FOLDER. The
+        languages are those given (en:pt-BR), those of a name such as en-de, or those
+        that the model keeps. A parser only has a name.
     host
         The address to listen at; by default nobody but this machine is answered.
     port
         0 for any that is free.
     api_keys
-        A file of keys, one a line, of which each request must have one.
+        A file of keys, one a line; each request must have one of them.
     requests_per_minute
-        Of each key or, without keys, each address at most.
+        The most requests of each key or, without keys, each address. Refused requests,
+        such as those with a wrong key, are counted by address.
     max_characters
-        Of a request at most.
+        The most characters of text in a request.
+    max_tokens
+        The most tokens of text in a request. Rare characters are several tokens each.
     max_waiting
         Sentences that may wait, of all requests; a request too many is refused.
     timeout
-        Seconds that a sentence may wait.
+        Seconds that a sentence may wait for its turn, and that it may then take.
     batch_size
-        Sentences that are translated, or parsed, together at most.
+        The most sentences that are translated, or parsed, together.
+    max_connections
+        The most open connections. One more takes the place of the one that has been
+        idle longest; if all are being answered, it is refused.
+    client_timeout
+        Seconds that a client may take to send the head of a request, and its body.
+    allowed_hosts
+        Further names that the server is called by, such as a proxy's. A server that
+        only this machine reaches answers to localhost, its addresses and these names;
+        any other answers to every name, unless some are given.
+    cors_origins
+        Sites whose pages may use the server from a browser, such as
+        https://example.org, or * for all; none by default.
+    trusted_proxies
+        Addresses or networks of proxies whose X-Forwarded-For tells the client's
+        address; none by default.
     device
         auto, cpu or cuda.
     precision
-        Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
-        fast on a processor that is made for them.
+        Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
+        times as fast on a processor that supports them.
     processes
         Copies of the program that search at the same time, each on one core, where
         there are many sentences; by default one for each core, or as many as
@@ -66,7 +91,7 @@ def serve(
         raise ConfigError("A model at least must be given, but none is.")
     try:
         from transduce.serving import served_models
-        from transduce.serving.http import admission, server
+        from transduce.serving.http import access, admission, connection, server
         from transduce.serving.request_queue import QueueConfig, RequestQueue
     except ModuleNotFoundError as error:
         raise RequestError(
@@ -75,12 +100,26 @@ def serve(
     names = [served_models.ModelName.parse(model) for model in models]
     served_models.require_distinct(names)
     queueing = QueueConfig(
-        max_waiting=max_waiting, timeout_s=timeout, batch_size=batch_size
+        max_waiting=max_waiting,
+        timeout_s=timeout,
+        batch_size=batch_size,
+        max_tokens=max_tokens,
     )
     admitting = admission.AdmissionConfig(
         api_keys=() if api_keys is None else admission.read_keys(api_keys),
         requests_per_minute=requests_per_minute,
         max_characters=max_characters,
+        body_timeout_s=client_timeout,
+    )
+    taking = server.ServerConfig(
+        connections=connection.ConnectionConfig(
+            max_connections=max_connections, header_timeout_s=client_timeout
+        ),
+        trusted_proxies=trusted_proxies,
+        answer_within_s=2 * timeout,
+    )
+    reaching = access.AccessConfig(
+        allowed_hosts=allowed_hosts, cors_origins=cors_origins
     )
     if processes is None:
         processes = default_processes(str(choose_hardware(device).device))
@@ -103,6 +142,9 @@ def serve(
             for each in names
         ]
         written_host = f"[{host}]" if ":" in host else host
-        address = f"http://{written_host}:{listener.getsockname()[1]}"
+        bound, bound_port = listener.getsockname()[:2]
+        address = f"http://{written_host}:{bound_port}"
+        reaching = replace(reaching, is_local=access.is_loopback(bound))
         print(f"Serving {', '.join(m.name for m in served)} at {address}", flush=True)
-        server.serve(server.create_app(served, admitting), listener, timeout)
+        app = server.create_app(served, admitting, reaching)
+        server.serve(app, listener, taking)

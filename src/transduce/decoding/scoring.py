@@ -11,6 +11,9 @@ from transduce.decoding.translation.target_score import TargetScore
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
 
+LOGIT_POSITIONS = 256
+"""Positions whose logits are in memory together: 38 MB each way for 37,000 tokens."""
+
 
 @torch.no_grad()
 def score_targets(
@@ -34,16 +37,17 @@ def score_targets(
 
 def score_pairs(
     model: Transformer, pairs: Sequence[tuple[list[int], list[int]]], positions: int
-) -> list[TargetScore]:
-    """Of each source and its target, in batches of so many positions."""
+) -> Iterator[tuple[int, TargetScore]]:
+    """The score of each pair by its number, in batches of so many positions.
+
+    Those of a batch come together, and between two batches the caller may stop.
+    """
     device = model.output_weight.device
     lengths = [max(map(len, pair)) for pair in pairs]
-    scores: dict[int, TargetScore] = {}
     for batch in similar_lengths(lengths, positions):
         source = pad_rows([[*pairs[i][0], EOS] for i in batch]).to(device)
         found = score_targets(model, source, [pairs[i][1] for i in batch])
-        scores.update(zip(batch, found, strict=True))
-    return [scores[i] for i in range(len(pairs))]
+        yield from zip(batch, found, strict=True)
 
 
 def _log_probability(
@@ -51,10 +55,15 @@ def _log_probability(
     states: Float[Tensor, "target d_model"],
     target_out: Int[Tensor, " target"],
 ) -> float:
-    """One sentence at a time, so that the logits of a batch need not fit in memory."""
-    log_probs = model.logits(states).float().log_softmax(dim=-1)
-    chosen = log_probs.gather(-1, target_out[:, None]).squeeze(-1).double()
-    return float(chosen.masked_fill(target_out == PAD, 0.0).sum())
+    """A few positions at a time, as the logits of all need not fit in memory."""
+    total = 0.0
+    for some_states, some_out in zip(
+        states.split(LOGIT_POSITIONS), target_out.split(LOGIT_POSITIONS), strict=True
+    ):
+        log_probs = model.logits(some_states).float().log_softmax(dim=-1)
+        chosen = log_probs.gather(-1, some_out[:, None]).squeeze(-1).double()
+        total += float(chosen.masked_fill(some_out == PAD, 0.0).sum())
+    return total
 
 
 def similar_lengths(lengths: list[int], positions: int) -> Iterator[list[int]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import chain, count, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
 
@@ -315,10 +316,20 @@ class Translator:
         `RequestError` if they are not as many as the sources, or several models are
         to decide; `CheckpointError` if the model puts out NaN.
         """
-        self.require_translation()
         if isinstance(sources, str):
             require_strings(targets)
-            return self.score([sources], [str(targets)])[0]
+            return next(self.score_stream([sources], [str(targets)]))[1]
+        found = sorted(self.score_stream(sources, targets), key=itemgetter(0))
+        return [score for _, score in found]
+
+    def score_stream(
+        self, sources: Sequence[str], targets: Sequence[str]
+    ) -> Iterator[tuple[int, TargetScore]]:
+        """The scores by the numbers of their pairs, batch by batch of similar lengths.
+
+        Errors as of `score`.
+        """
+        self.require_translation()
         require_lists(sources, targets)
         if len(self.models) > 1:
             raise RequestError(
@@ -334,14 +345,13 @@ class Translator:
 
         source_ids = self.tokenizer.encode_sources(sources)
         target_ids = self.tokenizer.encode_targets(targets)
-        scores = score_pairs(
+        for number, score in score_pairs(
             self.models[0].operators.model,
             list(zip(source_ids, target_ids, strict=True)),
             batch_positions(self.device),
-        )
-        for score in scores:
+        ):
             require_numbers([score.log_probability])
-        return scores
+            yield number, score
 
     def close(self) -> None:
         """End the other processes; they also end with this one."""
@@ -395,7 +405,7 @@ class Translator:
         for window in pace.windows(zip(count(), pairs)):
             encoded = lines_of(window, self.tokenizer)
             lines = [parts_of(line, self.tokenizer) for line in encoded]
-            found = in_order(self._translations(lines, asked, pace.on_line))
+            found = in_order(self._translations(lines, asked, pace))
             for parts in lines:
                 yield joined(parts, list(islice(found, len(parts))))
 
@@ -403,22 +413,23 @@ class Translator:
         self,
         lines: Sequence[Sequence[Part]],
         asked: _Asked,
-        on_line: Callable[[], object],
+        pace: Pace,
     ) -> Iterator[tuple[int, Translation]]:
         """Those of all parts by their number, as soon as they are done."""
         parts = list(chain.from_iterable(lines))
         missing = Counter(part.line for part in parts)
-        for number, translation in self._found(parts, asked):
+        for number, translation in self._found(parts, asked, pace.on_step):
             line = parts[number].line
             missing[line] -= 1
             if not missing[line]:
-                on_line()
+                pace.on_line()
             yield number, translation
 
     def _found(
         self,
         parts: Sequence[Part],
         asked: _Asked,
+        on_step: Callable[[], object] | None,
     ) -> Iterator[tuple[int, Translation]]:
         filled = [i for i, part in enumerate(parts) if part.source]
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
@@ -430,7 +441,7 @@ class Translator:
             begin=asked.begin,
             least_steps=asked.least_steps,
         )
-        for i, hypotheses in self._processes.found(task):
+        for i, hypotheses in self._processes.found(task, on_step):
             yield filled[i], spelt(hypotheses, self.tokenizer)
 
     def _search(self, parts: Sequence[Part], config: SearchConfig) -> Decoding:

@@ -20,7 +20,7 @@ class CorpusFiles:
     dev_source: tuple[Path, ...] = ()
     dev_target: tuple[Path, ...] = ()
 
-    metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf")
+    metric: ClassVar[str] = "bleu"
     """What says how good translations are."""
 
     @property

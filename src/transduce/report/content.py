@@ -10,8 +10,6 @@ class MarkedText:
 
     words: tuple[tuple[str, bool], ...]
     """Each with whether it is marked."""
-    separator: str = " "
-    """What stands between two words."""
 
 
 Cell: TypeAlias = str | MarkedText
@@ -85,4 +83,4 @@ def plain(cell: Cell) -> str:
     """The text alone."""
     if isinstance(cell, str):
         return cell
-    return cell.separator.join(word for word, _ in cell.words)
+    return " ".join(word for word, _ in cell.words)

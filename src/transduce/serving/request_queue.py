@@ -3,19 +3,26 @@
 import asyncio
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from transduce.decoding.parsing.parser import Parse
 from transduce.decoding.parsing.penn_words import penn_words
+from transduce.decoding.streaming.windows import Pace
 from transduce.decoding.translation.parts import require_lists
 from transduce.decoding.translation.translations import Translation
 from transduce.decoding.translator import Translator
-from transduce.errors import BusyError, ConfigError, TooLongError
+from transduce.errors import (
+    BusyError,
+    ConfigError,
+    OverdueError,
+    TimeLimitError,
+    TooLongError,
+)
 from transduce.search_config import SearchConfig
 
 Result = TypeVar("Result")
@@ -23,6 +30,9 @@ Found = TypeVar("Found", covariant=True)
 
 MAX_WORK = 64
 """Requests that wait for something other than a translation."""
+MAX_TIMEOUT_S = 86_400.0
+STUCK_AFTER_S = 5.0
+"""How long work that was given up may take to notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +42,22 @@ class QueueConfig:
     max_waiting: int = 1024
     """Sentences, of all callers."""
     timeout_s: float = 30.0
-    """How long a sentence, or other work, may wait for its turn."""
+    """How long a sentence, or other work, may wait for its turn; and how long it may
+    then take."""
     batch_size: int = 64
     """Sentences that are translated, or parsed, together at most."""
+    max_tokens: int = 10_000
+    """Tokens of all texts of a request: what they cost, unlike their characters, of
+    which a rare one may be several tokens."""
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting", "batch_size"):
+        for name in ("max_waiting", "batch_size", "max_tokens"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"`{name}` must be at least 1, but is {value}.")
-        if not self.timeout_s > 0:
+        if not 0 < self.timeout_s <= MAX_TIMEOUT_S:
             raise ConfigError(
-                f"The timeout must be above 0 seconds, but is {self.timeout_s}."
+                f"The timeout must be above 0 seconds and at most {MAX_TIMEOUT_S:,.0f},"
+                f" but is {self.timeout_s}."
             )
 
 
@@ -50,7 +65,7 @@ class _Task(Protocol[Found]):
     """What is done with sentences; those of equal tasks are done together."""
 
     def __call__(
-        self, translator: Translator, sentences: list[str]
+        self, translator: Translator, sentences: list[str], pace: Pace
     ) -> Iterable[Found]: ...
 
 
@@ -59,36 +74,88 @@ class _Translate:
     search: SearchConfig
 
     def __call__(
-        self, translator: Translator, sentences: list[str]
+        self, translator: Translator, sentences: list[str], pace: Pace
     ) -> Iterable[Translation]:
-        return translator.translate_stream(sentences, self.search)
+        return translator.translate_stream(sentences, self.search, None, pace)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parse:
     is_constrained: bool
 
-    def __call__(self, translator: Translator, sentences: list[str]) -> Iterable[Parse]:
+    def __call__(
+        self, translator: Translator, sentences: list[str], pace: Pace
+    ) -> Iterable[Parse]:
         return translator.parser().parse_stream(
-            map(penn_words, sentences), constrained=self.is_constrained
+            map(penn_words, sentences), constrained=self.is_constrained, pace=pace
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting(Generic[Found]):
-    """A sentence and what became of it."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Sentences:
+    """The sentences of one caller that wait, by what is to become of each."""
 
-    sentence: str
-    task: _Task[Found]
+    task: _Task[Any]
     deadline: float
-    future: Future[Found] = field(default_factory=Future)
+    waiting: dict[Future[Any], str]
+
+    def futures(self) -> list[Future[Any]]:
+        return list(self.waiting)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Slices:
+    """Other work, of which a slice is done at each turn."""
+
+    slices: Callable[[], Iterator[Any]]
+    deadline: float
+    future: Future[Any] = field(default_factory=Future)
+    has_begun: bool = False
+    going_on: Iterator[Any] | None = None
+    found: list[Any] = field(default_factory=list)
+
+    def futures(self) -> list[Future[Any]]:
+        return [self.future]
+
+
+@dataclass(frozen=True, slots=True)
+class _InHand(Generic[Found]):
+    """A sentence of a batch, whose it is, and what is to become of it."""
+
+    request: _Sentences
+    sentence: str
+    future: Future[Found]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Turn:
+    """What the model is at."""
+
+    deadline: float
+    futures: list[Future[Any]]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody still waits for what comes of it."""
+        return not all(future.done() for future in self.futures)
+
+    def go_on(self) -> None:
+        """Called between steps; ends a turn whose result nobody waits for."""
+        if not self.is_wanted:
+            raise _GivenUpError
+
+
+class _GivenUpError(Exception):
+    """Nobody waits any more for what the model is at."""
 
 
 class RequestQueue:
     """Lets callers in any thread or event loop share a model.
 
-    All that the model does, it does in one thread, so a caller may come from anywhere.
-    A sentence whose caller has gone before its turn is left out.
+    The model works in one thread, on a batch at a time, of which each caller has its
+    share: one with many sentences does not keep the others waiting. What nobody waits
+    for any more leaves the queue at once, and ends between two steps of search if the
+    model is at it. A caller hears within the timeout, whatever the model is at.
     """
 
     def __init__(
@@ -99,10 +166,16 @@ class RequestQueue:
         self.config = config or QueueConfig()
         self.on_batch: Callable[[int], None] = lambda _: None
         """Told of the size of each batch."""
-        self._waiting: deque[_Waiting[Any]] = deque()
-        self._lock = threading.Lock()
-        self._num_working = 0
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._changed = threading.Condition(threading.RLock())
+        self._requests: dict[_Sentences | _Slices, None] = {}
+        """In the order of their turns; each that had one goes to the end."""
+        self._num_waiting = 0
+        self._turn: _Turn | None = None
+        self._is_closed = False
+        self._worker = threading.Thread(target=self._work, name="model", daemon=True)
+        self._watch = threading.Thread(target=self._expire, name="watch", daemon=True)
+        self._worker.start()
+        self._watch.start()
 
     def __enter__(self) -> "RequestQueue":
         return self
@@ -112,16 +185,24 @@ class RequestQueue:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return self._num_waiting
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the model is at something that was given up, but does not end."""
+        turn = self._turn
+        return turn is not None and time.monotonic() > turn.deadline + STUCK_AFTER_S
 
     def submit(
         self, sentences: Sequence[str], search: SearchConfig | None = None
     ) -> list[Future[Translation]]:
         """The translations to come, one for each sentence.
 
-        The search is the model's own by default. `BusyError` if too many wait, and in
-        place of a translation if its time is up; `TooLongError` if these alone are too
-        many; `RequestError` if the model parses, or the sentences are one string.
+        The search is the model's own by default. `BusyError` if too many wait;
+        `TooLongError` if these alone are too many; `RequestError` if the model parses,
+        or the sentences are one string.
+        In place of a translation `OverdueError` if it had no turn in time, and
+        `TimeLimitError` if it had, but took too long.
         """
         self.translator.require_translation()
         return self._submit(sentences, _Translate(search or self.translator.search))
@@ -139,9 +220,17 @@ class RequestQueue:
     async def translate(
         self, sentences: Sequence[str], search: SearchConfig | None = None
     ) -> list[Translation]:
-        """Translations in the order of the sentences; errors as of `submit`."""
+        """Translations in the order of the sentences; errors as of `submit`.
+
+        `TooLongError` if they have too many tokens.
+        """
+        await self.require_short(sentences)
         futures = self.submit(sentences, search)
-        return await asyncio.gather(*map(asyncio.wrap_future, futures))
+        try:
+            return await asyncio.gather(*map(asyncio.wrap_future, futures))
+        finally:
+            for future in futures:  # one failed, or the caller gave up
+                future.cancel()
 
     def translate_sync(
         self, sentences: Sequence[str], search: SearchConfig | None = None
@@ -149,59 +238,93 @@ class RequestQueue:
         """As `translate`, for callers in threads."""
         return [future.result() for future in self.submit(sentences, search)]
 
+    async def require_short(
+        self, texts: Sequence[str], most_each: int | None = None
+    ) -> None:
+        """`TooLongError` if texts have too many tokens, together or one of them.
+
+        They are counted in a thread; `TimeLimitError` if that takes too long.
+        """
+        counting = in_thread(self.translator.tokenizer.encode_sources, texts)
+        try:
+            async with asyncio.timeout(self.config.timeout_s):
+                encoded = await counting
+        except TimeoutError:
+            raise _took_too_long(self._seconds) from None
+        counts = [len(ids) + 1 for ids in encoded]  # with the end
+        if sum(counts) > self.config.max_tokens:
+            raise TooLongError(
+                f"A request must have at most {self.config.max_tokens:,} tokens, but "
+                f"has {sum(counts):,}; send it in parts."
+            )
+        if most_each is not None and max(counts, default=0) > most_each:
+            raise TooLongError(
+                f"A text must have at most {most_each:,} tokens here, but one has "
+                f"{max(counts):,}."
+            )
+
     async def run(self, work: Callable[[], Result]) -> Result:
         """Do something else with the model, in its thread and in turn.
 
-        `BusyError` if too much of this waits, or if its time is up.
+        `BusyError` if too much of this waits; `OverdueError` and `TimeLimitError` as of
+        `submit`.
         """
-        deadline = self._deadline()
+        [found] = await self.run_in_slices(lambda: (work() for _ in range(1)))
+        return found
 
-        def work_in_time() -> Result:
-            if time.monotonic() > deadline:
-                raise self._too_late()
-            return work()
-
-        with self._lock:
-            if self._num_working >= MAX_WORK:
+    async def run_in_slices(
+        self, slices: Callable[[], Iterator[Result]]
+    ) -> list[Result]:
+        """As `run`, for work that others have turns between the slices of."""
+        request = _Slices(slices=slices, deadline=self._deadline())
+        with self._changed:
+            self._require_open()
+            if sum(isinstance(each, _Slices) for each in self._requests) >= MAX_WORK:
                 raise BusyError(
                     f"At most {MAX_WORK} other requests may wait, and so many do; try "
                     "again later."
                 )
-            self._num_working += 1
-        future = self._worker.submit(work_in_time)
-        future.add_done_callback(self._worked)
-        return await asyncio.wrap_future(future)
+            self._requests[request] = None
+            self._changed.notify_all()
+        request.future.add_done_callback(lambda _: self._forget(request))
+        return await asyncio.wrap_future(request.future)
 
     def close(self) -> None:
         """Finish what was taken; nothing more is."""
-        self._worker.shutdown()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        # By then each has ended, or is stuck and ends with the process.
+        self._worker.join(2 * self.config.timeout_s + STUCK_AFTER_S)
 
     def _submit(
         self, sentences: Sequence[str], task: _Task[Found]
     ) -> list[Future[Found]]:
         require_lists(sentences)
-        deadline = self._deadline()
-        waiting = [
-            _Waiting(sentence=sentence, task=task, deadline=deadline)
-            for sentence in sentences
-        ]
-        with self._lock:
-            self._require_room(len(waiting))
-            self._waiting.extend(waiting)
-        # A batch at a time, so that other work has its turn between them: there are
-        # never fewer turns than batches, as these may hold more than was submitted.
-        for _ in range(0, len(waiting), self.config.batch_size):
-            self._worker.submit(self._do_batch)
-        return [each.future for each in waiting]
+        waiting: dict[Future[Any], str] = {Future(): each for each in sentences}
+        futures = list(waiting)
+        request = _Sentences(task=task, deadline=self._deadline(), waiting=waiting)
+        with self._changed:
+            self._require_open()
+            self._require_room(len(futures))
+            if futures:
+                self._requests[request] = None
+            self._num_waiting += len(futures)
+            self._changed.notify_all()
+        for future in futures:
+            future.add_done_callback(lambda done: self._leave(request, done))
+        return futures
+
+    @property
+    def _seconds(self) -> str:
+        return f"{self.config.timeout_s:g} seconds"
 
     def _deadline(self) -> float:
         return time.monotonic() + self.config.timeout_s
 
-    def _too_late(self) -> BusyError:
-        return BusyError(
-            f"A request must have its turn within {self.config.timeout_s:g} seconds, "
-            "but others were before it; try again later."
-        )
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise OverdueError("The server is about to end; try again once it is back.")
 
     def _require_room(self, count: int) -> None:
         most = self.config.max_waiting
@@ -210,47 +333,220 @@ class RequestQueue:
                 f"A request must have at most {most:,} sentences, but has {count:,}; "
                 "send it in parts."
             )
-        if len(self._waiting) + count > most:
+        if self._num_waiting + count > most:
             raise BusyError(
-                f"At most {most:,} sentences may wait, and {len(self._waiting):,} do; "
+                f"At most {most:,} sentences may wait, and {self._num_waiting:,} do; "
                 "try again later."
             )
 
-    def _worked(self, _: object) -> None:
-        with self._lock:
-            self._num_working -= 1
+    def _leave(self, request: _Sentences, future: Future[Any]) -> None:
+        """Take a sentence that is done, or given up, out of the queue."""
+        if future.cancelled():
+            future.set_running_or_notify_cancel()
+        with self._changed:
+            if request.waiting.pop(future, None) is not None:
+                self._num_waiting -= 1
+                if not request.waiting:
+                    self._requests.pop(request, None)
 
-    def _do_batch(self) -> None:
-        """Do what has gathered, as far as it is one batch."""
-        if batch := [each for each in self._gather() if self._is_due(each)]:
-            self.on_batch(len(batch))
-            self._find(batch)
+    def _forget(self, request: _Slices) -> None:
+        if request.future.cancelled():
+            request.future.set_running_or_notify_cancel()
+        with self._changed:
+            self._requests.pop(request, None)
 
-    def _gather(self) -> list[_Waiting[Any]]:
-        """The next sentences with which the same is done."""
-        with self._lock:
-            first = list(islice(self._waiting, self.config.batch_size))
-            alike = list(takewhile(lambda each: each.task == first[0].task, first))
-            for _ in alike:
-                self._waiting.popleft()
-        return alike
+    def _work(self) -> None:
+        """Give each request its turn, until there are none and no more are taken."""
+        while True:
+            with self._changed:
+                while not self._requests:
+                    if self._is_closed:
+                        return
+                    self._changed.wait()
+                request = next(iter(self._requests))
+                batch: list[_InHand[Any]] = []
+                if isinstance(request, _Slices):
+                    self._begin_slice(request)
+                else:
+                    batch = self._gather(request.task)
+                turn = self._turn
+                assert turn is not None
+                self._changed.notify_all()  # a deadline that the watch has not seen
+            if isinstance(request, _Slices):
+                _do_slice(request)
+            else:
+                self._do_batch(batch, turn)
+            with self._changed:
+                self._turn = None
+                self._changed.notify_all()
+                if isinstance(request, _Slices) and not request.future.done():
+                    self._requests[request] = None
 
-    def _is_due(self, waiting: _Waiting[Any]) -> bool:
-        if not waiting.future.set_running_or_notify_cancel():
-            return False
-        if time.monotonic() <= waiting.deadline:
-            return True
-        waiting.future.set_exception(self._too_late())
-        return False
+    def _begin_slice(self, request: _Slices) -> None:
+        del self._requests[request]
+        if not request.has_begun:
+            request.has_begun, request.deadline = True, self._deadline()
+        self._turn = _Turn(deadline=request.deadline, futures=[request.future])
 
-    def _find(self, batch: list[_Waiting[Any]]) -> None:
+    def _gather(self, task: _Task[Found]) -> list[_InHand[Found]]:
+        """The next sentences with which the same is done, of each request its share."""
+        alike = [
+            each
+            for each in self._requests
+            if isinstance(each, _Sentences) and each.task == task
+        ]
+        room = self.config.batch_size
+        share = max(room // len(alike), 1)
+        batch: list[_InHand[Found]] = []
+        for most in (share, room):
+            for request in alike:
+                count = min(most, room - len(batch))
+                batch += self._taken(request, count)
+        served = {each.request: None for each in batch}
+        for request in served:
+            del self._requests[request]
+            if request.waiting:
+                self._requests[request] = None
+        self._num_waiting -= len(batch)
+        self._turn = _Turn(
+            deadline=self._deadline(), futures=[each.future for each in batch]
+        )
+        return batch
+
+    def _taken(self, request: _Sentences, count: int) -> list[_InHand[Any]]:
+        futures = list(islice(request.waiting, count))
+        return [
+            _InHand(request, request.waiting.pop(future), future) for future in futures
+        ]
+
+    def _do_batch(self, batch: list[_InHand[Any]], turn: _Turn) -> None:
+        """Do what has gathered; a request that fails does not fail the others."""
+        self.on_batch(len(batch))
+        error = self._find(batch, turn)
+        if error is None:
+            return
+        left = [each for each in batch if not each.future.done()]
+        requests = list({each.request: None for each in left})
+        for request in requests:
+            own = [each for each in left if each.request is request]
+            own_error = error if len(requests) == 1 else self._find(own, turn)
+            for each in own:
+                if own_error is not None:
+                    _settle(each.future, error=own_error)
+
+    def _find(self, batch: list[_InHand[Any]], turn: _Turn) -> BaseException | None:
+        """What the search for the sentences fails by, if it does."""
         sentences = [each.sentence for each in batch]
+        task, pace = batch[0].request.task, Pace(on_step=turn.go_on)
         try:
-            found = batch[0].task(self.translator, sentences)
+            turn.go_on()
+            found = task(self.translator, sentences, pace)
             for each, result in zip(batch, found, strict=True):
-                each.future.set_result(result)
-        except Exception as error:
-            # A caller that waits must hear of it, whatever it is.
-            for each in batch:
-                if not each.future.done():
-                    each.future.set_exception(error)
+                _settle(each.future, result)
+        except _GivenUpError:
+            return None
+        except BaseException as error:  # a panic of a library too: someone waits
+            return error
+        return None
+
+    def _expire(self) -> None:
+        """Tell callers that their time is up, whatever the model is at."""
+        while True:
+            with self._changed:
+                if self._is_closed and not self._requests and self._turn is None:
+                    return
+                now = time.monotonic()
+                overdue = list(self._overdue(now))
+                if not overdue:
+                    until = min(self._deadlines(), default=None)
+                    self._changed.wait(None if until is None else until - now)
+            for future, error in overdue:
+                _settle(future, error=error)
+
+    def _deadlines(self) -> Iterator[float]:
+        """When each request, and what the model is at, must be done."""
+        for request in self._requests:
+            yield request.deadline
+        if self._turn is not None and self._turn.is_wanted:
+            yield self._turn.deadline
+
+    def _overdue(self, now: float) -> Iterator[tuple[Future[Any], Exception]]:
+        seconds = self._seconds
+        for request in self._requests:
+            if request.deadline <= now:
+                has_begun = isinstance(request, _Slices) and request.has_begun
+                for future in request.futures():
+                    yield (
+                        future,
+                        _took_too_long(seconds) if has_begun else _had_no_turn(seconds),
+                    )
+        if self._turn is not None and self._turn.deadline <= now:
+            for future in self._turn.futures:
+                if not future.done():
+                    yield future, _took_too_long(seconds)
+
+
+async def in_thread(work: Callable[..., Result], *arguments: object) -> Result:
+    """What work returns that would keep the event loop from all else.
+
+    What it fails by ends no more than the request.
+    """
+
+    def contained() -> Result:
+        try:
+            return work(*arguments)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise _told(error) from error
+
+    return await asyncio.to_thread(contained)
+
+
+def _had_no_turn(seconds: str) -> OverdueError:
+    return OverdueError(
+        f"A request must have its turn within {seconds}, but others were before it; "
+        "try again later."
+    )
+
+
+def _took_too_long(seconds: str) -> TimeLimitError:
+    return TimeLimitError(
+        f"A request must be done within {seconds} of its turn, but takes longer; send "
+        "less at once."
+    )
+
+
+def _do_slice(request: _Slices) -> None:
+    """Go on by a slice."""
+    try:
+        if request.going_on is None:
+            request.going_on = request.slices()
+        request.found.append(next(request.going_on))
+    except StopIteration:
+        _settle(request.future, request.found)
+    except BaseException as error:  # a panic of a library too: someone waits
+        _settle(request.future, error=error)
+
+
+def _settle(
+    future: Future[Any], result: object = None, error: BaseException | None = None
+) -> None:
+    """Tell whoever waits, unless nobody does any more."""
+    with suppress(InvalidStateError):
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(_told(error))
+
+
+def _told(error: BaseException) -> Exception:
+    """An exception that can be raised where it is waited for.
+
+    Others, such as a library's panic or SystemExit, would end more than a request.
+    """
+    if isinstance(error, Exception):
+        return error
+    told = RuntimeError(f"{type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told

@@ -6,54 +6,75 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.errors import ConfigError, RequestError
+from transduce.languages import (
+    SCRIPTS,
+    best_match,
+    canonical,
+    english_name,
+    is_known,
+)
 from transduce.serving.request_queue import RequestQueue
 
-PAIR = re.compile(r"(?P<source>[a-z]{2,3})-(?P<target>[a-z]{2,3})")
 NAME = re.compile(r"[\w.-]+")
+TAG_IN_NAME = re.compile(
+    rf"[a-z]{{2,3}}(-({'|'.join(SCRIPTS)}))?(-([a-z]{{2}}|[0-9]{{3}}))?", re.IGNORECASE
+)
+"""A tag that a name may begin or end with: language, script and region."""
 AUTO = "auto"
-LANGUAGE_NAMES = {
-    "ar": "Arabic", "bg": "Bulgarian", "cs": "Czech", "da": "Danish", "de": "German",
-    "el": "Greek", "en": "English", "es": "Spanish", "et": "Estonian",
-    "fi": "Finnish", "fr": "French", "he": "Hebrew", "hi": "Hindi",
-    "hu": "Hungarian", "it": "Italian", "ja": "Japanese", "ko": "Korean",
-    "lt": "Lithuanian", "lv": "Latvian", "nl": "Dutch", "no": "Norwegian",
-    "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian",
-    "sk": "Slovak", "sl": "Slovenian", "sv": "Swedish", "tr": "Turkish",
-    "uk": "Ukrainian", "vi": "Vietnamese", "zh": "Chinese",
-}  # fmt: skip
-"""English names of ISO 639-1 codes; a language without one is called by its code."""
+MAX_SHOWN = 40
+"""Characters of a request's field that its refusal repeats."""
+
+Pair = tuple[str, str]
+"""Source and target language, as BCP 47 tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelName:
-    """What a model is called, and where it lies."""
+    """What a model is called, where it lies, and the languages that the name tells."""
 
     name: str
     path: Path
+    stated: Pair | None = None
+    """Languages that are given with the name, whatever the model keeps."""
 
     @classmethod
     def parse(cls, text: str) -> "ModelName":
-        """`NAME=FOLDER`, or a folder that gives the name; `ConfigError` if it has none.
+        """`NAME=FOLDER`, `SOURCE:TARGET=FOLDER`, or a folder that gives the name.
 
-        Only up to the first "=" of what is no folder is a name.
+        Only up to the first "=" of what is no folder is a name. `ConfigError` if the
+        name cannot be one, or the languages in it are ambiguous.
         """
         name, equals, folder = text.partition("=")
         if not equals or Path(text).exists():
             name, folder = Path(text).resolve().name, text
-        if NAME.fullmatch(name) is None:
+            return cls(name=_checked(name), path=Path(folder))
+        source, colon, target = name.partition(":")
+        if colon:
+            pair = (canonical(source), canonical(target))
+            return cls(name="-".join(pair), path=Path(folder), stated=pair)
+        found = _pairs_in(_checked(name))
+        as_written = [pair for pair in found if "-".join(pair) == name]
+        if len(as_written or found) > 1:
+            ways = ", ".join(f"{a}:{b}" for a, b in as_written or found)
             raise ConfigError(
-                "The name of a model must be letters, digits, dots, hyphens or "
-                f"underscores, but is {name!r}; name it as in en-de=FOLDER."
+                f"The languages in {name!r} must be clear, but may be {ways}; write "
+                "them as SOURCE:TARGET=FOLDER."
             )
-        return cls(name=name, path=Path(folder))
+        return cls(
+            name=name,
+            path=Path(folder),
+            stated=as_written[0] if as_written else None,
+        )
 
     @property
-    def languages(self) -> tuple[str, str]:
-        """Of source and target: a name such as en-de tells, any other does not."""
-        pair = PAIR.fullmatch(self.name)
-        if pair is None:
-            return f"{self.name}.source", f"{self.name}.target"
-        return pair["source"], pair["target"]
+    def guessed(self) -> Pair:
+        """Languages for a model that keeps none: those in the name, or made of it."""
+        found = _pairs_in(self.name)
+        as_written = [pair for pair in found if "-".join(pair) == self.name]
+        likely = as_written or found
+        if len(likely) == 1:
+            return likely[0]
+        return f"{self.name}.source", f"{self.name}.target"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +83,20 @@ class ServedModel:
 
     name: str
     source: str
-    """Code of the language, or what stands for one that was not told."""
+    """BCP 47 tag of the language, or what stands for one that is not known."""
     target: str
     queue: RequestQueue
 
     @classmethod
     def of(cls, name: ModelName, queue: RequestQueue) -> "ServedModel":
-        """A model's languages are in its name, unless it parses."""
-        is_parser = queue.translator.symbols is not None
-        source, target = ("en", "trees") if is_parser else name.languages
+        """The languages are those stated, those it keeps, or those of its name."""
+        translator = queue.translator
+        if translator.symbols is not None:
+            return cls(name=name.name, source="en", target="trees", queue=queue)
+        source, target = name.stated or (
+            translator.source_language or name.guessed[0],
+            translator.target_language or name.guessed[1],
+        )
         return cls(name=name.name, source=source, target=target, queue=queue)
 
     @property
@@ -96,7 +122,7 @@ def by_name(models: Sequence[ServedModel], name: str | None) -> ServedModel:
     if len(found) != 1:
         raise RequestError(
             f"`model` must be one of {', '.join(model.name for model in models)}, but "
-            f"is {'not given' if name is None else repr(name)}."
+            f"is {_shown(name)}."
         )
     return found[0]
 
@@ -104,21 +130,30 @@ def by_name(models: Sequence[ServedModel], name: str | None) -> ServedModel:
 def by_languages(
     models: Sequence[ServedModel], source: str, target: str | None
 ) -> ServedModel:
-    """The first model between two languages; the source may be "auto".
+    """The model between the languages that serve best for two; the source may be auto.
 
-    `RequestError` if there is none, or if several are meant by "auto".
+    A language is a BCP 47 tag in any case; where no model has it, one of the same base
+    language serves. `RequestError` if there is none, or several are meant by auto.
     """
     _require_any(models)
+    is_any = source.strip().lower() == AUTO
     found = [
         model
         for model in models
-        if source in (AUTO, model.source) and target in (None, model.target)
+        if (is_any or best_match(source, [model.source]))
+        and (target is None or best_match(target, [model.target]))
     ]
-    if not found or (len({model.source for model in found}) > 1):
+    if target is not None:
+        best = best_match(target, [model.target for model in found])
+        found = [model for model in found if model.target == best]
+    if not is_any:
+        best = best_match(source, [model.source for model in found])
+        found = [model for model in found if model.source == best]
+    if not found or len({model.source for model in found}) > 1:
         pairs = ", ".join(f"{model.source} to {model.target}" for model in models)
         raise RequestError(
             f"`source` and `target` must be languages of a model ({pairs}), but are "
-            f"{source!r} and {'not given' if target is None else repr(target)}."
+            f"{_shown(source)} and {_shown(target)}."
         )
     return found[0]
 
@@ -133,4 +168,35 @@ def _require_any(models: Sequence[ServedModel]) -> None:
 
 def language_name(code: str) -> str:
     """In English, as far as it is known."""
-    return LANGUAGE_NAMES.get(code, code)
+    try:
+        return english_name(code)
+    except ConfigError:
+        return code
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "not given"
+    return repr(value if len(value) <= MAX_SHOWN else value[:MAX_SHOWN] + "…")
+
+
+def _checked(name: str) -> str:
+    if NAME.fullmatch(name) is None:
+        raise ConfigError(
+            "The name of a model must be letters, digits, dots, hyphens or "
+            f"underscores, but is {name!r}; name it as in en-de=FOLDER."
+        )
+    return name
+
+
+def _pairs_in(name: str) -> list[Pair]:
+    """All ways to read a name as two tags with a dash between them."""
+    pieces = name.replace("_", "-").split("-")
+    sides = (
+        ("-".join(pieces[:i]), "-".join(pieces[i:])) for i in range(1, len(pieces))
+    )
+    return [(canonical(a), canonical(b)) for a, b in sides if _is_tag(a) and _is_tag(b)]
+
+
+def _is_tag(text: str) -> bool:
+    return TAG_IN_NAME.fullmatch(text) is not None and is_known(text)

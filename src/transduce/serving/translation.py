@@ -11,7 +11,7 @@ from transduce.decoding.translation.translations import (
     TranslationHypothesis,
 )
 from transduce.search_config import SearchConfig
-from transduce.serving.request_queue import RequestQueue
+from transduce.serving.request_queue import RequestQueue, in_thread
 from transduce.text.documents.markup import join_html, split_html
 from transduce.text.documents.running_text import (
     Stretch,
@@ -49,19 +49,23 @@ async def translate_documents(
     queue: RequestQueue, documents: Sequence[str], format: Format, num_alternatives: int
 ) -> list[TranslatedDocument]:
     """Each with at most so many alternatives."""
-    split_documents = [split(document, format) for document in documents]
+    split_documents = await in_thread(
+        lambda: [split(document, format) for document in documents]
+    )
     texts = [text for stretches in split_documents for text in sentences(stretches)]
     search = search_for(queue.translator.search, num_alternatives)
     found = iter(await queue.translate(texts, search))
-    return [
-        _joined(
-            stretches,
-            [next(found) for _ in sentences(stretches)],
-            format,
-            num_alternatives,
-        )
-        for stretches in split_documents
-    ]
+    return await in_thread(
+        lambda: [
+            _joined(
+                stretches,
+                [next(found) for _ in sentences(stretches)],
+                format,
+                num_alternatives,
+            )
+            for stretches in split_documents
+        ]
+    )
 
 
 async def found_stretches(

@@ -10,8 +10,16 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
+from transduce.decoding.search import Decoding
 from transduce.decoding.translator import Translator
-from transduce.errors import BusyError, ConfigError, RequestError, TooLongError
+from transduce.errors import (
+    BusyError,
+    ConfigError,
+    OverdueError,
+    RequestError,
+    TimeLimitError,
+    TooLongError,
+)
 from transduce.search_config import SearchConfig
 from transduce.serving import request_queue
 from transduce.serving.request_queue import QueueConfig, RequestQueue
@@ -110,7 +118,7 @@ def test_other_searches_are_other_batches(queue: RequestQueue, gate: Gate) -> No
     ]  # fmt: skip
     gate.open()
     found = [future.result() for future in futures]
-    assert gate.batches == [1, 2, 1, 1]
+    assert gate.batches == [1, 3, 1]
     assert len(found[0].hypotheses) == 4
     assert len(found[2].hypotheses) == 1
 
@@ -178,7 +186,7 @@ def test_closing_finishes_what_was_taken(translator: Translator) -> None:
     gate.open()
     closing.join()
     assert all(future.done() for future in futures)
-    with pytest.raises(RuntimeError, match="after shutdown"):
+    with pytest.raises(OverdueError, match="is about to end"):
         queue.submit(["one"])
 
 
@@ -232,6 +240,186 @@ def test_other_work_has_its_turn_in_time_or_never(translator: Translator) -> Non
         asyncio.run(ask())
 
 
+def test_each_caller_has_a_share_of_a_batch(queue: RequestQueue, gate: Gate) -> None:
+    done: list[str] = []
+    for words in (["one", "two", "three", "four"], ["five"]):
+        for word, future in zip(words, queue.submit(words), strict=True):
+            future.add_done_callback(lambda _, word=word: done.append(word))  # type: ignore[misc] # bound now
+    gate.open()
+    queue.close()
+    assert gate.batches == [1, 3, 2]
+    assert set(done[:3]) == {"one", "two", "five"}
+
+
+def test_what_is_given_up_leaves_room_at_once(queue: RequestQueue, gate: Gate) -> None:
+    waiting = queue.submit(["one"] * 5)
+    for future in waiting[:3]:
+        future.cancel()
+    assert queue.num_waiting == 2
+    queue.submit(["two"] * 3)
+    with pytest.raises(BusyError, match="and 5 do"):
+        queue.submit(["three"])
+
+
+@pytest.fixture
+def hasty(translator: Translator) -> Iterator[RequestQueue]:
+    with RequestQueue(translator, QueueConfig(timeout_s=0.1)) as queue:
+        yield queue
+
+
+def test_a_caller_hears_in_time_though_the_model_is_busy(hasty: RequestQueue) -> None:
+    gate = Gate(hasty)
+    [at_work] = hasty.submit(["one"])
+    gate.wait_until_held()
+    [waits] = hasty.submit(["two"])
+    with pytest.raises(OverdueError, match=r"its turn within 0\.1 seconds"):
+        waits.result()
+    assert hasty.num_waiting == 0
+    with pytest.raises(TimeLimitError, match=r"within 0\.1 seconds of its turn"):
+        at_work.result()
+    gate.open()
+    hasty.on_batch = lambda _: None
+    [after] = hasty.submit(["three"])
+    assert after.result().text
+
+
+def test_other_work_is_answered_in_time_though_it_does_not_end(
+    hasty: RequestQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_queue, "STUCK_AFTER_S", 0.0)
+    ends = threading.Event()
+
+    async def ask() -> None:
+        assert not hasty.is_stuck
+        with pytest.raises(TimeLimitError):
+            await hasty.run(ends.wait)
+        await asyncio.sleep(0.01)
+        assert hasty.is_stuck
+        with pytest.raises(OverdueError):
+            await hasty.run(lambda: 1)
+        ends.set()
+        assert await hasty.run(lambda: 2) == 2
+        assert not hasty.is_stuck
+
+    asyncio.run(ask())
+
+
+def test_a_search_that_nobody_waits_for_ends_between_two_steps(
+    queue: RequestQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, begun, go_on = [], threading.Event(), threading.Event()
+    advance = Decoding.advance_until_some_are_done
+
+    def slow(self: Decoding, few: int) -> None:
+        steps.append(few)
+        begun.set()
+        go_on.wait()
+        advance(self, few)
+
+    monkeypatch.setattr(Decoding, "advance_until_some_are_done", slow)
+    futures = queue.submit(["one", "two three four", "five six seven eight nine ten"])
+    begun.wait()
+    for future in futures:
+        future.cancel()
+    go_on.set()
+    [kept] = queue.submit(["one"])
+    kept.result()
+    # Else there would be one for each length, and then that of the other batch.
+    assert steps == [2, 0]
+
+
+def test_what_copies_search_for_ends_when_nobody_waits(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    endless = SearchConfig(beam_size=2, min_length=100_000, extra_length=100_000)
+    own = replace(trained_checkpoint, search=endless)
+    translator = Translator(own, torch.device("cpu"), num_processes=2)
+    with RequestQueue(translator, QueueConfig(timeout_s=0.5)) as queue:
+        futures = queue.submit(["one two"] * 64)
+        for future in futures:
+            with pytest.raises(TimeLimitError):
+                future.result()
+        [after] = queue.submit(["one"], SearchConfig(beam_size=1))
+        assert after.result().text
+    translator.close()
+
+
+def test_others_have_turns_between_slices(queue: RequestQueue, gate: Gate) -> None:
+    async def ask() -> list[int]:
+        slices = asyncio.create_task(
+            queue.run_in_slices(lambda: (len(gate.batches) for _ in range(3)))
+        )
+        await asyncio.sleep(0)
+        queue.submit(["two"])
+        gate.open()
+        return await slices
+
+    assert asyncio.run(ask()) == [1, 2, 2]
+
+
+def test_slices_that_nobody_waits_for_are_not_done(
+    queue: RequestQueue, gate: Gate
+) -> None:
+    done = []
+
+    async def give_up() -> None:
+        work = queue.run_in_slices(lambda: (done.append(i) for i in range(9)))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work, timeout=0.01)
+
+    asyncio.run(give_up())
+    gate.open()
+    asyncio.run(queue.run(lambda: None))
+    assert done == []
+
+
+class Panic(BaseException):
+    """As a library in another language raises it."""
+
+
+def panic_at_two(sentences: list[str], *_: object) -> Iterator[object]:
+    if "two" in sentences:
+        raise Panic("at two")
+    return iter(sentences)
+
+
+def test_a_panic_reaches_its_caller_and_no_one_else(
+    queue: RequestQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue.translator, "translate_stream", panic_at_two)
+    fails, works = queue.submit(["two"]), queue.submit(["three"])
+    gate.open()
+    with pytest.raises(RuntimeError, match="Panic: at two"):
+        fails[0].result()
+    assert works[0].result() == "three"
+
+
+def test_too_many_tokens_are_too_long(translator: Translator) -> None:
+    config = QueueConfig(max_tokens=50)
+    with RequestQueue(translator, config) as queue:
+        asyncio.run(queue.require_short(["one"] * 10))
+        emoji = ["\N{GRINNING FACE}" * 13]  # of four bytes, each a token
+        with pytest.raises(TooLongError, match="at most 50 tokens, but has 54"):
+            asyncio.run(queue.translate(emoji))
+        with pytest.raises(TooLongError, match="at most 3 tokens here, but one has"):
+            asyncio.run(queue.require_short(["one two three four"], 3))
+
+
+def test_tokens_are_not_counted_for_ever(
+    hasty: RequestQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = threading.Event()
+    tokenizer = hasty.translator.tokenizer
+    monkeypatch.setattr(tokenizer, "encode_sources", lambda _: ends.wait())
+
+    async def ask() -> None:
+        with pytest.raises(TimeLimitError):
+            await hasty.translate(["one"])
+        ends.set()
+
+    asyncio.run(ask())
+
+
 def test_trees_are_those_of_the_parser(parsing_checkpoint: Checkpoint) -> None:
     search = SearchConfig(beam_size=2, extra_length=5)
     own = replace(parsing_checkpoint, search=search)
@@ -263,7 +451,9 @@ def test_waiting_can_be_given_up_by_future(queue: RequestQueue, gate: Gate) -> N
     [
         ({"max_waiting": 0}, "`max_waiting` must be at least 1, but is 0"),
         ({"batch_size": 0}, "`batch_size` must be at least 1, but is 0"),
-        ({"timeout_s": 0.0}, "The timeout must be above 0 seconds, but is 0.0"),
+        ({"max_tokens": 0}, "`max_tokens` must be at least 1, but is 0"),
+        ({"timeout_s": 0.0}, "The timeout must be above 0 seconds .* but is 0.0"),
+        ({"timeout_s": 1e300}, "at most 86,400, but is 1e[+]300"),
     ],
 )
 def test_an_impossible_setting_is_refused(

@@ -13,14 +13,40 @@ from transduce.serving.served_models import ModelName, language_name, require_di
         ("runs/mine", "mine", "runs/mine", ("mine.source", "mine.target")),
         ("runs/de-en/", "de-en", "runs/de-en/", ("de", "en")),
         ("best=a=b", "best", "a=b", ("best.source", "best.target")),
+        ("EN-DE=m", "EN-DE", "m", ("en", "de")),
+        ("eng-deu=m", "eng-deu", "m", ("en", "de")),
+        ("en-de-v2=m", "en-de-v2", "m", ("en-de-v2.source", "en-de-v2.target")),
+        ("pt-BR-en=m", "pt-BR-en", "m", ("pt-BR", "en")),
+        ("zh-Hans-pt-BR=m", "zh-Hans-pt-BR", "m", ("zh-Hans", "pt-BR")),
+        ("zh-Hans:pt-BR=m", "zh-Hans-pt-BR", "m", ("zh-Hans", "pt-BR")),
+        ("zh_hans:PT-br=m", "zh-Hans-pt-BR", "m", ("zh-Hans", "pt-BR")),
     ],
 )
 def test_a_model_has_a_name_and_a_folder(
     text: str, name: str, folder: str, languages: tuple[str, str]
 ) -> None:
     found = ModelName.parse(text)
-    assert found == ModelName(name=name, path=Path(folder))
-    assert found.languages == languages
+    assert (found.name, found.path) == (name, Path(folder))
+    assert (found.stated or found.guessed) == languages
+
+
+@pytest.mark.parametrize(
+    ("text", "ways"),
+    [
+        ("zh-hans-pt-br=m", "zh-Hans:pt-BR, zh-Hans-PT:br"),
+        ("en-de-hi=m", "en:de-HI, en-DE:hi"),
+    ],
+)
+def test_languages_that_can_be_read_in_several_ways_are_refused(
+    text: str, ways: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"may be {ways}; .* SOURCE:TARGET=FOLDER"):
+        ModelName.parse(text)
+
+
+def test_a_pair_of_what_is_no_language_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be a BCP 47 tag, but is '1'"):
+        ModelName.parse("1:de=m")
 
 
 def test_a_folder_that_is_there_is_no_name(

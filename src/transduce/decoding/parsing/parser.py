@@ -1,6 +1,6 @@
 """Words in, trees out."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -114,7 +114,8 @@ class Parser:
         pace, config = pace or Pace(), config or self._search
         begin = partial(Parser._begin, config=config, constrained=constrained)
         for window in pace.windows(sentences):
-            found = self._found(self._encoded(window), begin, config.beam_size)
+            encoded = self._encoded(window)
+            found = self._found(encoded, begin, config.beam_size, pace.on_step)
             yield from in_order(pace.told(found))
 
     def close(self) -> None:
@@ -134,6 +135,7 @@ class Parser:
         sentences: Sequence[_Sentence],
         begin: Beginning["Parser", _Sentence],
         beam_size: int,
+        on_step: Callable[[], object] | None,
     ) -> Iterator[tuple[int, Parse]]:
         """The parses by their number, as soon as they are done."""
         legible = [i for i, each in enumerate(sentences) if each.is_legible]
@@ -147,7 +149,7 @@ class Parser:
             step_rows=StepRows(beam_size, self._model.rows_of_any_step),
             begin=begin,
         )
-        for i, hypotheses in self._processes.found(task):
+        for i, hypotheses in self._processes.found(task, on_step):
             number = legible[i]
             yield number, self._tree(sentences[number], _best(hypotheses))
 

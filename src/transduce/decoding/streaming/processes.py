@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -30,7 +30,6 @@ from transduce.decoding.streaming.shares import (
     num_shares,
 )
 from transduce.errors import ConfigError, RequestError
-from transduce.interruption import end_with_parent, terminations
 from transduce.kernels.openmp import num_threads, use_threads
 
 Searcher = TypeVar("Searcher")
@@ -40,6 +39,8 @@ MAX_PROCESSES = 16
 """By default: each has some hundred megabytes of its own."""
 MOMENT_S = 0.02
 """Between two messages of a copy, as each interrupts the search of another."""
+WATCH_S = 0.05
+"""Between two looks at whether a search that is watched is to go on."""
 FIRST_FILE = 3
 """After those of standard input, output and error."""
 
@@ -69,12 +70,18 @@ class SearchTask(Generic[Searcher, Sentence]):
     least_steps: int = 0
     """That any sentence takes; else it is likely to take as many as its source."""
 
-    def found(self, searcher: Searcher) -> Iterator[list[Found]]:
-        """Of each sentence, soon after it is done, with those done by then."""
+    def found(
+        self, searcher: Searcher, on_step: Callable[[], object] | None = None
+    ) -> Iterator[list[Found]]:
+        """Of each sentence, soon after it is done, with those done by then.
+
+        `on_step` is called between steps, and what it raises ends the search.
+        """
         return search_in_steps(
             self.lengths,
             self.room,
             lambda numbers: self.begin(searcher, [self.sentences[i] for i in numbers]),
+            on_step,
         )
 
     def of(self, numbers: Sequence[int]) -> "SearchTask[Searcher, Sentence]":
@@ -141,17 +148,22 @@ class SearchProcesses(Generic[Searcher]):
         self._are_outdated = False
         self._fill(number if number > 1 else 0)
 
-    def found(self, task: SearchTask[Searcher, Any]) -> Iterator[Found]:
+    def found(
+        self,
+        task: SearchTask[Searcher, Any],
+        on_step: Callable[[], object] | None = None,
+    ) -> Iterator[Found]:
         """Of each sentence, as soon as it is done.
 
         Here alone if there are few sentences, or while the copies are at another task.
         What a copy leaves undone because it is killed is done here, with a warning.
+        `on_step` is called between steps, and what it raises ends the search.
         """
         shares = task.shares(self._number)
         if len(shares) == 1 or not self._is_free.acquire(blocking=False):
-            yield from chain.from_iterable(task.found(self._searcher))
+            yield from chain.from_iterable(task.found(self._searcher, on_step))
             return
-        yield from self._found(task, shares)
+        yield from self._found(task, shares, on_step)
 
     def close(self) -> None:
         """End the copies, once they are idle; a later call that needs some has others.
@@ -176,7 +188,10 @@ class SearchProcesses(Generic[Searcher]):
                 self._idle.pop().end()
 
     def _found(
-        self, task: SearchTask[Searcher, Any], shares: list[list[int]]
+        self,
+        task: SearchTask[Searcher, Any],
+        shares: list[list[int]],
+        on_step: Callable[[], object] | None,
     ) -> Iterator[Found]:
         busy: dict[Connection, _Copy] = {}
         try:
@@ -187,7 +202,7 @@ class SearchProcesses(Generic[Searcher]):
                 busy[copy.connection] = copy
                 copy.begin(task, share)
             while busy:
-                for connection in cast(list[Connection], wait(list(busy))):
+                for connection in _ready(busy, on_step):
                     try:
                         found = busy[connection].receive()
                     except EOFError:
@@ -229,6 +244,17 @@ class SearchProcesses(Generic[Searcher]):
             self._idle.append(_Copy(self._searcher))
 
 
+def _ready(
+    busy: Iterable[Connection], on_step: Callable[[], object] | None
+) -> list[Connection]:
+    """Those that there is something to receive from; none after a while, if watched."""
+    if on_step is not None:
+        on_step()
+    return cast(
+        list[Connection], wait(list(busy), None if on_step is None else WATCH_S)
+    )
+
+
 class _Copy:
     """A copy of this process that searches when it is told to."""
 
@@ -244,7 +270,7 @@ class _Copy:
                 f"({error.strerror}); ask for fewer: --processes 1"
             ) from None
         if self._pid == 0:
-            _be_copy(searcher, theirs, self._parent)
+            _be_copy(searcher, theirs)
         theirs.close()
         self.end = weakref.finalize(
             self, _end, self._parent, self._pid, self.connection
@@ -293,16 +319,12 @@ def _end(parent: int, pid: int, connection: Connection) -> None:
             os.waitpid(pid, 0)
 
 
-def _be_copy(searcher: object, connection: Connection, parent: int) -> NoReturn:
+def _be_copy(searcher: object, connection: Connection) -> NoReturn:
     """What the copy does instead of what this process goes on with."""
     try:
         # Signals reach all processes of a group; the first one is to end the others.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for number in terminations():
-            signal.signal(number, signal.SIG_IGN)
-        # Not by the kernel's signal of a parent's death, which comes when the thread
-        # that has begun this process ends, too.
-        end_with_parent(parent, signal.SIGKILL)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # Else one that is given a task may have the processor at once, and keep it,
         # while the first process is about to give the next one its task.
         with suppress(OSError):  # where the system forbids it

@@ -87,6 +87,8 @@ class Pace:
     windows: Windows = full_windows
     on_line: Callable[[], Any] = _not_told
     """Called for each line that is done, though others before it may not be."""
+    on_step: Callable[[], Any] | None = None
+    """Called between steps of search; what it raises ends the stream."""
 
     def told(self, found: Iterable[Found]) -> Iterator[Found]:
         """The same, of lines, each told of."""

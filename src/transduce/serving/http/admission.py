@@ -2,20 +2,30 @@
 
 import asyncio
 import hmac
+import ipaddress
 import math
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from pydantic import ValidationError
-from starlette.requests import Request
+from python_multipart import create_form_parser
+from starlette.requests import ClientDisconnect, Request
 
-from transduce.errors import BusyError, ConfigError, TooLongError, TransduceError
+from transduce.errors import (
+    BusyError,
+    ConfigError,
+    OverdueError,
+    TimeLimitError,
+    TooLongError,
+    TransduceError,
+)
 from transduce.serving.http.messages import Asked
 from transduce.text.corpus import read_text
 
@@ -23,7 +33,13 @@ AskedFor = TypeVar("AskedFor", bound=Asked)
 Result = TypeVar("Result")
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
 MAX_FIELDS = 1000
+MAX_REFUSED_PER_MINUTE = 600
+"""Refused requests of an address, where requests are not limited otherwise."""
+BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
+NETWORK_BITS = 64
+"""What a provider gives one customer, of an address of IPv6."""
 RETRY_S = 1
 MAX_CLIENTS = 10_000
 """Whose rates are remembered; those not seen for longest are forgotten."""
@@ -65,6 +81,10 @@ class AdmissionConfig:
             raise ConfigError(
                 f"`max_characters` must be at least 1, but is {self.max_characters}."
             )
+        if not 0 < self.body_timeout_s < math.inf:
+            raise ConfigError(
+                f"`body_timeout_s` must be above 0, but is {self.body_timeout_s}."
+            )
 
     @property
     def max_body_bytes(self) -> int:
@@ -76,56 +96,85 @@ class Admission:
     """Reads requests, and lets in those that may be done."""
 
     def __init__(self, config: AdmissionConfig) -> None:
-        self._config = config
+        self.config = config
         limit = config.requests_per_minute
         self._rate = None if limit is None else RateLimit(limit)
+        self._refused_rate = RateLimit(limit or MAX_REFUSED_PER_MINUTE)
 
     async def admit(self, request: Request, message: type[AskedFor]) -> AskedFor:
         """What is asked; `RefusedError` if it may not or cannot be."""
+        address = address_of(request)
         try:
-            async with asyncio.timeout(self._config.body_timeout_s):
-                body = await self._body(request)
-        except TimeoutError:
-            raise RefusedError(
-                HTTPStatus.REQUEST_TIMEOUT,
-                f"The body must come within {self._config.body_timeout_s:g} seconds.",
-            ) from None
-        asked = _parsed(request, body, message)
-        self._check_client(request, asked)
+            asked = _parsed(request, await self._body(request), message)
+            client = self._client(request, asked, address)
+        except RefusedError as refusal:
+            if refusal.status != CLIENT_GONE:
+                # Whoever guesses keys, or sends nonsense, has no key to be counted by.
+                self._count(self._refused_rate, address)
+            raise
+        if self._rate:
+            self._count(self._rate, client)
         self._check_length(asked)
         return asked
 
     async def _body(self, request: Request) -> bytes:
-        most, body = self._config.max_body_bytes, b""
-        async for chunk in request.stream():
-            body += chunk
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding.strip().lower() != "identity":
+            raise RefusedError(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                "The body must be sent as it is, but has a content-encoding.",
+            )
+        most, body = self.config.max_body_bytes, bytearray()
+        try:
+            async with asyncio.timeout(self.config.body_timeout_s):
+                async for chunk in request.stream():
+                    if len(body) <= most:
+                        body += chunk
+                    # The rest is read as well, else the client might not see why.
+        except TimeoutError:
             if len(body) > most:
-                raise RefusedError(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                    f"The body must have at most {most:,} bytes, but has more.",
-                )
-        return body
+                raise self._too_large() from None
+            raise RefusedError(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"The body must come within {self.config.body_timeout_s:g} seconds.",
+            ) from None
+        except ClientDisconnect:
+            raise RefusedError(CLIENT_GONE, "The client has gone.") from None
+        if len(body) > most:
+            raise self._too_large()
+        return bytes(body)
 
-    def _check_client(self, request: Request, asked: Asked) -> None:
-        client = request.client.host if request.client else ""
-        if self._config.api_keys:
-            bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-            client = asked.api_key or bearer
-            if not is_known(client, self._config.api_keys):
-                raise RefusedError(
-                    HTTPStatus.FORBIDDEN,
-                    "`api_key` must be a key of this server, but is not.",
-                )
-        if self._rate and (seconds := self._rate.seconds_to_wait(client)):
+    def _too_large(self) -> RefusedError:
+        return RefusedError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"The body must have at most {self.config.max_body_bytes:,} bytes, but has "
+            "more.",
+        )
+
+    def _client(self, request: Request, asked: Asked, address: str) -> str:
+        """By what a client's requests are counted: its key, or else its address."""
+        if not self.config.api_keys:
+            return address
+        bearer = BEARER.fullmatch(request.headers.get("authorization", "").strip())
+        key = asked.api_key or (bearer[1] if bearer else "")
+        if not is_known(key, self.config.api_keys):
+            raise RefusedError(
+                HTTPStatus.FORBIDDEN,
+                "`api_key` must be a key of this server, but is not.",
+            )
+        return key
+
+    def _count(self, rate: "RateLimit", client: str) -> None:
+        if seconds := rate.seconds_to_wait(client):
             raise RefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"At most {self._config.requests_per_minute:,} requests a minute are "
-                f"taken; try again in {seconds} seconds.",
+                f"At most {rate.per_minute:,} requests a minute are taken; try again "
+                f"in {seconds} seconds.",
                 retry_after_s=seconds,
             )
 
     def _check_length(self, asked: Asked) -> None:
-        most, length = self._config.max_characters, sum(map(len, asked.texts))
+        most, length = self.config.max_characters, sum(map(len, asked.texts))
         if length > most:
             raise TooLongError(
                 f"A request must have at most {most:,} characters of text, but has "
@@ -133,42 +182,107 @@ class Admission:
             )
 
 
-def _parsed(request: Request, body: bytes, message: type[AskedFor]) -> AskedFor:
-    """From JSON or a form; from the address if there is no body."""
-    kind = request.headers.get("content-type", FORM).partition(";")[0].strip().lower()
+def address_of(request: Request) -> str:
+    """Whose requests count together: an address or, of IPv6, a customer's network."""
+    host = request.client.host if request.client else ""
     try:
-        if not body:
-            return message.model_validate(_fields(request.url.query))
-        if kind == JSON:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address), NETWORK_BITS), strict=False))
+
+
+def _parsed(request: Request, body: bytes, message: type[AskedFor]) -> AskedFor:
+    """From JSON, or from a form and the address."""
+    content_type = request.headers.get("content-type", FORM)
+    kind = content_type.partition(";")[0].strip().lower()
+    try:
+        if body and (kind == JSON or kind.endswith("+json")):
             return message.model_validate_json(body)
-        if kind == FORM:
-            return message.model_validate(_fields(body.decode()))
+        fields = _Fields()
+        fields.read(request.url.query)
+        if body and kind == FORM:
+            if body.lstrip().startswith(b"{"):
+                raise RefusedError(
+                    HTTPStatus.BAD_REQUEST,
+                    f"The body looks like JSON; send it with content-type: {JSON}.",
+                )
+            fields.read(body.decode())
+        elif body and kind == MULTIPART:
+            fields.read_parts(content_type, body)
+        elif body:
+            raise RefusedError(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                f"The body must be {JSON}, {FORM} or {MULTIPART}, but is {kind[:80]}.",
+            )
+        return message.model_validate(fields.values)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"])) or "The body"
-        raise RefusedError(
-            HTTPStatus.BAD_REQUEST, f"{where}: {first['msg']}."
-        ) from None
+        raise RefusedError(HTTPStatus.BAD_REQUEST, _first_problem(error)) from None
     except ValueError as error:
         raise RefusedError(
             HTTPStatus.BAD_REQUEST, f"The form cannot be read ({error})."
         ) from None
-    raise RefusedError(
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-        f"The body must be {JSON} or {FORM}, but is {kind}.",
-    )
 
 
-def _fields(form: str) -> dict[str, str | list[str]]:
-    values = parse_qs(
-        form, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
-    )
-    return {name: each if len(each) > 1 else each[0] for name, each in values.items()}
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"])) or "The body"
+    return f"{where}: {' '.join(first['msg'].split())}."
+
+
+class _Fields:
+    """The fields of forms: a text each, or a list if one is there several times."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str | list[str]] = {}
+
+    def read(self, form: str) -> None:
+        """As in an address; `ValueError` if it cannot be."""
+        values = parse_qs(
+            form, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
+        )
+        for name, each in values.items():
+            self.values[name] = each if len(each) > 1 else each[0]
+
+    def read_parts(self, content_type: str, body: bytes) -> None:
+        """As browsers send a FormData; `ValueError` if it cannot be."""
+        parts: dict[str, list[str]] = {}
+
+        def add(field: Any) -> None:
+            parts.setdefault(_text(field.field_name), []).append(_text(field.value))
+            if len(parts) > MAX_FIELDS:
+                raise ValueError("Max number of fields exceeded")
+
+        def refuse(file: Any) -> None:
+            name = _text(file.field_name)
+            raise ValueError(f"`{name[:80]}` must be text, but is a file")
+
+        if not body.rstrip().endswith(b"--"):
+            raise ValueError("its end is missing")
+        parser = create_form_parser(
+            {"Content-Type": content_type.encode("latin-1")}, add, refuse
+        )
+        parser.write(body)
+        parser.finalize()
+        for name, each in parts.items():
+            self.values[name] = each if len(each) > 1 else each[0]
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode()
 
 
 def status_of(error: TransduceError) -> RefusedError:
     """How an error is told over HTTP."""
     match error:
+        case OverdueError():
+            return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), RETRY_S)
+        case TimeLimitError():
+            return RefusedError(HTTPStatus.GATEWAY_TIMEOUT, str(error))
         case BusyError():
             return RefusedError(HTTPStatus.TOO_MANY_REQUESTS, str(error), RETRY_S)
         case TooLongError():
@@ -216,6 +330,7 @@ class RateLimit:
     def __init__(
         self, per_minute: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.per_minute = per_minute
         self._per_second = per_minute / 60
         self._most = float(per_minute)
         self._clock = clock

@@ -1,23 +1,34 @@
 """What is done for each path."""
 
+import json
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from html import escape
+from http import HTTPStatus
+from operator import itemgetter
 from typing import TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from transduce.analysis.attention_report.sentence import attend
+from transduce.analysis.attention_maps import AttentionKind
+from transduce.analysis.attention_report.sentence import PairAttention, attend
 from transduce.decoding.parsing.parser import Parse
 from transduce.decoding.translation.translations import Translation
-from transduce.errors import TransduceError
+from transduce.errors import OverdueError, TransduceError
 from transduce.serving.http import messages
-from transduce.serving.http.admission import Admission, while_connected
+from transduce.serving.http.access import failure_sentence, is_an_end, log_failure
+from transduce.serving.http.admission import (
+    JSON,
+    Admission,
+    RefusedError,
+    while_connected,
+)
 from transduce.serving.http.monitoring import CONTENT_TYPE, Monitor
+from transduce.serving.request_queue import in_thread
 from transduce.serving.served_models import (
     AUTO,
     ServedModel,
@@ -38,6 +49,9 @@ Found = TypeVar("Found")
 
 DIGITS = 5
 """Of an attention weight."""
+MAX_SCORED_TOKENS = 1_000
+"""Of a source or a target that is scored: the attention within it grows with the square
+of its length, and no sentence is as long."""
 
 
 class JsonLines(StreamingResponse):
@@ -95,6 +109,33 @@ class Endpoints:
             messages.DetectedLanguage(confidence=0.0, language=code) for code in codes
         ]
 
+    async def frontend_settings(self) -> messages.FrontendSettings:
+        """What LibreTranslate's clients read before they show themselves."""
+        config = self._admission.config
+        return messages.FrontendSettings(
+            apiKeys=bool(config.api_keys),
+            charLimit=config.max_characters,
+            keyRequired=bool(config.api_keys),
+            language=messages.FrontendLanguages(
+                source=messages.NamedLanguage(code=AUTO, name="Auto Detect"),
+                target=_named(self._translating[0].target if self._translating else ""),
+            ),
+        )
+
+    async def suggest(self) -> messages.Refusal:
+        """Refuse a better translation: this server keeps none."""
+        raise RefusedError(
+            HTTPStatus.FORBIDDEN,
+            "Suggestions are not taken by this server; it keeps no texts.",
+        )
+
+    async def translate_file(self) -> messages.Refusal:
+        """Refuse a file: only texts are translated."""
+        raise RefusedError(
+            HTTPStatus.FORBIDDEN,
+            "Files are not translated by this server; send their text to /translate.",
+        )
+
     async def models(self) -> list[messages.Model]:
         """The models by name, which is what /v1 calls them by."""
         return [
@@ -116,7 +157,8 @@ class Endpoints:
         """
         asked = await self._admission.admit(request, messages.StreamRequest)
         queue = by_name(self._translating, asked.model).queue
-        stretches = split(asked.q, asked.format)
+        stretches = await in_thread(split, asked.q, asked.format)
+        await queue.require_short(sentences(stretches))
         search = search_for(queue.translator.search, asked.alternatives)
         futures = queue.submit(sentences(stretches), search)
         return _streamed(stretches, futures, partial(_translated, asked))
@@ -128,7 +170,8 @@ class Endpoints:
         """
         asked = await self._admission.admit(request, messages.ParseRequest)
         queue = by_name(self._parsing, asked.model).queue
-        stretches = split_text(asked.q)
+        stretches = await in_thread(split_text, asked.q)
+        await queue.require_short(sentences(stretches))
         futures = queue.submit_to_parser(
             sentences(stretches), constrained=asked.constrained
         )
@@ -138,34 +181,37 @@ class Endpoints:
         """How likely the model holds given translations."""
         asked = await self._admission.admit(request, messages.ScoreRequest)
         queue = by_name(self._translating, asked.model).queue
-        scorer = queue.translator
-        work = queue.run(lambda: scorer.score(asked.source, asked.target))
-        found = await while_connected(request, work)
+        await queue.require_short(asked.texts, MAX_SCORED_TOKENS)
+        slices = partial(queue.translator.score_stream, asked.source, asked.target)
+        found = await while_connected(request, queue.run_in_slices(slices))
         return [
             messages.Score(
                 log_probability=each.log_probability,
                 num_tokens=each.num_tokens,
                 perplexity=each.perplexity if math.isfinite(each.perplexity) else None,
             )
-            for each in found
+            for _, each in sorted(found, key=itemgetter(0))
         ]
 
-    async def attention(self, request: Request) -> messages.Attention:
+    async def attention(self, request: Request) -> Response:
         """Who attends to whom in a sentence and its translation, or its tree."""
         asked = await self._admission.admit(request, messages.AttentionRequest)
         queue = by_name(self._models, asked.model).queue
+        await queue.require_short(asked.texts)
         work = partial(attend, queue.translator, asked.source, asked.target)
         found = await while_connected(request, queue.run(work))
-        queries, keys = found.axes(asked.kind)
-        weights = found.maps.of(asked.kind).double().round(decimals=DIGITS)
-        return messages.Attention(
-            queries=list(queries.pieces),
-            keys=list(keys.pieces),
-            weights=weights.tolist(),
-        )
+        # Up to a million numbers, which would keep the event loop from all else.
+        content = await in_thread(_attention_json, found, asked.kind)
+        return Response(content, media_type=JSON)
 
     async def health(self) -> messages.Health:
         """That models are loaded and requests are taken."""
+        stuck = [model.name for model in self._models if model.queue.is_stuck]
+        if stuck:
+            raise OverdueError(
+                f"The model {stuck[0]} is at a request that does not end; restart the "
+                "server."
+            )
         return messages.Health(models=[model.name for model in self._models])
 
     async def metrics(self) -> Response:
@@ -185,6 +231,21 @@ def _shaped(
     return messages.TranslateAnswer.model_validate(fields)
 
 
+def _named(code: str) -> messages.NamedLanguage:
+    return messages.NamedLanguage(code=code, name=language_name(code))
+
+
+def _attention_json(found: PairAttention, kind: AttentionKind) -> bytes:
+    queries, keys = found.axes(kind)
+    weights = found.maps.of(kind).double().round(decimals=DIGITS)
+    content = {
+        "queries": queries.pieces,
+        "keys": keys.pieces,
+        "weights": weights.tolist(),
+    }
+    return json.dumps(content).encode()
+
+
 def _streamed(
     stretches: Sequence[Stretch],
     futures: Sequence[Future[Found]],
@@ -198,6 +259,12 @@ def _streamed(
                 yield told(stretch, found).model_dump_json() + "\n"
         except TransduceError as error:
             yield messages.Refusal(error=str(error)).model_dump_json() + "\n"
+        except BaseException as error:
+            if is_an_end(error):
+                raise
+            log_failure(error)
+            refusal = messages.Refusal(error=failure_sentence(error))
+            yield refusal.model_dump_json() + "\n"
 
     return JsonLines(lines())
 

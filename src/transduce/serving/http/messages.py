@@ -1,9 +1,9 @@
 """What is asked over HTTP, and what is answered."""
 
 from abc import abstractmethod
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from transduce.analysis.attention_maps import AttentionKind
 from transduce.serving.served_models import AUTO
@@ -20,11 +20,26 @@ ModelNamed = Annotated[
 
 
 class Asked(BaseModel):
-    """Any request."""
+    """Any request. What is null is as if it were not there, as is what is empty."""
+
+    TEXTS: ClassVar[tuple[str, ...]] = ("q",)
+    """Fields that may be empty."""
 
     api_key: Annotated[
         str, Field(description="If the server has keys; or as a bearer token.")
     ] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_blanks(cls, asked: Any) -> Any:
+        """Clients send null, or an empty field, for what their users left open."""
+        if not isinstance(asked, dict):
+            return asked
+        return {
+            name: value
+            for name, value in asked.items()
+            if value is not None and (value != "" or name in cls.TEXTS)
+        }
 
     @property
     @abstractmethod
@@ -71,6 +86,35 @@ class DetectRequest(Asked):
     @property
     def texts(self) -> list[str]:
         return [self.q]
+
+
+class NamedLanguage(BaseModel):
+    """A language, or nothing where no model translates."""
+
+    code: str
+    name: str
+
+
+class FrontendLanguages(BaseModel):
+    """The languages that a page begins with."""
+
+    source: NamedLanguage
+    target: NamedLanguage
+
+
+class FrontendSettings(BaseModel):
+    """What a page of LibreTranslate's needs to know, by its names."""
+
+    apiKeys: bool  # noqa: N815
+    charLimit: int  # noqa: N815
+    filesTranslation: bool = False  # noqa: N815
+    frontendTimeout: Annotated[  # noqa: N815
+        int, Field(description="Milliseconds to wait for the end of typing.")
+    ] = 500
+    keyRequired: bool  # noqa: N815
+    language: FrontendLanguages
+    suggestions: bool = False
+    supportedFilesFormat: list[str] = []  # noqa: N815
 
 
 class Language(BaseModel):
@@ -175,6 +219,8 @@ class StreamedParse(BaseModel):
 class ScoreRequest(Asked):
     """Translations to be scored."""
 
+    TEXTS = ("source", "target")
+
     source: list[str]
     target: list[str]
     model: ModelNamed = None
@@ -194,6 +240,8 @@ class Score(BaseModel):
 
 class AttentionRequest(Asked):
     """A sentence and its translation, or its tree in brackets, to look into."""
+
+    TEXTS = ("source", "target")
 
     source: str
     target: str

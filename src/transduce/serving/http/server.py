@@ -1,12 +1,17 @@
 """The HTTP interface: LibreTranslate's, and what more a model can tell."""
 
+import asyncio
+import ipaddress
+import logging
 import math
-import signal
+import os
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -18,19 +23,33 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 import transduce
 from transduce.errors import ConfigError, RequestError, TransduceError
-from transduce.interruption import stop_on_signal, terminations
+from transduce.interruption import stop_on_signal
 from transduce.serving.http import messages
+from transduce.serving.http.access import (
+    AccessConfig,
+    AllowOrigins,
+    AnswerFailures,
+    GuardOrigins,
+)
 from transduce.serving.http.admission import (
     FORM,
     JSON,
+    MULTIPART,
     Admission,
     AdmissionConfig,
     RefusedError,
     status_of,
 )
+from transduce.serving.http.connection import (
+    AcceptFailures,
+    Connection,
+    ConnectionConfig,
+    OpenConnections,
+)
 from transduce.serving.http.documentation import documentation
 from transduce.serving.http.endpoints import Endpoints, JsonLines
 from transduce.serving.http.monitoring import CountRequests, Monitor
+from transduce.serving.request_queue import QueueConfig
 from transduce.serving.served_models import ServedModel
 
 PAGE = {
@@ -59,27 +78,40 @@ REFUSALS = {
     413: "Too long.",
     415: "Neither JSON nor a form.",
     429: "Too much to do, or too many requests: try again later.",
+    500: "The server failed.",
+    503: "Waited for too long: try again later.",
+    504: "Takes longer than a request may.",
 }
 LINES: dict[str, type[BaseModel]] = {
     "/v1/translate": messages.StreamedStretch,
     "/v1/parse": messages.StreamedParse,
 }
 """By path, what each line of an answer is that comes bit by bit."""
+ATTENTION_PATH = "/v1/attention"
+"""Whose answer is written as JSON in a thread, unseen by FastAPI."""
 MAX_PORT = 65_535
+BACKLOG = 512
+"""Connections that the system keeps until they are accepted, all of them at once."""
+SPARE = 16
+"""Files that are opened for other things than connections."""
 GRACE_S = 5.0
 """For answers to be sent after the last sentence's time is up."""
 
 
 def create_app(
-    models: Sequence[ServedModel], config: AdmissionConfig | None = None
+    models: Sequence[ServedModel],
+    config: AdmissionConfig | None = None,
+    access: AccessConfig | None = None,
 ) -> FastAPI:
     """The whole interface; what the queues took is finished when it ends."""
+    access = access or AccessConfig()
 
     @asynccontextmanager
     async def finishing(_: FastAPI) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(AcceptFailures())
         yield
         for model in models:
-            model.queue.close()
+            await asyncio.to_thread(model.queue.close)
 
     # The usual pages of documentation load scripts from elsewhere; /docs is our own.
     app = FastAPI(
@@ -88,28 +120,42 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         lifespan=finishing,
+        redirect_slashes=False,
     )
     monitor = Monitor(models)
-    endpoints = Endpoints(models, Admission(config or AdmissionConfig()), monitor)
-    _add_asked(app, "/translate", endpoints.translate, messages.TranslateRequest)
-    _add_asked(app, "/detect", endpoints.detect, messages.DetectRequest)
-    _add_asked(app, "/v1/translate", endpoints.stream, messages.StreamRequest)
-    _add_asked(app, "/v1/parse", endpoints.parse, messages.ParseRequest)
-    _add_asked(app, "/v1/score", endpoints.score, messages.ScoreRequest)
-    _add_asked(app, "/v1/attention", endpoints.attention, messages.AttentionRequest)
-    app.get("/languages")(endpoints.languages)
-    app.get("/v1/models")(endpoints.models)
-    app.get("/health")(endpoints.health)
-    app.get("/metrics", response_class=Response)(endpoints.metrics)
-    for path, (name, kind) in PAGE.items():
-        app.get(path, include_in_schema=False)(_page_file(name, kind))
-    app.get("/docs", include_in_schema=False)(_documentation(app))
+    _add_paths(app, Endpoints(models, Admission(config or AdmissionConfig()), monitor))
     app.exception_handler(RefusedError)(_refuse)
     app.exception_handler(TransduceError)(_refuse_error)
     app.exception_handler(HTTPException)(_refuse_http)
+    # Each is around those before it.
+    app.add_middleware(AnswerFailures)
     app.add_middleware(CountRequests, monitor=monitor)
+    if access.cors_origins:
+        app.add_middleware(AllowOrigins, config=access)
+    app.add_middleware(GuardOrigins, config=access)
     _document_lines(app)
     return app
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How connections are taken, and whom the server believes."""
+
+    connections: ConnectionConfig = field(default_factory=ConnectionConfig)
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks whose X-Forwarded-For and -Proto are believed."""
+    answer_within_s: float = 2 * QueueConfig().timeout_s
+    """How long answers may take that are begun when the server is told to end."""
+
+    def __post_init__(self) -> None:
+        for proxy in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                raise ConfigError(
+                    "`trusted_proxies` must be addresses or networks, such as "
+                    f"127.0.0.1 or 10.0.0.0/8, but one is {proxy!r}."
+                ) from None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -117,32 +163,125 @@ def listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= MAX_PORT:
         raise ConfigError(f"`port` must be from 0 to {MAX_PORT}, but is {port}.")
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        )[0]
+        # With its protocol told, since asyncio sets TCP_NODELAY only where it is.
+        listener = socket.socket(family, kind, protocol)
+        try:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]
         raise RequestError(
             f"{host}:{port} must be free to listen at, but is not ({reason}); choose "
             "another by --host or --port."
         ) from None
+    return listener
 
 
-def serve(app: FastAPI, listener: socket.socket, timeout_s: float) -> None:
-    """Answer until Ctrl-C, SIGTERM or a hangup, and then finish what was taken."""
-    config = uvicorn.Config(
+def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Server:
+    """What answers by the app, with limits on connections."""
+    config = config or ServerConfig()
+    connections, backlog = _that_can_be_open(config.connections)
+    protocol = partial(Connection, shared=OpenConnections(connections, backlog))
+    # Its warnings are of what clients send.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    settings = uvicorn.Config(
         app,
+        http=protocol,  # type: ignore[arg-type] # what makes one is as good as a class
+        ws="none",
+        loop="asyncio",
+        backlog=backlog,
         access_log=False,
-        log_level="warning",
+        log_level="error",  # else each request that is no HTTP is a line
         server_header=False,
-        timeout_graceful_shutdown=math.ceil(timeout_s + GRACE_S),
+        proxy_headers=bool(config.trusted_proxies),
+        forwarded_allow_ips=list(config.trusted_proxies),
+        timeout_graceful_shutdown=math.ceil(config.answer_within_s + GRACE_S),
     )
-    server = uvicorn.Server(config)
+    return uvicorn.Server(settings)
+
+
+def serve(
+    app: FastAPI, listener: socket.socket, config: ServerConfig | None = None
+) -> None:
+    """Answer until SIGTERM or Ctrl-C, and then finish what was taken."""
     # The server raises the signal again once it is done, which is here no failure.
     with stop_on_signal():
-        if threading.current_thread() is threading.main_thread():
-            for number in terminations():
-                signal.signal(number, server.handle_exit)
-        server.run(sockets=[listener])
+        http_server(app, config).run(sockets=[listener])
+
+
+def _that_can_be_open(config: ConnectionConfig) -> tuple[ConnectionConfig, int]:
+    """As many connections as the limit on open files leaves room for, and a backlog.
+
+    As many more as the backlog may be accepted at once, only to be refused.
+    `RequestError` if there is no room.
+    """
+    most = config.max_connections
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return config, BACKLOG
+    taken = _num_open_files() + SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = taken + most + 2 * BACKLOG
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return config, BACKLOG
+    backlog = min((soft - taken) // 4, BACKLOG)
+    if backlog < 1:
+        raise RequestError(
+            f"At least {taken + 4} files must be allowed open, but only {soft} are; "
+            "raise the limit (ulimit -n)."
+        )
+    fewer = min(most, soft - taken - 2 * backlog)
+    return replace(config, max_connections=fewer), backlog
+
+
+def _num_open_files() -> int:
+    try:
+        return len(list(Path("/dev/fd").iterdir()))
+    except OSError:
+        return SPARE
+
+
+def _add_paths(app: FastAPI, endpoints: Endpoints) -> None:
+    _add_asked(app, "/translate", endpoints.translate, messages.TranslateRequest)
+    _add_asked(app, "/detect", endpoints.detect, messages.DetectRequest)
+    _add_asked(app, "/v1/translate", endpoints.stream, messages.StreamRequest)
+    _add_asked(app, "/v1/parse", endpoints.parse, messages.ParseRequest)
+    _add_asked(app, "/v1/score", endpoints.score, messages.ScoreRequest)
+    _add_asked(app, ATTENTION_PATH, endpoints.attention, messages.AttentionRequest)
+    app.post("/suggest", include_in_schema=False)(endpoints.suggest)
+    app.post("/translate_file", include_in_schema=False)(endpoints.translate_file)
+    _add_told(app, "/languages", endpoints.languages)
+    _add_told(app, "/frontend/settings", endpoints.frontend_settings)
+    _add_told(app, "/v1/models", endpoints.models)
+    _add_told(app, "/health", endpoints.health)
+    _add_told(app, "/metrics", endpoints.metrics, response_class=Response)
+    for path, (name, kind) in PAGE.items():
+        _add_told(app, path, _page_file(name, kind), include_in_schema=False)
+    _add_told(app, "/docs", _documentation(app), include_in_schema=False)
+    _add_told(app, "/spec", _specification(app), include_in_schema=False)
+
+
+def _add_told(
+    app: FastAPI,
+    path: str,
+    endpoint: Callable[[], Coroutine[Any, Any, Any]],
+    **settings: Any,
+) -> None:
+    """A path that is only read, also by HEAD."""
+    app.add_api_route(path, endpoint, methods=["GET"], **settings)
+    app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def _add_asked(
@@ -158,6 +297,8 @@ def _add_asked(
     }
     if path in LINES:
         answers[200] = {"model": LINES[path]}
+    if path == ATTENTION_PATH:
+        answers[200] = {"model": messages.Attention}
     app.add_api_route(
         path,
         endpoint,
@@ -167,7 +308,9 @@ def _add_asked(
         openapi_extra={
             "requestBody": {
                 "required": True,
-                "content": {JSON: {"schema": schema}, FORM: {"schema": schema}},
+                "content": {
+                    kind: {"schema": schema} for kind in (JSON, FORM, MULTIPART)
+                },
             }
         },
     )
@@ -196,6 +339,15 @@ def _documentation(app: FastAPI) -> Callable[[], Coroutine[Any, Any, Response]]:
     return answer
 
 
+def _specification(app: FastAPI) -> Callable[[], Coroutine[Any, Any, Response]]:
+    """The OpenAPI document where LibreTranslate has it."""
+
+    async def answer() -> Response:
+        return JSONResponse(app.openapi())
+
+    return answer
+
+
 async def _refuse(_: Request, refused: Exception) -> JSONResponse:
     assert isinstance(refused, RefusedError)
     seconds = refused.retry_after_s
@@ -209,7 +361,11 @@ async def _refuse_error(request: Request, error: Exception) -> JSONResponse:
     return await _refuse(request, status_of(error))
 
 
-async def _refuse_http(request: Request, error: Exception) -> JSONResponse:
+async def _refuse_http(_: Request, error: Exception) -> JSONResponse:
     """No such path or method."""
     assert isinstance(error, HTTPException)
-    return await _refuse(request, RefusedError(error.status_code, f"{error.detail}."))
+    refusal = messages.Refusal(error=f"{error.detail}.")
+    headers = dict(error.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"  # which are two routes
+    return JSONResponse(refusal.model_dump(), error.status_code, headers)

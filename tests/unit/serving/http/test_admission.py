@@ -38,6 +38,12 @@ def test_with_keys_only_they_are_admitted(trained_checkpoint: Checkpoint) -> Non
         assert server.post("/translate", BODY | {"api_key": "ключ"}).status == 200
         bearer = server.post("/translate", BODY, authorization="Bearer sesame")
         assert bearer.status == 200
+        for scheme in ("bearer sesame", "BEARER  sesame ", " beaReR sesame"):
+            answer = server.post("/translate", BODY, authorization=scheme)
+            assert answer.status == 200
+        for scheme in ("sesame", "Basic sesame", "Bearer", "Bearer sesame x"):
+            answer = server.post("/translate", BODY, authorization=scheme)
+            assert answer.status == 403
         assert server.get("/health").status == 200
 
 
@@ -52,6 +58,55 @@ def test_a_client_that_asks_too_often_is_told_when_to_come_back(
     assert refused.status == 429
     assert 1 <= int(refused.headers["retry-after"]) <= 30
     assert "At most 2 requests a minute" in refused.json["error"]
+
+
+def test_who_guesses_keys_is_soon_refused(trained_checkpoint: Checkpoint) -> None:
+    config = AdmissionConfig(api_keys=("sesame",), requests_per_minute=2)
+    with running([served(trained_checkpoint, "en-de")], config) as server:
+        guesses = [BODY | {"api_key": f"guess {i}"} for i in range(4)]
+        statuses = [server.post("/translate", guess).status for guess in guesses]
+        assert statuses == [403, 403, 429, 429]
+        known = server.post("/translate", BODY | {"api_key": "sesame"})
+        assert known.status == 200
+
+
+def test_nonsense_is_counted_too(
+    trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MAX_REFUSED_PER_MINUTE", 2)
+    with running([served(trained_checkpoint, "en-de")]) as server:
+        statuses = [server.post("/translate", b"{").status for _ in range(3)]
+        assert statuses == [400, 400, 429]
+        assert server.post("/translate", BODY).status == 200
+
+
+@pytest.mark.parametrize("path", ["/translate", "/v1/score", "/v1/attention"])
+def test_a_request_is_answered_in_time_though_the_model_is_busy(
+    trained_checkpoint: Checkpoint, path: str
+) -> None:
+    model = served(trained_checkpoint, "en-de", QueueConfig(timeout_s=0.3))
+    opened, held = threading.Event(), threading.Event()
+
+    def hold(_: int) -> None:
+        held.set()
+        opened.wait()
+
+    bodies = {
+        "/translate": BODY,
+        "/v1/score": {"source": ["one"], "target": ["eins"]},
+        "/v1/attention": {"source": "one", "target": "eins"},
+    }
+    with running([model]) as server:
+        model.queue.on_batch = hold
+        model.queue.submit(["one"])
+        held.wait()
+        late = server.post(path, bodies[path])
+        stream = server.post("/v1/translate", {"q": "one"})
+        opened.set()
+    assert late.status == 503
+    assert late.headers["retry-after"] == "1"
+    assert "must have its turn within 0.3 seconds" in late.json["error"]
+    assert stream.json["error"] == late.json["error"]
 
 
 def test_a_full_queue_is_told_as_such(trained_checkpoint: Checkpoint) -> None:

@@ -24,7 +24,7 @@ POSTS = [
     *("/translate", "/detect", "/v1/translate", "/v1/parse"),
     *("/v1/score", "/v1/attention"),
 ]
-GETS = ["/languages", "/v1/models", "/health", "/metrics"]
+GETS = ["/languages", "/frontend/settings", "/v1/models", "/health", "/metrics"]
 
 
 def operations(http: RunningServer) -> dict[tuple[str, str], schemathesis.APIOperation]:

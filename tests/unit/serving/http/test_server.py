@@ -239,6 +239,19 @@ def test_figures_are_in_the_text_format_of_prometheus(http: RunningServer) -> No
          "must be equally many, but are 1 and 0"),
         ("/v1/attention", {"source": "a " * 129, "target": "", "model": "en-de"}, 413,
          "The source must have at most 128 tokens"),
+        ("/translate", {"q": "\N{GRINNING FACE}" * 2500, **EN_DE}, 413,
+         "at most 10,000 tokens, but has 10,002"),
+        ("/v1/translate", {"q": "\N{GRINNING FACE}" * 2500, "model": "en-de"}, 413,
+         "at most 10,000 tokens"),
+        ("/v1/parse", {"q": "\N{GRINNING FACE}" * 2500}, 413, "at most 10,000 tokens"),
+        ("/v1/score", {"source": ["\N{GRINNING FACE}" * 1250], "model": "en-de",
+         "target": ["\N{GRINNING FACE}" * 1250]}, 413, "but has 10,004"),
+        ("/v1/score", {"source": ["a"], "target": ["x " * 1000], "model": "en-de"}, 413,
+         "at most 1,000 tokens here, but one has"),
+        ("/v1/score", {"source": [""] * 5001, "target": [""] * 5001, "model": "en-de"},
+         413, "but has 10,002"),
+        ("/v1/attention", {"source": "\N{GRINNING FACE}" * 2500, "target": "x",
+         "model": "en-de"}, 413, "at most 10,000 tokens"),
         ("/v1/attention", {"source": "a", "target": "x " * 129, "model": "en-de"}, 413,
          "The target must have at most 128 tokens"),
         ("/v1/attention", {"source": "a", "target": "", "model": "en-de"}, 400,
@@ -256,6 +269,51 @@ def test_a_bad_request_is_refused_in_a_sentence(
     assert answer.status == status
     assert re.search(error, answer.json["error"])
     assert "\n" not in answer.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"[" * 100_000, "recursion limit exceeded"),
+        (b'{"q": ' * 20_000, "recursion limit exceeded"),
+        (b'{"q": "a", "target": "de", "alternatives": NaN}', "a finite number"),
+        (b'{"q": "a", "target": "de", "alternatives": -Infinity}', "a finite number"),
+        (b'{"q": "a", "target": "de", "alternatives": 1e999}', "a finite number"),
+        (b'{"q": "a", "alternatives": ' + b"9" * 90_000 + b"}", "out of range"),
+        (b'{"q": "a", "target": "de", "alternatives": -1}', "greater than or equal"),
+        (b"\xef\xbb\xbf{}", "Invalid JSON"),
+        (b"null", "should be an object"),
+        (b'{"q": null, "target": "de"}', "q: Field required"),
+        (b'{"q": ["a", null], "target": "de"}', "valid string"),
+    ],
+    ids=range(11),
+)
+def test_hostile_json_is_refused_in_a_sentence(
+    http: RunningServer, body: bytes, error: str
+) -> None:
+    answer = http.post("/translate", body)
+    assert answer.status == 400
+    assert error in answer.json["error"]
+    assert len(answer.json["error"]) < 200
+
+
+def test_a_long_field_is_not_repeated_whole(http: RunningServer) -> None:
+    for body in ({"source": "x" * 9000}, {"target": "\n" * 9000}):
+        answer = http.post("/translate", {"q": "a", **EN_DE, **body})
+        assert answer.status == 400
+        assert len(answer.json["error"]) < 300
+
+
+def test_a_packed_body_is_refused(http: RunningServer) -> None:
+    answer = http.post("/translate", b"\x1f\x8b", content_encoding="gzip")
+    assert answer.status == 415
+    assert "has a content-encoding" in answer.json["error"]
+
+
+def test_json_that_is_called_a_form_is_told_as_such(http: RunningServer) -> None:
+    kind = "application/x-www-form-urlencoded"
+    answer = http.post("/translate", b' {"q": "a"}', content_type=kind)
+    assert "send it with content-type: application/json" in answer.json["error"]
 
 
 def test_a_body_of_another_kind_is_refused(http: RunningServer) -> None:
@@ -284,8 +342,35 @@ def test_there_is_nothing_else(http: RunningServer, path: str) -> None:
     assert answer.json == {"error": "Not Found."}
 
 
-def test_another_method_is_refused(http: RunningServer) -> None:
-    assert http.get("/translate").status == 405
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/translate", "POST"),
+        ("DELETE", "/health", "GET, HEAD"),
+        ("OPTIONS", "/translate", "POST"),
+        ("FOO", "/", "GET, HEAD"),
+    ],
+)
+def test_another_method_is_refused(
+    http: RunningServer, method: str, path: str, allowed: str
+) -> None:
+    answer = http.ask(method, path)
+    assert answer.status == 405
+    assert answer.json == {"error": "Method Not Allowed."}
+    assert answer.headers["allow"] == allowed
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "/page.js", "/languages", "/frontend/settings", "/health", "/metrics"),
+        *("/docs", "/spec", "/openapi.json", "/v1/models"),
+    ],
+)
+def test_head_is_get_without_the_body(http: RunningServer, path: str) -> None:
+    head, get = http.ask("HEAD", path), http.get(path)
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
 
 
 @pytest.mark.parametrize(
