@@ -2,9 +2,25 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 PATIENCE_S = 300
 PAUSE_S = 0.001
+
+
+def runs(pid: int) -> bool:
+    """Whether a process has not ended, by Linux's /proc."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that the first thread of a process has begun."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(number) for number in found.split()]
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

@@ -1,26 +1,43 @@
-"""Ctrl-C and SIGTERM as a request to stop at the next good moment."""
+"""Signals that end a process: as a request to stop, or with everything undone.
 
+They are Ctrl-C, SIGTERM, and the SIGHUP that a terminal sends when it closes. A process
+that ignores SIGHUP, as under nohup, goes on ignoring it.
+"""
+
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+WATCH_SECONDS = 0.5
+"""Between two looks at whether the parent is there."""
+
+
+def terminations() -> list[signal.Signals]:
+    """SIGTERM, and SIGHUP unless this process ignores it or the system has none."""
+    hangup = getattr(signal, "SIGHUP", None)  # which Windows has not
+    if hangup is None or signal.getsignal(hangup) == signal.SIG_IGN:
+        return [signal.SIGTERM]
+    return [signal.SIGTERM, hangup]
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Turn the first signal into a request that the given function tells of.
 
-    A second Ctrl-C acts as it would have without this; SIGTERM may come twice, from a
-    scheduler and from a parent that passes it on. Outside the main thread nothing can
-    be caught, and the function never says yes.
+    A second Ctrl-C acts as it would have without this; the others may come twice, such
+    as SIGTERM from a scheduler and from a parent that passes it on. Outside the main
+    thread nothing can be caught, and the function never says yes.
     """
     requested = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield requested.is_set
         return
     previous = {
-        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.getsignal(number) for number in (signal.SIGINT, *terminations())
     }
 
     def restore() -> None:
@@ -43,9 +60,9 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def unwound_on_termination() -> Iterator[None]:
-    """Let SIGTERM end the program as an error would, so that what is begun is undone.
+    """Let SIGTERM and SIGHUP end the program as an error would, unfinished work undone.
 
-    Outside the main thread it ends the program at once, as it would without this.
+    Outside the main thread they end the program at once, as they would without this.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -54,8 +71,23 @@ def unwound_on_termination() -> Iterator[None]:
     def unwind(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    previous = signal.signal(signal.SIGTERM, unwind)
+    previous = {number: signal.signal(number, unwind) for number in terminations()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def end_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:
+    """Send this process the signal as soon as that process is not its parent any more.
+
+    A process that is killed cannot end its children itself.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_SECONDS)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=watch, daemon=True, name="end-with-parent").start()

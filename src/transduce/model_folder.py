@@ -16,6 +16,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 
 from transduce.errors import CheckpointError, ConfigError, VersionError
+from transduce.foreign_models import describe, foreign_type, is_pointer
 from transduce.languages import canonical
 from transduce.model.config import ModelConfig
 from transduce.model.sizes.parameters import parameter_shapes
@@ -24,8 +25,9 @@ from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
-FORMAT = 3
+FORMAT = 4
 """Of the model folder; raised when an older version could not read a newer folder."""
+DROPOUTS = {"attention_dropout", "relu_dropout"}
 FORMATS = {
     1: {
         "decoder_layers",
@@ -33,8 +35,10 @@ FORMATS = {
         "norm_epsilon",
         "output_bias",
         "target_vocab_size",
+        *DROPOUTS,
     },
-    2: {"target_vocab_size"},
+    2: {"target_vocab_size", *DROPOUTS},
+    3: DROPOUTS,
     FORMAT: set[str](),
 }
 """Those that can be read, and the settings each does not have: they are the paper's."""
@@ -138,6 +142,11 @@ def _identity(path: Path) -> tuple[int, int, int]:
 
 def damaged(path: Path, error: Exception) -> CheckpointError:
     """What is to be said of weights that cannot be read."""
+    if is_pointer(path):
+        return CheckpointError(
+            f"{path}: the weights are not there, but a pointer to them that Git LFS "
+            "has left; fetch them with `git lfs pull`."
+        )
     return CheckpointError(
         f"{path}: the weights are missing or damaged ({error}); use another checkpoint."
     )
@@ -217,12 +226,9 @@ def _load_symbols(folder: Path, config: ModelConfig) -> SymbolVocabulary | None:
 def find_model(path: Path) -> Path:
     """The model folder itself, or a run's averaged, else best, else newest model."""
     for folder in [path, path / AVERAGED, path / BEST, *newest_first(path)]:
-        if (folder / WEIGHTS).is_file():
+        if (folder / WEIGHTS).is_file() and foreign_type(folder) is None:
             return folder
-    raise CheckpointError(
-        f"{path}: must be a model or a run, but holds no {WEIGHTS}, nor does any "
-        "checkpoint in it; name another folder, or train one with `transduce train`."
-    )
+    raise CheckpointError(f"{path}: must be a model or a run, but {describe(path)}")
 
 
 def checkpoints_of(run: Path) -> list[Path]:
@@ -262,7 +268,7 @@ def _read_config(
     content: dict[str, Any], path: Path
 ) -> tuple[ModelConfig, int, SearchConfig | None]:
     number = content.get("format")
-    if number not in list(FORMATS):
+    if type(number) is not int or number not in FORMATS:
         raise VersionError(
             f"{path}: the format must be from {min(FORMATS)} to {max(FORMATS)}, but is "
             f"{number}; the model was saved by another version of transduce."

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
             try:
                 _clear(new)  # a crash may have left something
                 made = write(new)
+                _apply_umask(new)
                 _sync(new)
                 _put_in_place(new, folder)
                 return made
@@ -97,6 +99,26 @@ def _clear(folder: Path) -> None:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _apply_umask(folder: Path) -> None:
+    """Let those read the folder's files who may read any other new file.
+
+    Libraries that write a private file and rename it, such as safetensors, leave it
+    readable for its owner alone. The permissions of a new file are found by making one,
+    since a folder's access control list may stand in place of the umask.
+    """
+    probe = folder / ".transduce-permissions"
+    probe.touch()
+    of_files = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    of_folders = stat.S_IMODE(folder.stat().st_mode)
+    for path in folder.rglob("*"):
+        status = path.lstat()
+        is_folder = stat.S_ISDIR(status.st_mode)
+        is_shared = status.st_nlink > 1  # by a hard link, with another run
+        if is_folder or (stat.S_ISREG(status.st_mode) and not is_shared):
+            path.chmod(of_folders if is_folder else of_files)
 
 
 def _sync(folder: Path) -> None:

@@ -1,3 +1,5 @@
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +14,90 @@ def test_the_model_is_the_mean_of_the_weights(
 ) -> None:
     members = sorted((run / "checkpoints").iterdir())
     out = succeeds("average", *members, "--out", tmp_path / "a" / "model")
-    assert out == f"The average of 2 checkpoints is in {tmp_path}/a/model.\n"
+    assert out == (
+        f"The average of 2 checkpoints is in {tmp_path}/a/model:\n"
+        f"  {members[0]} (step 10)\n  {members[1]} (step 20)\n"
+    )
     found = load_model(tmp_path / "a" / "model").weights
     first, second = (load_model(member).weights for member in members)
     for name, weight in found.items():
         assert torch.allclose(weight, (first[name] + second[name]) / 2, atol=1e-7)
+
+
+def is_mean(folder: Path, members: list[Path]) -> bool:
+    weights = [load_model(member).weights for member in members]
+    return all(
+        torch.allclose(weight, sum(w[name] for w in weights) / len(members), atol=1e-7)
+        for name, weight in load_model(folder).weights.items()
+    )
+
+
+def test_of_a_run_the_checkpoints_are_averaged(
+    succeeds: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    members = sorted((run / "checkpoints").iterdir())
+    out = succeeds("average", run, "--out", tmp_path / "model")
+    assert out.startswith("The average of 2 checkpoints is in")
+    assert is_mean(tmp_path / "model", members)
+    assert not is_mean(tmp_path / "model", members[1:])
+
+
+def test_the_last_checkpoints_of_a_run_can_be_counted(
+    succeeds: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    *_, newest = sorted((run / "checkpoints").iterdir())
+    succeeds("average", run, "--last", 1, "--out", tmp_path / "model")
+    assert is_mean(tmp_path / "model", [newest])
+
+
+def test_a_run_has_its_setting_averaged(
+    succeeds: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    record = tmp_path / "run" / "config.json"
+    content = json.loads(record.read_text())
+    content["settings"]["training"]["keep_checkpoints"] = 1
+    record.write_text(json.dumps(content))
+    succeeds("average", tmp_path / "run", "--out", tmp_path / "model")
+    newest = tmp_path / "run" / "checkpoints" / "step-00000020"
+    assert is_mean(tmp_path / "model", [newest])
+
+
+def test_a_run_and_a_folder_are_averaged_together_and_named(
+    succeeds: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    members = [*sorted((run / "checkpoints").iterdir()), run / "best"]
+    out = succeeds("average", run, run / "best", "--out", tmp_path / "model")
+    assert all(f"  {member} (step " in out for member in members)
+    assert is_mean(tmp_path / "model", members)
+
+
+@pytest.mark.parametrize("last", [0, -1, 3, 10**9])
+def test_more_checkpoints_than_there_are_cannot_be_averaged(
+    refuses: Callable[..., str], run: Path, tmp_path: Path, last: int
+) -> None:
+    message = refuses("average", run, "--last", last, "--out", tmp_path / "model")
+    assert message.startswith(
+        f"`--last` must be from 1 to 2, the checkpoints that {run} holds, but is {last}"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_a_run_has_last_checkpoints(
+    refuses: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    best = run / "best"
+    message = refuses("average", best, "--last", 1, "--out", tmp_path / "model")
+    assert message.startswith(f"`--last` must be used with a run folder, but {best} is")
+
+
+def test_a_run_without_checkpoints_has_no_average(
+    refuses: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    message = refuses("average", tmp_path / "run", "--out", tmp_path / "model")
+    assert "must have checkpoints to average, but has none yet" in message
 
 
 def test_the_average_of_one_is_itself(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from transduce.benchmark.machine import describe_machine
+from transduce.benchmark.tables import training_table
 from transduce.benchmark.training import peers as training_peers
 from transduce.benchmark.training.peers import MARIAN, TORCH
 from transduce.benchmark.training.speed import TrainingSpeed
-from transduce.cli.benchmark import table
 
 TINY = ("--preset", "tiny", "--device", "cpu", "--precision", "fp32", "--rounds", "1")
 
@@ -88,7 +88,7 @@ def test_a_busy_machine_is_told_of(load: float, sentence: str | None) -> None:
         contestants=(),
         load=load,
     )
-    told = [line for line in table(speed) if line.startswith("Other programs")]
+    told = [line for line in training_table(speed) if line.startswith("Other programs")]
     assert len(told) == (sentence is not None)
     assert all(line.startswith(sentence) for line in told)
 

@@ -156,7 +156,7 @@ def test_faulty_systems_are_refused(
         (("--examples", "-1"), "`examples` must be at least 0, but is -1."),
         (("--source", "no"), "no: the file cannot be read"),
         (("--train", "no"), "no: the file cannot be read"),
-        (("--tokenize", "intl"), 'Invalid value "intl"'),
+        (("--tokenize", "words"), 'Invalid value "words"'),
         (("--html", "no/page.html"), "no/page.html: cannot be written (No such file"),
     ],
     ids=" ".join,
@@ -193,3 +193,44 @@ def test_a_source_of_other_length_is_refused(
     refusal = refuses(*arguments, "--source", tmp_path / "source")
     assert "source: must have as many lines as" in refusal
     assert refusal.endswith("40, but has 2.")
+
+
+CHINESE = ["老师昨天买了三本书。", "我们的邻居今天需要那座大房子。"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "tokenizer"),
+    [
+        ("reference.zh", (), "zh"),
+        ("reference", (), "zh, as the references are in the script of Chinese"),
+        ("reference.de", ("--target-language", "zh-Hant"), "zh"),
+        ("reference.de", ("--tokenize", "zh"), "zh"),
+        ("reference.zh", ("--tokenize", "char"), "char"),
+        ("reference.ja", (), "ja-mecab"),
+        ("reference.ko", (), "ko-mecab"),
+        ("reference.th.gz", (), "char"),
+    ],
+)
+def test_words_are_those_of_the_language(
+    succeeds: Callable[..., str],
+    tmp_path: Path,
+    name: str,
+    options: tuple[str, ...],
+    tokenizer: str,
+) -> None:
+    reference, other = tmp_path / name, tmp_path / "other"
+    reference.write_text("\n".join(CHINESE), encoding="utf-8")
+    other.write_text("\n".join(line.replace("了", "") for line in CHINESE), "utf-8")
+    files = ("--reference", reference, reference, other)
+    out = " ".join(succeeds("compare", *files, *options, *FEW).split())
+    assert f"Words are those of sacreBLEU's tokenizer {tokenizer}." in out
+    assert f"|tok:{tokenizer.split(',')[0]}" in out
+    found = json.loads(succeeds("compare", *files, *options, *FEW, "--json"))
+    assert found["scores"][0]["systems"][0]["score"] == pytest.approx(100)
+
+
+def test_characters_are_marked_where_words_have_no_spaces() -> None:
+    marked = marked_differences("老师买三本书。", "老师买了三只书。")
+    assert [word for word, is_marked in marked.words if is_marked] == ["本"]
+    assert "".join(word for word, _ in marked.words) == "老师买三本书。"
+    assert marked.separator == ""

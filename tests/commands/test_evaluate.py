@@ -1,8 +1,12 @@
+import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from marian_folder import change_settings
 
 
 @pytest.fixture
@@ -111,3 +115,97 @@ def test_no_lines_have_no_score(refuses: Callable[..., str], tmp_path: Path) -> 
     (tmp_path / "empty").touch()
     files = ("--hypothesis", tmp_path / "empty", "--reference", tmp_path / "empty")
     assert "at least 1, but is 0" in refuses("evaluate", *files)
+
+
+SENTENCES = {
+    "zh": ("我们的邻居今天需要那座大房子。", "老师昨天买了三本书。"),
+    "ja": ("私は毎日図書館へ行きます。", "彼は昨日本を三冊買いました。"),
+    "ko": ("저는 매일 도서관에 갑니다.", "그는 어제 책을 세 권 샀습니다."),
+    "th": ("ฉันไปห้องสมุดทุกวัน", "เมื่อวานครูซื้อหนังสือสามเล่ม"),
+    "km": ("ខ្ញុំទៅបណ្ណាល័យរាល់ថ្ងៃ", "គ្រូបានទិញសៀវភៅបីក្បាលម្សិលមិញ"),
+}
+TOKENIZERS = {
+    "zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab", "th": "char", "km": "char"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["test.{}", "test.{}.gz", "{}", "test.txt"])
+@pytest.mark.parametrize("language", SENTENCES)
+def test_text_of_any_script_against_itself_scores_100(
+    succeeds: Callable[..., str], tmp_path: Path, language: str, name: str
+) -> None:
+    path = tmp_path / name.format(language)
+    content = "\n".join(SENTENCES[language]).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    out = succeeds("evaluate", "--hypothesis", path, "--reference", path)
+    first, *others = out.splitlines()
+    assert first.startswith("sacreBLEU = 100.00 ")
+    assert f", tokenizer {TOKENIZERS[language]}" in first
+    is_named = name.startswith("test.{}")
+    assert ("as the references are in the script of" in first) is not is_named
+    # Moses' words stand between spaces, and compounds are German.
+    kinds = [line.split(" = ")[0] for line in others]
+    if language == "ko":
+        assert kinds == ["BLEU, tokenised (Vaswani et al., 2017)", "chrF2"]
+    else:
+        assert kinds == ["chrF2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "tokenizer"),
+    [
+        (("--target-language", "zh-Hans"), "zh"),
+        (("--language", "ZH"), "zh"),
+        (("--tokenize", "char"), "char"),
+        (("--tokenize", "zh"), "zh"),
+    ],
+)
+def test_the_tokenizer_is_the_one_that_is_named(
+    succeeds: Callable[..., str],
+    tmp_path: Path,
+    options: tuple[str, ...],
+    tokenizer: str,
+) -> None:
+    path = tmp_path / "text.de"
+    path.write_text("\n".join(SENTENCES["zh"]), encoding="utf-8")
+    files = ("--hypothesis", path, "--reference", path)
+    [bleu, *_] = json.loads(succeeds("evaluate", *files, *options, "--json"))
+    assert bleu["tokenizer"] == tokenizer
+    assert f"|tok:{tokenizer}|" in bleu["signature"]
+
+
+def test_the_language_of_the_model_comes_before_that_of_the_file(
+    succeeds: Callable[..., str],
+    model: Path,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    named = shutil.copytree(model, tmp_path / "model")
+    change_settings(named / "config.json", target_language="zh")
+    source, target = corpus_files
+    reference = shutil.copy(target, tmp_path / "reference.de")
+    files = ("--source", source, "--reference", reference)
+    for chosen, tokenizer in ((named, "zh"), (model, "13a")):
+        [bleu, *_] = json.loads(succeeds("evaluate", chosen, *files, "--json"))
+        assert bleu["tokenizer"] == tokenizer
+
+
+def test_only_german_is_split_at_hyphens(
+    succeeds: Callable[..., str], tmp_path: Path
+) -> None:
+    said = {}
+    for ending in ("de", "de-AT.gz", "fr", "ru"):
+        path = tmp_path / f"text.{ending}"
+        text = "Nord-Süd ist gut\n".encode()
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+        out = succeeds("evaluate", "--hypothesis", path, "--reference", path)
+        said[ending] = "compound-split" in out
+    assert said == {"de": True, "de-AT.gz": True, "fr": False, "ru": False}
+
+
+def test_a_language_that_is_no_tag_is_refused(
+    refuses: Callable[..., str], reference: Path
+) -> None:
+    files = ("--hypothesis", reference, "--reference", reference)
+    said = refuses("evaluate", *files, "--target-language", "Chinese")
+    assert said.endswith("but is 'Chinese'; did you mean 'zh'?")

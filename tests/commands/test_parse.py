@@ -329,9 +329,11 @@ def test_the_best_parser_is_not_chosen_by_bleu(
     refuses: Callable[..., str], trees: Path, tmp_path: Path
 ) -> None:
     files = ("--trees", trees, "--dev-trees", trees, "--out", tmp_path / "out")
-    message = refuses("train", "--preset", "tiny", *files)
+    chosen = ("--set", "training.best_by=bleu")
+    message = refuses("train", "--preset", "tiny", *files, *chosen)
     assert message == (
-        '`training.best_by` must be "f1" or "loss" on this dev corpus, but is "bleu".'
+        '`training.best_by` must be one of "auto", "f1", "loss" on this dev corpus, '
+        'but is "bleu".'
     )
 
 

@@ -12,10 +12,13 @@ import torch
 
 from transduce.checkpoint import load_model
 from transduce.experiments.run_folder import RunFolder
+from waiting import children_of, runs, wait_until
 
 # Updates of three to five batches, with dropout; saved often enough to be killed.
 SETTINGS = (
     "model.dropout=0.3",
+    "model.attention_dropout=0.2",
+    "model.relu_dropout=0.2",
     "batching.source_tokens=200",
     "batching.target_tokens=200",
     "batching.batch_tokens=60",
@@ -111,11 +114,6 @@ def test_torchrun_can_start_the_processes(
     assert_close(tmp_path / "run", alone)
 
 
-def children_of(process: subprocess.Popen[str]) -> list[int]:
-    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-    return [int(number) for number in found.split()]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_all_end_when_one_is_killed_and_any_number_goes_on(
@@ -125,7 +123,7 @@ def test_all_end_when_one_is_killed_and_any_number_goes_on(
     process = train(run, 2)
     while not RunFolder(run).checkpoints() and process.poll() is None:
         time.sleep(0.01)
-    os.kill(children_of(process)[1], signal.SIGKILL)
+    os.kill(children_of(process.pid)[1], signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert errors == (
@@ -139,12 +137,42 @@ def test_all_end_when_one_is_killed_and_any_number_goes_on(
 
 
 @pytest.mark.slow
-def test_a_request_to_stop_is_heeded_by_all(train, alone: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_all_save_and_end_when_what_started_them_is_killed(
+    train, alone: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = train(run, 2, "training.steps=100000")
+    while not RunFolder(run).checkpoints() and process.poll() is None:
+        time.sleep(0.01)
+    workers = children_of(process.pid)
+    process.kill()
+    _, errors = process.communicate(timeout=60)  # until the workers have closed them
+    assert len(workers) == 2
+    wait_until(lambda: not any(map(runs, workers)))
+    assert errors.count("Training was stopped after step") == 1
+    assert (run / "stopped").is_dir()
+    again = started(
+        *("train", "--out", str(run), "--resume", "--device", "cpu"),
+        *("--set", "training.steps=100000"),
+    )
+    while (line := again.stdout.readline()) and "Going on after step" not in line:
+        pass
+    assert line
+    again.kill()
+    again.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_stop_is_heeded_by_all(
+    train, alone: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     run = tmp_path / "run"
     process = train(run, 2)
     while not RunFolder(run).checkpoints() and process.poll() is None:
         time.sleep(0.01)
-    process.terminate()
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2, errors
     assert errors.count("Training was stopped after step") == 1

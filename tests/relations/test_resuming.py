@@ -33,7 +33,8 @@ IN_ONE_CALL = {"d_model": 32, "d_ff": 32, "d_k": 16, "d_v": 16}
 def make_trainer(request, tiny, batcher, cpu):
     def make(steps: int, weights=None, config=CONFIG) -> Trainer:
         torch.manual_seed(3)
-        small = replace(tiny, num_layers=1, dropout=0.3, **request.param)
+        dropouts = {"dropout": 0.3, "attention_dropout": 0.2, "relu_dropout": 0.2}
+        small = replace(tiny, num_layers=1, **dropouts, **request.param)
         model = Transformer(small)
         if weights is not None:
             model.load_state_dict(weights)

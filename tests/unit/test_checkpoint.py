@@ -146,7 +146,7 @@ def test_a_model_folder_holds_three_files(folder):
 
 def test_the_config_file_tells_format_step_and_settings(folder):
     content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    assert (content["format"], content["step"]) == (3, 7)
+    assert (content["format"], content["step"]) == (4, 7)
     assert content["model"]["d_model"] == 16
 
 
@@ -247,11 +247,11 @@ def test_a_config_that_is_no_object_is_refused(folder):
         load_model(folder)
 
 
-@pytest.mark.parametrize("value", [0, 4, "1", None, {}])
+@pytest.mark.parametrize("value", [0, 5, "1", None, {}, True, 1.0])
 def test_another_format_is_refused(folder, value):
     edit(folder / CONFIG, lambda content: content.update(format=value))
     message = (
-        f"format must be from 1 to 3, but is {value}; .* another version of transduce"
+        f"format must be from 1 to 4, but is {value}; .* another version of transduce"
     )
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)
@@ -275,25 +275,47 @@ def test_unknown_settings_are_refused(folder, change):
         load_model(folder)
 
 
-NEWER = (
-    "decoder_layers",
-    "activation",
-    "norm_epsilon",
-    "output_bias",
-    "target_vocab_size",
-)
-"""Settings that a folder of format 1 does not have."""
+NEWER = {
+    1: (
+        "decoder_layers",
+        "activation",
+        "norm_epsilon",
+        "output_bias",
+        "target_vocab_size",
+        "attention_dropout",
+        "relu_dropout",
+    ),
+    2: ("target_vocab_size", "attention_dropout", "relu_dropout"),
+    3: ("attention_dropout", "relu_dropout"),
+}
+"""Settings that a folder of each older format does not have."""
+
+
+def as_format(number):
+    def change(content):
+        content["format"] = number
+        for name in NEWER[number]:
+            del content["model"][name]
+
+    return change
 
 
 def as_format_1(content):
-    content["format"] = 1
-    for name in NEWER:
-        del content["model"][name]
+    as_format(1)(content)
 
 
-def test_a_model_of_the_first_format_is_the_papers(make_checkpoint, folder):
-    edit(folder / CONFIG, as_format_1)
+@pytest.mark.parametrize("number", NEWER)
+def test_a_model_of_an_older_format_is_the_papers(make_checkpoint, folder, number):
+    edit(folder / CONFIG, as_format(number))
     assert load_model(folder).config == make_checkpoint().config
+
+
+@pytest.mark.parametrize("number", NEWER)
+def test_a_folder_of_an_older_format_with_a_newer_setting_is_refused(folder, number):
+    edit(folder / CONFIG, as_format(number))
+    edit(folder / CONFIG, lambda content: content["model"].update(relu_dropout=0.1))
+    with pytest.raises(CheckpointError, match="`model` must hold the settings"):
+        load_model(folder)
 
 
 @pytest.mark.parametrize("name", ["d_ff", "norm"])
@@ -306,14 +328,10 @@ def test_a_setting_of_the_first_format_must_be_there(folder, name):
 
 def test_a_newer_setting_must_be_there_in_a_newer_folder(folder):
     edit(folder / CONFIG, lambda content: content["model"].pop("activation"))
-    with pytest.raises(CheckpointError, match="settings activation, d_ff"):
+    with pytest.raises(
+        CheckpointError, match="settings activation, attention_dropout, d_ff"
+    ):
         load_model(folder)
-
-
-def test_a_model_of_the_second_format_has_one_vocabulary(make_checkpoint, folder):
-    edit(folder / CONFIG, lambda content: content.update(format=2))
-    edit(folder / CONFIG, lambda content: content["model"].pop("target_vocab_size"))
-    assert load_model(folder).config == make_checkpoint().config
 
 
 def parser_of(make_checkpoint, num_symbols: int) -> Checkpoint:

@@ -1,13 +1,17 @@
-"""Ctrl-C and SIGTERM: the first is a request, a second Ctrl-C acts as ever."""
+"""Ctrl-C, SIGTERM, SIGHUP: the first is a request, a second Ctrl-C acts as ever."""
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from transduce.interruption import stop_on_signal
+from transduce.interruption import stop_on_signal, unwound_on_termination
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+TERMINATIONS = [signal.SIGTERM, signal.SIGHUP]
 
 
 @pytest.fixture(autouse=True)
@@ -41,13 +45,74 @@ def test_a_second_ctrl_c_acts_as_ever(received, first):
     assert received == [signal.SIGINT]
 
 
+@pytest.mark.parametrize("second", TERMINATIONS)
 @pytest.mark.parametrize("first", SIGNALS)
-def test_termination_may_be_asked_for_twice(received, first):
+def test_termination_may_be_asked_for_twice(received, first, second):
     with stop_on_signal() as should_stop:
         signal.raise_signal(first)
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(second)
         assert should_stop()
     assert received == []
+
+
+@pytest.mark.parametrize("context", [stop_on_signal, unwound_on_termination])
+def test_a_process_that_ignores_hangups_goes_on_ignoring_them(context):
+    """As under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with context() as should_stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert should_stop is None or not should_stop()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize("number", TERMINATIONS)
+def test_a_termination_undoes_what_is_begun(received, number):
+    undone = []
+
+    def work() -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            undone.append(number)
+
+    with pytest.raises(SystemExit) as ended, unwound_on_termination():
+        work()
+    assert ended.value.code == 128 + number
+    assert (undone, received) == ([number], [])
+
+
+CHILD = """
+import os, sys, time
+from transduce.interruption import end_with_parent
+end_with_parent(int(sys.argv[1]) or os.getppid())
+print(flush=True)
+time.sleep(60)
+"""
+PARENT = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}, "0"])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_a_process_ends_with_a_parent_that_is_killed():
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert parent.stdout.readline() == "\n"  # it watches
+        os.kill(child, 0)  # it is there
+        parent.kill()
+        assert parent.stdout.read() == ""  # until the child has closed it, too
+
+
+def test_a_process_ends_whose_parent_has_gone_before_it_looks():
+    gone = subprocess.run(
+        [sys.executable, "-c", CHILD, "1"], timeout=60, check=False, capture_output=True
+    )
+    assert gone.returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", SIGNALS)

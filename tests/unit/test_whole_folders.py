@@ -2,6 +2,8 @@
 
 import errno
 import os
+import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -185,3 +187,42 @@ def test_files_and_folder_are_forced_to_disk_before_they_are_put_in_place(
         ".model.transduce-new -> model",
         tmp_path.name,
     ]
+
+
+@pytest.fixture
+def umask():
+    """Sets the umask; it is as before when the test ends."""
+    before = os.umask(0)
+    os.umask(before)
+    yield os.umask
+    os.umask(before)
+
+
+@pytest.mark.parametrize(
+    ("mask", "of_files", "of_folders"),
+    [(0o022, 0o644, 0o755), (0o002, 0o664, 0o775), (0o077, 0o600, 0o700)],
+)
+def test_a_folders_files_follow_the_umask_whoever_wrote_them(
+    tmp_path, umask, mask, of_files, of_folders
+):
+    def write(new: Path) -> None:
+        inner = Path(tempfile.mkdtemp(dir=new))
+        for place in (new, inner):
+            descriptor, _ = tempfile.mkstemp(dir=place)
+            os.close(descriptor)
+        (new / "public").touch(0o666)
+
+    umask(mask)
+    write_folder(tmp_path / "parent" / "model", write)
+    paths = [tmp_path / "parent", *(tmp_path / "parent").rglob("*")]
+    modes = [(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in paths]
+    assert len(modes) == 6
+    assert set(modes) == {(True, of_folders), (False, of_files)}
+
+
+def test_a_file_shared_with_another_folder_keeps_its_permissions(tmp_path):
+    shared = tmp_path / "shared"
+    shared.touch()
+    shared.chmod(0o640)
+    write_folder(tmp_path / "model", lambda new: os.link(shared, new / "linked"))
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o640

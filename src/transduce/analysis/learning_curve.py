@@ -1,5 +1,6 @@
 """The learning curve of a run as a picture."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 TRAINING, DEV = "#4477aa", "#ee6677"
-QUALITIES = {"bleu": "sacreBLEU", "f1": "labelled bracket F1"}
-"""Of which a log has one."""
+TOKENIZER = re.compile(r"\|tok:([^|]*)")
+"""Where sacreBLEU's signature names it."""
 
 
 def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
@@ -28,12 +29,19 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
     key = "f1" if any("f1" in e for e in scores) else "bleu"
     _line(quality_axes, scores, key, "dev, greedy", DEV, marker="o")
     _line(quality_axes, final, key, "final model, beam search", TRAINING, marker="D")
-    quality_axes.set(xlabel="step", ylabel=QUALITIES[key])
+    label = "labelled bracket F1" if key == "f1" else _bleu_label(scores)
+    quality_axes.set(xlabel="step", ylabel=label)
     for axes in (loss_axes, quality_axes):
         axes.grid(visible=True, alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
     figure.savefig(path, dpi=110)
+
+
+def _bleu_label(scores: Sequence[Mapping[str, Any]]) -> str:
+    """BLEU with the tokenizer, where the log has it."""
+    found = TOKENIZER.search(scores[-1].get("signature", "")) if scores else None
+    return f"sacreBLEU ({found[1]})" if found else "sacreBLEU"
 
 
 def _line(

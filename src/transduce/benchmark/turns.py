@@ -4,6 +4,7 @@ By turns, all meet the same machine, whatever else it does meanwhile. Each in it
 process, all have their memory to themselves, and its peak is their own.
 """
 
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ import torch
 
 from transduce.device import peak_memory, used_memory
 from transduce.errors import TransduceError
+from transduce.interruption import end_with_parent
 from transduce.machine import memory_of_children
 
 Outcome = TypeVar("Outcome")
@@ -96,7 +98,7 @@ class Worker(Generic[Outcome]):
         context = get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_work, args=(theirs, work, device), daemon=True
+            target=_work, args=(theirs, work, device, os.getpid()), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -143,8 +145,10 @@ def _work(
     connection: Connection,
     work: Callable[[Turns[Outcome]], None],
     device: torch.device,
+    parent: int,
 ) -> None:
     # Ctrl-C reaches all processes; the parent is the one to say so.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(EOFError):
+    end_with_parent(parent, signal.SIGKILL)  # it has nothing to lose
+    with suppress(EOFError, BrokenPipeError):
         work(Turns(connection, device))

@@ -3,7 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from keyword import iskeyword
 from typing import Any, NoReturn
@@ -11,10 +11,17 @@ from typing import Any, NoReturn
 from cyclopts import App, CoercionError, CycloptsError, Parameter, Token, convert
 
 import transduce
-from transduce.cli.ending import discard_output, ended_at_once_if_joined
+from transduce.cli.ending import (
+    discard_output,
+    ended_at_once_if_joined,
+    lasting_streams,
+    open_closed_streams,
+    say_on_errors,
+)
 from transduce.cli.help import PlainHelp
 from transduce.cli.terminal import BoundedConsole
 from transduce.errors import TransduceError
+from transduce.interruption import unwound_on_termination
 
 USER_ERROR = 2
 """Exit code of what the user can mend."""
@@ -96,28 +103,30 @@ for _name, _parts in PARTS.items():
     app.command(_several)
 
 
+RESULT_IS_OUTPUT = {
+    "translate",
+    "sample",
+    "score",
+    "evaluate",
+    "parse",
+    "evaluate_parses",
+    "compare",
+    "check",
+    "training",
+    "decoding",
+}
+"""Functions whose result is written to standard output; the others only tell there of
+work whose result is in a file, and go on when nobody reads it."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; the user's mistakes end with one sentence and exit code 2."""
-    with ended_at_once_if_joined():
-        _require_streams()
+    with ended_at_once_if_joined(), unwound_on_termination():
         _run(arguments)
 
 
-def _require_streams() -> None:
-    """Those that something is said to, which Python lacks if they are closed.
-
-    What is opened next would have their numbers, and libraries would write into it.
-    """
-    if sys.stderr is None:  # what is said there would be said on the other
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 # to the end
-    if sys.stdout is None:
-        _fail(
-            "Standard output must be open, but is closed; send it to a file, or to "
-            f"{os.devnull}."
-        )
-
-
 def _run(arguments: Sequence[str] | None) -> None:
+    is_output_closed = open_closed_streams()
     try:
         with _imports_kept():
             function, given, _ = app.parse_args(
@@ -126,7 +135,14 @@ def _run(arguments: Sequence[str] | None) -> None:
                 exit_on_error=False,
                 print_error=False,
             )
-        function(*given.args, **given.kwargs)
+        is_output_display = _only_displays(function)
+        if is_output_closed and not is_output_display:
+            _fail(
+                "Standard output must be open, but is closed; send it to a file, or to "
+                f"{os.devnull}."
+            )
+        with lasting_streams(is_output_display=is_output_display):
+            function(*given.args, **given.kwargs)
     except CycloptsError as error:
         command = " ".join(("transduce", *(error.command_chain or ())))
         _fail(f"{' '.join(str(error).split())} See `{command} --help`.")
@@ -144,6 +160,12 @@ def _run(arguments: Sequence[str] | None) -> None:
         _fail(f"{what}: cannot be read or written ({error.strerror or error}).")
 
 
+def _only_displays(function: Callable[..., Any]) -> bool:
+    """Whether what it writes to standard output is no more than a display."""
+    is_ours = function.__module__.startswith(__name__)  # not the library's help
+    return is_ours and function.__name__ not in RESULT_IS_OUTPUT
+
+
 @contextmanager
 def _imports_kept() -> Iterator[None]:
     """What is imported stays: to look through it for garbage would cost a fifth of the
@@ -157,5 +179,5 @@ def _imports_kept() -> Iterator[None]:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"transduce: {message}", file=sys.stderr)
+    say_on_errors(f"transduce: {message}")
     sys.exit(USER_ERROR)

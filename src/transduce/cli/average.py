@@ -4,25 +4,40 @@ from pathlib import Path
 
 from transduce.checkpoint import load_model, save_model
 from transduce.cli.options import require_new
-from transduce.errors import ConfigError
-from transduce.model_folder import find_model
+from transduce.errors import CheckpointError, ConfigError
+from transduce.experiments.run_folder import is_run, settings_of
+from transduce.model_folder import checkpoints_of, find_model
+from transduce.phrases import counted
 from transduce.training.averaging import average as average_checkpoints
 
 
-def average(checkpoint: Path, /, *more: Path, out: Path) -> None:
+def average(
+    checkpoint: Path, /, *more: Path, out: Path, last: int | None = None
+) -> None:
     """Average the weights of checkpoints of one run (section 6.1).
+
+    Of a run, its last checkpoints are averaged; of a model folder, the model in it.
 
     Parameters
     ----------
     checkpoint
-        A checkpoint or model folder.
+        A run folder, or a checkpoint or model folder.
     more
-        Further ones.
+        Further ones, of the same run.
     out
         The folder of the new model.
+    last
+        How many checkpoints of a run are averaged, the newest ones; by default as many
+        as its setting training.keep_checkpoints says.
     """
     require_new(out)
-    folders = [find_model(path) for path in (checkpoint, *more)]
+    given = (checkpoint, *more)
+    if last is not None and not any(map(is_run, given)):
+        raise ConfigError(
+            f"`--last` must be used with a run folder, but {checkpoint} is none; "
+            "leave it out, or name the run."
+        )
+    folders = [member for path in given for member in _members(path, last)]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ConfigError(
             "Checkpoints to average must be different ones, but one is given twice: "
@@ -30,4 +45,24 @@ def average(checkpoint: Path, /, *more: Path, out: Path) -> None:
         )
     members = [load_model(folder) for folder in folders]
     save_model(average_checkpoints(members), out)
-    print(f"The average of {len(members)} checkpoints is in {out}.")
+    print(f"The average of {counted(len(members), 'checkpoint')} is in {out}:")
+    for folder, member in zip(folders, members, strict=True):
+        print(f"  {folder} (step {member.step:,})")
+
+
+def _members(path: Path, last: int | None) -> list[Path]:
+    """The last checkpoints of a run, or the model that the folder is."""
+    if not is_run(path):
+        return [find_model(path)]
+    saved = checkpoints_of(path)
+    if not saved:
+        raise CheckpointError(
+            f"{path}: the run must have checkpoints to average, but has none yet; "
+            "train on by `transduce train --resume`."
+        )
+    if last is not None and not 1 <= last <= len(saved):
+        raise ConfigError(
+            f"`--last` must be from 1 to {len(saved)}, the checkpoints that {path} "
+            f"holds, but is {last}; a run keeps training.keep_checkpoints of them."
+        )
+    return saved[-(last or settings_of(path).training.keep_checkpoints) :]

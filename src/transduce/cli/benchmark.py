@@ -1,40 +1,27 @@
 """`transduce benchmark`: our speed beside that of others, in one run."""
 
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from statistics import mean
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.benchmark.decoding.speed import (
-    DecodingSpeed,
-    SettingSpeed,
-    measure_decoding,
-    random_checkpoint,
-)
+from transduce.benchmark.decoding.speed import measure_decoding, random_checkpoint
 from transduce.benchmark.decoding.task import Setting
-from transduce.benchmark.training.speed import (
-    WARM_UP_ROUNDS,
-    TrainingSpeed,
-    measure_training,
-)
+from transduce.benchmark.tables import decoding_table, training_table
+from transduce.benchmark.training.speed import WARM_UP_ROUNDS, measure_training
 from transduce.checkpoint import load_model
 from transduce.cli.options import Assignments, run_config
 from transduce.cli.terminal import error_console
 from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
-from transduce.machine import BUSY_LOAD
 from transduce.text.corpus import read_text
 from transduce.text.grammar import Grammar
 
 NUM_SENTENCES = 2_000
 """Of the built-in corpus."""
-NAME_WIDTH = 34
-"""Columns of text for what took part."""
 Sizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
 
 
@@ -86,7 +73,7 @@ def training(
     if json_output:
         print(json.dumps(asdict(speed), indent=2))
     else:
-        for line in table(speed):
+        for line in training_table(speed):
             print(line)
 
 
@@ -169,90 +156,3 @@ def _sentences(input: Path | None) -> list[str]:
         return [line for line in read_text([input]) if line.strip()]
     grammar = Grammar.built_in().training_sentences(seed=1)
     return [each.source for each in islice(grammar, NUM_SENTENCES)]
-
-
-def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
-    """The figures as lines of text, the ratios last."""
-    yield f"Machine: {speed.machine}"
-    yield (
-        f"Model: {speed.num_parameters:,} parameters, vocabulary of "
-        f"{speed.vocab_size:,}; rounds: {speed.rounds}"
-    )
-    for proof in speed.proofs:
-        yield f"The same model: {proof}"
-    yield from speed.left_out
-    settings = [each.setting for each in speed.decoders[0].settings]
-    yield ""
-    yield from _rates(speed, "tokens/s", lambda each: each.tokens_per_second)
-    yield ""
-    yield from _rates(speed, "sentences/s", lambda each: each.sentences_per_second)
-    yield ""
-    # What one who waits for a sentence sees, where that was measured.
-    shown = max(settings, key=lambda each: (-each.batch_size, each.beam_size))
-    yield f"Milliseconds of {shown}; translations that are those of our fp32"
-    names = ("load", "memory", "median", "90 %", "longest", "greedy", "by beam")
-    yield f"{'':<{NAME_WIDTH}}" + "".join(f"{name:>9}" for name in names)
-    for decoder in speed.decoders:
-        [one] = [each for each in decoder.settings if each.setting == shown]
-        cells = [
-            f"{decoder.load_seconds:.2f} s",
-            f"{decoder.peak_bytes / 1e6:,.0f} MB",
-            *(f"{1000 * seconds:,.0f}" for seconds in one.batch_seconds),
-            *(
-                "-" if share is None else f"{share:.1%}"
-                for share in (decoder.greedy_agreement, decoder.beam_agreement)
-            ),
-        ]
-        yield f"{decoder.name:<{NAME_WIDTH}}" + "".join(f"{cell:>9}" for cell in cells)
-    yield ""
-    for setting in settings:
-        yield f"{setting}: {speed.advantage(setting):.2f} x the best peer"
-    if speed.load > BUSY_LOAD:
-        yield ""
-        yield (
-            f"Other programs were running (load {speed.load:.1f}): the figures are too "
-            "low, and the ratios rough."
-        )
-
-
-def _rates(
-    speed: DecodingSpeed, unit: str, rate: Callable[[SettingSpeed], float]
-) -> Iterator[str]:
-    """Of each decoder by each setting."""
-    settings = [each.setting for each in speed.decoders[0].settings]
-    heads = [f"b{each.batch_size} k{each.beam_size}" for each in settings]
-    yield f"{unit:<{NAME_WIDTH}}" + "".join(f"{head:>9}" for head in heads)
-    for decoder in speed.decoders:
-        rates = [f"{rate(each):,.1f}" for each in decoder.settings]
-        yield f"{decoder.name:<{NAME_WIDTH}}" + "".join(f"{each:>9}" for each in rates)
-
-
-def table(speed: TrainingSpeed) -> Iterator[str]:
-    """The figures as lines of text."""
-    yield f"Machine: {speed.machine}"
-    yield f"Matrix products: {speed.matrix_rate / 1e9:,.0f} GFLOP/s on {speed.hardware}"
-    yield (
-        f"Model: {speed.num_parameters:,} parameters; an update is about "
-        f"{mean(speed.target_tokens):,.0f} target tokens and "
-        f"{mean(speed.update_flops) / 1e9:,.1f} GFLOP"
-    )
-    yield from speed.left_out
-    yield ""
-    heads = ("target tokens/s", "ours / this", "of matrix rate", "peak memory")
-    yield f"{f'Rounds: {speed.rounds}':<{NAME_WIDTH}}" + "".join(
-        f"{h:>16}" for h in heads
-    )
-    for each in speed.contestants:
-        cells = (
-            f"{each.tokens_per_second:,.0f}",
-            f"{each.our_advantage:.2f} x",
-            f"{each.matrix_share:.1%}",
-            f"{each.peak_bytes / 1e6:,.0f} MB",
-        )
-        yield f"{each.name:<{NAME_WIDTH}}" + "".join(f"{cell:>16}" for cell in cells)
-    if speed.load > BUSY_LOAD:
-        yield ""
-        yield (
-            f"Other programs were running (load {speed.load:.1f}): the figures are too "
-            "low, and the ratios rough."
-        )

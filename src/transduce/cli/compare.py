@@ -17,7 +17,6 @@ from transduce.evaluation.comparison import (
     Example,
     LengthScores,
     SystemExamples,
-    Tokenize,
 )
 from transduce.evaluation.comparison import compare as compare_systems
 from transduce.evaluation.significance import (
@@ -26,6 +25,12 @@ from transduce.evaluation.significance import (
     SystemScore,
     Trials,
 )
+from transduce.evaluation.tokenization import (
+    Tokenization,
+    Tokenize,
+    choose_tokenization,
+)
+from transduce.languages import LanguagesConfig, detect_unspaced, guess
 from transduce.report.content import (
     Column,
     MarkedText,
@@ -51,7 +56,8 @@ def compare(
     reference: Path,
     source: Path | None = None,
     train: Path | None = None,
-    tokenize: Tokenize = "13a",
+    tokenize: Tokenize = "auto",
+    target_language: str | None = None,
     examples: int = 5,
     resamples: int = 1000,
     shuffles: int = 10_000,
@@ -73,8 +79,12 @@ def compare(
         Text of the target language in which words are counted, to tell the rare from
         the frequent; by default they are counted in the reference.
     tokenize
-        What words are: 13a, as in sacreBLEU, or none, where the text is tokenised
-        already.
+        sacreBLEU's tokenizer, which says what words are; none where the text is
+        tokenised already. By default the one for the language: zh, ja-mecab, ko-mecab,
+        char (Thai, Lao, Khmer, Burmese), else 13a.
+    target_language
+        Language of the translations, as a BCP 47 tag; by default the one of the
+        reference's ending (.de, .zh), else the script of the reference tells.
     examples
         Sentences shown where a system is better, and where it is worse.
     resamples
@@ -91,18 +101,20 @@ def compare(
     trials = Trials(resamples=resamples, shuffles=shuffles, seed=seed)
     if examples < 0:
         raise ConfigError(f"`examples` must be at least 0, but is {examples}.")
+    language = LanguagesConfig(target=target_language).target or guess(reference)
     references = _lines(reference)
+    tokenization = choose_tokenization(tokenize, language, references)
     with error_console().status("Comparing..."):
         comparison = compare_systems(
             _read_systems(systems, reference, len(references)),
             references,
             sources=_aligned(source, reference, len(references)) if source else None,
             training=read_text([train]) if train else None,
-            tokenize=tokenize,
+            tokenize=tokenization.name,
             trials=trials,
             num_examples=examples,
         )
-    report = as_report(comparison, train or reference)
+    report = as_report(comparison, train or reference, tokenization)
     if html is not None:
         with writer(html) as file:
             file.write(as_page(report))
@@ -137,13 +149,16 @@ def _lines(path: Path) -> list[str]:
     return lines
 
 
-def as_report(comparison: Comparison, counted_in: Path) -> Report:
+def as_report(
+    comparison: Comparison, counted_in: Path, tokenization: Tokenization
+) -> Report:
     """The figures in tables; words were counted in the file."""
+    words = f"Words are those of sacreBLEU's tokenizer {tokenization}."
     baseline, num = comparison.systems[0], comparison.num_sentences
     return Report(
         title=f"{num:,} sentences by {len(comparison.systems)} systems",
         sections=(
-            Section(title="Scores", parts=_scores(comparison)),
+            Section(title="Scores", parts=(words, *_scores(comparison))),
             Section(
                 title="By length of the reference, in words",
                 parts=(
@@ -282,8 +297,17 @@ def _example_table(example: Example, system: str, baseline: str, word: str) -> T
 
 
 def marked_differences(text: str, reference: str) -> MarkedText:
-    """The text with those words marked that are not the reference's."""
-    words, wanted = text.split(), reference.split()
+    """The text with those words marked that are not the reference's.
+
+    Characters, where the reference is written without spaces between words.
+    """
+    if detect_unspaced([reference]) not in (None, "ko"):
+        return _marked(list(text), list(reference), separator="")
+    return _marked(text.split(), reference.split(), separator=" ")
+
+
+def _marked(words: list[str], wanted: list[str], separator: str) -> MarkedText:
     blocks = SequenceMatcher(None, words, wanted, autojunk=False).get_matching_blocks()
     met = {block.a + i for block in blocks for i in range(block.size)}
-    return MarkedText(words=tuple((word, i not in met) for i, word in enumerate(words)))
+    marked = tuple((word, i not in met) for i, word in enumerate(words))
+    return MarkedText(words=marked, separator=separator)

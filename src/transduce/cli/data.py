@@ -48,7 +48,7 @@ class DataDisplay(ProgressDisplay):
         trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)
-        if kind is KeyboardInterrupt:
+        if kind in (KeyboardInterrupt, SystemExit):
             self.console.print("What has come is kept: the same command goes on.")
 
     def received(self, file: RemoteFile, num_bytes: int, total: int | None) -> None:

@@ -1,13 +1,113 @@
-"""How the process of a command ends."""
+"""How the process of a command ends, and what it does when its output is closed."""
 
 import atexit
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, TextIO, cast
 
 OUTPUT_LOST = 2
 """Exit code if what was said could not be written."""
+STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
+"""Their numbers as files."""
+
+
+def open_closed_streams() -> bool:
+    """Have what is written to closed streams go nowhere; whether output is closed.
+
+    Python has no stream where one is closed. What is opened next would have its number,
+    and libraries would write into it.
+    """
+    is_closed = sys.stdout is None
+    if sys.stderr is None:
+        sys.stderr = _nowhere(STANDARD_ERROR)
+    if is_closed:
+        sys.stdout = _nowhere(STANDARD_OUTPUT)
+    return is_closed
+
+
+def _nowhere(descriptor: int) -> TextIO:
+    _discard(descriptor)
+    return open(descriptor, "w", encoding="utf-8", closefd=False)
+
+
+def _discard(descriptor: int) -> None:
+    """Let a file of that number be the one that keeps nothing."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere != descriptor:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
+def say_on_errors(message: str) -> None:
+    """Say something at the end of a command, to whoever is still there to read it."""
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except OSError:
+        _discard(STANDARD_ERROR)
+
+
+class _LastingStream:
+    """A stream that discards what is written to it once nobody takes it any more."""
+
+    def __init__(self, stream: TextIO, name: str, errors: TextIO | None) -> None:
+        self._stream = stream
+        self._name = name
+        self._errors = errors
+        """Where the loss is told."""
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._lose(error)
+            return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        errors, self._errors = self._errors, None
+        _discard(self._stream.fileno())
+        if errors is not None:
+            print(
+                f"Warning: {self._name} cannot be written ({error.strerror}); going on "
+                "without it.",
+                file=errors,
+                flush=True,
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def lasting_streams(*, is_output_display: bool) -> Iterator[None]:
+    """Go on when a terminal is closed, or the program that a pipe leads to has ended.
+
+    What is told on standard error is never worth the work that it tells of, nor is what
+    is told on standard output, if that only displays work whose results are elsewhere.
+    """
+    output, errors = sys.stdout, sys.stderr
+    lasting_errors = cast(TextIO, _LastingStream(errors, "Standard error", None))
+    sys.stderr = lasting_errors
+    if is_output_display:
+        lasting = _LastingStream(output, "Standard output", lasting_errors)
+        sys.stdout = cast(TextIO, lasting)
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = output, errors
 
 
 @contextmanager
@@ -44,8 +144,7 @@ def _is_written() -> bool:
         discard_output()
         return True  # the reader has gone, as `head` does
     except OSError as error:
-        said = f"transduce: The output: cannot be written ({error.strerror})."
-        print(said, file=sys.stderr)
+        say_on_errors(f"transduce: The output: cannot be written ({error.strerror}).")
         discard_output()
         return False
     return True
@@ -56,9 +155,7 @@ def discard_output() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        _discard(sys.stdout.fileno())
 
 
 def _has_joined() -> bool:

@@ -18,6 +18,18 @@ from transduce.evaluation.bleu import (
     tokenized_bleu,
 )
 from transduce.evaluation.chrf import ChrfScore, corpus_chrf
+from transduce.evaluation.tokenization import (
+    Tokenization,
+    Tokenize,
+    choose_tokenization,
+)
+from transduce.languages import (
+    LanguagesConfig,
+    base,
+    detect_unspaced,
+    guess_all,
+    is_unspaced,
+)
 from transduce.text.corpus import read_pairs
 
 
@@ -28,7 +40,10 @@ def evaluate(
     reference: Files,
     source: Files = (),
     hypothesis: Files = (),
-    language: str = "de",
+    language: Annotated[
+        str | None, Parameter(name=("--target-language", "--language"))
+    ] = None,
+    tokenize: Tokenize = "auto",
     beam_size: int | None = None,
     length_penalty: float | None = None,
     tokenized: Annotated[bool, Parameter(negative="")] = False,
@@ -50,7 +65,12 @@ def evaluate(
     hypothesis
         Translations already made.
     language
-        Of the target, for the paper's tokenisation; compounds are split in "de".
+        Language of the target, as a BCP 47 tag. It decides how text is cut into words:
+        by default it is the model's, else the one of the reference's ending (.de, .zh).
+    tokenize
+        sacreBLEU's tokenizer. By default zh for Chinese, ja-mecab for Japanese,
+        ko-mecab for Korean, char for Thai, Lao, Khmer and Burmese, else 13a; where the
+        language is unknown, the script of the reference tells.
     beam_size
         Hypotheses kept at each step of the model's search; those of its run by
         default.
@@ -77,18 +97,26 @@ def evaluate(
         )
     if (model is None) != (not source):
         raise ConfigError("A --source and a model to translate it must go together.")
+    language = LanguagesConfig(target=language).target
     # Both are read, and found to be aligned, before anything is translated.
     pairs = list(read_pairs(hypothesis or source, reference))
     references = [pair.target for pair in pairs]
     texts = [pair.source for pair in pairs]
+    settings = {"beam_size": beam_size, "length_penalty": length_penalty}
+    translator = None
     if model is not None:
         translator = load(
             model, device=device, precision=precision, num_processes=processes
         )
-        settings = {"beam_size": beam_size, "length_penalty": length_penalty}
-        search = translator.search.given(settings)
-        texts = [found.text for found in translator.translate_stream(texts, search)]
-    scores = score_hypotheses(texts, references, language, tokenized=tokenized)
+        language = language or translator.target_language
+    language = language or guess_all(reference)
+    tokenization = choose_tokenization(tokenize, language, references)
+    if translator is not None:
+        found = translator.translate_stream(texts, translator.search.given(settings))
+        texts = [translation.text for translation in found]
+    scores = score_hypotheses(texts, references, language, tokenization)
+    if tokenized:
+        scores.insert(0, tokenized_bleu(texts, references, lowercase=True))
     if json_output:
         print(json.dumps([asdict(score) for score in scores], indent=2))
     else:
@@ -97,14 +125,19 @@ def evaluate(
 
 
 def score_hypotheses(
-    hypotheses: list[str], references: list[str], language: str, *, tokenized: bool
+    hypotheses: list[str],
+    references: list[str],
+    language: str | None,
+    tokenization: Tokenization,
 ) -> list[BleuScore | ChrfScore]:
-    """Every score there is, by name."""
+    """sacreBLEU, the paper's BLEU where words stand between spaces, and chrF.
+
+    The language of the paper's BLEU is German, as in the paper, where it is unknown.
+    """
+    language = language or detect_unspaced(references) or "de"
     scores: list[BleuScore | ChrfScore] = [
-        corpus_bleu(hypotheses, references),
-        paper_bleu(hypotheses, references, language),
-        corpus_chrf(hypotheses, references),
+        corpus_bleu(hypotheses, references, tokenization=tokenization)
     ]
-    if tokenized:
-        scores.insert(0, tokenized_bleu(hypotheses, references, lowercase=True))
-    return scores
+    if not is_unspaced(language):
+        scores.append(paper_bleu(hypotheses, references, base(language)))
+    return [*scores, corpus_chrf(hypotheses, references)]

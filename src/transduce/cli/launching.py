@@ -15,6 +15,7 @@ from typing import IO
 
 from transduce.cli import USER_ERROR
 from transduce.errors import ConfigError, TransduceError
+from transduce.interruption import end_with_parent, terminations
 from transduce.machine import num_cores
 from transduce.training.distributed import LOST, Processes, ProcessLostError, local_rank
 from transduce.training.trainer import TrainingStoppedError
@@ -24,6 +25,10 @@ GRACE_SECONDS = 10.0
 """For the others to end by themselves when one has ended badly."""
 LEFT_BEHIND = 3
 """Exit code of a process that ends since another one has."""
+LAUNCHER = "TRANSDUCE_LAUNCHER"
+"""The variable that tells a process of a run which process has started it."""
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""A variable that torchrun sets for the processes that it starts."""
 
 
 class ProcessKilledError(TransduceError):
@@ -63,6 +68,17 @@ def one_voice(processes: Processes, devices: int) -> Iterator[None]:
         sys.exit(LEFT_BEHIND)
 
 
+def end_with_launcher() -> None:
+    """Stop this process, once it has saved, if what has started the run is killed.
+
+    Else it would train on, and keep the run from being resumed.
+    """
+    if launcher := os.environ.get(LAUNCHER):
+        end_with_parent(int(launcher))
+    elif TORCHRUN in os.environ:
+        end_with_parent(os.getppid())
+
+
 def run_processes(command: Sequence[str], count: int) -> int:
     """Run a command as so many processes that know of each other; the exit code.
 
@@ -98,6 +114,7 @@ def _start(
         "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        LAUNCHER: str(os.getpid()),
     }
     threads = {"OMP_NUM_THREADS": str(max(cores // count, 1))}
     process = subprocess.Popen(
@@ -117,7 +134,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _signals_passed_on(workers: Sequence[_Worker]) -> Iterator[None]:
-    """Ctrl-C reaches the workers by the terminal, and SIGTERM through here."""
+    """Ctrl-C reaches the workers by the terminal, other signals through here."""
 
     # No `SIG_IGN`, which the workers would have from here.
     def leave_it_to_them(_number: int, _frame: FrameType | None) -> None: ...
@@ -126,10 +143,8 @@ def _signals_passed_on(workers: Sequence[_Worker]) -> Iterator[None]:
         for worker in workers:
             worker.process.terminate()
 
-    handlers = {signal.SIGINT: leave_it_to_them, signal.SIGTERM: terminate}
-    before = {
-        number: signal.signal(number, handler) for number, handler in handlers.items()
-    }
+    before = {number: signal.signal(number, terminate) for number in terminations()}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, leave_it_to_them)
     try:
         yield
     finally:

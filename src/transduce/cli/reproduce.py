@@ -25,9 +25,15 @@ from transduce.cli.terminal import error_console
 from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
 from transduce.evaluation.significance import Trials
+from transduce.evaluation.tokenization import Tokenize
 from transduce.experiments.tables.table1 import as_report as table1_report
 from transduce.experiments.tables.table1 import measure_table1
-from transduce.experiments.tables.table2 import Table2, our_row, training_cost
+from transduce.experiments.tables.table2 import (
+    Table2,
+    Target,
+    our_row,
+    training_cost,
+)
 from transduce.experiments.tables.table2 import as_report as table2_report
 from transduce.experiments.tables.table3.experiment import (
     CORPUS,
@@ -47,6 +53,7 @@ from transduce.experiments.tables.table3.results import collect
 from transduce.experiments.tables.table3.rows import base_for, require_rows
 from transduce.experiments.tables.table4 import Setting, Table4, our_parser, our_parses
 from transduce.experiments.tables.table4 import as_report as table4_report
+from transduce.languages import LanguagesConfig, guess_all
 from transduce.machine import keep_freed_memory
 from transduce.text.corpus import read_pairs
 
@@ -91,7 +98,10 @@ def table2(
     presets: Names = ("base", "big"),
     source: Files = (),
     reference: Files = (),
-    language: str = "de",
+    language: Annotated[
+        str | None, Parameter(name=("--target-language", "--language"))
+    ] = None,
+    tokenize: Tokenize = "auto",
     hardware: str = "this",
     tflops: float | None = None,
     devices: int = 1,
@@ -112,7 +122,10 @@ def table2(
     reference
         Its true translations.
     language
-        Of the reference, for the paper's tokenisation; compounds are split in "de".
+        Language of the reference, as a BCP 47 tag; by default that of its ending or of
+        the run, else German. Compounds are split in German alone.
+    tokenize
+        sacreBLEU's tokenizer; by default the one for the language.
     hardware
         K80, K40, M40 or P100, whose speed the paper tells; this, whose speed is
         measured; or a name of your own, with --tflops.
@@ -125,6 +138,8 @@ def table2(
     """
     if bool(runs) != bool(source):
         raise ConfigError("Runs and a --source to translate must go together.")
+    named = LanguagesConfig(target=language).target or guess_all(reference)
+    target = Target(language=named, tokenize=tokenize)
     require_new_or_empty(out)
     costs = tuple(training_cost(name) for name in presets)
     load = os.getloadavg()[0]
@@ -134,7 +149,7 @@ def table2(
         ours = []
         for run in runs:
             status.update(f"Translating with {run}...")
-            ours.append(our_row(run, pairs, language, device))
+            ours.append(our_row(run, pairs, target, device))
     is_measured = hardware == "this" and tflops is None
     table = Table2(
         ours=tuple(ours),

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from transduce.cli.launching import ProcessKilledError
+from transduce.experiments.run_folder import RECORD
 from transduce.training.distributed import ProcessLostError
 from transduce.training.trainer import TrainingStoppedError
 
@@ -15,12 +16,19 @@ def telling_how_to_go_on(
     out: Path, device: str = "auto", devices: int = 1
 ) -> Iterator[None]:
     """Add the command that goes on with a run to what is said when it is broken off."""
+    command = ["transduce", "train", "--out", str(out), "--resume"]
+    if device != "auto":
+        command += ["--device", device]
+    if devices != 1:
+        command += ["--devices", str(devices)]
+    how = f"Go on with: {shlex.join(command)}"
     try:
         yield
     except (TrainingStoppedError, ProcessKilledError, ProcessLostError) as error:
-        command = ["transduce", "train", "--out", str(out), "--resume"]
-        if device != "auto":
-            command += ["--device", device]
-        if devices != 1:
-            command += ["--devices", str(devices)]
-        raise type(error)(f"{error} Go on with: {shlex.join(command)}") from None
+        raise type(error)(f"{error} {how}") from None
+    except KeyboardInterrupt:
+        if not (out / RECORD).is_file():
+            raise  # before there was a run
+        raise TrainingStoppedError(
+            f"Interrupted; what was saved before is kept. {how}"
+        ) from None

@@ -46,6 +46,10 @@ class BoundedConsole(Console):
     def size(self, new_size: tuple[int, int]) -> None:
         self._width, self._height = new_size
 
+    def on_broken_pipe(self) -> None:
+        """A reader that has gone is no error: the command ends as without Rich."""
+        raise BrokenPipeError
+
     @property
     def can_animate(self) -> bool:
         """Whether what is drawn can be drawn over: not in files and dumb terminals."""

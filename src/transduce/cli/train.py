@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from transduce.cli.display import TrainingDisplay
 from transduce.cli.files import Files
-from transduce.cli.launching import one_voice, run_processes
+from transduce.cli.launching import end_with_launcher, one_voice, run_processes
 from transduce.cli.options import (
     Assignments,
     changed,
@@ -105,6 +105,8 @@ def train(
         given = locals()
         with telling_how_to_go_on(out, device, devices):
             sys.exit(run_processes(_command(given), devices))
+    if is_joined():
+        end_with_launcher()
     run = _run_config(out if resume else None, preset, config, settings)
     named = {"source": source_language, "target": target_language}
     run = replace(run, languages=run.languages.given(named))

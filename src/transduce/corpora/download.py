@@ -21,6 +21,11 @@ PAUSES_S = (1.0, 5.0, 25.0)
 """Before each further attempt; all of them again once something has come."""
 TIMEOUT_S = 60.0
 CHUNK_BYTES = 1 << 18
+MOST_BYTES = 1 << 28
+"""Of a file whose size is not known: many times the largest such file of any corpus."""
+MOST_DIGITS = 18
+"""Of a size that a server announces."""
+SIZE = rf"\d{{1,{MOST_DIGITS}}}"
 MAY_PASS = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 SERVER_FAULT = 500
 """This answer and those above it may pass as well."""
@@ -39,6 +44,11 @@ class RemoteFile:
     @property
     def name(self) -> str:
         return PurePosixPath(urlsplit(self.url).path).name
+
+    @property
+    def most_bytes(self) -> int:
+        """The size at which a download ends, whatever the server still sends."""
+        return MOST_BYTES if self.size_bytes is None else self.size_bytes
 
     def on(self, mirror: str) -> "RemoteFile":
         """The same file on another server; `ConfigError` if that is no address."""
@@ -118,12 +128,18 @@ def _receive(file: RemoteFile, part: Path, observer: DownloadObserver) -> None:
     with _ask(file.url, part) as response:
         offer = _offer(file, response, _size(part))
         size = offer.start
+        if (offer.total or 0) > file.most_bytes:
+            raise _too_much(file, part)
         with _opened_to_extend(part) as stream:
             stream.truncate(offer.start)
             for chunk in _chunks(response):
                 stream.write(chunk)
                 size += len(chunk)
                 observer.received(file, size, offer.total)
+                if size > file.most_bytes:
+                    break
+    if file.size_bytes is None and size > file.most_bytes:
+        raise _too_much(file, part)
     if offer.total is not None and size < offer.total:
         raise _TransferError(
             f"the connection broke off after {size:,} of {offer.total:,} bytes"
@@ -163,7 +179,7 @@ def _offer(file: RemoteFile, response: HTTPResponse, asked_from: int) -> _Offer:
         offer = _partial_offer(response, asked_from)
     else:
         length = response.headers.get("Content-Length", "")
-        offer = _Offer(start=0, total=int(length) if length.isdecimal() else None)
+        offer = _Offer(start=0, total=_size_in(length))
     if file.size_bytes not in (None, offer.total) and offer.total is not None:
         raise DataError(
             f"{file.url}: must be {file.size_bytes:,} bytes long, but the server "
@@ -172,9 +188,23 @@ def _offer(file: RemoteFile, response: HTTPResponse, asked_from: int) -> _Offer:
     return replace(offer, total=offer.total or file.size_bytes)
 
 
+def _size_in(header: str) -> int | None:
+    """The size that a header announces, or none if it is no number of bytes."""
+    is_size = header.isdecimal() and len(header) <= MOST_DIGITS
+    return int(header) if is_size else None
+
+
+def _too_much(file: RemoteFile, part: Path) -> DataError:
+    part.unlink(missing_ok=True)
+    return DataError(
+        f"{file.url}: must be at most {file.most_bytes:,} bytes long, but the server "
+        "sends more; what came is removed: name another server by --mirror."
+    )
+
+
 def _partial_offer(response: HTTPResponse, asked_from: int) -> _Offer:
     place = response.headers.get("Content-Range", "")
-    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", place)
+    match = re.fullmatch(rf"bytes ({SIZE})-{SIZE}/({SIZE})", place)
     if match is None or int(match[1]) > asked_from:
         raise _TransferError("the server sent other bytes than it was asked for")
     return _Offer(start=int(match[1]), total=int(match[2]))

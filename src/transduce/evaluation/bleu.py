@@ -7,7 +7,7 @@ today; `paper_bleu` is the figure of the paper's Tables 2 and 3, about one point
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Literal
 
@@ -15,6 +15,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from transduce.errors import DataError
+from transduce.evaluation.tokenization import Tokenization
 
 _PUNCTUATION = MosesPunctNormalizer()
 
@@ -39,13 +40,21 @@ class BleuScore:
     4-grams of the hypotheses. A corpus has the sum of its sentences' statistics."""
     signature: str
     """The protocol as sacreBLEU writes it."""
+    tokenizer: str | None = None
+    """sacreBLEU's, with the reason where a script decided; none for tokenised text."""
+
+    @property
+    def matched_4_grams(self) -> int:
+        """Number of 4-grams that the references have too."""
+        return self.statistics[5]
 
     def __str__(self) -> str:
         precisions = "/".join(f"{precision:.1f}" for precision in self.precisions)
+        tokenizer = f", tokenizer {self.tokenizer}" if self.tokenizer else ""
         return (
             f"{self.name} = {self.score:.2f} ({precisions}, "
             f"brevity penalty {self.brevity_penalty:.3f}, "
-            f"{self.hypothesis_length} words for {self.reference_length}) "
+            f"{self.hypothesis_length} words for {self.reference_length}{tokenizer}) "
             f"{self.signature}"
         )
 
@@ -55,11 +64,14 @@ def corpus_bleu(
     references: Sequence[str],
     *,
     case: Literal["mixed", "lower"] = "mixed",
+    tokenization: Tokenization | None = None,
 ) -> BleuScore:
-    """Score detokenised text as sacreBLEU does: 13a words (Post, 2018)."""
+    """Score detokenised text as sacreBLEU does (Post, 2018): 13a words by default."""
     lowercase = {"mixed": False, "lower": True}[case]
-    metric = BLEU(lowercase=lowercase, tokenize="13a", force=True)
-    return _score("sacreBLEU", metric, hypotheses, references)
+    chosen = tokenization or Tokenization()
+    metric = BLEU(lowercase=lowercase, tokenize=chosen.name, force=True)
+    score = _score("sacreBLEU", metric, hypotheses, references)
+    return replace(score, tokenizer=str(chosen))
 
 
 def tokenized_bleu(
@@ -86,7 +98,8 @@ def paper_bleu(
 
     Both sides pass Unicode punctuation replacement, Moses' tokenizer, the splitting of
     compounds, and multi-bleu.perl. The paper's script is for English-German; unless
-    told otherwise, no other language has its compounds split.
+    told otherwise, no other language has its compounds split. The score says nothing
+    of a language that is written without spaces, as Moses' words stand between them.
     """
     if splits_compounds is None:
         splits_compounds = language == "de"

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Literal
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -17,9 +16,6 @@ from sacrebleu.metrics.chrf import CHRF
 from transduce.errors import DataError
 from transduce.evaluation.bleu import require_pairs
 from transduce.evaluation.significance import PairedScores, Trials, paired_scores
-
-Tokenize = Literal["13a", "none"]
-"""What a word is: as sacreBLEU cuts it by default, or what stands between spaces."""
 
 LENGTH_BOUNDS = (0, 5, 10, 15, 20, 30, 40, 60)
 """Most words of a reference in each bucket but the last, which has no bound."""
@@ -127,13 +123,14 @@ def compare(
     *,
     sources: Sequence[str] | None = None,
     training: Iterable[str] | None = None,
-    tokenize: Tokenize = "13a",
+    tokenize: str = "13a",
     trials: Trials | None = None,
     num_examples: int = 5,
 ) -> Comparison:
     """Hold systems against the first of them; `DataError` if there are not two.
 
-    How frequent a word is is counted in the training text, else in the references.
+    Words are those of sacreBLEU's tokenizer. How frequent they are is counted in the
+    training text, else in the references.
     """
     if len(systems) < 2:
         raise DataError(

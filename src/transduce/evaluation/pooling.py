@@ -11,13 +11,15 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 
 from transduce.evaluation.bleu import require_pairs
+from transduce.evaluation.tokenization import Tokenization
 
 
 class PooledBleu(BLEU):
     """sacreBLEU's, of units as `pooled` makes them; each counts with all its lines."""
 
-    def __init__(self) -> None:
-        super().__init__(tokenize="13a", force=True)
+    def __init__(self, tokenization: Tokenization | None = None) -> None:
+        name = (tokenization or Tokenization()).name
+        super().__init__(tokenize=name, force=True)
 
     def _extract_corpus_statistics(
         self,

@@ -45,6 +45,11 @@ NOTEWORTHY = 0.01
 """A smaller share of odd pairs is in every corpus, and no reason to warn."""
 MANY_EPOCHS = 100
 MUCH_PADDING = 0.25
+LONG_WORD, SHORT_WORD = 20, 4
+"""Characters from a space to the next: more are no words where words are spaced, and
+fewer are words where they are not."""
+MANY_BYTES = 0.03
+"""Share of tokens that are bytes from which on a larger vocabulary is needed."""
 
 DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """Odd, so that digests of two sides are mixed into one without loss."""
@@ -163,6 +168,8 @@ def advise(report: CorpusReport) -> tuple[Advice, ...]:
         *(advice for name, split in named for advice in _refusals(name, split)),
         *(_overlap_advice(report.overlap) if report.overlap else ()),
         *(advice for name, split in named for advice in _text_advice(name, split)),
+        *_word_advice("source", report.training.source),
+        *_word_advice("target", report.training.target),
         *_pair_advice(report.training.pairs),
         *(_training_advice(report, report.epoch) if report.epoch else ()),
     )
@@ -330,6 +337,30 @@ def _text_advice(name: str, split: SplitReport) -> Iterator[Advice]:
                 problem=f"lines of the {name} corpus with a {kind}: {lines:,}",
                 remedy=remedy,
             )
+
+
+def _word_advice(name: str, side: SideReport) -> Iterator[Advice]:
+    """Text whose words the tokenizer cannot tell, or whose characters it lacks."""
+    letters = side.characters / max(side.words, 1)
+    is_unspaced = side.unspaced_letters > side.characters / 2
+    if not is_unspaced and letters > LONG_WORD:
+        yield Advice(
+            problem=f"the training {name} has a space only every {letters:.0f} "
+            "characters, so that a piece of the vocabulary may be a whole clause",
+            remedy="put the spaces between its words back",
+        )
+    if is_unspaced and letters < SHORT_WORD:
+        yield Advice(
+            problem=f"the training {name} has spaces between the words of a script "
+            f"that writes none (one every {letters:.1f} characters)",
+            remedy="take them out, or translations are to have them too",
+        )
+    if side.byte_tokens > MANY_BYTES * side.tokens:
+        yield Advice(
+            problem=f"{side.byte_tokens / side.tokens:.1%} of the training {name}'s "
+            "tokens are bytes of characters that are not in the vocabulary",
+            remedy="raise tokenizer.vocab_size",
+        )
 
 
 def _pair_advice(pairs: PairReport) -> Iterator[Advice]:

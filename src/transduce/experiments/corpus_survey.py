@@ -7,7 +7,7 @@ are kept: 33 bytes, whatever its text. Knows nothing of what to do about a fault
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import count, pairwise, tee, zip_longest
@@ -19,8 +19,10 @@ from jaxtyping import Bool, Num, Shaped
 
 from transduce.errors import DataError
 from transduce.preparation.encoding import PairEncoder, encode_pairs, fate_of
+from transduce.special_ids import EOS
 from transduce.text.corpus import Line, SentencePair, read_lines
-from transduce.text.tokenizer import Tokenizer, normalize
+from transduce.text.scripts import UNSPACED_RUN
+from transduce.text.tokenizer import NUM_RESERVED, Tokenizer, normalize
 
 Side: TypeAlias = Literal["source", "target"]
 Row: TypeAlias = tuple[int, int, int, int, int, int]
@@ -86,7 +88,11 @@ class SideReport:
     lines: int
     words: int
     characters: int
+    unspaced_letters: int
+    """Letters of scripts that write no space between words."""
     tokens: int
+    byte_tokens: int
+    """Tokens that are a byte of a character outside the vocabulary."""
     tokens_per_word: float
     mean_length: float
     """Lengths are in tokens, of the lines that hold any."""
@@ -135,6 +141,8 @@ class SideNotes:
         self.num_lines = 0
         self.num_words = 0
         self.num_characters = 0
+        self.num_unspaced_letters = 0
+        self.num_byte_tokens = 0
         self.invalid = Tally()
         self.marks = {kind: Tally() for kind in MARKS}
 
@@ -153,6 +161,8 @@ class SideNotes:
         """Count what is in a line whose pair is sound."""
         self.num_words += len(text.split())
         self.num_characters += len(text)
+        if not text.isascii():
+            self.num_unspaced_letters += sum(map(len, UNSPACED_RUN.findall(text)))
         for kind, pattern in MARKS.items():
             if match := pattern.search(text):
                 codes = " ".join(f"U+{ord(character):04X}" for character in match[0])
@@ -252,7 +262,9 @@ class Survey:
             lines=notes.num_lines,
             words=notes.num_words,
             characters=notes.num_characters,
+            unspaced_letters=notes.num_unspaced_letters,
             tokens=int(lengths.sum()),
+            byte_tokens=notes.num_byte_tokens,
             tokens_per_word=float(lengths.sum() / max(notes.num_words, 1)),
             mean_length=float(filled.mean()),
             median_length=float(np.median(filled)),
@@ -295,7 +307,7 @@ def survey_corpus(
 ) -> Survey:
     """Read a corpus to its end, as training would encode it."""
     reader = CorpusReader(source, target)
-    rows = np.fromiter(_rows(reader.pairs(), tokenizer, max_length), dtype=ROW)
+    rows = np.fromiter(_rows(reader, tokenizer, max_length), dtype=ROW)
     return Survey(
         files=tuple(reader.files), source=reader.source, target=reader.target, rows=rows
     )
@@ -315,14 +327,14 @@ def invalid_byte(content: bytes) -> str:
     return f"byte {offset + 1} is 0x{content[offset]:02x}"
 
 
-def _rows(
-    pairs: Iterable[PlacedPair], tokenizer: Tokenizer, max_length: int
-) -> Iterator[Row]:
-    placed, to_encode = tee(pairs)
+def _rows(reader: CorpusReader, tokenizer: Tokenizer, max_length: int) -> Iterator[Row]:
+    placed, to_encode = tee(reader.pairs())
     encoded = encode_pairs(
         (each.pair for each in to_encode), PairEncoder(tokenizer=tokenizer)
     )
     for read, ids in zip(placed, encoded, strict=True):
+        reader.source.num_byte_tokens += _num_bytes(ids.source)
+        reader.target.num_byte_tokens += _num_bytes(ids.target)
         yield (
             read.position,
             FATES.index(fate_of(ids, max_length)),
@@ -331,6 +343,10 @@ def _rows(
             _digest(read.pair.source),
             _digest(read.pair.target),
         )
+
+
+def _num_bytes(ids: Sequence[int]) -> int:
+    return sum(EOS < i < NUM_RESERVED for i in ids)
 
 
 def _percentile(lengths: Num[np.ndarray, " lines"], percent: int) -> int:

@@ -1,7 +1,7 @@
 """The held-out corpus of a run, and how well a model does on it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,18 +14,26 @@ from transduce.data.dataset import open_dataset
 from transduce.decoding.parsing.parse_scores import score_parses
 from transduce.decoding.translator import Translator
 from transduce.evaluation.bleu import corpus_bleu
+from transduce.evaluation.chrf import corpus_chrf
+from transduce.evaluation.tokenization import choose_tokenization
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import RunFolder
 from transduce.parsing.trees import read_parses
 from transduce.preparation.prepared_corpus import DEV_SOURCE, DEV_TARGET
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_text
+from transduce.training.config import BestBy
 from transduce.training.trainer import Trainer
 
 Metric = Literal["bleu", "f1"]
 
 CHANCE = 0.005
 """Nats a token by which losses differ though neither model is better."""
+ENOUGH_4_GRAMS = 100
+"""Matched 4-grams from which on BLEU tells checkpoints apart: of so many, chance makes
+some 10 more or fewer, a fortieth of the score."""
+UNRELATED_CHRF = 20.0
+"""A chrF that sentences of one language reach though none translates the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +49,11 @@ class Quality:
     """For people to read."""
     log: dict[str, Any]
     """What the log keeps beside the score."""
+    others: str = ""
+    """Other scores, for people to read."""
 
     def __str__(self) -> str:
-        return f"{self.name} {self.score:.2f}"
+        return f"{self.name} {self.score:.2f}{self.others}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,25 +97,38 @@ class DevHistory:
     """The scores of a run's checkpoints so far, as the log keeps them."""
 
     entries: list[dict[str, Any]]
-    best_by: Literal["bleu", "f1", "loss"]
+    best_by: BestBy
 
     def is_best(self, entry: dict[str, Any]) -> bool:
         """Whether a new one beats all."""
-        return all(self.beats(entry, other) for other in self.entries)
+        metric = self._metric([*self.entries, entry])
+        return all(_rank(entry, metric) > _rank(each, metric) for each in self.entries)
 
     def since_best(self) -> int:
-        """How many there are after the best one."""
-        best = 0
-        for last, entry in enumerate(self.entries):
-            if self.beats(entry, self.entries[best]):
-                best = last
-        return len(self.entries) - 1 - best if self.entries else 0
+        """How many checkpoints there are after the last one that was a gain.
+
+        A gain is a score above all before, or the same score with a loss that is lower
+        by more than chance. As long as no score but the loss or chrF decides of itself,
+        any such loss below all before is a gain.
+        """
+        metric = self._metric(self.entries)
+        is_early = self.best_by == "auto" and metric in ("chrf", "loss")
+        best, lowest, last_gain = -math.inf, math.inf, 0
+        for number, entry in enumerate(self.entries):
+            score, loss = _rank(entry, metric)[0], _number(entry["loss"])
+            if is_early and metric == "loss":
+                score = 0.0
+            is_lower = loss < lowest - CHANCE and (is_early or score == best)
+            if score > best or is_lower:
+                last_gain = number
+                lowest = min(lowest, loss) if is_early else loss
+            best = max(best, score)
+        return len(self.entries) - 1 - last_gain if self.entries else 0
 
     def beats(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
         """Whether the first score is the better one."""
-        if self.best_by == "loss":
-            return _number(one["loss"]) < _number(other["loss"])
-        return bool(one[self.best_by] > other[self.best_by])
+        metric = self._metric([*self.entries, one, other])
+        return _rank(one, metric) > _rank(other, metric)
 
     def beats_surely(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
         """Whether the first score, the best of many, is clearly better by loss too.
@@ -115,6 +138,29 @@ class DevHistory:
         """
         is_lower = _number(one["loss"]) < _number(other["loss"]) - CHANCE
         return is_lower and self.beats(one, other)
+
+    def _metric(self, entries: Sequence[dict[str, Any]]) -> str:
+        """What decides between these."""
+        if self.best_by != "auto":
+            return self.best_by
+        if any("f1" in entry for entry in entries):
+            return "f1"
+        if any(_tells_by_bleu(entry) for entry in entries):
+            return "bleu"
+        chrf = max((entry.get("chrf", 0.0) for entry in entries), default=0.0)
+        return "chrf" if chrf > UNRELATED_CHRF else "loss"
+
+
+def _tells_by_bleu(entry: dict[str, Any]) -> bool:
+    """Whether BLEU rests on enough matches; older logs did not count them."""
+    matched = entry.get("matched_4_grams")
+    return entry["bleu"] > 0 if matched is None else matched >= ENOUGH_4_GRAMS
+
+
+def _rank(entry: dict[str, Any], metric: str) -> tuple[float, float]:
+    """What is the greater, the better: the score, and on equal ones the loss."""
+    loss = _number(entry["loss"])
+    return -loss if metric == "loss" else entry.get(metric, 0.0), -loss
 
 
 def _number(loss: float | None) -> float:
@@ -143,7 +189,7 @@ class DevCorpus:
             return None
         batcher = Batcher(open_dataset(path), config.batching, seed=0)
         judge = (
-            _judge_of_text(path)
+            _judge_of_text(path, config)
             if folder.dev_trees is None
             else _judge_of_trees(folder.dev_trees)
         )
@@ -162,19 +208,28 @@ class DevCorpus:
         )
 
 
-def _judge_of_text(folder: Path) -> Judge:
+def _judge_of_text(folder: Path, config: RunConfig) -> Judge:
     sources = list(read_text([folder / DEV_SOURCE]))
     references = list(read_text([folder / DEV_TARGET]))
+    asked, language = config.evaluation.tokenize, config.languages.target
+    tokenization = choose_tokenization(asked, language, references)
 
     def judge(translator: Translator, search: SearchConfig) -> Quality:
         translations = translator.translate_stream(sources, search)
-        bleu = corpus_bleu([each.text for each in translations], references)
+        texts = [each.text for each in translations]
+        bleu = corpus_bleu(texts, references, tokenization=tokenization)
+        chrf = corpus_chrf(texts, references)
         return Quality(
             metric="bleu",
-            name=bleu.name,
+            name=f"{bleu.name} ({tokenization.name})",
             score=bleu.score,
-            details=str(bleu),
-            log={"signature": bleu.signature},
+            details=f"{bleu}\n  {chrf}",
+            log={
+                "signature": bleu.signature,
+                "matched_4_grams": bleu.matched_4_grams,
+                "chrf": chrf.score,
+            },
+            others=f", {chrf.name} {chrf.score:.2f}",
         )
 
     return judge

@@ -13,6 +13,7 @@ from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
+from transduce.evaluation.tokenization import choose_tokenization
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.observation import (
     Observers,
@@ -33,8 +34,10 @@ from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.machine import keep_freed_memory
 from transduce.model.transformer import Transformer
 from transduce.model_folder import AVERAGED, BEST
+from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.search_config import SearchConfig
+from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.averaging import average
 from transduce.training.distributed import ALONE, Processes
@@ -74,12 +77,21 @@ def train(
             "`training.patience` must have a dev corpus to go by, but there is none; "
             "add --dev-source and --dev-target, or --dev-trees."
         )
-    if files.has_dev and config.training.best_by not in (files.metric, "loss"):
+    metrics = ("auto", *files.metrics, "loss")
+    if files.has_dev and config.training.best_by not in metrics:
+        known = ", ".join(f'"{metric}"' for metric in metrics)
         raise ConfigError(
-            f'`training.best_by` must be "{files.metric}" or "loss" on this dev corpus,'
-            f' but is "{config.training.best_by}".'
+            f"`training.best_by` must be one of {known} on this dev corpus, but is "
+            f'"{config.training.best_by}".'
         )
     config = replace(config, languages=known_languages(config.languages, files))
+    if isinstance(files, CorpusFiles) and files.has_dev:
+        # What scoring needs is missed before training, not at its first checkpoint.
+        choose_tokenization(
+            config.evaluation.tokenize,
+            config.languages.target,
+            read_text(files.dev_target),
+        )
     corpus = None
     if processes.is_first:
         with unwound_on_termination():  # so that half a corpus is not left behind

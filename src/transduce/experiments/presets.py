@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from transduce.data.batches import BatchingConfig
 from transduce.errors import ConfigError
+from transduce.evaluation.tokenization import EvaluationConfig
 from transduce.languages import LanguagesConfig
 from transduce.model.config import ModelConfig
 from transduce.preparation.augmentation import AugmentationConfig
@@ -28,6 +29,7 @@ class RunConfig:
     search: SearchConfig = field(default_factory=SearchConfig)
     treebank: TreebankConfig = field(default_factory=TreebankConfig)
     """Of a parser; translation has none."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     languages: LanguagesConfig = field(default_factory=LanguagesConfig)
     """Those of the corpus, guessed from the files' endings where they are not given."""
 
@@ -89,9 +91,11 @@ SMALL_MODEL = ModelConfig(
 PARSING_MODEL = replace(MODEL, num_layers=4, d_model=1024, d_k=128, d_v=128)
 PARSING = RunConfig(
     tokenizer=TokenizerConfig(kind="bpe", vocab_size=16_000),
-    model=replace(PARSING_MODEL, dropout=0.2),
+    # The paper names neither the rates of dropout, both of sub-layers and of attention,
+    # nor the learning rate; these are those of its own code, tensor2tensor 1.0.6
+    # (`transformer_parsing_base`).
+    model=replace(PARSING_MODEL, dropout=0.2, attention_dropout=0.2),
     batching=BatchingConfig(source_tokens=25_000, target_tokens=25_000, max_length=512),
-    # The paper names neither dropout nor rate; these are those of its own code.
     training=replace(
         TRAINING, warmup_steps=16_000, learning_rate_scale=0.5, best_by="f1"
     ),
@@ -149,6 +153,7 @@ PRESETS = {
     "parsing-semi": replace(
         PARSING,
         tokenizer=TokenizerConfig(kind="bpe", vocab_size=32_000),
+        # As in that code for such a corpus (`transformer_parsing_big`).
         model=replace(PARSING_MODEL, dropout=0.1),
         training=replace(PARSING.training, warmup_steps=4_000),
     ),

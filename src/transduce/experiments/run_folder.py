@@ -90,7 +90,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> tuple["RunFolder", RunConfig]:
         """A run that is there, and the settings it was begun with."""
-        if not (path / RECORD).is_file() or not (path / TRAINING).is_dir():
+        if not is_run(path):
             raise CheckpointError(
                 f"{path}: must be a run to resume, but holds none; leave out --resume "
                 "to begin one."
@@ -233,6 +233,11 @@ def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:
         source=given.source or guess_all(files.source),
         target=given.target or guess_all(files.target),
     )
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run, not of a model."""
+    return (path / RECORD).is_file() and (path / TRAINING).is_dir()
 
 
 def settings_of(out: Path) -> RunConfig:

@@ -148,6 +148,8 @@ def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:
         encoder_ffn_dim=config.d_ff,
         decoder_ffn_dim=config.d_ff,
         dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
+        activation_dropout=config.relu_dropout,
         activation_function=config.activation,
         scale_embedding=True,
         static_position_embeddings=True,

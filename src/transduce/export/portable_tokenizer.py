@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, processors
 
 from transduce.errors import RequestError
 from transduce.export.proof import OtherTokenizer
@@ -20,7 +20,6 @@ from transduce.text.tokenizer import (
     NUM_RESERVED,
     SPECIAL_PIECES,
     TOKENIZER_FILE,
-    WORD,
     SubwordTokenizer,
     Tokenizer,
     byte_pair_tokenizer,
@@ -75,9 +74,9 @@ def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
     """The same ids for the same text, the end token after them if it is asked for.
 
     But for runs of more than 64 letters or signs without a space, some of them not in
-    the alphabet: those it may cut elsewhere. Its text is not normalized, and the end
-    token must be left out of what it decodes. `RequestError` if it is one of
-    word-pieces, which know no bytes there.
+    the alphabet: those it may cut elsewhere, unless their script writes none. Its
+    text is not normalized, and the end token must be left out of what it decodes.
+    `RequestError` if it is one of word-pieces, which know no bytes there.
     """
     settings = json.loads(tokenizer.json())["model"]
     if settings["type"] != "BPE":
@@ -101,7 +100,7 @@ def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
             normalizers.Prepend(" "),
         ]
     )
-    portable.pre_tokenizer = pre_tokenizers.Split(WORD, behavior="isolated")
+    portable.pre_tokenizer = tokenizer.words
     portable.post_processor = processors.TemplateProcessing(
         single=f"$A {SPECIAL_PIECES[EOS]}",
         special_tokens=[(SPECIAL_PIECES[EOS], EOS)],
@@ -120,7 +119,7 @@ def own_tokenizer(portable: tokenizers.Tokenizer) -> SubwordTokenizer | None:
     pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
     learned = [*SPECIAL_PIECES, *BYTE_PIECES, *pieces[NUM_RESERVED:]]
     try:
-        own = byte_pair_tokenizer(learned, model["merges"])
+        own = byte_pair_tokenizer(learned, model["merges"], portable.pre_tokenizer)
     except Exception:  # the library raises nothing narrower
         return None
     return own if _parts(portable_tokenizer(own)) == _parts(portable) else None

@@ -15,6 +15,7 @@ from transduce.checkpoint import Checkpoint, load_model, write_model
 from transduce.errors import RequestError
 from transduce.export.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
 from transduce.export.proof import Proof, prove, require_short
+from transduce.foreign_models import describe, is_ours
 from transduce.importing.marian_settings import SETTINGS, MarianSettings, read_settings
 from transduce.importing.marian_tokenizer import read_tokenizer
 from transduce.importing.marian_weights import PICKLE, WEIGHTS, read_weights
@@ -79,10 +80,15 @@ def _theirs(
 
 
 def _require_files(origin: Path) -> None:
+    if is_ours(origin):
+        raise RequestError(
+            f"{origin}: must be a folder of Hugging Face's Marian, but is a model or a "
+            "run of transduce; use it as it is."
+        )
     if not (origin / SETTINGS).is_file():
         raise RequestError(
-            f"{origin}: must be a folder of Hugging Face's Marian, but holds no "
-            f"{SETTINGS}."
+            f"{origin}: must be a folder of Hugging Face's Marian, but "
+            f"{describe(origin, SETTINGS)}"
         )
     if not (origin / WEIGHTS).is_file() and (origin / PICKLE).is_file():
         raise RequestError(

@@ -33,7 +33,13 @@ FIXED = {
     "tie_word_embeddings": True,
 }
 """What must be so, since nothing else maps."""
-NOT_SAID = {"model_type": None, "scale_embedding": False, "dropout": 0.1}
+NOT_SAID = {
+    "model_type": None,
+    "scale_embedding": False,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+}
 """What the library takes where nothing is said, and it is not as above."""
 EQUAL = {
     "decoder_attention_heads": "encoder_attention_heads",
@@ -162,11 +168,6 @@ def _model(content: Mapping[str, object], vocab_size: int, path: Path) -> ModelC
             f"{path}: `d_model` must be a multiple of the {num_heads} attention heads, "
             f"but is {d_model}."
         )
-    dropout = content["dropout"]
-    if not isinstance(dropout, int | float):
-        raise CheckpointError(
-            f"{path}: `dropout` must be a number, but is {dropout!r}."
-        )
     return ModelConfig(
         vocab_size=vocab_size,
         num_layers=encoder_layers,
@@ -176,10 +177,19 @@ def _model(content: Mapping[str, object], vocab_size: int, path: Path) -> ModelC
         num_heads=num_heads,
         d_k=d_model // num_heads,
         d_v=d_model // num_heads,
-        dropout=float(dropout),
+        dropout=_rate(content, "dropout", path),
+        attention_dropout=_rate(content, "attention_dropout", path),
+        relu_dropout=_rate(content, "activation_dropout", path),
         activation=ACTIVATIONS[content["activation_function"]],
         norm_epsilon=NORM_EPSILON,
     )
+
+
+def _rate(content: Mapping[str, object], name: str, path: Path) -> float:
+    rate = content[name]
+    if not isinstance(rate, int | float) or isinstance(rate, bool):
+        raise CheckpointError(f"{path}: `{name}` must be a number, but is {rate!r}.")
+    return float(rate)
 
 
 def _ids(content: Mapping[str, object], path: Path) -> tuple[int, ...]:

@@ -110,6 +110,9 @@ static inline Lanes lanes_of_eights(__m256 first, __m256 last)
     return first;
 }
 
+/* The sign of each lane as a bit. */
+static inline uint32_t lanes_signs(Lanes x) { return (uint32_t)_mm256_movemask_ps(x); }
+
 static inline float highest_lane(Lanes x)
 {
     __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

@@ -85,6 +85,12 @@ static inline uint32_t lanes_above(Lanes one, Lanes other)
     return _mm512_cmp_ps_mask(one, other, _CMP_GT_OQ);
 }
 
+/* The sign of each lane as a bit. */
+static inline uint32_t lanes_signs(Lanes x)
+{
+    return _mm512_movepi32_mask(_mm512_castps_si512(x));
+}
+
 static inline float highest_lane(Lanes x) { return _mm512_reduce_max_ps(x); }
 static inline float lowest_lane(Lanes x) { return _mm512_reduce_min_ps(x); }
 static inline float sum_of_lanes(Lanes x) { return _mm512_reduce_add_ps(x); }

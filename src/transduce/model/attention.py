@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.model.config import Scores
+from transduce.model.operators.dropout import InnerDropout
 from transduce.model.operators.linear import Linear
 from transduce.model.operators.short_attention import (
     Heads,
@@ -72,18 +73,6 @@ FEW_QUERIES, FEW_KEYS = 16, 64
 kernel of ours, a CPU is done sooner without the fused kernel."""
 
 
-def _is_sooner_done_plainly(
-    query: Float[Tensor, "batch heads queries d_k"],
-    key: Float[Tensor, "batch heads keys d_k"],
-) -> bool:
-    """Whether to form the weights, though nobody asks for them."""
-    if query.is_cuda:
-        return False
-    if torch.is_grad_enabled():
-        return key.size(2) <= FEW_KEYS
-    return query.size(2) <= FEW_QUERIES
-
-
 def split_heads(
     x: Float[Tensor, "batch length width"], num_heads: int
 ) -> Float[Tensor, "batch heads length head_width"]:
@@ -106,7 +95,13 @@ class MultiHeadAttention(nn.Module):
     """
 
     def __init__(
-        self, d_model: int, num_heads: int, d_k: int, d_v: int, scores: Scores
+        self,
+        d_model: int,
+        num_heads: int,
+        d_k: int,
+        d_v: int,
+        scores: Scores,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -120,6 +115,7 @@ class MultiHeadAttention(nn.Module):
         if scores == "additive":
             self.additive_weight = nn.Parameter(torch.empty(num_heads, d_k))
         self.weights_tap = nn.Identity()
+        self.dropout = InnerDropout(dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -150,7 +146,9 @@ class MultiHeadAttention(nn.Module):
             queries = self.project_query(query)
             key_value = self.project_key_value(memory)
             with torch.autocast("cpu", enabled=False):  # it is in fp32
-                heads = short_attention(queries, key_value, mask, self.heads)
+                heads = short_attention(
+                    queries, key_value, mask, self.heads, self.dropout.rate_in_use
+                )
             return self.project_output(heads)
         key, value = self.keys_and_values(memory)
         return self.attend(query, key, value, mask)
@@ -186,17 +184,32 @@ class MultiHeadAttention(nn.Module):
         value: Float[Tensor, "batch heads keys d_v"],
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch heads queries d_v"]:
-        if self._forms_weights or _is_sooner_done_plainly(query, key):
+        if self._forms_weights or self._is_sooner_done_plainly(query, key):
             weights = attention_weights(self._scores(query, key), mask)
-            return self.weights_tap(weights) @ value
+            return self.dropout(self.weights_tap(weights)) @ value
         return functional.scaled_dot_product_attention(
-            query, key, value, mask, scale=self.scale
+            query, key, value, mask, self.dropout.rate_in_use, scale=self.scale
         )
 
     @property
     def _forms_weights(self) -> bool:
         """Whether they are asked for, or there are no others."""
         return len(self.weights_tap._forward_hooks) > 0 or self.scores == "additive"
+
+    def _is_sooner_done_plainly(
+        self,
+        query: Float[Tensor, "batch heads queries d_k"],
+        key: Float[Tensor, "batch heads keys d_k"],
+    ) -> bool:
+        """Whether to form the weights, though nobody asks for them."""
+        if query.is_cuda:
+            return False
+        if self.dropout.is_on:
+            # There PyTorch forms them as well, and its masks take longer to draw.
+            return True
+        if torch.is_grad_enabled():
+            return key.size(2) <= FEW_KEYS
+        return query.size(2) <= FEW_QUERIES
 
     def _has_short_attention(
         self,
@@ -205,7 +218,7 @@ class MultiHeadAttention(nn.Module):
     ) -> bool:
         if self._forms_weights or not torch.is_grad_enabled():
             return False
-        return has_short_attention(query, memory, self.heads)
+        return has_short_attention(query, memory, self.heads, self.dropout.rate_in_use)
 
     @property
     def maps(self) -> tuple[Linear, Linear, Linear]:

@@ -36,6 +36,10 @@ class ModelConfig:
     """Width of one head's values."""
     dropout: float = 0.1
     """P_drop: the share of activations set to zero in training."""
+    attention_dropout: float = 0.0
+    """The same of the weights of attention (section 6.3); the paper's base has none."""
+    relu_dropout: float = 0.0
+    """The same after the ReLU of the feed-forward networks; the paper's has none."""
     positions: Positions = "sinusoidal"
     """How a position is told: the sinusoids of section 3.5, or learned (row E)."""
     max_positions: int = 1024
@@ -59,11 +63,11 @@ class ModelConfig:
         self._check_choice("norm", get_args(Norm))
         self._check_choice("scores", get_args(Scores))
         self._check_choice("activation", get_args(Activation))
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(
-                "`model.dropout` must be at least 0 and below 1, but is "
-                f"{self.dropout}."
-            )
+        for name in ("dropout", "attention_dropout", "relu_dropout"):
+            if not 0 <= (rate := getattr(self, name)) < 1:
+                raise ConfigError(
+                    f"`model.{name}` must be at least 0 and below 1, but is {rate}."
+                )
         if not 0 < self.norm_epsilon < 1:
             raise ConfigError(
                 "`model.norm_epsilon` must be above 0 and below 1, but is "

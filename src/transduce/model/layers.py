@@ -9,7 +9,7 @@ from torch.nn import functional
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.cache import LayerCache
 from transduce.model.config import Activation, ModelConfig, Norm
-from transduce.model.operators.dropout import Dropout
+from transduce.model.operators.dropout import Dropout, InnerDropout
 from transduce.model.operators.linear import Linear
 from transduce.model.operators.residual import has_normalized_sum, normalized_sum
 from transduce.model.sizes.room import first_room
@@ -18,10 +18,13 @@ from transduce.model.sizes.room import first_room
 class FeedForward(nn.Module):
     """Two linear maps with a ReLU between, the same at each position (equation 2)."""
 
-    def __init__(self, d_model: int, d_ff: int, activation: Activation) -> None:
+    def __init__(
+        self, d_model: int, d_ff: int, activation: Activation, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.activation = activation
         self.inner = Linear(d_model, d_ff)
+        self.dropout = InnerDropout(dropout)
         self.outer = Linear(d_ff, d_model)
         for layer in (self.inner, self.outer):
             nn.init.xavier_uniform_(layer.weight)
@@ -30,7 +33,7 @@ class FeedForward(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
-        return self.outer(self.activated(self.inner(x)))
+        return self.outer(self.dropout(self.activated(self.inner(x))))
 
     @property
     def maps(self) -> tuple[Linear, Linear]:
@@ -182,12 +185,19 @@ def _weights(*parts: Linear | nn.LayerNorm) -> list[Tensor]:
 
 def _attention(config: ModelConfig) -> MultiHeadAttention:
     return MultiHeadAttention(
-        config.d_model, config.num_heads, config.d_k, config.d_v, config.scores
+        config.d_model,
+        config.num_heads,
+        config.d_k,
+        config.d_v,
+        config.scores,
+        config.attention_dropout,
     )
 
 
 def _feed_forward(config: ModelConfig) -> FeedForward:
-    return FeedForward(config.d_model, config.d_ff, config.activation)
+    return FeedForward(
+        config.d_model, config.d_ff, config.activation, config.relu_dropout
+    )
 
 
 def _residual(config: ModelConfig) -> ResidualConnection:

@@ -6,7 +6,13 @@ from typing import Generic, TypeVar, cast
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from transduce.model.layers import DecoderLayer, EncoderLayer, ResidualConnection
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.layers import (
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    ResidualConnection,
+)
 from transduce.model.operators.layer_stack import (
     Attended,
     Layers,
@@ -49,9 +55,16 @@ class _Stack(nn.ModuleList, Generic[Layer]):
         )
 
     def _is_of_one_kind(self) -> bool:
-        """Whether all residual connections drop and normalise alike."""
-        residuals = [m for m in self.modules() if isinstance(m, ResidualConnection)]
-        return len({(r.dropout.rate, r.norm.eps) for r in residuals}) == 1
+        """Whether all layers drop and normalise alike."""
+        modules = list(self.modules())
+        residuals = [m for m in modules if isinstance(m, ResidualConnection)]
+        attentions = [m for m in modules if isinstance(m, MultiHeadAttention)]
+        networks = [m for m in modules if isinstance(m, FeedForward)]
+        return (
+            len({(each.dropout.rate, each.norm.eps) for each in residuals}) == 1
+            and len({each.dropout.rate for each in attentions}) == 1
+            and len({each.dropout.rate for each in networks}) == 1
+        )
 
     def _compiled(
         self,
@@ -64,12 +77,15 @@ class _Stack(nn.ModuleList, Generic[Layer]):
 
     def _layers(self) -> Layers:
         [first, *_] = self
+        attention, network = first.self_attention, first.feed_forward
         residual = first.after_feed_forward
         return Layers(
             count=len(self),
-            d_ff=first.feed_forward.inner.out_features,
-            heads=first.self_attention.heads,
-            dropout=residual.dropout.rate if self.training else 0.0,
+            d_ff=network.inner.out_features,
+            heads=attention.heads,
+            dropout=residual.dropout.rate_in_use,
+            attention_dropout=attention.dropout.rate_in_use,
+            relu_dropout=network.dropout.rate_in_use,
             norm_epsilon=residual.norm.eps,
         )
 
@@ -109,9 +125,10 @@ class DecoderStack(_Stack[DecoderLayer]):
 
 def _is_the_papers(layer: EncoderLayer | DecoderLayer) -> bool:
     """Whether its parts are of the kinds that the paper's has, and not yet packed."""
+    network = layer.feed_forward
     return (
-        all(isinstance(each, Linear) for each in layer.feed_forward.children())
-        and layer.feed_forward.activation == "relu"
+        all(isinstance(each, Linear) for each in (network.inner, network.outer))
+        and network.activation == "relu"
         and not layer.after_feed_forward.is_pre_norm
         and layer.self_attention.scores != "additive"
     )

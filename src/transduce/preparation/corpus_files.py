@@ -20,7 +20,7 @@ class CorpusFiles:
     dev_source: tuple[Path, ...] = ()
     dev_target: tuple[Path, ...] = ()
 
-    metric: ClassVar[str] = "bleu"
+    metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf")
     """What says how good translations are."""
 
     @property

@@ -54,7 +54,7 @@ class TreebankFiles:
     trees: tuple[Path, ...]
     dev_trees: tuple[Path, ...] = ()
 
-    metric: ClassVar[str] = "f1"
+    metrics: ClassVar[tuple[str, ...]] = ("f1",)
     """What says how good parses are."""
 
     @property

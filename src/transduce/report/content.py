@@ -10,6 +10,8 @@ class MarkedText:
 
     words: tuple[tuple[str, bool], ...]
     """Each with whether it is marked."""
+    separator: str = " "
+    """What stands between two words."""
 
 
 Cell: TypeAlias = str | MarkedText
@@ -83,4 +85,4 @@ def plain(cell: Cell) -> str:
     """The text alone."""
     if isinstance(cell, str):
         return cell
-    return " ".join(word for word, _ in cell.words)
+    return cell.separator.join(word for word, _ in cell.words)

@@ -55,7 +55,7 @@ def _rule(column: Column) -> str:
 def _cell(cell: Cell) -> str:
     if isinstance(cell, str):
         return _escaped(cell)
-    return " ".join(
+    return cell.separator.join(
         f"**{_escaped(word)}**" if is_marked else _escaped(word)
         for word, is_marked in cell.words
     )

@@ -88,7 +88,7 @@ def _class(column: Column) -> str:
 def _cell(cell: Cell) -> str:
     if isinstance(cell, str):
         return escape(cell)
-    return " ".join(
+    return cell.separator.join(
         f"<mark>{escape(word)}</mark>" if is_marked else escape(word)
         for word, is_marked in cell.words
     )

@@ -98,4 +98,4 @@ def _text(cell: Cell) -> Text:
         Text(word, style="bold yellow" if is_marked else "")
         for word, is_marked in cell.words
     ]
-    return Text(" ").join(words)
+    return Text(cell.separator).join(words)

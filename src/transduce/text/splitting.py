@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable, Sequence
 
+from transduce.text.scripts import UNSPACED_LETTERS
+
 CountTokens = Callable[[Sequence[str]], list[int]]
 """The number of tokens of each text; of two with a space between it is the sum."""
 
@@ -11,18 +13,34 @@ NO_ABBREVIATION = r"(?<!\b[^\W\d_]\.)" + "".join(
     rf"(?<!\b{title}\.)" for title in TITLES
 )
 """A full stop after a single letter or a title ends no sentence."""
+STOPS = "。！？｡．‼⁇⁈⁉।॥۔؟։።፧။។៕།༎"
+"""Signs of other scripts that end a sentence, often with no space after them."""
+CLOSING = "」』”’）］】》〉｣»\"')\\]"
 SENTENCE_END = re.compile(
     rf"""(?<=[.!?…]){NO_ABBREVIATION}\s+|(?<=[.!?…]["'»«“”’)\]])\s+"""
-    r"|(?<=[。！？])(?![」』”’）])|(?<=[。！？][」』”’）])"
+    rf"|(?<=[{STOPS}])(?![{STOPS}{CLOSING}])(?!(?<=．)\d)\s*"
+    # In Japanese, what is quoted often stands within a sentence.
+    rf"|(?<=[{STOPS}][{CLOSING}])(?![{CLOSING}、，と]|って)\s*"
 )
-CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、])")
+CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、､،؛፣၊])|(?<=……)|(?<=——)")
 WORD_END = re.compile(r"(?<=\s)")
+JOINED_AFTER = (
+    "\u0300-\u036f\u200d\ufe0e\ufe0f\U0001f3fb-\U0001f3ff"
+    # Thai and Lao; Khmer, Burmese and Tibetan; Kana.
+    "\u0e30-\u0e3a\u0e45-\u0e4e\u0eb0-\u0ebc\u0ec6-\u0ece"
+    "\u17b4-\u17d3\u102b-\u103e\u0f71-\u0f84\u0f8d-\u0fbc"
+    "\u3099\u309a\u30fcぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮ"
+)
+JOINED_BEFORE = "\u200d\u0e40-\u0e44\u0ec0-\u0ec4\u17d2\u1039"
+"""Characters that are written with the one before them, and with the one after."""
+CHARACTER_END = re.compile(rf"(?<=[^{JOINED_BEFORE}])(?![{JOINED_AFTER}])")
 ANYWHERE = re.compile(r"(?<=.)", re.DOTALL)
 UNSPACED = re.compile(
     r"[\u2E80-\u30FF\u31C0-\u9FFF\uF900-\uFAFF\uFF00-\uFF9F\U00020000-\U0003FFFF]"
 )
-"""A character of Han or Kana, or of what is written with them: no space parts words."""
-WITHIN_WORD = re.compile(r"\w\w")
+"""A character of Han or Kana, or of what is written with them: no space parts words,
+and none parts sentences either, as it does in Thai."""
+WITHIN_WORD = re.compile(rf"(?![{UNSPACED_LETTERS}])\w(?![{UNSPACED_LETTERS}])\w")
 
 
 def split_long(text: str, max_tokens: int, count_tokens: CountTokens) -> list[str]:
@@ -58,7 +76,7 @@ def space_between(before: str, after: str) -> str:
 
 def _fitting(sentence: str, max_tokens: int, count_tokens: CountTokens) -> list[str]:
     parts = [sentence]
-    for end in (CLAUSE_END, WORD_END, ANYWHERE):
+    for end in (CLAUSE_END, WORD_END, CHARACTER_END, ANYWHERE):
         parts = [
             packed
             for part, length in zip(parts, count_tokens(parts), strict=True)

@@ -21,6 +21,14 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 
 from transduce.errors import CheckpointError, ConfigError
 from transduce.special_ids import EOS, PAD
+from transduce.text.scripts import (
+    SPACED_SCRIPTS,
+    UNSPACED_LETTER,
+    UNSPACED_LETTERS,
+    UNSPACED_RUN,
+    UNSPACED_SCRIPTS,
+    is_longer_than_a_word,
+)
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -38,19 +46,52 @@ _BYTES = re.compile(f"[{BYTE_PIECES[0]}-{BYTE_PIECES[-1]}]+")
 
 NUM_RESERVED = len(SPECIAL_PIECES) + len(BYTE_PIECES)
 
-# A piece never crosses the border between letters, digits and other characters, so no
-# learned piece can spell a special token. The space before a word belongs to it. Runs
-# are bounded since word-piece takes time quadratic in their length.
-WORD = Regex(r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^ \p{L}\p{M}\p{N}]{1,64}| +")
+MAX_RUN = 64
+"""Characters of a run at most, since word-piece takes time quadratic in its length."""
+SHARED_LETTERS = "\u00aa\u00b5\u00ba\u02b0-\u02ff\u0640"
+"""Letters that Unicode gives to no script: they belong to the word they stand in."""
+DRAWING_MARKS = "\ufe0e\ufe0f\u20e3"
+"""Marks that say how the sign before them is drawn, as in many emoji."""
+
+
+def word_pattern(kind: Literal["bpe", "word-piece"]) -> str:
+    """What pieces never cross: borders of scripts, and of letters, digits and signs.
+
+    So no learned piece can spell a special token. The space before a word belongs to
+    it; but where a script writes none, it stands alone, for a word is the same at the
+    beginning of a text as within it. Whatever has no such script is cut as before
+    these scripts were told apart.
+    """
+    run = f"{{1,{MAX_RUN}}}"
+    # Byte-pair encoding takes time n log n: it need not cut a long run anywhere.
+    unspaced_run = "+" if kind == "bpe" else run
+    unspaced = [f"[{script.letters}]{unspaced_run}" for script in UNSPACED_SCRIPTS]
+    spaced = [
+        rf" ?(?=\p{{L}})\p{{{script}}}"
+        rf"(?:(?=[\p{{L}}\p{{M}}])[\p{{{script}}}\p{{M}}{SHARED_LETTERS}])"
+        f"{{0,{MAX_RUN - 1}}}"
+        for script in SPACED_SCRIPTS
+    ]
+    other = rf" ?(?:(?![{UNSPACED_LETTERS}{DRAWING_MARKS}])[\p{{L}}\p{{M}}]){run}"
+    digits = rf" ?\p{{N}}{run}"
+    signs = rf" ?(?:[^ \p{{L}}\p{{M}}\p{{N}}]|[{DRAWING_MARKS}]){run}"
+    return "|".join((*spaced, *unspaced, other, digits, signs, " +"))
+
 
 ALPHABET_CHARACTERS = 10_000_000
 """What the alphabet is chosen by at most."""
+UNSPACED_SHARE = 0.01
+"""Share of letters without spaces from which on a corpus is one of such text."""
+SPELT_IN_BYTES = 0.0005
+"""Share of a text's characters that is too small to learn more of them."""
 KNOWN_WORDS = 100_000
 """Kept with their ids at most, in some 30 MB where words have three pieces."""
 KNOWN_LENGTH = 24
 """Characters of such a word at most: where no spaces are written, none comes again."""
 LEARNING_CHARACTERS = 200_000_000
 """What the vocabulary is learned from at most: bounds the memory for distinct words."""
+LEARNING_UNSPACED_CHARACTERS = 20_000_000
+"""The same of text without spaces, in which hardly any run comes twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +144,11 @@ class SubwordTokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self._piece_of)
+
+    @property
+    def words(self) -> pre_tokenizers.PreTokenizer:
+        """How text is cut before pieces are: no piece goes from one into the next."""
+        return self._pieces.pre_tokenizer
 
     def language(self, text: str) -> str:
         """Of no text: what it is to be translated into is not told before it."""
@@ -194,25 +240,31 @@ def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> SubwordTok
     """Learn a vocabulary from a stream of lines of both languages (section 5.1).
 
     Memory is bounded: beyond `LEARNING_CHARACTERS` characters the stream is left
-    unread, so interleave the languages.
+    unread, so interleave the languages. Where no spaces are written, a piece has at
+    most as many letters as about a word has (`Script.longest_piece`).
     """
     learner = tokenizers.Tokenizer(models.BPE())
-    learner.pre_tokenizer = pre_tokenizers.Split(WORD, behavior="isolated")
+    learner.pre_tokenizer = _words(config.kind)
     learned_size = config.vocab_size - NUM_RESERVED
     # Unlike the paper: word-pieces too are learned by merging the most frequent pair,
     # as the library does; Wu et al. (2016) choose by the likelihood of the text.
     text = _learning_text(lines)
     head = list(_first(text, ALPHABET_CHARACTERS))
-    alphabet = _alphabet(head, max(learned_size // 4, 1))
+    counts = Counter(chain.from_iterable(head))
+    is_unspaced = _is_unspaced(counts)
+    alphabet = _alphabet(counts, learned_size, is_unspaced)
     trainer = trainers.BpeTrainer(
-        vocab_size=learned_size,
+        # Longer pieces are learned too, and then left out: so there must be more.
+        vocab_size=learned_size * (2 if is_unspaced else 1),
+        # Where nothing bounds a word, what came once is hardly one.
+        min_frequency=2 if is_unspaced else 0,
         # Rare characters are spelt in bytes, or Chinese would fill the vocabulary.
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
     learner.train_from_iterator(chain(head, text), trainer)
-    return _assemble(learner, config.kind)
+    return _assemble(learner, config.kind, learned_size)
 
 
 def _first(lines: Iterator[str], num_characters: int) -> Iterator[str]:
@@ -221,59 +273,99 @@ def _first(lines: Iterator[str], num_characters: int) -> Iterator[str]:
         num_characters -= len(line)
 
 
-def _alphabet(lines: Sequence[str], size: int) -> list[str]:
+def _is_unspaced(counts: Counter[str]) -> bool:
+    unspaced = sum(n for c, n in counts.items() if UNSPACED_LETTER.match(c))
+    return unspaced > UNSPACED_SHARE * counts.total()
+
+
+def _alphabet(counts: Counter[str], learned_size: int, is_unspaced: bool) -> list[str]:
     """The space and the most frequent characters; ties go by code point.
 
-    The library would break them as its hash table falls, differently each time.
+    The library would break them as its hash table falls, differently each time. They
+    are at most a quarter of what is learned, or half of it in text without spaces,
+    whose characters are many, until hardly any is spelt in bytes.
     """
-    counts = Counter(chain.from_iterable(lines))
-    del counts[" "]
-    return [" ", *sorted(counts, key=lambda c: (-counts[c], c))][:size]
+    by_frequency = sorted(counts.keys() - {" "}, key=lambda c: (-counts[c], c))
+    size = max(learned_size // 4, 1)
+    if is_unspaced:
+        known = sum(counts[character] for character in [" ", *by_frequency][:size])
+        enough = (1 - SPELT_IN_BYTES) * counts.total()
+        for character in by_frequency[size - 1 : learned_size // 2 - 1]:
+            if known >= enough:
+                break
+            known += counts[character]
+            size += 1
+    return [" ", *by_frequency][:size]
 
 
 def _learning_text(lines: Iterable[str]) -> Iterator[str]:
-    characters = 0
+    characters = unspaced = 0
     for line in lines:
-        text = _BYTES.sub(" ", normalize(line))
-        yield " " + normalize(text)
+        text = normalize(_BYTES.sub(" ", normalize(line)))
+        yield " " + text
         characters += len(text)
-        if characters > LEARNING_CHARACTERS:
+        if not text.isascii():
+            unspaced += sum(map(len, UNSPACED_RUN.findall(text)))
+        if characters > LEARNING_CHARACTERS or unspaced > LEARNING_UNSPACED_CHARACTERS:
             return
 
 
 def _assemble(
-    learner: tokenizers.Tokenizer, kind: Literal["bpe", "word-piece"]
+    learner: tokenizers.Tokenizer, kind: Literal["bpe", "word-piece"], size: int
 ) -> SubwordTokenizer:
     """Put specials and bytes before what was learned; add no special token to find."""
     learned = learner.get_vocab()
-    pieces = [*SPECIAL_PIECES, *BYTE_PIECES, *sorted(learned, key=learned.__getitem__)]
+    short = [
+        piece
+        for piece in sorted(learned, key=learned.__getitem__)
+        if not is_longer_than_a_word(piece)
+    ]
+    pieces = [*SPECIAL_PIECES, *BYTE_PIECES, *short[:size]]
     if kind == "bpe":
-        merges = json.loads(learner.to_str())["model"]["merges"]
+        known = set(pieces)
+        merges = [
+            merge
+            for merge in json.loads(learner.to_str())["model"]["merges"]
+            if known.issuperset((*merge, "".join(merge)))
+        ]
         return byte_pair_tokenizer(pieces, merges)
     return _cutting_words(
         models.WordPiece(
             vocab={piece: i for i, piece in enumerate(pieces)},
             unk_token=SPECIAL_PIECES[PAD],  # named as it must be; never met
             continuing_subword_prefix="",
-        )
+        ),
+        _words(kind),
     )
 
 
 def byte_pair_tokenizer(
-    pieces: Sequence[str], merges: Iterable[Sequence[str]]
+    pieces: Sequence[str],
+    merges: Iterable[Sequence[str]],
+    words: pre_tokenizers.PreTokenizer | None = None,
 ) -> SubwordTokenizer:
-    """From pieces by id, specials and bytes first, and merges in their order."""
+    """From pieces by id, specials and bytes first, and merges in their order.
+
+    Text is cut into `words` first; as what is learned today, if none are given.
+    """
     return _cutting_words(
         models.BPE(
             vocab={piece: i for i, piece in enumerate(pieces)},
             merges=[(left, right) for left, right in merges],
-        )
+        ),
+        words or _words("bpe"),
     )
 
 
-def _cutting_words(model: models.Model) -> SubwordTokenizer:
+def _words(kind: Literal["bpe", "word-piece"]) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(Regex(word_pattern(kind)), behavior="isolated")
+
+
+def _cutting_words(
+    model: models.Model, words: pre_tokenizers.PreTokenizer
+) -> SubwordTokenizer:
     pieces = tokenizers.Tokenizer(model)
-    pieces.pre_tokenizer = pre_tokenizers.Split(WORD, behavior="isolated")
+    pieces.pre_tokenizer = words
     return SubwordTokenizer(pieces)
 
 

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from transduce.errors import ConfigError
 
+BestBy = Literal["auto", "bleu", "chrf", "f1", "loss"]
 OptimizerKind = Literal["adam", "muon"]
 
 
@@ -41,8 +42,10 @@ class TrainingConfig:
     """Updates between checkpoints, instead of minutes."""
     keep_checkpoints: int = 5
     """Checkpoints kept, and averaged at the end (section 6.1)."""
-    best_by: Literal["bleu", "f1", "loss"] = "bleu"
-    """Score on the dev corpus by which the best checkpoint is kept."""
+    best_by: BestBy = "auto"
+    """Score on the dev corpus by which the best checkpoint is kept; where it is equal,
+    the loss decides. auto: F1 of trees; of text BLEU, but chrF while BLEU rests on too
+    few matches to tell checkpoints apart, and the loss while chrF cannot either."""
     patience: int | None = None
     """Checkpoints after the best one at which training ends early; none: never."""
     seed: int = 1

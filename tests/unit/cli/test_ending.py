@@ -4,9 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from transduce.cli.ending import discard_output, lasting_streams
 
 SCRIPT = """
 import atexit, os, sys
@@ -84,3 +88,72 @@ def test_output_that_cannot_be_written_is_no_success() -> None:
         )
     assert result.returncode == 2
     assert "The output: cannot be written (No space left on device)" in result.stderr
+
+
+@contextmanager
+def unread() -> Iterator[int]:
+    """The writing end of a pipe that nobody reads from."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+@contextmanager
+def full() -> Iterator[int]:
+    """A file on a disk that is full."""
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+Lost = Callable[[], "contextmanager[int]"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "reason"),
+    [(unread, "Broken pipe"), (full, "No space left on device")],
+)
+def test_a_display_that_nobody_takes_is_told_once_and_gone_on_without(
+    lost: Lost, reason: str, capsys, monkeypatch
+) -> None:
+    with lost() as descriptor, open(descriptor, "w", closefd=False) as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        with lasting_streams(is_output_display=True):
+            for _ in range(3):
+                print("said", flush=True)
+                sys.stdout.writelines(["said\n"])
+        assert sys.stdout is stream
+        os.write(descriptor, b"libraries may go on writing, too")
+    assert capsys.readouterr().err == (
+        f"Warning: Standard output cannot be written ({reason}); going on without it.\n"
+    )
+
+
+def test_lost_errors_are_gone_on_without(capsys, monkeypatch) -> None:
+    with unread() as descriptor, open(descriptor, "w", closefd=False) as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        with lasting_streams(is_output_display=False):
+            print("said", file=sys.stderr, flush=True)
+            print("done")
+    assert capsys.readouterr().out == "done\n"
+
+
+def test_both_streams_may_be_lost(monkeypatch) -> None:
+    with unread() as descriptor, open(descriptor, "w", closefd=False) as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        monkeypatch.setattr("sys.stderr", stream)
+        with lasting_streams(is_output_display=True):
+            print("said", flush=True)
+            print("said", file=sys.stderr, flush=True)
+
+
+def test_a_result_that_nobody_takes_is_no_display(monkeypatch) -> None:
+    with unread() as descriptor, open(descriptor, "w", closefd=False) as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        with (
+            pytest.raises(BrokenPipeError),
+            lasting_streams(is_output_display=False),
+        ):
+            print("said")  # which is found out when it is flushed, at the end
+        discard_output()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from transduce.corpora import download
 from transduce.corpora.download import RemoteFile, fetch
 from transduce.errors import ConfigError, DataError
 
@@ -234,6 +235,52 @@ def test_more_than_there_should_be_is_removed(file, path, observer, server, list
     with pytest.raises(DataError, match=f"bytes long, but is {SIZE + 4:,}"):
         fetch(file, path, observer)
     assert listed() == []
+
+
+def test_a_server_that_sends_without_end_is_left_at_the_known_size(
+    file, path, observer, server, listed, monkeypatch
+):
+    monkeypatch.setattr(download, "CHUNK_BYTES", 1_000)
+    server.announces_length = False
+    server.files["/wmt/file.tgz"] = CONTENT * 1_000
+    with pytest.raises(DataError, match=f"must be {SIZE:,} bytes long, but is"):
+        fetch(file, path, observer)
+    assert observer.received_bytes[-1][0] <= SIZE + 1_000
+    assert listed() == []
+
+
+@pytest.mark.parametrize("announces", [True, False])
+def test_a_file_of_unknown_size_is_bounded(
+    unknown, path, observer, server, listed, monkeypatch, announces
+):
+    monkeypatch.setattr(download, "CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(download, "MOST_BYTES", HALF)
+    server.announces_length = announces
+    with pytest.raises(DataError, match=f"at most {HALF:,} bytes long.*sends more"):
+        fetch(unknown, path, observer)
+    most = max((size for size, _ in observer.received_bytes), default=0)
+    assert most <= (0 if announces else HALF + 1_000)
+    assert listed() == []
+
+
+def test_a_part_beyond_the_bound_is_removed(
+    unknown, path, part, observer, server, listed, monkeypatch
+):
+    monkeypatch.setattr(download, "MOST_BYTES", HALF)
+    server.announces_length = False
+    part(CONTENT[: HALF + 1])
+    with pytest.raises(DataError, match="what came is removed"):
+        fetch(unknown, path, observer)
+    assert listed() == []
+
+
+@pytest.mark.parametrize("digits", ["9" * 30, "9" * 6_000, "-1", "ten"])
+def test_a_length_that_is_no_size_counts_for_none(
+    unknown, path, observer, server, digits
+):
+    server.answer_once(announced=digits)
+    fetch(unknown, path, observer)
+    assert path.read_bytes() == CONTENT
 
 
 def test_what_the_server_announces_is_checked_where_no_size_is_known(

@@ -381,3 +381,31 @@ def test_refusals_come_first_and_settings_last(check):
     assert [each.is_refusal for each in advice] == [True] + [False] * (len(advice) - 1)
     assert told[:3] == ["lines", "dev", "lines"]
     assert "vocab_size" in str(advice[-1])
+
+
+def test_text_whose_words_no_space_parts_is_told(check):
+    line = b"thecatsatonthematandthedogslept"
+    report = check([line] * 3, [b"die Katze"] * 3)
+    assert "the training source has a space only every 31 characters" in _problems(
+        report
+    )
+    assert "the training target" not in _problems(report)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_told"),
+    [("我们 喜欢 这 只 猫", True), ("我们喜欢这只猫", False), ("กินข้าว แล้วนอน", False)],
+)
+def test_spaces_between_words_of_a_script_that_writes_none_are_told(
+    line, is_told, check
+):
+    problems = _problems(check([b"a cat"] * 3, [line.encode()] * 3))
+    assert ("has spaces between the words of a script" in problems) is is_told
+
+
+def test_a_vocabulary_without_room_for_the_characters_is_told(check):
+    han = [chr(0x4E00 + 9 * i) * 3 for i in range(300)]
+    report = check([b"one"] * 300, [text.encode() for text in han])
+    assert report.training.target.byte_tokens > 0
+    assert "tokens are bytes of characters that are not in the" in _problems(report)
+    assert "raise tokenizer.vocab_size" in _problems(report)

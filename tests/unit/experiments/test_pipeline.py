@@ -34,6 +34,8 @@ TINY = replace(
     # What a model that has learned nothing says is cut short.
     search=replace(PRESETS["tiny"].search, beam_size=2, extra_length=1),
 )
+NEVER_RIGHT = replace(TINY.search, max_length=1)
+"""A search that ends before a 4-gram is written."""
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 
 
@@ -381,11 +383,99 @@ def test_a_run_that_diverges_again_is_stopped(
 
 
 def test_the_best_checkpoint_is_the_one_of_highest_bleu(
-    run: tuple[Path, RunResult, Notes],
+    files: CorpusFiles, tmp_path: Path
 ) -> None:
-    out, _, notes = run
-    best = max(notes.scores, key=lambda score: score.quality.score)
+    out, notes = tmp_path / "run", Notes()
+    train(files, with_training(best_by="bleu"), out, CPU, notes)
+    best = max(notes.scores, key=lambda score: (score.quality.score, -score.loss))
     assert load_model(out / "best").step == best.step
+
+
+def test_a_run_that_is_stopped_serves_what_has_learned_most(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    class Killed(Notes):
+        def stepped(self, report: StepReport) -> None:
+            super().stepped(report)
+            if report.step == 10:
+                raise KeyboardInterrupt
+
+    out, notes = tmp_path / "run", Killed()
+    config = replace(with_training(learning_rate_scale=0.1), search=NEVER_RIGHT)
+    with pytest.raises(KeyboardInterrupt):
+        train(files, config, out, CPU, notes)
+    assert [score.quality.score for score in notes.scores] == [0, 0]
+    assert notes.scores[1].loss < notes.scores[0].loss
+    assert load_model(out).step == 8
+
+
+def test_patience_waits_as_long_as_the_loss_falls_where_no_score_tells(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    config = with_training(checkpoint_steps=2, patience=1, learning_rate_scale=0.1)
+    notes = Notes()
+    train(files, replace(config, search=NEVER_RIGHT), tmp_path / "run", CPU, notes)
+    assert {score.quality.score for score in notes.scores} == {0}
+    assert notes.steps[-1] == 12
+
+
+def entry(
+    loss: float | None, bleu: float = 0.0, chrf: float = 0.0, matched: int = 0
+) -> dict[str, Any]:
+    return {"loss": loss, "bleu": bleu, "chrf": chrf, "matched_4_grams": matched}
+
+
+FALLING = [entry(5.4), entry(4.2), entry(3.0)]
+TOO_FEW = [entry(3.0, 8.1, 30.0, 9), entry(2.9, 7.9, 34.0, 9), entry(2.8, 8.0, 33.0, 9)]
+ENOUGH = [
+    entry(3.0, 8.1, 30.0, 99),
+    entry(2.9, 9.0, 34.0, 100),
+    entry(2.8, 8.0, 35.0, 99),
+]
+OLDER = [{"loss": 3.0, "bleu": 8.1}, {"loss": 3.1, "bleu": 8.2}]
+
+
+@pytest.mark.parametrize(
+    ("best_by", "entries", "best", "since_best"),
+    [
+        # On equal scores the loss decides.
+        ("bleu", FALLING, 2, 0),
+        ("bleu", [*FALLING, entry(3.0)], 2, 1),
+        ("bleu", [*FALLING, entry(3.5), entry(None)], 2, 2),
+        ("bleu", [entry(3.0, 5.0), entry(2.0, 4.9)], 0, 1),
+        ("chrf", [entry(3.0, 5.0, 20.0), entry(2.0, 4.9, 20.0)], 1, 0),
+        ("chrf", TOO_FEW, 1, 1),
+        ("loss", TOO_FEW, 2, 0),
+        ("f1", [{"loss": 3.0, "f1": 0.0}, {"loss": 2.0, "f1": 0.0}], 1, 0),
+        # The first of BLEU, chrF and loss that tells.
+        ("auto", FALLING, 2, 0),
+        ("auto", [entry(3.0, 0.0, 19.0), entry(2.0, 0.0, 12.0)], 1, 0),
+        ("auto", TOO_FEW, 1, 0),
+        ("auto", [*TOO_FEW, entry(2.9, 7.0, 32.0, 9)], 1, 1),
+        ("auto", ENOUGH, 1, 1),
+        ("auto", OLDER, 1, 0),
+        ("auto", [{"loss": 3.0, "f1": 0.0}, {"loss": 2.0, "f1": 0.0}], 1, 0),
+    ],
+)
+def test_the_best_is_told_by_score_and_then_by_loss(
+    best_by: Any, entries: list[dict[str, Any]], best: int, since_best: int
+) -> None:
+    kept = -1
+    for number, each in enumerate(entries):
+        history = DevHistory(entries=entries[:number], best_by=best_by)
+        kept = number if history.is_best(each) else kept
+        assert history.is_best(each) == all(
+            history.beats(each, other) for other in entries[:number]
+        )
+    assert kept == best
+    assert DevHistory(entries=entries, best_by=best_by).since_best() == since_best
+
+
+def test_a_loss_that_falls_by_chance_is_no_gain() -> None:
+    entries = [entry(3.0), entry(2.999)]
+    assert DevHistory(entries=entries, best_by="auto").since_best() == 1
+    assert DevHistory(entries=entries, best_by="loss").since_best() == 0
+    assert DevHistory(entries=entries[:1], best_by="auto").is_best(entries[1])
 
 
 def test_the_log_holds_steps_and_scores(run: tuple[Path, RunResult, Notes]) -> None:

@@ -266,7 +266,11 @@ OTHERS = {
     "rectified": {"activation_function": "relu"},
     "a start of its own": {"decoder_start_token_id": 3},
     "a start that is the end": {"decoder_start_token_id": 0},
-    "another dropout": {"dropout": 0.25},
+    "other dropouts": {
+        "dropout": 0.25,
+        "attention_dropout": 0.15,
+        "activation_dropout": 0.05,
+    },
 }
 
 
@@ -299,7 +303,13 @@ def test_models_of_other_kinds_are_proven(changes, folder, tmp_path):
     ).save_pretrained(folder)
     importing.import_model(folder, tmp_path / "out", SENTENCES[:3])
     checkpoint = load_model(tmp_path / "out")
-    assert checkpoint.config.dropout == changes.get("dropout", 0.1)
+    config = checkpoint.config
+    rates = (config.dropout, config.attention_dropout, config.relu_dropout)
+    assert rates == (
+        changes.get("dropout", 0.1),
+        changes.get("attention_dropout", 0.0),
+        changes.get("activation_dropout", 0.0),
+    )
     assert difference(checkpoint, folder) < 1e-9
 
 

@@ -42,6 +42,8 @@ REFUSED_SETTINGS = [
 DAMAGED_SETTINGS = [
     ({"d_model": "16"}, "`d_model` must be a whole number of 1 at least, but is '16'"),
     ({"dropout": "some"}, "`dropout` must be a number, but is 'some'"),
+    ({"attention_dropout": True}, "`attention_dropout` must be a number, but is True"),
+    ({"activation_dropout": [0]}, r"`activation_dropout` must be a number, but is "),
     ({"encoder_layers": 0}, "`encoder_layers` must be a whole number of 1 at least"),
     ({"eos_token_id": [0]}, r"`eos_token_id` must be a whole number .* is \[0\]"),
     ({"pad_token_id": "left out"}, "`pad_token_id` must be a whole number of 0 at"),

@@ -25,6 +25,8 @@ def test_the_defaults_are_the_papers_base_model():
         "d_k": 64,
         "d_v": 64,
         "dropout": 0.1,
+        "attention_dropout": 0.0,
+        "relu_dropout": 0.0,
         "positions": "sinusoidal",
         "max_positions": 1024,
         "norm": "post",

@@ -97,14 +97,26 @@ def is_compiled(output: Tensor) -> bool:
     return output.grad_fn is not None and "LayerStack" in output.grad_fn.name()
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+RATES = [
+    (0.0, 0.0, 0.0), (0.3, 0.0, 0.0), (0.0, 0.3, 0.0), (0.0, 0.0, 0.3), (0.1, 0.2, 0.4),
+]  # fmt: skip
+"""Of the three kinds of dropout: of what sub-layers give, of attention, of the ReLU."""
+
+
+def with_rates(config: ModelConfig, rates: tuple[float, float, float]) -> ModelConfig:
+    names = ("dropout", "attention_dropout", "relu_dropout")
+    return replace(config, **dict(zip(names, rates, strict=True)))
+
+
+@pytest.mark.parametrize("rates", RATES, ids=str)
+@pytest.mark.parametrize("d_ff", [96, 80])
 @pytest.mark.parametrize(
     "sizes", [(1, 1, 1), (2, 5, 3), (7, 13, 20), (3, 128, 2), (30, 9, 11)], ids=str
 )
 def test_layers_one_by_one_give_the_same_and_the_same_gradients(
-    sizes, dropout, monkeypatch
+    sizes, d_ff, rates, monkeypatch
 ):
-    both = stacks(replace(CONFIG, dropout=dropout))
+    both = stacks(with_rates(replace(CONFIG, d_ff=d_ff), rates))
     inputs = drawn(*sizes)
     learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
     output = run(*both, *inputs)
@@ -115,6 +127,45 @@ def test_layers_one_by_one_give_the_same_and_the_same_gradients(
     assert not is_compiled(plain)
     torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-5)
     assert_alike(found, gradients(plain, *learned))
+
+
+@pytest.mark.parametrize("sizes", [(2, 150, 9), (2, 9, 140), (1, 257, 131)], ids=str)
+def test_long_sentences_with_dropout_of_attention_have_a_kernel_too(sizes, monkeypatch):
+    both = stacks(replace(CONFIG, attention_dropout=0.2))
+    inputs = drawn(*sizes)
+    learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
+    output = run(*both, *inputs)
+    assert is_compiled(output)
+    found = gradients(output, *learned)
+    one_by_one(monkeypatch)
+    plain = run(*both, *inputs)
+    torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-5)
+    assert_alike(found, gradients(plain, *learned))
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.2, 0.0), (0.0, 0.0, 0.2), (0.1, 0.1, 0.1)])
+def test_parts_of_a_batch_draw_what_the_whole_draws(rates, two_threads):
+    both, inputs = stacks(with_rates(CONFIG, rates)), drawn(67, 13, 17)
+    torch.set_num_threads(1)
+    whole = run(*both, *inputs)
+    for num_threads in (2, 3, 4):
+        torch.set_num_threads(num_threads)
+        in_parts = run(*both, *inputs)
+        assert in_parts.grad_fn.fields.parts == num_threads
+        torch.testing.assert_close(in_parts, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_sub_layers_each_draw_their_own_masks():
+    """Of attention and ReLU dropout, too: what one layer does is not done twice."""
+    config = with_rates(replace(CONFIG, num_layers=2), (0.0, 0.3, 0.0))
+    encoder, _ = stacks(config)
+    seeds = encoder(torch.randn(2, 6, 64), padded(2, 6)).grad_fn.seeds[:]
+    within = [tuple(seeds[at : at + 2]) for at in (0, 8)]
+    assert len(set(within)) == len(within)
+    assert not any(seeds[2:8] + seeds[10:])  # which drop nothing
+    encoder, _ = stacks(with_rates(replace(CONFIG, num_layers=2), (0.1, 0.1, 0.1)))
+    seeds = encoder(torch.randn(2, 6, 64), padded(2, 6)).grad_fn.seeds[:]
+    assert len(set(seeds)) == len(seeds)
 
 
 def test_a_neighbourhood_is_seen_as_it_is(two_threads, monkeypatch):
@@ -396,6 +447,14 @@ def partly_with_less_dropout(encoder: EncoderStack) -> None:
     encoder[1].after_self_attention.dropout.rate = 0.1
 
 
+def partly_with_dropout_of_attention(encoder: EncoderStack) -> None:
+    encoder[1].self_attention.dropout.rate = 0.1
+
+
+def partly_with_dropout_of_the_relu(encoder: EncoderStack) -> None:
+    encoder[2].feed_forward.dropout.rate = 0.1
+
+
 @pytest.mark.parametrize(
     ("change", "config", "is_so"),
     [
@@ -407,6 +466,9 @@ def partly_with_less_dropout(encoder: EncoderStack) -> None:
         (watched_backwards, CONFIG, False),
         (partly_at_rest, CONFIG, False),
         (partly_with_less_dropout, CONFIG, False),
+        (partly_with_dropout_of_attention, CONFIG, False),
+        (partly_with_dropout_of_the_relu, CONFIG, False),
+        (as_it_is, replace(CONFIG, attention_dropout=0.1, relu_dropout=0.1), True),
         (as_it_is, replace(CONFIG, norm="pre"), False),
         (as_it_is, replace(CONFIG, activation="silu"), False),
         (as_it_is, replace(CONFIG, scores="additive", d_v=16), False),
@@ -425,6 +487,32 @@ def test_only_where_it_is_what_the_layers_would_do(
     dtype = next(encoder.parameters()).dtype
     source = torch.randn(2, 5, 64, dtype=dtype, requires_grad=True)
     assert is_compiled(encoder(source, padded(2, 5))) == is_so
+
+
+def test_with_all_kinds_of_dropout_the_same_seed_draws_the_same():
+    encoder, _ = stacks(with_rates(CONFIG, (0.0, 0.2, 0.2)))
+    source, mask = torch.randn(3, 8, 64), padded(3, 8)
+    torch.manual_seed(8)
+    first, second = encoder(source, mask), encoder(source, mask)
+    torch.manual_seed(8)
+    assert torch.equal(encoder(source, mask), first)
+    assert not torch.equal(first, second)
+    assert torch.equal(encoder.eval()(source, mask), encoder(source, mask))
+
+
+def test_with_all_kinds_of_dropout_threads_may_go_backwards_at_once():
+    encoder, _ = stacks(with_rates(CONFIG, (0.1, 0.2, 0.2)))
+    source, _ = drawn(5, 11, 1)
+    output = encoder(source, padded(5, 11))
+    outers = [torch.randn_like(output) for _ in range(20)]
+
+    def backwards(outer: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, source, outer, retain_graph=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(backwards, outers))
+    for each, outer in zip(found, outers, strict=True):
+        assert torch.equal(*each, *backwards(outer))
 
 
 def test_only_for_short_sentences():

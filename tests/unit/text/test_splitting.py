@@ -1,17 +1,22 @@
 """Over-long text in parts: nothing lost, nothing too long, cut where it hurts least."""
 
+import unicodedata
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.text.splitting import split_long
+from transduce.text.splitting import is_within_word, split_long
 
 
 def count_words(texts: Sequence[str]) -> list[int]:
     """A token for each begun four characters of a word."""
     return [sum(-(-len(word) // 4) for word in text.split()) for text in texts]
+
+
+def count_letters(texts: Sequence[str]) -> list[int]:
+    return [len(text.replace(" ", "")) for text in texts]
 
 
 SPEECH = ["他说：「你好啊你好啊。」", "然后他就走了再也没有回来。"]
@@ -56,3 +61,53 @@ def test_nothing_is_lost_and_nothing_too_long(text: str, max_tokens: int) -> Non
     for part in parts:  # nothing is put in where there was nothing
         place = text.index(part, place) + len(part)
     assert all(count <= max_tokens for count in count_words(parts))
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("กำลังเดินทางไปที่บ้าน", ["กำลัง", "เดิน", "ทางไป", "ที่", "บ้าน"]),
+        ("e\u0301" * 4, ["e\u0301" * 2, "e\u0301" * 2]),
+        ("きょうはチャンス", ["きょうは", "チャンス"]),
+    ],
+)
+def test_no_letter_is_parted_from_its_marks(text: str, parts: list[str]) -> None:
+    assert "".join(split_long(text, 5, count_letters)) == text
+    for part in split_long(text, 5, count_letters)[1:]:
+        assert unicodedata.category(part[0]) != "Mn"
+    assert split_long(text, 5, count_letters) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "is_within"),
+    [
+        ("hello", 2, True),
+        ("hello you", 6, False),
+        ("привет", 3, True),
+        ("我们走", 1, False),
+        ("ภาษาไทย", 4, False),
+        ("ភាសាខ្មែរ", 4, False),
+    ],
+)
+def test_a_place_within_a_word_is_known_where_words_are_spaced(
+    text: str, place: int, is_within: bool
+) -> None:
+    assert is_within_word(text, place) is is_within
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("他已经来了！？我们走了吧。", ["他已经来了！？", "我们走了吧。"]),
+        ("“他已经来了。”我们走吧。", ["“他已经来了。”", "我们走吧。"]),
+        ("「はい。」と言った。だめ。", ["「はい。」と言った。", "だめ。"]),
+        ("彼は何も食べた｡私は飲んだ", ["彼は何も食べた｡", "私は飲んだ"]),
+        ("円周率は３．１４｡二は二だ", ["円周率は３．１４｡", "二は二だ"]),
+        ("他走了……我们也走了——再见", ["他走了……我们也走了——", "再见"]),
+        ("မြန်မာစာ။ဟုတ်ကဲ့။", ["မြန်မာစာ။", "ဟုတ်ကဲ့။"]),
+        ("मैं जाता हूँ। वह आता है।", ["मैं जाता हूँ।", "वह आता है।"]),
+        ("هل هو هنا الآن؟ نعم هو", ["هل هو هنا الآن؟", "نعم هو"]),
+    ],
+)
+def test_sentence_ends_of_other_scripts_are_known(text: str, parts: list[str]) -> None:
+    assert split_long(text, 12, count_letters) == parts

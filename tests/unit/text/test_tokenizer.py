@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import CheckpointError, ConfigError
+from transduce.export.portable_tokenizer import own_tokenizer, portable_tokenizer
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text import tokenizer as module
 from transduce.text.tokenizer import (
@@ -402,3 +403,122 @@ def test_normal_form_is_nfc_with_single_spaces(text, normal):
 @given(text=st.text())
 def test_normalizing_twice_is_normalizing_once(text):
     assert normalize(normalize(text)) == normalize(text)
+
+
+SUBJECTS = ["我们的邻居", "她的老师", "那个医生", "村里的农民", "我的朋友", "这些学生"]
+TIMES = ["今天", "昨天晚上", "每天", "现在", "去年冬天"]
+DEEDS = ["需要那座大房子", "买了三本新书", "想看那部电影", "找不到钥匙", "喜欢喝绿茶"]
+CLAUSES = [
+    text
+    for subject in SUBJECTS
+    for time in TIMES
+    for deed in DEEDS
+    for text in (f"{subject}{time}{deed}。", "Our neighbour needs a house today.")
+]
+UNSPACED_TEXTS = [
+    "ฉันชอบอ่านหนังสือในห้องสมุดทุกวันเพราะเงียบมาก ๑๒๓",
+    "ຂ້ອຍມັກອ່ານປຶ້ມຢູ່ຫ້ອງສະໝຸດທຸກມື້",
+    "ខ្ញុំចូលចិត្តអានសៀវភៅនៅបណ្ណាល័យរាល់ថ្ងៃ។",
+    "ကျွန်တော်နေ့တိုင်းစာကြည့်တိုက်မှာစာဖတ်ရတာကြိုက်တယ်။",
+    "ང་ཉིན་ལྟར་དཔེ་མཛོད་ཁང་ལ་དེབ་ཀློག་རྒྱུར་དགའ་པོ་ཡོད།",
+    "わたしはまいにちとしょかんでほんをよむのがすきです。コンピューターもつかいます。",
+    "我用iPhone15打电话，他说：“ＯＫ！”然后发了👩‍👩‍👧和❤️。",
+    "LG전자가 5G폰을 만들었다. ПриветWorld αβγabc 人々が二〇二四年に",
+]
+
+
+def script_of(character: str) -> str:
+    """The first word of the name of a letter: its script."""
+    is_letter = unicodedata.category(character)[0] in "LM"
+    name = unicodedata.name(character, "") if is_letter else ""
+    name = name.replace("IDEOGRAPHIC", "CJK")
+    return name.split()[0] if name and not name.startswith("COMBINING") else ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clause_without_spaces_becomes_no_piece(kind):
+    tokenizer = learn_tokenizer(CLAUSES, TokenizerConfig(kind=kind, vocab_size=2_000))
+    han = [p for p in learned_pieces(tokenizer) if script_of(p[0]) == "CJK"]
+    assert {"我们的", "今天"} <= {*han}
+    assert max(map(len, han)) == 4
+    assert " neighbour" in learned_pieces(tokenizer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", UNSPACED_TEXTS)
+def test_pieces_without_spaces_are_short_and_of_one_script(kind, text):
+    config = TokenizerConfig(kind=kind, vocab_size=3_000)
+    tokenizer = learn_tokenizer([text, text[::-1]] * 20, config)
+    pieces = learned_pieces(tokenizer)
+    assert max(len(piece) for piece in pieces) <= 17
+    assert len(tokenizer.encode(text)) < len(text)
+    for piece in pieces:
+        scripts = {script_of(character) for character in piece} - {
+            "",
+            "KATAKANA-HIRAGANA",
+        }
+        assert len(scripts) <= 1, piece
+    assert tokenizer.decode(tokenizer.encode(text)) == normalize(text)
+
+
+def test_a_word_without_spaces_is_the_same_at_the_beginning_of_a_text():
+    tokenizer = learn_tokenizer(CLAUSES, TokenizerConfig(vocab_size=2_000))
+    assert tokenizer.pieces(tokenizer.encode("今天"))[-1] == "今天"
+    assert "今天" in tokenizer.pieces(tokenizer.encode("我的朋友今天需要"))
+
+
+def test_an_emoji_keeps_the_mark_of_how_it_is_drawn():
+    tokenizer = learn_tokenizer(["I ❤️ you"] * 5, TokenizerConfig(vocab_size=300))
+    assert " ❤️" in tokenizer.pieces(tokenizer.encode("I ❤️ you"))
+
+
+def test_most_characters_of_text_without_spaces_are_in_the_alphabet():
+    letters = "".join(chr(0x4E00 + 7 * i) for i in range(90))
+    tokenizer = learn_tokenizer([letters] * 3, TokenizerConfig(vocab_size=459))
+    assert min(tokenizer.encode(letters)) >= NUM_RESERVED
+
+
+# As such vocabularies were learned before scripts were told apart.
+EARLIER_WORD = r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^ \p{L}\p{M}\p{N}]{1,64}| +"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_vocabulary_of_spaced_languages_is_the_one_of_earlier_versions(
+    kind, monkeypatch
+):
+    lines = [*CORPUS[:3], *CORPUS[4:5], "Ελληνικά, иврит и עברית", "হাঁস ও हिन्दी 한국어"]
+    config = TokenizerConfig(kind=kind, vocab_size=450)
+    now = learn_tokenizer(lines * 3, config)
+    monkeypatch.setattr(module, "word_pattern", lambda _: EARLIER_WORD)
+    earlier = learn_tokenizer(lines * 3, config)
+    model = [json.loads(tokenizer.json())["model"] for tokenizer in (now, earlier)]
+    assert model[0] == model[1]
+    assert now.encode_sources(lines) == earlier.encode_sources(lines)
+
+
+def test_a_tokenizer_of_earlier_versions_cuts_as_ever(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "word_pattern", lambda _: EARLIER_WORD)
+        patch.setattr(module, "is_longer_than_a_word", lambda _: False)
+        patch.setattr(module, "_is_unspaced", lambda _: False)
+        earlier = learn_tokenizer(CLAUSES, TokenizerConfig(vocab_size=2_000))
+    earlier.save(tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    text = "我们的邻居今天需要那座大房子。"
+    assert loaded.pieces(loaded.encode(text)) == [" 我们的邻居今天需要那座大房子", "。"]
+    assert loaded.encode_sources(CLAUSES) == earlier.encode_sources(CLAUSES)
+    assert loaded.json() == earlier.json()
+    portable = portable_tokenizer(loaded)
+    assert portable.encode(text, add_special_tokens=False).ids == loaded.encode(text)
+    assert own_tokenizer(portable) == loaded
+
+
+@pytest.mark.parametrize("text", ["我们的邻居龘今天" * 40, *UNSPACED_TEXTS])
+def test_other_libraries_cut_text_without_spaces_alike(text):
+    tokenizer = learn_tokenizer(
+        [*CLAUSES, *UNSPACED_TEXTS], TokenizerConfig(vocab_size=900)
+    )
+    portable = portable_tokenizer(tokenizer)
+    ids = tokenizer.encode(text)
+    assert portable.encode(text, add_special_tokens=False).ids == ids
+    assert portable.decode(ids) == normalize(text)

@@ -58,8 +58,8 @@ def as_on_a_gpu(monkeypatch) -> None:
         return functional.dropout(x, dropout.rate) if dropout.is_on else x
 
     monkeypatch.setattr(Dropout, "forward", drop)
-    monkeypatch.setattr(attention, "_is_sooner_done_plainly", lambda *_: False)
     attention_of_heads = attention.MultiHeadAttention
+    monkeypatch.setattr(attention_of_heads, "_is_sooner_done_plainly", lambda *_: False)
     monkeypatch.setattr(attention_of_heads, "_has_short_attention", lambda *_: False)
 
 
@@ -72,7 +72,8 @@ def batcher(make_dataset, random_pairs) -> Batcher:
 @pytest.fixture
 def batch_loss(tiny, cpu) -> BatchLoss:
     # In float64 there are no kernels of ours, as there are none on a GPU.
-    model = Transformer(replace(tiny, num_layers=3, dropout=0.1)).double()
+    dropouts = {"dropout": 0.1, "attention_dropout": 0.1, "relu_dropout": 0.1}
+    model = Transformer(replace(tiny, num_layers=3, **dropouts)).double()
     return BatchLoss(model, 0.1, cpu)
 
 

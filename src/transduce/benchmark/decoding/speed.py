@@ -170,15 +170,18 @@ def _convert(
     checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]
 ) -> tuple[dict[str, Proof], tuple[str, ...]]:
     """The proofs of the peers that can have the model, and why others cannot."""
-    for package in ("ctranslate2", "transformers"):
-        if find_spec(package) is None:
-            raise RequestError(missing_package("The comparison", package, "benchmark"))
     save_model(checkpoint, folder / "ours")
     setting = Setting(batch_size=1, beam_size=1)
     sample = fitting(sentences, setting, checkpoint.tokenizer)[:NUM_PROVEN]
     proofs: dict[str, Proof] = {}
     left_out: list[str] = []
-    for peer, target in ((CTRANSLATE2, "ctranslate2"), (MARIAN, "marian")):
+    for peer, target, package in (
+        (CTRANSLATE2, "ctranslate2", "ctranslate2"),
+        (MARIAN, "marian", "transformers"),
+    ):
+        if find_spec(package) is None:
+            left_out.append(missing_package(peer, package, "benchmark"))
+            continue
         export = import_module(f"transduce.export.{target}").export
         try:
             proofs[peer] = export(checkpoint, folder / target, sample)

@@ -30,6 +30,7 @@ from transduce.decoding.streaming.shares import (
     num_shares,
 )
 from transduce.errors import ConfigError, RequestError
+from transduce.interruption import end_with_parent, terminations
 from transduce.kernels.openmp import num_threads, use_threads
 
 Searcher = TypeVar("Searcher")
@@ -270,7 +271,7 @@ class _Copy:
                 f"({error.strerror}); ask for fewer: --processes 1"
             ) from None
         if self._pid == 0:
-            _be_copy(searcher, theirs)
+            _be_copy(searcher, theirs, self._parent)
         theirs.close()
         self.end = weakref.finalize(
             self, _end, self._parent, self._pid, self.connection
@@ -319,12 +320,16 @@ def _end(parent: int, pid: int, connection: Connection) -> None:
             os.waitpid(pid, 0)
 
 
-def _be_copy(searcher: object, connection: Connection) -> NoReturn:
+def _be_copy(searcher: object, connection: Connection, parent: int) -> NoReturn:
     """What the copy does instead of what this process goes on with."""
     try:
         # Signals reach all processes of a group; the first one is to end the others.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in terminations():
+            signal.signal(number, signal.SIG_IGN)
+        # Not by the kernel's signal of a parent's death, which comes when the thread
+        # that has begun this process ends, too.
+        end_with_parent(parent, signal.SIGKILL)
         # Else one that is given a task may have the processor at once, and keep it,
         # while the first process is about to give the next one its task.
         with suppress(OSError):  # where the system forbids it

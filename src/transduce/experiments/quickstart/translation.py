@@ -9,6 +9,7 @@ from transduce.decoding.translator import load
 from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import BleuScore, corpus_bleu
+from transduce.evaluation.tokenization import choose_tokenization
 from transduce.experiments.observation import RunObserver
 from transduce.experiments.pipeline import train
 from transduce.experiments.presets import PRESETS
@@ -78,6 +79,8 @@ def run_quickstart(
     sources = list(read_text([out / "corpus" / "test.en"]))
     references = list(read_text([out / "corpus" / "test.de"]))
     translator = load(out / "run", device=hardware.device.type)
+    language = translator.target_language
+    tokenization = choose_tokenization("auto", language, references)
     translations = [t.text for t in translator.translate(sources)]
     examples = tuple(
         Example(source=source, translation=translation, reference=reference)
@@ -87,7 +90,7 @@ def run_quickstart(
     )
     return QuickstartResult(
         picture=out / "run" / PICTURE,
-        bleu=corpus_bleu(translations, references),
+        bleu=corpus_bleu(translations, references, tokenization=tokenization),
         examples=examples,
     )
 

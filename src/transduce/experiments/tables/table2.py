@@ -18,8 +18,10 @@ from transduce.analysis.cost import (
 from transduce.decoding.translator import load
 from transduce.errors import DataError
 from transduce.evaluation.bleu import BleuScore, corpus_bleu, paper_bleu
+from transduce.evaluation.tokenization import Tokenize, choose_tokenization
 from transduce.experiments.presets import preset
 from transduce.experiments.run_folder import RunFolder
+from transduce.languages import base, detect_unspaced, is_unspaced
 from transduce.machine import BUSY_LOAD
 from transduce.model.cost import PASSES, ForwardFlops, forward_flops
 from transduce.report.content import (
@@ -100,12 +102,23 @@ class TrainingCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """How the translations of runs are scored."""
+
+    language: str | None = None
+    """BCP 47 tag; none: that of the run, else German, as in the paper."""
+    tokenize: Tokenize = "auto"
+    """sacreBLEU's tokenizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OurRow:
     """A training of ours, as Table 2 would have it."""
 
     run: str
     bleu: BleuScore
-    paper_bleu: BleuScore
+    paper_bleu: BleuScore | None
+    """None of a language that is written without spaces, as Moses cuts at these."""
     seconds: float
     """Of all updates, by the mean of those in the log."""
     flops: float
@@ -138,24 +151,30 @@ def training_cost(name: str) -> TrainingCost:
 
 
 def our_row(
-    run: Path, pairs: Sequence[SentencePair], language: str, device: str
+    run: Path, pairs: Sequence[SentencePair], target: Target, device: str
 ) -> OurRow:
     """Score a run by both protocols; its cost is in its log.
 
-    `DataError` if there is no log.
+    What is not said of the target is as the run has it. `DataError` if there is no log.
     """
     folder, config = RunFolder.open(run)
     updates = [entry for entry in folder.read_log() if entry["kind"] == "step"]
     if not updates:
         raise DataError(f"{run}: must have the log of its updates, but has none.")
+    references = [pair.target for pair in pairs]
+    language = target.language or config.languages.target
+    asked = config.evaluation.tokenize if target.tokenize == "auto" else target.tokenize
+    tokenization = choose_tokenization(asked, language, references)
+    spoken = language or detect_unspaced(references) or "de"
     translator = load(run, device=device)
     sources = (pair.source for pair in pairs)
     texts = [each.text for each in translator.translate_stream(sources, config.search)]
-    references = [pair.target for pair in pairs]
     return OurRow(
         run=str(run),
-        bleu=corpus_bleu(texts, references),
-        paper_bleu=paper_bleu(texts, references, language),
+        bleu=corpus_bleu(texts, references, tokenization=tokenization),
+        paper_bleu=None
+        if is_unspaced(spoken)
+        else paper_bleu(texts, references, base(spoken)),
         seconds=fmean(entry["seconds"] for entry in updates) * updates[-1]["step"],
         flops=float(updates[-1]["flops"]),
     )
@@ -227,7 +246,7 @@ def _our_section(table: Table2) -> Section:
     rows = tuple(
         (
             row.run,
-            _bleu(row.paper_bleu.score),
+            _bleu(row.paper_bleu.score if row.paper_bleu else None),
             _bleu(row.bleu.score),
             _time(row.seconds),
             *_costs(row.flops, row.seconds, table.cluster),
@@ -242,8 +261,8 @@ def _our_section(table: Table2) -> Section:
     return Section(title="Our runs", parts=tuple(parts))
 
 
-def _scores(row: OurRow) -> tuple[BleuScore, BleuScore]:
-    return row.paper_bleu, row.bleu
+def _scores(row: OurRow) -> tuple[BleuScore, ...]:
+    return (row.bleu,) if row.paper_bleu is None else (row.paper_bleu, row.bleu)
 
 
 def _paper_costs() -> Table:

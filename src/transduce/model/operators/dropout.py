@@ -1,6 +1,7 @@
 """Dropout (section 5.4; Srivastava et al., 2014)."""
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,15 +11,34 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from transduce.model.operators.addresses import address
-from transduce.model.operators.kernels.fields import MaskingFields
+from transduce.model.operators.kernels.fields import (
+    DropoutRateFields,
+    MaskDrawFields,
+    MaskingFields,
+)
 from transduce.model.operators.kernels.library import kernels, loaded_kernels
 
 RANDOM_VALUES = 2**16
 """On a CPU the rate is met to the inverse of this, and the scale is of the rate met."""
 WHOLE_MASKS = 32
-"""Numbers of a row: a multiple, so that lanes of masks are full."""
+"""The kernels draw the masks of a row up to a multiple of this."""
 BLOCK = 1024
 """Numbers whose masks are drawn together, where rows are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How many numbers have their masks drawn together."""
+
+    width: int
+    masks: int
+    """Masks drawn for them: an even number, and not below theirs."""
+
+
+def rows_of(x: Float[Tensor, "*shape"]) -> Blocks:
+    """Each row by itself."""
+    width = x.size(-1)
+    return Blocks(width, -(-width // WHOLE_MASKS) * WHOLE_MASKS)
 
 
 class Dropout(nn.Module):
@@ -37,14 +57,37 @@ class Dropout(nn.Module):
         """Whether anything is dropped."""
         return self.training and self.rate > 0
 
+    @property
+    def rate_in_use(self) -> float:
+        """The rate at which numbers are dropped now."""
+        return self.rate if self.training else 0.0
+
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if not self.is_on:
             return x
         if _has_kernel(x):
-            return _CompiledDropout.apply(x, self.rate)  # type: ignore[no-untyped-call] # torch's own
+            return _CompiledDropout.apply(x, self.rate, self._blocks(x))  # type: ignore[no-untyped-call] # torch's own
         if x.device.type == "cpu":
             return _CpuDropout.apply(x, self.rate)  # type: ignore[no-untyped-call] # torch's own
         return functional.dropout(x, self.rate)
+
+    def _blocks(self, x: Float[Tensor, "*shape"]) -> Blocks:
+        """Rows, where no draw is wasted so."""
+        is_by_row = x.dim() > 0 and x.size(-1) > 0 and x.size(-1) % WHOLE_MASKS == 0
+        return rows_of(x) if is_by_row else Blocks(BLOCK, BLOCK)
+
+
+class InnerDropout(Dropout):
+    """Dropout within a sub-layer: of attention's weights, or after the ReLU.
+
+    Its masks are drawn row by row, as the kernels of whole sub-layers draw them.
+    """
+
+    # Unlike the paper: dropout of attention's weights in any model, and after the ReLU,
+    # if they are asked for. The paper has the first for parsing alone (section 6.3);
+    # its own code has both.
+    def _blocks(self, x: Float[Tensor, "*shape"]) -> Blocks:
+        return rows_of(x)
 
 
 def _has_kernel(x: Float[Tensor, "*shape"]) -> bool:
@@ -60,41 +103,59 @@ class _CompiledDropout(torch.autograd.Function):
     """Two masks from one random number, drawn where they are applied."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
-        kept, ctx.masking = masking_of(x, rate)
+    def forward(ctx: Any, x: Tensor, rate: float, blocks: Blocks) -> Tensor:
+        kept, ctx.masking = masking_of(x, rate, blocks)
         ctx.save_for_backward(kept)
         return _masked(loaded_kernels().transduce_drop, x, ctx.masking)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         [kept] = ctx.saved_tensors
         # A copy, as two threads may go backwards at once.
         masking = MaskingFields.from_buffer_copy(ctx.masking)
         masking.kept = address(kept, torch.uint8)
-        return _masked(loaded_kernels().transduce_mask, gradients[0], masking), None
+        return (
+            _masked(loaded_kernels().transduce_mask, gradients[0], masking),
+            None,
+            None,
+        )
 
 
 def masking_of(
-    x: Float[Tensor, "*shape"], rate: float
+    x: Float[Tensor, "*shape"], rate: float, blocks: Blocks
 ) -> tuple[Integer[Tensor, " bytes"], MaskingFields]:
-    """Room for the masks of x, and what the kernels are to draw in it.
-
-    Rows have theirs drawn one by one, where lanes are full so.
-    """
-    is_by_row = x.dim() > 0 and x.size(-1) > 0 and x.size(-1) % WHOLE_MASKS == 0
-    block = x.size(-1) if is_by_row else BLOCK
-    kept = x.new_empty(-(-x.numel() // block) * block, dtype=torch.uint8)
-    dropped = num_dropped(rate)
-    seeds = x.new_empty(2, dtype=torch.int64).random_(2**32).tolist()
+    """Room for the masks of x, and what the kernels are to draw in it."""
+    num_blocks = -(-x.numel() // max(blocks.width, 1))
+    kept = x.new_empty(num_blocks * blocks.masks, dtype=torch.uint8)
     return kept, MaskingFields(
         kept=address(kept, torch.uint8),
         count=x.numel(),
-        block=block,
-        seeds=(ctypes.c_uint32 * 2)(*seeds),
-        num_dropped=dropped,
-        scale=dropout_scale(dropped),
+        width=max(blocks.width, 1),
+        block=blocks.masks,
+        draw=drawn(rate),
     )
+
+
+def drawn(rate: float) -> MaskDrawFields:
+    """What the masks of one tensor are drawn from, by PyTorch's seed."""
+    return MaskDrawFields(
+        seeds=(ctypes.c_uint32 * 2)(*draw_seeds(2)), rate=rate_fields(rate)
+    )
+
+
+def draw_seeds(count: int) -> list[int]:
+    """Of masks; each tensor's are drawn from two."""
+    seeds: list[int] = (
+        torch.empty(count, dtype=torch.int64, device="cpu").random_(2**32).tolist()
+    )
+    return seeds
+
+
+def rate_fields(rate: float) -> DropoutRateFields:
+    """The rate as it is met, and the scale that belongs to it."""
+    dropped = num_dropped(rate)
+    return DropoutRateFields(num_dropped=dropped, scale=dropout_scale(dropped))
 
 
 def _masked(kernel: Any, x: Tensor, masking: MaskingFields) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transduce.model.operators.addresses import address
-from transduce.model.operators.dropout import WHOLE_MASKS, dropout_scale, num_dropped
+from transduce.model.operators.dropout import WHOLE_MASKS, draw_seeds, rate_fields
 from transduce.model.operators.kernels.fields import SeenFields, StackFields
 from transduce.model.operators.kernels.library import (
     WHOLE,
@@ -46,6 +46,8 @@ class Layers:
     d_ff: int
     heads: Heads
     dropout: float
+    attention_dropout: float
+    relu_dropout: float
     norm_epsilon: float
 
 
@@ -68,9 +70,13 @@ def has_layer_stack(
         all(each.dtype == torch.float32 for each in (x, *keys))
         and x.size(-1) % WHOLE_MASKS == 0
         and layers.d_ff % WHOLE == 0
-        and all(has_short_attention(x, each, layers.heads) for each in keys)
+        and all(_has_attention(x, each, layers) for each in keys)
         and (_is_for_unit(layers) if _is_autocast() else has_products())
     )
+
+
+def _has_attention(x: Tensor, keys: Tensor, layers: Layers) -> bool:
+    return has_short_attention(x, keys, layers.heads, layers.attention_dropout)
 
 
 def _is_autocast() -> bool:
@@ -140,7 +146,7 @@ class _LayerStack(torch.autograd.Function):
         packed = _packed(fields, weights, ways) if fields.is_bf16 else None
         saved = (x, memory, states, packed, *weights)
         ctx.save_for_backward(*saved)
-        ctx.fields = fields
+        ctx.fields, ctx.seeds = fields, seeds  # what the fields point to is kept, too
         _run(library.transduce_form_layers, fields, saved)
         return y
 
@@ -176,7 +182,6 @@ class _LayerStack(torch.autograd.Function):
 
 def _fields(x: Tensor, memory: Tensor | None, layers: Layers) -> StackFields:
     batch, length, d_model = x.shape
-    dropped = num_dropped(layers.dropout)
     threads = torch.get_num_threads()
     most = min(MOST_PARTS, batch, batch * length // LEAST_ROWS)
     return StackFields(
@@ -192,8 +197,9 @@ def _fields(x: Tensor, memory: Tensor | None, layers: Layers) -> StackFields:
         parts=threads if threads <= most else 1,
         epsilon=layers.norm_epsilon,
         scale=layers.heads.scale,
-        dropout_scale=dropout_scale(dropped),
-        num_dropped=dropped,
+        dropout=rate_fields(layers.dropout),
+        attention_dropout=rate_fields(layers.attention_dropout),
+        relu_dropout=rate_fields(layers.relu_dropout),
         num_threads=threads,
     )
 
@@ -220,13 +226,20 @@ def _num_sublayers(fields: StackFields) -> int:
 
 
 def _seeds(fields: StackFields) -> "ctypes.Array[ctypes.c_uint32]":
-    """Two for each sub-layer."""
-    count = 2 * fields.layers * _num_sublayers(fields)
-    seeds = (ctypes.c_uint32 * count)()
-    if fields.num_dropped > 0:
-        drawn = torch.empty(count, dtype=torch.int64, device="cpu").random_(2**32)
-        seeds[:] = drawn.tolist()
-    return seeds
+    """Of each sub-layer, two for the dropout within it, and two for that of its output.
+
+    Drawn in the order in which layers one by one would; none where nothing is dropped.
+    """
+    attention = [fields.attention_dropout, fields.dropout]
+    feed_forward = [fields.relu_dropout, fields.dropout]
+    layer = attention * (_num_sublayers(fields) - 1) + feed_forward
+    is_drawn = [
+        rate.num_dropped > 0 for rate in layer * fields.layers for _ in range(2)
+    ]
+    drawn = iter(draw_seeds(sum(is_drawn)))
+    return (ctypes.c_uint32 * len(is_drawn))(
+        *(next(drawn) if each else 0 for each in is_drawn)
+    )
 
 
 def _seen(x: Tensor, mask: Tensor | None) -> SeenFields:

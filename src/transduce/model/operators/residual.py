@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transduce.model.operators.addresses import address
-from transduce.model.operators.dropout import WHOLE_MASKS, masking_of
+from transduce.model.operators.dropout import WHOLE_MASKS, masking_of, rows_of
 from transduce.model.operators.kernels.fields import ResidualFields
 from transduce.model.operators.kernels.library import kernels, loaded_kernels
 
@@ -54,7 +54,7 @@ class _NormalizedSum(torch.autograd.Function):
         epsilon: float,
     ) -> Tensor:
         x, addend = x.contiguous(), addend.contiguous()
-        kept, masking = masking_of(addend, rate)
+        kept, masking = masking_of(addend, rate, rows_of(addend))
         masking.x = address(addend)
         y, normalized = torch.empty_like(x), torch.empty_like(x)
         inverse_deviation = x.new_empty(x.shape[:-1])

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transduce.model.operators.addresses import address
+from transduce.model.operators.dropout import drawn
 from transduce.model.operators.kernels.fields import AttentionFields
 from transduce.model.operators.kernels.library import (
     WHOLE,
@@ -18,7 +19,8 @@ from transduce.model.operators.kernels.library import (
 )
 
 MOST_KEYS = 128
-"""Over more, PyTorch's fused kernel is about as fast, and keeps no weights."""
+"""Over more, PyTorch's fused kernel is about as fast, and keeps no weights; but it has
+no dropout on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +38,15 @@ def has_short_attention(
     query: Float[Tensor, "batch queries _"],
     memory: Float[Tensor, "batch keys _"],
     heads: Heads,
+    dropout: float = 0.0,
 ) -> bool:
     """Whether there is a kernel for it, and that is the fastest."""
     return (
         query.device.type == "cpu"
         and query.dtype != torch.float64
         and not torch.compiler.is_compiling()  # what has no addresses yet
-        and 0 < memory.size(1) <= MOST_KEYS
+        and memory.size(1) > 0
+        and (memory.size(1) <= MOST_KEYS or dropout > 0)
         and heads.d_k % WHOLE == 0
         and heads.d_v % WHOLE == 0
         and kernels() is not None
@@ -54,15 +58,17 @@ def short_attention(
     key_value: Float[Tensor, "batch keys of_both"],
     mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     heads: Heads,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "batch queries of_values"]:
     """Average the values by how well each query matches their keys; in fp32.
 
-    Queries, and keys and then values, of all heads are side by side.
+    Queries, and keys and then values, of all heads are side by side. The dropout is
+    that of the weights.
     """
     if mask is None:
         mask = query.new_ones(1, 1, 1, key_value.size(1), dtype=torch.bool)
     result: Tensor = _ShortAttention.apply(  # type: ignore[no-untyped-call] # torch's own
-        query.float(), key_value.float(), mask, heads
+        query.float(), key_value.float(), mask, heads, dropout
     )
     return result
 
@@ -70,7 +76,12 @@ def short_attention(
 class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key_value: Tensor, mask: Tensor, heads: Heads
+        ctx: Any,
+        query: Tensor,
+        key_value: Tensor,
+        mask: Tensor,
+        heads: Heads,
+        dropout: float,
     ) -> Tensor:
         query, key_value = query.contiguous(), key_value.contiguous()
         batch, queries, _ = query.shape
@@ -96,6 +107,8 @@ class _ShortAttention(torch.autograd.Function):
             weights=address(weights),
             output=address(output),
         )
+        if dropout > 0:
+            fields.dropout = drawn(dropout)
         _run(library.transduce_attend, fields)
         ctx.save_for_backward(query, key_value, weights)
         ctx.fields = fields
@@ -103,7 +116,7 @@ class _ShortAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         of_output = gradients[0].contiguous()
         query, key_value, weights = ctx.saved_tensors
         of_query, of_key_value = torch.empty_like(query), torch.empty_like(key_value)
@@ -116,7 +129,7 @@ class _ShortAttention(torch.autograd.Function):
         fields.of_query = address(of_query)
         fields.of_key_value = address(of_key_value)
         _run(loaded_kernels().transduce_form_attention_gradients, fields)
-        return of_query, of_key_value, None, None
+        return of_query, of_key_value, None, None, None
 
 
 def _run(kernel: Any, fields: AttentionFields) -> None:

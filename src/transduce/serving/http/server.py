@@ -5,7 +5,9 @@ import ipaddress
 import logging
 import math
 import os
+import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -23,7 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 import transduce
 from transduce.errors import ConfigError, RequestError, TransduceError
-from transduce.interruption import stop_on_signal
+from transduce.interruption import stop_on_signal, terminations
 from transduce.serving.http import messages
 from transduce.serving.http.access import (
     AccessConfig,
@@ -211,10 +213,14 @@ def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Ser
 def serve(
     app: FastAPI, listener: socket.socket, config: ServerConfig | None = None
 ) -> None:
-    """Answer until SIGTERM or Ctrl-C, and then finish what was taken."""
+    """Answer until Ctrl-C, SIGTERM or a hangup, and then finish what was taken."""
+    server = http_server(app, config)
     # The server raises the signal again once it is done, which is here no failure.
     with stop_on_signal():
-        http_server(app, config).run(sockets=[listener])
+        if threading.current_thread() is threading.main_thread():
+            for number in terminations():
+                signal.signal(number, server.handle_exit)
+        server.run(sockets=[listener])
 
 
 def _that_can_be_open(config: ConnectionConfig) -> tuple[ConnectionConfig, int]:

@@ -133,10 +133,27 @@ def test_ctranslate2_takes_part_in_all_types_and_forms(num_cores, forms, monkeyp
     ]
 
 
-def test_a_missing_peer_is_named(trained_checkpoint, monkeypatch):
+def test_missing_peers_are_named(trained_checkpoint, monkeypatch):
     monkeypatch.setattr(decoding_speed, "find_spec", lambda name: None)
-    with pytest.raises(RequestError, match=r"`ctranslate2` is not; install it with"):
+    with pytest.raises(RequestError) as refusal:
         measure_decoding(trained_checkpoint, ["one"], [GREEDY], 1, CPU, print)
+    for package in ("ctranslate2", "transformers"):
+        assert f"needs the package `{package}`, which is not" in str(refusal.value)
+
+
+def test_a_peer_that_is_missing_is_left_out(trained_checkpoint, monkeypatch):
+    find = decoding_speed.find_spec
+    monkeypatch.setattr(
+        decoding_speed,
+        "find_spec",
+        lambda name: None if name == "ctranslate2" else find(name),
+    )
+    speed = measure_decoding(trained_checkpoint, ["one"], [GREEDY], 1, CPU, print)
+    names = [decoder.name for decoder in speed.decoders]
+    assert not any(name.startswith("CTranslate2") for name in names)
+    assert any(name.startswith("Hugging Face") for name in names)
+    [reason] = speed.left_out
+    assert reason.startswith("CTranslate2 needs the package `ctranslate2`")
 
 
 def test_at_least_one_round_is_measured(trained_checkpoint):

@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -28,7 +30,7 @@ from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, TransduceError
 from transduce.sampling_config import SamplingConfig
 from transduce.search_config import SearchConfig
-from waiting import wait_until
+from waiting import children_of, runs, wait_until
 
 CPU = torch.device("cpu")
 ROWS = StepRows(of_sentence=1, in_any_case=4)
@@ -43,14 +45,6 @@ def children() -> set[int]:
     files = Path("/proc/self/task").glob("*/children")
     pids = [int(pid) for file in files for pid in file.read_text().split()]
     return set(filter(runs, pids))
-
-
-def runs(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.fixture(autouse=True)
@@ -425,3 +419,36 @@ def test_none_is_as_many_as_pay(
     translator = load(tmp_path / "model", num_processes=None)
     assert len(children() - others) == 2
     assert len(list(islice(translator.translate_stream(SENTENCES), 3))) == 3
+
+
+def test_copies_that_search_end_when_the_first_process_is_killed(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Though they have nothing to tell for long."""
+    save_model(trained_checkpoint, tmp_path / "model")
+    lines = tmp_path / "lines"
+    lines.write_text("one two three four five six seven eight\n" * 2_000)
+    endless = ("--min-length", "100000", "--extra-length", "100000")
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "transduce", "translate", str(tmp_path / "model")),
+            *("--input", str(lines), "--output", str(tmp_path / "output"), *endless),
+            *("--device", "cpu", "--processes", "2"),
+        ],
+    )
+    wait_until(lambda: len(children_of(process.pid)) == 2)
+    copies = children_of(process.pid)
+    wait_until(lambda: all(seconds_used_by(copy) > 0.5 for copy in copies))
+    process.kill()
+    process.wait()
+    sleep(2)
+    ended = not any(map(runs, copies))
+    for copy in filter(runs, copies):
+        os.kill(copy, signal.SIGKILL)
+    assert ended
+
+
+def seconds_used_by(pid: int) -> float:
+    """Of the processor."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")

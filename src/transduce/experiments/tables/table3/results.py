@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from transduce.data.dataset import open_dataset
 from transduce.device import Precision
@@ -17,7 +17,12 @@ from transduce.evaluation.significance import (
     Trials,
     paired_scores,
 )
-from transduce.experiments.run_folder import RunFolder, settings_of
+from transduce.evaluation.tokenization import Tokenization, choose_tokenization
+from transduce.experiments.run_folder import (
+    RunFolder,
+    known_languages,
+    settings_of,
+)
 from transduce.experiments.tables.table3.experiment import Experiment, RowRun
 from transduce.experiments.tables.table3.paper import PAPER_ROWS
 from transduce.experiments.tables.table3.rows import (
@@ -106,14 +111,21 @@ def collect(
     done = [run for run in runs if run.is_done]
     references = list(read_text([done[0].references])) if done else []
     base = [run for run in done if run.row == "base"]
+    tokenization = _tokenization(experiment, references)
     of_rows = [[run for run in done if run.row == row] for row in PAPER_ROWS]
     rows, signatures = [], ("", "")
     for its_runs in of_rows:
         if its_runs:
             shared = _with_seeds_of(base, its_runs) or its_runs
-            scores = _scores(shared, _with_seeds_of(shared, base), references, trials)
+            beside = _with_seeds_of(shared, base)
+            metric = PooledBleu(tokenization)
+            scores = _scores(shared, beside, references, metric, trials)
             signatures = scores.bootstrap_signature, scores.randomisation_signature
-            rows.append(_result(experiment, shared, references, scores.systems[-1]))
+            bleu = RowBleu(
+                pooled=scores.systems[-1],
+                by_seed=_bleu_by_seed(shared, references, tokenization),
+            )
+            rows.append(_result(experiment, shared, bleu))
     return Table3(
         settings=settings(experiment.base),
         files=experiment.files.absolute_names(),
@@ -135,6 +147,7 @@ def _scores(
     runs: Sequence[RowRun],
     base: Sequence[RowRun],
     references: Sequence[str],
+    metric: PooledBleu,
     trials: Trials,
 ) -> PairedScores:
     """The row beside base, or alone if it is base or there is none."""
@@ -143,20 +156,37 @@ def _scores(
     for each in (base, runs) if base and base != runs else (runs,):
         texts = [list(read_text([run.translations])) for run in each]
         systems[each[0].row], units = pooled(texts, references)
-    [scores] = paired_scores(systems, units, [PooledBleu()], trials)
+    [scores] = paired_scores(systems, units, [metric], trials)
     return scores
 
 
-def _result(
-    experiment: Experiment,
-    runs: Sequence[RowRun],
-    references: Sequence[str],
-    bleu: SystemScore,
-) -> RowResult:
+def _tokenization(experiment: Experiment, references: Sequence[str]) -> Tokenization:
+    config = experiment.base
+    language = known_languages(config.languages, experiment.files).target
+    return choose_tokenization(config.evaluation.tokenize, language, references)
+
+
+def _bleu_by_seed(
+    runs: Sequence[RowRun], references: Sequence[str], tokenization: Tokenization
+) -> tuple[float, ...]:
+    texts = (list(read_text([run.translations])) for run in runs)
+    return tuple(
+        corpus_bleu(text, references, tokenization=tokenization).score for text in texts
+    )
+
+
+class RowBleu(NamedTuple):
+    """The BLEU of a row."""
+
+    pooled: SystemScore
+    """Of all its seeds together."""
+    by_seed: tuple[float, ...]
+
+
+def _result(experiment: Experiment, runs: Sequence[RowRun], bleu: RowBleu) -> RowResult:
     row = runs[0].row
     config = row_config(experiment.base, row)
     perplexities = [run.last_entry("dev")["perplexity"] for run in runs]
-    texts = [list(read_text([run.translations])) for run in runs]
     return RowResult(
         row=row,
         changes=changes(config, experiment.base),
@@ -169,8 +199,8 @@ def _result(
         perplexity=geometric_mean(
             math.inf if each is None else each for each in perplexities
         ),
-        bleu=bleu,
-        bleu_by_seed=tuple(corpus_bleu(text, references).score for text in texts),
+        bleu=bleu.pooled,
+        bleu_by_seed=bleu.by_seed,
     )
 
 

@@ -7,6 +7,7 @@
 #include <float.h>
 
 #include "bf16.h"
+#include "dropout.h"
 #include "exported.h"
 #include "products.h"
 #include "threads.h"
@@ -27,6 +28,8 @@ typedef struct {
     float *of_query, *of_key_value;
     /* What is written, in bf16 instead, if it is wanted so. */
     Panels bf16_output, bf16_of_query, bf16_of_key_value;
+    int64_t first_sentence; /* of these, which may be a part of a batch */
+    MaskDraw dropout;       /* on the weights */
     float *room; /* of each thread, as `transduce_attention_room` says */
 } Attention;
 
@@ -39,8 +42,8 @@ EXPORTED int64_t transduce_lanes(void) { return LANES; }
 
 static int64_t widest(const Attention *a) { return a->d_k > a->d_v ? a->d_k : a->d_v; }
 
-/* Keys or values, side by side in whole lanes, and the gradient of the scores; and
-   what is yet to be rounded. */
+/* Keys or values, side by side in whole lanes; the gradient of the scores, or the
+   weights that dropout leaves; and what is yet to be rounded. */
 EXPORTED int64_t transduce_attention_room(const Attention *a)
 {
     const int64_t longest = a->keys > a->queries ? a->keys : a->queries;
@@ -109,6 +112,26 @@ static void through_softmax(float *gradient, const float *weights, int64_t width
     }
 }
 
+/* Apply the dropout of a head's weights to rows of so many keys: the weights, or the
+   gradients of what it left of them. */
+static void drop_weights(const Attention *a, int64_t item, Rows from, Rows to)
+{
+    const int64_t first = (a->first_sentence * a->heads + item) * a->queries;
+    for (int64_t query = 0; query < a->queries; query++)
+        drop_row(&a->dropout, first + query, a->keys, from.at + query * from.by_row,
+                 to.at + query * to.by_row);
+}
+
+/* The weights that the values are multiplied by. */
+static Rows weights_left(const Attention *a, int64_t item, Rows weights, float *room)
+{
+    if (a->dropout.rate.num_dropped == 0)
+        return weights;
+    const Rows left = {room, weights.by_row};
+    drop_weights(a, item, weights, left);
+    return left;
+}
+
 /* What a product of some rows, side by side with those of other heads, becomes. */
 typedef struct {
     Rows fp32;
@@ -145,7 +168,9 @@ static void attend(void *shared, int64_t first, int64_t end, int worker)
         const int64_t sentence = item / a->heads, number = item % a->heads;
         const HeadRows output = {head.output, a->bf16_output, sentence * a->queries,
                                  number * a->d_v};
-        multiply_into(output, as_factor(head.weights), head.value, a->queries, a->keys,
+        const Rows weights =
+            weights_left(a, item, head.weights, room + widest(a) * width);
+        multiply_into(output, as_factor(weights), head.value, a->queries, a->keys,
                       a->d_v, room + width * (widest(a) + a->queries));
     }
 }
@@ -161,6 +186,8 @@ static void form_gradients(void *shared, int64_t first, int64_t end, int worker)
         const Rows values = side_by_side(head.value, a->keys, a->d_v, room);
         const Rows of_scores = {room + widest(a) * width, width};
         multiply(as_factor(head.output), values, a->queries, a->d_v, width, of_scores);
+        if (a->dropout.rate.num_dropped > 0)
+            drop_weights(a, item, of_scores, of_scores);
         for (int64_t query = 0; query < a->queries; query++)
             through_softmax(of_scores.at + query * width,
                             head.weights.at + query * width, width, a->scale);
@@ -174,9 +201,11 @@ static void form_gradients(void *shared, int64_t first, int64_t end, int worker)
         multiply_into(
             (HeadRows){to.key, a->bf16_of_key_value, key_row, number * a->d_k},
             transposed(of_scores), head.query, a->keys, a->queries, a->d_k, rest);
+        /* In the place of the gradients, which are done with. */
+        const Rows weights = weights_left(a, item, head.weights, of_scores.at);
         multiply_into((HeadRows){to.value, a->bf16_of_key_value, key_row,
                                  a->heads * a->d_k + number * a->d_v},
-                      transposed(head.weights), head.output, a->keys, a->queries,
+                      transposed(weights), head.output, a->keys, a->queries,
                       a->d_v, rest);
     }
 }

@@ -6,26 +6,14 @@
 #include "exported.h"
 #include "threads.h"
 
+#define BITS_OF_BYTE 8
 #define LEAST_NUMBERS 16384 /* fewer are not worth a thread */
-#define BITS 16          /* of a mask's draw */
-
-/* Every bit of x changes each of the result with a chance of about a half (the
-   function `lowbias32` of Wellons, 2018). */
-static inline uint32_t mixed(uint32_t x)
-{
-    x ^= x >> 16;
-    x *= 0x7feb352dU;
-    x ^= x >> 15;
-    x *= 0x846ca68bU;
-    x ^= x >> 16;
-    return x;
-}
 
 /* The same for each block, whichever thread it falls to. */
-static void draw(const Masking *m, int64_t block)
+static void draw_block(const Masking *m, int64_t block)
 {
-    const uint32_t seed = m->seeds[0], other = m->seeds[1];
-    const uint32_t num_dropped = m->num_dropped;
+    const uint32_t seed = m->draw.seeds[0], other = m->draw.seeds[1];
+    const uint32_t num_dropped = m->draw.rate.num_dropped;
     /* Masks of the lower, and of the upper bits of the draws. */
     const uint32_t half = (uint32_t)(m->block / 2);
     const uint32_t first = (uint32_t)(m->first_block + block) * half;
@@ -37,25 +25,21 @@ static void draw(const Masking *m, int64_t block)
     }
     for (uint32_t i = 0; i < half; i++) {
         const uint32_t random = mixed(mixed((first + i) ^ seed) + other);
-        lower[i] = (random & 0xFFFFU) >= num_dropped;
-        upper[i] = random >> BITS >= num_dropped;
+        lower[i] = (random & ((1U << DRAW_BITS) - 1U)) >= num_dropped;
+        upper[i] = random >> DRAW_BITS >= num_dropped;
     }
 }
 
-static void apply(const Masking *m, int64_t first, int64_t end)
+static void apply_block(const Masking *m, int64_t block)
 {
-    const float *restrict x = m->x;
-    float *restrict y = m->y;
-    const uint8_t *restrict kept = m->kept;
-    const float scale = m->scale;
-    for (int64_t i = first; i < end; i++)
+    const int64_t first = block * m->width, left = m->count - first;
+    const int64_t count = left < m->width ? left : m->width;
+    const float *restrict x = m->x + first;
+    float *restrict y = m->y + first;
+    const uint8_t *restrict kept = m->kept + block * m->block;
+    const float scale = m->draw.rate.scale;
+    for (int64_t i = 0; i < count; i++)
         y[i] = x[i] * (kept[i] ? scale : 0.0f); /* NaN stays NaN */
-}
-
-static int64_t end_of(const Masking *m, int64_t block)
-{
-    const int64_t end = block * m->block;
-    return end < m->count ? end : m->count;
 }
 
 static void drop_blocks(void *masking, int64_t first, int64_t end, int worker)
@@ -63,8 +47,8 @@ static void drop_blocks(void *masking, int64_t first, int64_t end, int worker)
     (void)worker;
     const Masking *m = masking;
     for (int64_t block = first; block < end; block++) {
-        draw(m, block);
-        apply(m, block * m->block, end_of(m, block + 1));
+        draw_block(m, block);
+        apply_block(m, block);
     }
 }
 
@@ -72,17 +56,41 @@ static void mask_blocks(void *masking, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const Masking *m = masking;
-    apply(m, first * m->block, end_of(m, end));
+    for (int64_t block = first; block < end; block++)
+        apply_block(m, block);
+}
+
+static void put_bits(uint8_t *to, SignedLanes kept)
+{
+    const uint32_t bits = lanes_signs((Lanes)kept);
+    memcpy(to, &bits, LANES / BITS_OF_BYTE);
+}
+
+static void draw_bits(void *masks, int64_t first, int64_t end, int worker)
+{
+    (void)worker;
+    const MaskBits *m = masks;
+    const int64_t half = half_of_masks(m->width);
+    for (int64_t row = first; row < end; row++) {
+        uint8_t *lower = m->bits + row * m->width / BITS_OF_BYTE;
+        uint8_t *upper = lower + half / BITS_OF_BYTE;
+        const uint32_t place = (uint32_t)(m->first_row + row) * (uint32_t)half;
+        for (int64_t i = 0; i < half; i += LANES) {
+            const KeptLanes kept = draw_lanes(m->draw, place + (uint32_t)i);
+            put_bits(lower + i / BITS_OF_BYTE, kept.lower);
+            put_bits(upper + i / BITS_OF_BYTE, kept.upper);
+        }
+    }
 }
 
 static int64_t least_blocks(const Masking *m)
 {
-    return (LEAST_NUMBERS + m->block - 1) / m->block;
+    return (LEAST_NUMBERS + m->width - 1) / m->width;
 }
 
 static int64_t blocks_of(const Masking *m)
 {
-    return (m->count + m->block - 1) / m->block;
+    return (m->count + m->width - 1) / m->width;
 }
 
 EXPORTED void transduce_drop(Masking *m, int num_threads)

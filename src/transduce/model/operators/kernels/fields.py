@@ -13,6 +13,24 @@ class PanelsFields(ctypes.Structure):
     ]
 
 
+class DropoutRateFields(ctypes.Structure):
+    """`DropoutRate` of dropout.h."""
+
+    _fields_ = [
+        ("num_dropped", c_uint32),
+        ("scale", c_float),
+    ]
+
+
+class MaskDrawFields(ctypes.Structure):
+    """`MaskDraw` of dropout.h."""
+
+    _fields_ = [
+        ("seeds", c_uint32 * 2),
+        ("rate", DropoutRateFields),
+    ]
+
+
 class AttentionFields(ctypes.Structure):
     """`Attention` of attention.c."""
 
@@ -37,6 +55,8 @@ class AttentionFields(ctypes.Structure):
         ("bf16_output", PanelsFields),
         ("bf16_of_query", PanelsFields),
         ("bf16_of_key_value", PanelsFields),
+        ("first_sentence", c_int64),
+        ("dropout", MaskDrawFields),
         ("room", c_void_p),
     ]
 
@@ -49,11 +69,10 @@ class MaskingFields(ctypes.Structure):
         ("y", c_void_p),
         ("kept", c_void_p),
         ("count", c_int64),
+        ("width", c_int64),
         ("block", c_int64),
         ("first_block", c_int64),
-        ("seeds", c_uint32 * 2),
-        ("num_dropped", c_uint32),
-        ("scale", c_float),
+        ("draw", MaskDrawFields),
     ]
 
 
@@ -117,8 +136,9 @@ class StackFields(ctypes.Structure):
         ("is_bf16", c_int64),
         ("epsilon", c_float),
         ("scale", c_float),
-        ("dropout_scale", c_float),
-        ("num_dropped", c_uint32),
+        ("dropout", DropoutRateFields),
+        ("attention_dropout", DropoutRateFields),
+        ("relu_dropout", DropoutRateFields),
         ("self_mask", SeenFields),
         ("memory_mask", SeenFields),
         ("seeds", c_void_p),

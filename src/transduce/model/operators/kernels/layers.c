@@ -21,6 +21,13 @@ static Input to_memory(const Stack *s, Numbers x, int64_t layer)
                    layer * sublayers_of(s) + 1, s->memory_mask};
 }
 
+/* What the masks within a sub-layer, or of what it gives, are drawn from. */
+static MaskDraw draw_of(const Stack *s, int64_t index, int is_within, DropoutRate rate)
+{
+    const uint32_t *seeds = s->seeds + 4 * index + (is_within ? 0 : 2);
+    return (MaskDraw){{seeds[0], seeds[1]}, rate};
+}
+
 /* LayerNorm(x + Dropout(addend)), but for what it reads and writes. */
 static Residual residual(const Stack *s, SumStates states, const float *gain)
 {
@@ -32,8 +39,9 @@ static Residual residual(const Stack *s, SumStates states, const float *gain)
                   .inverse_deviation = states.inverse_deviation};
     r.masking = (Masking){.kept = states.kept,
                           .count = rows_of(s) * s->d_model,
+                          .width = s->d_model,
                           .block = s->d_model,
-                          .scale = s->dropout_scale};
+                          .draw.rate = s->dropout};
     return r;
 }
 
@@ -44,9 +52,7 @@ static void form_sum(const Stack *s, int64_t index, Numbers x, const float *gain
     Residual r = residual(s, states, gain);
     r.x = x.fp32;
     r.bias = bias;
-    r.masking.seeds[0] = s->seeds[2 * index];
-    r.masking.seeds[1] = s->seeds[2 * index + 1];
-    r.masking.num_dropped = s->num_dropped;
+    r.masking.draw = draw_of(s, index, 0, s->dropout);
     r.masking.first_block = s->first_row;
     r.masking.x = work->addend;
     r.y = y.fp32;
@@ -113,6 +119,8 @@ static Attention attention(const Stack *s, Input in, AttentionStates states,
                        .weights = states.weights,
                        .output = states.heads.fp32,
                        .bf16_output = states.heads.bf16,
+                       .first_sentence = s->first_row / s->length,
+                       .dropout = draw_of(s, in.index, 1, s->attention_dropout),
                        .room = work->attention};
 }
 
@@ -188,7 +196,8 @@ static void form_feed_forward(const Stack *s, const FeedForwardWeights *w, Numbe
                               const Work *work)
 {
     const int threads = s->num_threads;
-    map_rows(inner_map(s, w), x, rows_of(s), 1, states.hidden, threads);
+    const Relu relu = {draw_of(s, index, 1, s->relu_dropout), s->first_row, work->bits};
+    map_rows(inner_map(s, w), x, rows_of(s), &relu, states.hidden, threads);
     map_rows(outer_map(s, w), states.hidden, rows_of(s), 0, in_fp32(work->addend),
              threads);
     form_sum(s, index, x, w->gain, w->bias, states.sum, y, work);
@@ -207,6 +216,7 @@ static void differentiate_feed_forward(const Stack *s, const FeedForwardWeights 
                                 .of_y = work->of_addend,
                                 .of_x = work->of_hidden,
                                 .rectified_x = states.hidden.bf16,
+                                .dropout_scale = s->relu_dropout.scale,
                                 .turned = work->turned,
                                 .paired = work->paired,
                                 .rows = rows_of(s)},
@@ -215,6 +225,7 @@ static void differentiate_feed_forward(const Stack *s, const FeedForwardWeights 
                                 .of_map = inner_map(s, of),
                                 .x = x,
                                 .rectified = states.hidden.fp32,
+                                .dropout_scale = s->relu_dropout.scale,
                                 .of_y = work->of_hidden,
                                 .of_x = in_fp32(of_x),
                                 .turned = work->turned,

@@ -60,19 +60,26 @@ static void form_product(const char *of_one, const float *one, int64_t by_one,
     sgemm(of_other, of_one, &m, &n, &k, &factor, other, &lda, one, &ldb, &beta, to, &m);
 }
 
-/* Rows to which a bias is added, and whose negative numbers may become zero. */
+/* What follows a map: its negative numbers become zero, and dropout may follow. */
+typedef struct {
+    MaskDraw dropout;
+    int64_t first_row; /* of the rows, which may be a part of more */
+    uint8_t *bits;     /* room for masks, if numbers are in bf16: one for each */
+} Relu;
+
+/* Rows to which a bias is added, and what follows, if anything does. */
 typedef struct {
     float *rows;
     const float *bias;
     int64_t width;
-    int is_rectified;
+    const Relu *relu;
 } Biased;
 
 static void add_bias(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const Biased *b = shared;
-    const Lanes least = lanes_of(b->is_rectified ? 0.0f : -INFINITY);
+    const Lanes least = lanes_of(b->relu ? 0.0f : -INFINITY);
     for (int64_t row = first; row < end; row++) {
         float *numbers = b->rows + row * b->width;
         for (int64_t i = 0; i < b->width; i += LANES) {
@@ -80,15 +87,18 @@ static void add_bias(void *shared, int64_t first, int64_t end, int worker)
             /* NaN stays NaN. */
             lanes_store(numbers + i, LANES, lanes_max(least, sum));
         }
+        if (b->relu && b->relu->dropout.rate.num_dropped > 0)
+            drop_row(&b->relu->dropout, b->relu->first_row + row, b->width, numbers,
+                     numbers);
     }
 }
 
-static void map_in_fp32(LinearMap map, const float *x, int64_t rows, int is_rectified,
+static void map_in_fp32(LinearMap map, const float *x, int64_t rows, const Relu *relu,
                         float *y, int num_threads)
 {
     form_product(AS_IT_IS, x, map.inputs, TRANSPOSED, map.weights.weight, map.inputs,
                  rows, map.outputs, map.inputs, 0.0f, y);
-    Biased biased = {y, map.weights.bias, map.outputs, is_rectified};
+    Biased biased = {y, map.weights.bias, map.outputs, relu};
     share_out(add_bias, &biased, rows, LEAST_BIASED_ROWS, num_threads);
 }
 
@@ -123,21 +133,29 @@ static void form_in_unit(Product product, int num_threads)
               num_threads);
 }
 
-/* y = x W^T + b, and the positive part of it, if it is to be rectified; in bf16 alone,
-   if that is wanted. */
-static void map_rows(LinearMap map, Numbers x, int64_t rows, int is_rectified,
+/* y = x W^T + b, and what follows, if anything does; in bf16 alone, if that is
+   wanted. */
+static void map_rows(LinearMap map, Numbers x, int64_t rows, const Relu *relu,
                      Numbers y, int num_threads)
 {
     const MapWeights *w = &map.weights;
     if (!w->packed) {
-        map_in_fp32(map, x.fp32, rows, is_rectified, y.fp32, num_threads);
+        map_in_fp32(map, x.fp32, rows, relu, y.fp32, num_threads);
         return;
+    }
+    const int is_dropped = relu && relu->dropout.rate.num_dropped > 0;
+    Dropped dropped = {0, 1.0f};
+    if (is_dropped) {
+        MaskBits masks = {&relu->dropout, relu->first_row, map.outputs, relu->bits};
+        share_out(draw_bits, &masks, rows, LEAST_BIASED_ROWS, num_threads);
+        dropped = (Dropped){relu->bits, relu->dropout.rate.scale};
     }
     const Sums sums = {.bf16 = y.bf16,
                        .fp32 = y.fp32,
                        .columns = map.outputs,
                        .bias = w->bias,
-                       .is_rectified = is_rectified};
+                       .is_rectified = relu != 0,
+                       .dropped = is_dropped ? &dropped : 0};
     form_in_unit((Product){x.bf16, {w->packed, map.inputs, map.outputs}, sums},
                  num_threads);
 }
@@ -165,10 +183,12 @@ static void round_rows(Numbers rows, int64_t width, int num_threads)
                   num_threads);
 }
 
-/* Columns that are summed up, once they are zero where others are not positive. */
+/* Columns that are summed up, once they are zero where others are not positive, and
+   elsewhere scaled. */
 typedef struct {
     float *rows;
-    const float *rectified; /* or nowhere */
+    const float *rectified; /* or nowhere: then there is no scale either */
+    float scale;
     float *sums;
     int64_t count, width;
 } Columns;
@@ -177,7 +197,7 @@ static void sum_columns(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const Columns *c = shared;
-    const Lanes zero = lanes_of(0.0f);
+    const Lanes zero = lanes_of(0.0f), scale = lanes_of(c->scale);
     for (int64_t at = first * LINE; at < end * LINE; at += LINE) {
         Lanes sums[LINE / LANES];
         for (int l = 0; l < LINE / LANES; l++)
@@ -189,7 +209,7 @@ static void sum_columns(void *shared, int64_t first, int64_t end, int worker)
                 if (c->rectified) {
                     const float *from = c->rectified + row * c->width + at;
                     const Mask is_on = lanes_positive(lanes_at(from + l * LANES));
-                    number = lanes_where(is_on, number, zero);
+                    number = lanes_where(is_on, number * scale, zero);
                     lanes_store(numbers + l * LANES, LANES, number);
                 }
                 sums[l] += number;
@@ -207,7 +227,8 @@ typedef struct {
     Numbers x;
     const float *rectified; /* y, or nowhere */
     Numbers of_y, of_x;
-    Panels rectified_x; /* or nowhere */
+    Panels rectified_x;  /* or nowhere */
+    float dropout_scale; /* on gradients of what was rectified and not dropped */
     int64_t rows;
     int is_added; /* x's gradient, to what is in its place */
     Bf16 *paired; /* where x is packed, or is so already */
@@ -274,8 +295,10 @@ static void form_weight_gradient(WeightGradient gradient, int num_threads)
 static void differentiate_in_unit(WayBack w, int num_threads)
 {
     const int64_t inputs = w.map.inputs, outputs = w.map.outputs;
+    const Dropped dropped = {0, w.dropout_scale};
     const Sums sums = {.bf16 = w.of_x.bf16,
                        .fp32 = w.of_x.fp32,
+                       .dropped = w.rectified_x.at ? &dropped : 0,
                        .columns = inputs,
                        .is_added = w.is_added,
                        .rectified = w.rectified_x};
@@ -302,7 +325,8 @@ static void differentiate_map(WayBack w, int num_threads)
         differentiate_in_unit(w, num_threads);
         return;
     }
-    Columns columns = {w.of_y.fp32, w.rectified, of.bias, w.rows, outputs};
+    Columns columns = {w.of_y.fp32, w.rectified, w.dropout_scale,
+                       of.bias,     w.rows,      outputs};
     share_out(sum_columns, &columns, outputs / LINE, 1, num_threads);
     form_product(AS_IT_IS, w.of_y.fp32, outputs, AS_IT_IS, w.map.weights.weight, inputs,
                  w.rows, inputs, outputs, w.is_added ? 1.0f : 0.0f, w.of_x.fp32);

@@ -8,6 +8,13 @@
 
 #include "exported.h"
 
+/* What dropout does to numbers. */
+typedef struct {
+    const uint8_t *kept; /* a bit for each, which is zero where it is dropped; nowhere,
+                            if these are gradients that are rectified, which tells */
+    float scale;         /* on those that are kept */
+} Dropped;
+
 /* What becomes of the sums: they are rounded, or they stay in fp32. */
 typedef struct {
     Panels bf16; /* or nowhere: then */
@@ -17,7 +24,14 @@ typedef struct {
     int is_added;      /* to what there is; only in fp32 */
     int is_rectified;  /* what is negative becomes zero; only in bf16 */
     Panels rectified;  /* zero where these are not positive; only in bf16, or nowhere */
+    const Dropped *dropped; /* after that; only in bf16, or nowhere */
 } Sums;
+
+/* Of the numbers from a column on, where dropout has them. */
+static inline const uint8_t *kept_bits(const Sums *s, int64_t row, int64_t column)
+{
+    return s->dropped->kept + (row * s->columns + column) / BITS_OF_BYTE;
+}
 
 /* Rows from one to another. */
 typedef struct {
@@ -105,10 +119,11 @@ static IN_UNIT void store_sums(float *to, int64_t columns, int64_t rows)
 static IN_UNIT void round_sums(const Sums *s, Place at, const float *sums)
 {
     const Lanes least = lanes_of(s->is_rectified ? 0.0f : -INFINITY);
+    const Lanes scale = lanes_of(s->dropped ? s->dropped->scale : 1.0f);
     for (int64_t row = 0; row < at.rows; row++) {
         const float *from = sums + row * UNIT_COLUMNS;
-        const Lanes one = lanes_max(least, lanes_at(from));
-        const Lanes other = lanes_max(least, lanes_at(from + TILE));
+        const Lanes one = lanes_max(least, lanes_at(from)) * scale;
+        const Lanes other = lanes_max(least, lanes_at(from + TILE)) * scale;
         __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(other, one);
         if (s->rectified.at) {
             const __m512i positive =
@@ -116,6 +131,11 @@ static IN_UNIT void round_sums(const Sums *s, Place at, const float *sums)
             const __mmask32 is_on =
                 _mm512_cmpgt_epi16_mask(positive, _mm512_setzero_si512());
             rounded = _mm512_maskz_mov_epi16(is_on, rounded);
+        }
+        if (s->dropped && s->dropped->kept) {
+            __mmask32 is_kept;
+            memcpy(&is_kept, kept_bits(s, at.row + row, at.column), sizeof is_kept);
+            rounded = _mm512_maskz_mov_epi16(is_kept, rounded);
         }
         _mm512_storeu_si512(in_panels(s->bf16, at.row + row, at.column), rounded);
     }
@@ -306,6 +326,12 @@ static void put_sum(const Sums *s, int64_t row, int64_t column, float sum)
     /* Numbers are positive where their bits are. */
     if (s->rectified.at && (int16_t)*in_panels(s->rectified, row, column) <= 0)
         sum = 0.0f;
+    if (s->dropped) {
+        sum *= s->dropped->scale;
+        if (s->dropped->kept &&
+            !(*kept_bits(s, row, column) >> column % BITS_OF_BYTE & 1))
+            sum *= 0.0f; /* NaN stays NaN */
+    }
     narrow(1, &sum, in_panels(s->bf16, row, column));
 }
 

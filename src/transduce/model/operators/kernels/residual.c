@@ -113,7 +113,7 @@ static void mask_rows(Residual *r, int64_t first, int64_t end)
         mask_blocks(&r->masking, first, end, 0);
         return;
     }
-    const float scale = r->masking.scale;
+    const float scale = r->masking.draw.rate.scale;
     for (int64_t row = first; row < end; row++)
         for (int64_t column = 0; column < r->width; column += LANES) {
             const int64_t at = row * r->width + column;

@@ -29,10 +29,11 @@ typedef struct {
     int64_t parts;     /* of the sentences; each goes through all layers by itself */
     int64_t first_row; /* of these sentences, which may be a part of a batch */
     int64_t is_bf16;   /* products are of numbers in bf16 */
-    float epsilon, scale, dropout_scale;
-    uint32_t num_dropped; /* as `Masking` has them */
+    float epsilon, scale;
+    DropoutRate dropout, attention_dropout, relu_dropout;
     Seen self_mask, memory_mask;
-    const uint32_t *seeds; /* two for each sub-layer */
+    const uint32_t *seeds; /* of each sub-layer: two for dropout within it, and two for
+                              that of what it gives */
     void **weights;
     void **gradients;    /* of each part, as many as there are weights */
     const float *x;      /* [sentences, length, d_model] */
@@ -85,6 +86,7 @@ typedef struct {
     Numbers of_addend, of_query, of_key_value, of_hidden;
     float *attention, *of_groups;
     Bf16 *turned, *paired; /* what products in bf16 have */
+    uint8_t *bits;         /* and masks of hidden numbers */
 } Work;
 
 /* Room that is given away from its beginning on; only counted, if it is nowhere. */
@@ -124,6 +126,7 @@ static int64_t sublayers_of(const Stack *s) { return s->memory_length > 0 ? 3 : 
 
 static int64_t rows_of(const Stack *s) { return s->sentences * s->length; }
 
+#define BITS_OF_FLOAT 32
 #define OF_ATTENTION ((int64_t)(sizeof(AttentionWeights) / sizeof(void *)))
 #define OF_FEED_FORWARD ((int64_t)(sizeof(FeedForwardWeights) / sizeof(void *)))
 
@@ -280,6 +283,9 @@ static Work take_work(const Stack *s, Room *room)
     const int64_t most_rows = s->sentences * keys;
     work.paired = take_bf16(s, room, in_whole(most_rows) * widest);
     work.turned = take_bf16(s, room, s->num_threads * turned_numbers(most_rows));
+    work.bits = 0;
+    if (s->is_bf16 && s->relu_dropout.num_dropped > 0)
+        work.bits = (uint8_t *)take(room, rows * s->d_ff / BITS_OF_FLOAT);
     return work;
 }
 

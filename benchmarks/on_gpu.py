@@ -1,0 +1,569 @@
+"""Test and measure transduce on a GPU, within a few minutes and without network.
+
+    scripts/on-gpu [--out FOLDER] [--limit SECONDS] [--small] [--device cpu|cuda]
+
+Every part runs in a process of its own with a time limit, its share of the whole limit,
+and writes its section of the report as it goes: whatever fails, `FOLDER/report.md` has
+what was found until then. Beside it lie `log.txt`, all that the parts printed, and
+`profile-NAME.txt` for each model that was trained: the kernels that take most of an
+update's time. `--small` runs the same on tiny models, to try the script out where there
+is no GPU.
+
+The data is made here: random batches of the lengths of news text, sentences of made-up
+words, and the built-in corpus.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from transduce.benchmark.training.task import TrainingTask
+    from transduce.device import Hardware
+    from transduce.experiments.presets import RunConfig
+    from transduce.training.trainer import StepReport, Trainer
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 470.0
+"""Seconds for everything."""
+LEAST_S = 5.0
+"""A part is not begun with less time than this left."""
+LAST_LINES = 15
+"""Lines of a failed part's output that the report shows."""
+TESTS = (
+    "tests/relations/test_devices.py",
+    "tests/relations/test_graphed_decoder.py",
+    "tests/unit/data/test_batches.py::test_a_batch_is_pinned_without_a_change",
+    "tests/unit/training/test_fusing.py",
+)
+WARM_UP, MEASURED = 3, 6
+"""Updates."""
+WHOLE_UPDATE = 25_000
+"""Positions of a batch so large that an update has but one."""
+NUM_KERNELS = 25
+"""Rows of a profile."""
+NUM_WORDS, WORDS_PER_SENTENCE, NUM_SENTENCES = 60_000, 22, 20_000
+"""Made-up words, about as many pieces as the paper's vocabulary has."""
+FORCED_LENGTH = 26
+"""Tokens of every translation, since random weights know no end."""
+STEPS = 200
+SHOWN_STEPS = (1, 10, 50, 100, 150, 200)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a part's process is told."""
+
+    out: Path
+    section: Path
+    device: str
+    is_small: bool
+
+    def write(self, text: str) -> None:
+        """Add to this part's section of the report."""
+        with self.section.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+    def hardware(self, precision: str = "bf16") -> "Hardware":
+        from transduce.device import choose_hardware
+
+        return choose_hardware(self.device, precision)  # type: ignore[arg-type]
+
+    def run_config(self, name: str) -> "RunConfig":
+        """A preset, or the tiny one in its place."""
+        from transduce.experiments.presets import preset
+
+        return preset("tiny" if self.is_small else name)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One section of the report, and the most seconds that it may take."""
+
+    name: str
+    title: str
+    seconds: float
+    run: Callable[[Task], None]
+
+
+def measure_machine(task: Task) -> None:
+    """What the GPU is, and how fast it multiplies and copies."""
+    import torch
+
+    from transduce.benchmark.machine import describe_machine
+
+    hardware = task.hardware()
+    packages = ("torch", "triton", "numpy", "tokenizers", "transformers", "ctranslate2")
+    task.write(f"- Machine: {describe_machine(packages, hardware.device)}")
+    if hardware.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(hardware.device)
+        task.write(
+            f"- GPU: {properties.name}, {properties.total_memory / 2**30:.0f} GiB, "
+            f"{properties.multi_processor_count} multiprocessors, CUDA "
+            f"{torch.version.cuda}"
+        )
+    for precision in ("bf16", "fp32"):
+        rate = _matrix_rate(task.hardware(precision))
+        task.write(f"- Matrix products, {precision}: {rate / 1e12:,.2f} TFLOP/s")
+    task.write(f"- Copying: {_copy_rate(hardware) / 1e12:,.3f} TB/s read and written")
+
+
+def _matrix_rate(hardware: "Hardware") -> float:
+    from transduce.benchmark.matrix_rate import matrix_rate
+
+    matrix_rate(hardware)  # clocks rise, kernels are chosen
+    return matrix_rate(hardware)
+
+
+def _copy_rate(hardware: "Hardware") -> float:
+    """Bytes read and written a second by a copy that no cache holds."""
+    import torch
+
+    size = 2**30 if hardware.device.type == "cuda" else 2**26
+    source = torch.ones(size, dtype=torch.uint8, device=hardware.device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(5):
+        started = _now(hardware)
+        target.copy_(source)
+        seconds.append(_now(hardware) - started)
+    return 2 * size / min(seconds)
+
+
+def _now(hardware: "Hardware") -> float:
+    """The time, once the device has done what it was told to do."""
+    import torch
+
+    if hardware.device.type == "cuda":
+        torch.cuda.synchronize(hardware.device)
+    return time.perf_counter()
+
+
+def run_tests(task: Task) -> None:
+    """The tests of what a device computes, with what was skipped and why."""
+    # Types are checked where beartype is installed; warnings differ between releases.
+    addopts = [] if _is_installed("beartype") else ["-o", "addopts="]
+    results = task.section.with_suffix(".xml")
+    command = [
+        sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", *addopts,
+        "-o", "filterwarnings=", "-p", "no:cacheprovider", f"--junit-xml={results}",
+        *TESTS,
+    ]  # fmt: skip
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    cases = list(ElementTree.parse(results).iter("testcase"))
+    kinds = {kind: _cases(cases, kind) for kind in ("failure", "error", "skipped")}
+    bad = sum(map(len, kinds.values()))
+    task.write(
+        f"{len(cases)} tests, {len(cases) - bad} passed, "
+        + ", ".join(f"{kind}: {len(found)}" for kind, found in kinds.items())
+        + "."
+    )
+    for kind, found in kinds.items():
+        for name, message in found:
+            task.write(f"- {kind}: `{name}`: {message}")
+    if code:
+        raise SystemExit(f"pytest ended with exit code {code}.")
+
+
+def _cases(cases: list[ElementTree.Element], kind: str) -> list[tuple[str, str]]:
+    """The names and first lines of those that failed or were skipped."""
+    found = []
+    for case in cases:
+        if (reason := case.find(kind)) is not None:
+            lines = (reason.get("message") or "no reason given").splitlines()
+            found.append((str(case.get("name")), lines[0][:200]))
+    return found
+
+
+def _is_installed(package: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(package) is not None
+
+
+def train_base(task: Task) -> None:
+    """How fast base trains alone."""
+    _measure_updates(task, "base")
+
+
+def train_big(task: Task) -> None:
+    """How fast big trains alone."""
+    _measure_updates(task, "big")
+
+
+def _measure_updates(task: Task, name: str) -> None:
+    """Updates of one preset, as it is and in the variants that might be faster."""
+    run, hardware = task.run_config(name), task.hardware()
+    whole = replace(run, batching=replace(run.batching, batch_tokens=WHOLE_UPDATE))
+    rate = _matrix_rate(hardware)
+    task.write(
+        f"Matrix products: {rate / 1e12:,.2f} TFLOP/s on {hardware}. An update has "
+        f"about {run.batching.target_tokens:,} target tokens; `batches` bounds the "
+        "positions of one batch.\n"
+    )
+    task.write("| layers | batches | target tokens/s | of matrix rate | peak | began |")
+    task.write("|---|---|---|---|---|---|")
+    profile = task.out / f"profile-{name}.txt"
+    is_gpu = hardware.device.type == "cuda"
+    for is_compiled in (False, True) if is_gpu else (False,):
+        for each in (run, whole):
+            _measure_variant(task, each, is_compiled, rate, profile)
+
+
+def _measure_variant(
+    task: Task, run: "RunConfig", is_compiled: bool, rate: float, profile: Path
+) -> None:
+    """One row of the table; the last variant measured leaves its profile."""
+    import torch
+
+    from transduce.benchmark.training.contestants import our_trainer
+    from transduce.benchmark.training.task import TrainingTask
+    from transduce.device import forget_peak_memory, peak_memory
+
+    started = time.perf_counter()
+    steps = WARM_UP + MEASURED + 1
+    work = TrainingTask(run=run, hardware=task.hardware(), steps=steps)
+    torch.manual_seed(1)
+    trainer = our_trainer(work)
+    forget_peak_memory(work.hardware.device)
+    reason = trainer.fuse_layers() if is_compiled else None
+    began = time.perf_counter() - started
+    updates = _timed_updates(work, trainer, profile)
+    measured = slice(WARM_UP, WARM_UP + MEASURED)
+    timed = list(zip(updates[measured], work.update_flops()[measured], strict=True))
+    tokens = median(r.num_target_tokens / seconds for (r, seconds), _ in timed)
+    share = median(flops / seconds / rate for (_, seconds), flops in timed)
+    peak = peak_memory(work.hardware.device)
+    kind = "compiled" if is_compiled else "as they are"
+    task.write(
+        f"| {kind if reason is None else f'not compiled: {reason}'} "
+        f"| {run.batching.batch_tokens:,} | {tokens:,.0f} | {share:.1%} "
+        f"| {peak / 2**30:.1f} GiB | {began:.0f} s |"
+    )
+
+
+def _timed_updates(
+    work: "TrainingTask", trainer: "Trainer", profile: Path
+) -> "list[tuple[StepReport, float]]":
+    """Each update's report and seconds; the last one is profiled, kernel by kernel."""
+    import torch
+
+    is_cuda = work.hardware.device.type == "cuda"
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    kinds += [torch.profiler.ProfilerActivity.CUDA] if is_cuda else []
+    profiler = torch.profiler.profile(activities=kinds)
+    found: list[tuple[StepReport, float]] = []
+    started = _now(work.hardware)
+
+    def on_step(report: "StepReport") -> None:
+        nonlocal started
+        now = _now(work.hardware)
+        found.append((report, now - started))
+        if report.step == work.steps - 1:
+            profiler.start()
+        started = _now(work.hardware)
+
+    trainer.train(
+        on_step=on_step,
+        save=lambda: None,
+        on_checkpoint=lambda: False,
+        should_stop=lambda: False,
+    )
+    profiler.stop()
+    key = "self_device_time_total" if is_cuda else "self_cpu_time_total"
+    table = profiler.key_averages().table(sort_by=key, row_limit=NUM_KERNELS)
+    profile.write_text(table, encoding="utf-8")
+    return found
+
+
+def base_beside_peers(task: Task) -> None:
+    """Base by turns with the peers."""
+    _train_beside_peers(task, "base")
+
+
+def big_beside_peers(task: Task) -> None:
+    """Big by turns with the peers."""
+    _train_beside_peers(task, "big")
+
+
+def _train_beside_peers(task: Task, name: str) -> None:
+    """`transduce benchmark training` for one preset."""
+    from transduce.benchmark.tables import training_table
+    from transduce.benchmark.training.speed import measure_training
+
+    speed = measure_training(
+        task.run_config(name),
+        task.hardware(),
+        rounds=MEASURED,
+        on_round=lambda number: print(f"Round {number}", flush=True),
+    )
+    task.write("```text\n" + "\n".join(training_table(speed)) + "\n```")
+
+
+def decode_beside_peers(task: Task) -> None:
+    """`transduce benchmark decoding` for base at beam 4."""
+    from transduce.benchmark.decoding.speed import measure_decoding, random_checkpoint
+    from transduce.benchmark.decoding.task import Setting
+    from transduce.benchmark.tables import decoding_table
+
+    count, length = (1_000, 3) if task.is_small else (NUM_SENTENCES, WORDS_PER_SENTENCE)
+    sentences = list(_made_up_sentences(count, length))
+    checkpoint = random_checkpoint(task.run_config("base"), sentences)
+    speed = measure_decoding(
+        checkpoint,
+        sentences,
+        [
+            Setting(batch_size=size, beam_size=4, forced_length=FORCED_LENGTH)
+            for size in ((1, 8) if task.is_small else (1, 32, 128, 512))
+        ],
+        rounds=2,
+        device=task.hardware().device,
+        on_turn=lambda turn: print(turn, flush=True),
+    )
+    task.write("```text\n" + "\n".join(decoding_table(speed)) + "\n```")
+
+
+def _made_up_sentences(count: int, mean_length: int) -> Iterator[str]:
+    """Sentences of made-up words, frequent and rare ones as in text (Zipf's law)."""
+    draw = random.Random(1)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(draw.choices(letters, k=draw.randint(2, 9)))
+             for _ in range(NUM_WORDS)]  # fmt: skip
+    weights = [1 / (rank + 10) for rank in range(NUM_WORDS)]
+    for _ in range(count):
+        length = max(round(draw.gauss(mean_length, mean_length / 6)), 1)
+        yield " ".join(draw.choices(words, weights, k=length))
+
+
+def follow_the_cpu(task: Task) -> None:
+    """The loss of 200 updates without dropout, on the GPU and on the CPU."""
+    import torch
+
+    found = {
+        "CPU, fp32": _losses(replace(task, device="cpu"), "fp32"),
+        f"{task.device}, fp32": _losses(task, "fp32"),
+        f"{task.device}, bf16": _losses(task, "bf16"),
+    }
+    steps = [step for step in SHOWN_STEPS if step <= STEPS]
+    task.write("| loss at update | " + " | ".join(map(str, steps)) + " |")
+    task.write("|---|" + "---|" * len(steps))
+    for name, losses in found.items():
+        row = " | ".join(f"{losses[step - 1]:.4f}" for step in steps)
+        task.write(f"| {name} | {row} |")
+    expected, *others = (torch.tensor(losses) for losses in found.values())
+    for name, losses in zip(list(found)[1:], others, strict=True):
+        most = float((losses - expected).abs().max())
+        task.write(f"\n{name}: at most {most:.4f} nats a token from the CPU's.")
+
+
+def _losses(task: Task, precision: str) -> list[float]:
+    """What 200 updates of the quickstart's model on the built-in corpus lose."""
+    import torch
+
+    from transduce.data.batches import Batcher
+    from transduce.data.dataset import EncodedPair, open_dataset, write_dataset
+    from transduce.experiments.presets import preset
+    from transduce.model.transformer import Transformer
+    from transduce.text.grammar import Grammar
+    from transduce.text.tokenizer import learn_tokenizer
+    from transduce.training.trainer import Trainer
+
+    run = preset("quickstart")
+    grammar = Grammar.built_in().training_sentences(seed=1)
+    pairs = list(islice(grammar, 500 if task.is_small else 8_000))
+    texts = [text for pair in pairs for text in (pair.source, pair.target)]
+    tokenizer = learn_tokenizer(texts, run.tokenizer)
+    with tempfile.TemporaryDirectory() as folder:
+        write_dataset(
+            (
+                EncodedPair(
+                    source=tokenizer.encode(pair.source),
+                    target=tokenizer.encode(pair.target),
+                )
+                for pair in pairs
+            ),
+            Path(folder),
+        )
+        torch.manual_seed(1)
+        trainer = Trainer(
+            Transformer(replace(run.model, vocab_size=tokenizer.vocab_size)),
+            Batcher(open_dataset(Path(folder)), run.batching, seed=1),
+            replace(run.training, steps=STEPS, warmup_steps=100),
+            task.hardware(precision),
+        )
+        losses: list[float] = []
+        trainer.train(
+            on_step=lambda report: losses.append(report.loss),
+            save=lambda: None,
+            on_checkpoint=lambda: False,
+            should_stop=lambda: False,
+        )
+    return losses
+
+
+PARTS = (
+    Part("machine", "Machine", 40, measure_machine),
+    Part("base", "Training base, alone", 120, train_base),
+    Part("tests", "Tests", 90, run_tests),
+    Part("big", "Training big, alone", 120, train_big),
+    Part("decoding", "Decoding base, beside peers", 120, decode_beside_peers),
+    Part("base-peers", "Training base, beside peers", 150, base_beside_peers),
+    Part("loss", "Loss of 200 updates", 60, follow_the_cpu),
+    Part("big-peers", "Training big, beside peers", 150, big_beside_peers),
+)
+"""In the order of what is wanted most, as time may run out."""
+
+
+class Report:
+    """The Markdown report, written anew after each part."""
+
+    def __init__(self, out: Path, command: str) -> None:
+        self._path = out / "report.md"
+        self._head = f"# On a GPU\n\n- Command: `{command}`\n- Commit: {_commit()}\n"
+        self._states: dict[str, tuple[str, float]] = {}
+        self._sections: dict[str, str] = {}
+
+    def add(self, part: Part, state: str, seconds: float, section: str) -> None:
+        """Tell how a part ended and what it found."""
+        self._states[part.title] = state, seconds
+        self._sections[part.title] = section
+        rows = [f"| {title} | {how} | {took:.0f} s |"
+                for title, (how, took) in self._states.items()]  # fmt: skip
+        text = "\n".join(
+            [self._head, "| part | ended | took |", "|---|---|---|", *rows]
+        )
+        for title, found in self._sections.items():
+            text += f"\n\n## {title}\n\n{found or 'Nothing was found.'}"
+        new = self._path.with_suffix(".new")
+        new.write_text(text.rstrip() + "\n", encoding="utf-8")
+        new.replace(self._path)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every part has ended well."""
+        return all(state == "well" for state, _ in self._states.values())
+
+
+def _commit() -> str:
+    """The checkout's commit, where git is there to tell."""
+    try:
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "not known (no git checkout)"
+    return done.stdout.strip()
+
+
+def run_part(part: Part, options: argparse.Namespace, left: float) -> tuple[str, str]:
+    """Run a part in a process of its own; how it ended, and its section."""
+    with tempfile.TemporaryDirectory() as folder:
+        section, log = Path(folder) / "section.md", Path(folder) / "log.txt"
+        command = [
+            sys.executable, __file__, "--part", part.name, "--section", str(section),
+            "--out", str(options.out), "--device", options.device,
+            *(["--small"] if options.small else []),
+        ]  # fmt: skip
+        with log.open("wb") as file:
+            state = _end_of(
+                command,
+                file.fileno(),
+                min(part.seconds * options.limit / LIMIT_S, left),
+            )
+        printed = log.read_text(encoding="utf-8", errors="replace")
+        found = section.read_text(encoding="utf-8") if section.exists() else ""
+    with (options.out / "log.txt").open("a", encoding="utf-8") as file:
+        file.write(f"== {part.name}: {state}\n{printed}\n")
+    if state != "well":
+        lines = "\n".join(printed.splitlines()[-LAST_LINES:])
+        found += (
+            f"\nEnded: {state}. The last of what it printed:\n\n```text\n{lines}\n```"
+        )
+    return state, found
+
+
+def _end_of(command: list[str], log: int, seconds: float) -> str:
+    """How a process ended that may take so long; nothing of it is left running."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, stdout=log, stderr=log, env=environment, start_new_session=True
+    )
+    try:
+        code = process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"out of time after {seconds:.0f} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return "well" if code == 0 else f"with exit code {code}"
+
+
+def run_all(options: argparse.Namespace) -> int:
+    """Run the parts one after another, as long as there is time."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)  # so that no part is left running
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "log.txt").write_text("", encoding="utf-8")
+    report = Report(options.out, f"scripts/on-gpu {' '.join(sys.argv[1:])}".strip())
+    ends_at = time.monotonic() + options.limit
+    for part in PARTS:
+        if options.only and part.name not in options.only:
+            continue
+        started = time.monotonic()
+        if (left := ends_at - started) < LEAST_S:
+            state, section = "not begun: no time was left", ""
+        else:
+            state, section = run_part(part, options, left)
+        seconds = time.monotonic() - started
+        report.add(part, state, seconds, section)
+        print(f"{part.title}: {state}, {seconds:.0f} s", flush=True)
+    print(f"The report is {options.out / 'report.md'}.")
+    return 0 if report.is_good else 1
+
+
+def _end(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def main() -> int:
+    """Run everything, or in a process of its own one part."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/gpu")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds in all")
+    parser.add_argument("--small", action="store_true", help="tiny models")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--only", nargs="*", help="parts to run: " + ", ".join(
+        part.name for part in PARTS))  # fmt: skip
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--section", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part is None:
+        return run_all(options)
+    [part] = [part for part in PARTS if part.name == options.part]
+    task = Task(options.out, options.section, options.device, options.small)
+    try:
+        part.run(task)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,308 @@
+"""What a path is that is no model of ours, and what to do about it.
+
+Only names, sizes and first bytes of files are looked at, and small JSON files. Nothing
+is loaded, and nothing fetched.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MOST_JSON_BYTES = 10_000_000
+"""Of a file that is looked into: a larger one is no model's configuration."""
+FIRST_BYTES = 4_096
+TRAIN = "train one with `transduce train`"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_CACHE = re.compile(r"models--(.+?)--(.+)")
+LFS_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What something is, as "a model of CTranslate2", and the user's next step."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}."
+
+
+KINDS_OF_FILES = {
+    ".safetensors": Finding(
+        what="is a file of weights, which needs the files beside it",
+        remedy="name the folder that holds it",
+    ),
+    **dict.fromkeys(
+        (".bin", ".pt", ".pth", ".ckpt", ".pkl"),
+        Finding(
+            what="is a file of weights of another program, as PyTorch or CTranslate2 "
+            "write them",
+            remedy="`transduce import` takes the folder of a Marian model of Hugging "
+            "Face, and nothing else",
+        ),
+    ),
+    ".npz": Finding(
+        what="is a file of NumPy arrays, as Marian's own program writes its models",
+        remedy="convert it with `convert_marian_to_pytorch` of the package "
+        "`transformers`, and then by `transduce import`",
+    ),
+    ".onnx": Finding(
+        what="is a model in ONNX, which cannot be read back",
+        remedy="name the model it was exported from",
+    ),
+    ".gguf": Finding(
+        what="is a model of llama.cpp, which translates by another architecture",
+        remedy=TRAIN,
+    ),
+    **dict.fromkeys(
+        (".spm", ".model", ".vocab"),
+        Finding(
+            what="is a tokenizer without its model",
+            remedy="name the folder of the model",
+        ),
+    ),
+    **dict.fromkeys(
+        (".zip", ".tar", ".tgz", ".gz", ".xz", ".bz2", ".zst"),
+        Finding(
+            what="is an archive or a compressed file",
+            remedy="unpack it, and name the folder of the model",
+        ),
+    ),
+}
+"""What files are, by the ends of their names."""
+
+
+def describe(path: Path, needed: str = WEIGHTS) -> Finding:
+    """What the path is, which is known to be no model, with the remedy.
+
+    `needed` is the file that a folder of the right kind would hold.
+    """
+    try:
+        if path.is_dir():
+            return _folder(path, needed)
+        if path.is_file():
+            return _file(path)
+        if path.is_symlink():
+            return Finding(
+                what=f"is a link to {path.readlink()}, which is not there",
+                remedy="name a folder that is there",
+            )
+        if path.exists():
+            return Finding(what="is no folder", remedy="name the folder of a model")
+    except OSError as error:
+        return Finding(
+            what=f"cannot be read ({error.strerror})", remedy="name another folder"
+        )
+    return _missing(path, needed)
+
+
+def foreign_type(folder: Path) -> str | None:
+    """The kind of a model of Hugging Face, such as "marian"; none if it is not one."""
+    config = _json(folder / CONFIG)
+    kind = config.get("model_type")
+    if kind is None and isinstance(config.get("architectures"), list):
+        kind = ", ".join(map(str, config["architectures"]))
+    return None if kind is None or "format" in config else str(kind)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is a model or a run that this package has written."""
+    config = _json(folder / CONFIG)
+    return "format" in config and bool({"model", "settings"} & config.keys())
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether Git LFS has left a pointer in place of the file."""
+    with suppress(OSError):
+        if path.is_file() and path.stat().st_size < FIRST_BYTES:
+            return path.read_bytes().startswith(LFS_POINTER)
+    return False
+
+
+def _missing(path: Path, needed: str) -> Finding:
+    name = str(path)
+    if re.match(r"https?:/", name):
+        return Finding(
+            what="is an address, and nothing is fetched from the network",
+            remedy="download the model, and name its folder",
+        )
+    if HUB_NAME.fullmatch(name) and not path.parent.is_dir():
+        folder = path.name
+        return Finding(
+            what="is not there",
+            remedy="if it is the name of a Marian model at Hugging Face, download it "
+            f"with `hf download {name} --local-dir {folder}`, then make a model of it "
+            f"with `transduce import {folder} --out models/{folder}`",
+        )
+    with suppress(OSError):
+        beside = {each.name: each for each in path.parent.iterdir() if each.is_dir()}
+        if close := get_close_matches(path.name, beside, n=1):
+            return Finding(
+                what="is not there", remedy=f"did you mean {beside[close[0]]}"
+            )
+    return Finding(
+        what=f"holds no {needed}, as it is not there",
+        remedy=f"name another folder, or {TRAIN}",
+    )
+
+
+def _file(path: Path) -> Finding:
+    with path.open("rb") as file:
+        beginning = file.read(FIRST_BYTES)
+    if not beginning:
+        return Finding(what="is an empty file", remedy="name the folder of a model")
+    is_whole = path.name == WEIGHTS and (path.parent / CONFIG).is_file()
+    if path.name == CONFIG or is_whole:
+        return Finding(
+            what="is one of the files of a model",
+            remedy=f"name its folder, {path.parent}",
+        )
+    if path.name == "tokenizer.json":
+        return KINDS_OF_FILES[".spm"]
+    if path.suffix.lower() in KINDS_OF_FILES:
+        return KINDS_OF_FILES[path.suffix.lower()]
+    if _is_text(beginning):
+        return Finding(
+            what="is a text file",
+            remedy="name the folder of the model first; text to read is given by an "
+            "option such as --input or --source",
+        )
+    return Finding(
+        what="is a file, not a folder", remedy="name the folder that holds the model"
+    )
+
+
+def _is_text(beginning: bytes) -> bool:
+    try:
+        beginning.decode("utf-8")
+    except UnicodeDecodeError as error:
+        # A letter may be cut at the end of what was read.
+        return error.start > len(beginning) - 4 and b"\0" not in beginning
+    return b"\0" not in beginning
+
+
+def _folder(path: Path, needed: str) -> Finding:
+    """What it is, the surest first."""
+    names = {each.name for each in path.iterdir()}
+    known = (_run, _exported, _hugging_face, _others)
+    for finding in chain.from_iterable(look(path, names) for look in known):
+        return finding
+    why = ", nor does any checkpoint in it" if names else ", as it is empty"
+    return Finding(
+        what=f"holds no {needed}{why}", remedy=f"name another folder, or {TRAIN}"
+    )
+
+
+def _run(path: Path, names: set[str]) -> Iterator[Finding]:
+    """A run of ours, or folders that lie in one, or hold some."""
+    if CONFIG in names and "settings" in _json(path / CONFIG):
+        yield Finding(
+            what="is a run that has saved no checkpoint yet",
+            remedy="wait for its first, or go on with it: transduce train --out "
+            f"{shlex.quote(str(path))} --resume",
+        )
+    if any(re.fullmatch(r"step-\d+", name) for name in names):
+        yield Finding(
+            what="is the folder of a run's checkpoints",
+            remedy=f"name the run, {path.parent}, or one of the checkpoints",
+        )
+    inner = sorted(
+        each.parent
+        for pattern in (f"*/{WEIGHTS}", f"*/averaged/{WEIGHTS}", f"*/best/{WEIGHTS}")
+        for each in path.glob(pattern)
+    )
+    runs = [p.parent if p.name in ("averaged", "best") else p for p in inner]
+    if runs and CONFIG not in names:
+        yield Finding(
+            what=f"holds no {WEIGHTS}, but folders with models",
+            remedy=f"name one of them, such as {runs[0]}",
+        )
+
+
+def _exported(path: Path, names: set[str]) -> Iterator[Finding]:
+    vocabularies = any(re.match(r"(shared|source|target)_vocab", n) for n in names)
+    if "model.bin" in names and (vocabularies or CONFIG in names):
+        yield Finding(
+            what="is a model of CTranslate2, which cannot be read back",
+            remedy="name the model it was made of, which `transduce import` takes if "
+            "it is a Marian model of Hugging Face",
+        )
+    if any(name.endswith(".onnx") for name in names):
+        yield Finding(
+            what="is a model in ONNX, which cannot be read back",
+            remedy="name the model it was exported from",
+        )
+
+
+def _hugging_face(path: Path, names: set[str]) -> Iterator[Finding]:
+    kind = foreign_type(path) if CONFIG in names else None
+    if kind is not None and "marian" in kind.lower():
+        quoted = shlex.quote(str(path))
+        yield Finding(
+            what="is a Marian model of Hugging Face, which must be imported first",
+            remedy=f"make a model of it: transduce import {quoted} --out MODEL",
+        )
+    elif kind is not None:
+        yield Finding(
+            what=f"is a model of Hugging Face of the type {kind}, which has another "
+            "architecture or other files",
+            remedy="only those of the type marian can be imported",
+        )
+    if cached := HUB_CACHE.fullmatch(path.resolve().name):
+        snapshots = sorted((path / "snapshots").glob("*"))
+        where = snapshots[-1] if snapshots else path / "snapshots"
+        yield Finding(
+            what=f"is a folder of Hugging Face's cache, of {'/'.join(cached.groups())}",
+            remedy=f"name what is in it: {where}",
+        )
+
+
+def _others(path: Path, names: set[str]) -> Iterator[Finding]:
+    suffixes = {Path(name).suffix for name in names}
+    if ".npz" in suffixes:
+        yield KINDS_OF_FILES[".npz"]
+    dictionaries = any(re.fullmatch(r"dict\..*txt", name) for name in names)
+    if dictionaries and suffixes & {".pt"}:
+        yield Finding(
+            what="is a model of fairseq, which cannot be imported", remedy=TRAIN
+        )
+    if suffixes & {".pt", ".pth", ".bin", ".ckpt"} or "params.best" in names:
+        yield Finding(
+            what="holds weights of another program, which cannot be imported",
+            remedy="`transduce import` takes the folder of a Marian model of Hugging "
+            f"Face, with its {CONFIG}; else {TRAIN}",
+        )
+    if WEIGHTS in names and CONFIG not in names:
+        yield Finding(
+            what=f"holds no {CONFIG} beside its {WEIGHTS}",
+            remedy="copy the whole folder of the model",
+        )
+    if suffixes & {".safetensors"}:
+        yield Finding(
+            what=f"holds weights, but not as {WEIGHTS} with its {CONFIG}",
+            remedy="name a whole model folder, of one part",
+        )
+    if {"tokenizer.json", "source.spm"} & names or suffixes & {".spm"}:
+        yield Finding(
+            what=f"holds a tokenizer, but no {WEIGHTS}",
+            remedy="copy the whole folder of the model, or name another",
+        )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """An object, or nothing where the file does not hold one."""
+    with suppress(OSError, ValueError, RecursionError):
+        if path.is_file() and path.stat().st_size <= MOST_JSON_BYTES:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                return content
+    return {}

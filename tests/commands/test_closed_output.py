@@ -1,0 +1,115 @@
+"""Long commands whose terminal is closed, or whose reader has gone, lose nothing."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from transduce.experiments.run_folder import RunFolder
+from waiting import wait_until
+
+TRANSDUCE = (sys.executable, "-m", "transduce")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+
+
+@pytest.fixture
+def training(corpus_files: tuple[Path, Path], tmp_path: Path) -> list[str]:
+    """A command that trains in the folder `run`."""
+    source, target = map(str, corpus_files)
+    return [
+        *(*TRANSDUCE, "train", "--preset", "tiny", "--device", "cpu"),
+        *("--source", source, "--target", target, "--out", str(tmp_path / "run")),
+        *("--dev-source", source, "--dev-target", target),
+    ]
+
+
+def shell(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """What a shell does with the arguments: "$@" in the command."""
+    return subprocess.run(
+        ["bash", "-c", command, "bash", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ENVIRONMENT,
+    )
+
+
+WARNING = (
+    "Warning: Standard output cannot be written (Broken pipe); going on without it.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("redirected", "told"),
+    [
+        ('"$@" | head -1', WARNING),
+        ('"$@" 2>&1 | head -1', ""),
+        ('"$@" >&- 2>&-', ""),
+        ('"$@" >/dev/full 2>/dev/full', ""),
+    ],
+    ids=["output", "both", "closed", "full"],
+)
+def test_training_goes_on_when_nobody_reads_what_it_says(
+    training: list[str], tmp_path: Path, redirected: str, told: str
+) -> None:
+    ended = shell(f"set -o pipefail; {redirected}", *training)
+    assert (ended.returncode, ended.stderr) == (0, told)
+    log = list(RunFolder(tmp_path / "run").read_log())
+    assert log[-1]["kind"] == "final"
+    assert (tmp_path / "run" / "averaged").is_dir()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_training_saves_when_its_terminal_is_closed(
+    training: list[str], tmp_path: Path, devices: int
+) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        long = ["--set", "training.steps=100000", "--devices", str(devices)]
+        os.execve(training[0], [*training, *long], ENVIRONMENT)
+    said = b""
+    while b"step 10: dev" not in said:
+        said += os.read(terminal, 10_000)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 2
+    assert (tmp_path / "run" / "stopped" / "training.json").is_file()
+
+
+def test_training_goes_on_under_nohup_when_its_terminal_is_closed(
+    training: list[str], tmp_path: Path
+) -> None:
+    output = tmp_path / "output"
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            ["nohup", *training], stdout=file, stderr=file, env=ENVIRONMENT
+        )
+        wait_until(lambda: "Model: " in output.read_text())
+        process.send_signal(signal.SIGHUP)
+        assert process.wait() == 0
+    assert (tmp_path / "run" / "averaged").is_dir()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
+def test_help_may_be_read_in_part(arguments: Sequence[str]) -> None:
+    ended = shell('set -o pipefail; "$@" | head -1', *TRANSDUCE, *arguments)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_an_interruption_at_the_end_tells_how_to_go_on(
+    refuses, training: list[str], tmp_path: Path, monkeypatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transduce.experiments.pipeline.average", interrupt)
+    message = refuses(*training[len(TRANSDUCE) :])
+    assert message == (
+        "Interrupted; what was saved before is kept. Go on with: transduce train --out "
+        f"{tmp_path / 'run'} --resume --device cpu"
+    )

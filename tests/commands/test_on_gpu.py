@@ -1,0 +1,64 @@
+"""The script for GPUs ends with a report, whatever fails."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "on_gpu.py"
+
+
+def command(out: Path, *arguments: str) -> list[str]:
+    small = ["--small", "--device", "cpu", "--out", str(out)]
+    return [sys.executable, str(SCRIPT), *small, *arguments]
+
+
+def test_each_part_leaves_its_section_and_a_failed_one_its_output(tmp_path: Path):
+    done = subprocess.run(
+        command(tmp_path, "--only", "machine"), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| Machine | well |" in report
+    assert "TFLOP/s" in report
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the part would not fail")
+def test_a_part_that_fails_is_told_and_the_report_is_written(tmp_path: Path):
+    arguments = command(tmp_path, "--only", "machine")
+    arguments[arguments.index("cpu")] = "cuda"
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 1
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| Machine | with exit code 1 |" in report
+    assert "has no CUDA" in report
+
+
+def test_no_time_left_is_told(tmp_path: Path):
+    done = subprocess.run(
+        command(tmp_path, "--only", "machine", "tests", "--limit", "0"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert report.count("not begun: no time was left") == 2
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_ending_it_ends_the_part_that_runs(tmp_path: Path):
+    process = subprocess.Popen(command(tmp_path, "--only", "loss"))
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    for _ in range(600):
+        if child := children.read_text(encoding="ascii").split():
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(child[0]), 0)

@@ -1,0 +1,63 @@
+"""Text without spaces is trained on, scored and chosen by what its words are."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TINY = ("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu")
+ENGLISH = ["I go to the library.", "The teacher reads.", "We need a house."] * 5
+TEXTS = {
+    "zh": ["我去图书馆。", "老师在看书。", "我们需要一座房子。"] * 5,
+    "ja": ["私は図書館へ行きます。", "先生は本を読みます。", "家が必要です。"] * 5,
+    "th": ["ฉันไปห้องสมุด", "ครูอ่านหนังสือ", "เราต้องการบ้าน"] * 5,
+    "ko": ["저는 도서관에 갑니다.", "선생님은 책을 읽습니다.", "집이 필요합니다."] * 5,
+}
+TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "th": "char", "ko": "ko-mecab"}
+
+
+def options(folder: Path, language: str, ending: str) -> tuple[object, ...]:
+    source, target = folder / "text.en", folder / f"text{ending}"
+    source.write_text("\n".join(ENGLISH), encoding="utf-8")
+    target.write_text("\n".join(TEXTS[language]), encoding="utf-8")
+    dev = ("--dev-source", source, "--dev-target", target)
+    return ("--source", source, "--target", target, *dev, "--out", folder / "run")
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "by its script"])
+@pytest.mark.parametrize("language", TEXTS)
+def test_training_scores_words_of_the_language(
+    succeeds: Callable[..., str], tmp_path: Path, language: str, *, is_named: bool
+) -> None:
+    files = options(tmp_path, language, f".{language}" if is_named else ".txt")
+    out = succeeds(*TINY, *files, "--set", "training.steps=2")
+    tokenizer = TOKENIZERS[language]
+    assert f", sacreBLEU ({tokenizer}) " in out
+    assert ", chrF2 " in out
+    assert ("as the references are in the script of" in out) is not is_named
+    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    [dev, final] = [e for e in map(json.loads, lines) if e["kind"] in ("dev", "final")]
+    for entry in (dev, final):
+        assert f"|tok:{tokenizer}" in entry["signature"]
+        assert entry["chrf"] >= 0
+
+
+def test_a_setting_chooses_another_tokenizer(
+    succeeds: Callable[..., str], tmp_path: Path
+) -> None:
+    files = options(tmp_path, "ja", ".ja")
+    chosen = ("--set", "training.steps=1", "evaluation.tokenize=char")
+    assert ", sacreBLEU (char) " in succeeds(*TINY, *files, *chosen)
+
+
+def test_a_missing_package_is_told_before_training_begins(
+    refuses: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "sacrebleu.tokenizers.tokenizer_ja_mecab"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    said = refuses(*TINY, *options(tmp_path, "ja", ".ja"))
+    assert said.startswith("BLEU with the tokenizer ja-mecab needs the package ")
+    assert not (tmp_path / "run").exists()
