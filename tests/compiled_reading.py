@@ -6,6 +6,12 @@ from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
 from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sources
 
 
-def after(model: CompiledModel, sources: Sequence[Sequence[int]]) -> CompiledDecoder:
+def after(
+    model: CompiledModel,
+    sources: Sequence[Sequence[int]],
+    *,
+    is_watched: bool = False,
+) -> CompiledDecoder:
     """One that has read these, the end of each included."""
-    return CompiledDecoder(model, model.start(model.encode(padded_sources(sources))))
+    memory = model.encode(padded_sources(sources))
+    return CompiledDecoder(model, model.start(memory, is_watched=is_watched))

@@ -25,8 +25,8 @@ class SearchConfig:
     overtake them."""
     patience: float | None = None
     """Times the beam size: so many finished hypotheses end the search in any case. Then
-    only those finish that end among the beam's best of their step (Kasai et al.,
-    2022)."""
+    only those finish that end among the beam's best of their step (Kasai et al., 2022),
+    and those that the limit of length cuts short compete with them."""
     length_penalty: float = 0.6
     """Alpha: what length counts for when hypotheses are ranked; 0 for nothing."""
     penalty: LengthPenalty = "gnmt"
@@ -121,6 +121,12 @@ class SearchConfig:
         # Unlike the paper: search may end while something better is possible, as in
         # other libraries, which saves a tenth to more than a third of its steps.
         return max(math.floor(self.patience * self.beam_size + 0.5), 1)
+
+    @property
+    def cut_ones_compete(self) -> bool:
+        """Whether hypotheses cut short by the limit of length compete with finished
+        ones, as in other libraries; else they count only where none has finished."""
+        return self.patience is not None
 
     def score(
         self, log_probability: float, length: int, coverage: float = 0.0

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from transduce.decoding.kernels.library import kernels
+from transduce.decoding.next_token_models import ready_model
 from transduce.decoding.next_token_models.coverage import CoverageDecoder
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
@@ -16,6 +18,7 @@ from transduce.special_ids import BOS, EOS
 
 CPU = torch.device("cpu")
 SOURCES = ["one two three", "four", "eight seven six five four three two one"]
+with_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
 
 
 def coverage_of(model: Transformer, source: list[int], target: list[int]) -> float:
@@ -112,3 +115,77 @@ def test_nothing_is_watched_between_the_steps(trained_checkpoint):
     decoder.step(np.array([[BOS]]))
     assert not model.decoder_layers[-1].memory_attention.weights_tap._forward_hooks
     assert decoder.coverage().shape == (1, 1)
+
+
+def sharpened(checkpoint, factor=4.0):
+    """One that looks here and there, so that coverage says something."""
+    name = "decoder_layers.0.memory_attention.project_query.weight"
+    weights = {**checkpoint.weights, name: factor * checkpoint.weights[name]}
+    return replace(checkpoint, weights=weights)
+
+
+@with_kernels
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beam_size": 2},
+        {"beam_size": 4, "num_best": 4},
+        {"beam_size": 7, "num_best": 3, "patience": 1.0, "penalty": "power"},
+        {"beam_size": 5, "num_best": 5, "max_length": 3, "patience": 1.0},
+        {"beam_size": 3, "num_best": 3, "extra_length": 0, "diversity": 0.3},
+        {"beam_size": 3, "num_best": 3, "min_length": 40, "length_penalty": 1.2},
+    ],
+)
+def test_kernels_count_coverage_as_operators_do(
+    trained_checkpoint, monkeypatch, settings
+):
+    """In a batch that others join, as it is small."""
+    monkeypatch.setattr(
+        "transduce.decoding.streaming.refilled_batch.BATCH_POSITIONS", 90
+    )
+    checkpoint = sharpened(trained_checkpoint)
+    config = SearchConfig(coverage_penalty=0.4, **settings)
+    sources = [" ".join(SOURCES[-1].split()[i % 8 :]) for i in range(30)]
+    by_kernels = list(Translator(checkpoint, CPU).translate_stream(sources, config))
+    monkeypatch.setattr(ready_model, "kernels", lambda: None)
+    by_operators = Translator(checkpoint, CPU)
+    assert by_operators.models[0].needs_torch
+    for found, expected in zip(
+        by_kernels, by_operators.translate_stream(sources, config), strict=True
+    ):
+        assert [h.tokens for h in found.hypotheses] == [
+            h.tokens for h in expected.hypotheses
+        ]
+        assert [h.score for h in found.hypotheses] == pytest.approx(
+            [h.score for h in expected.hypotheses], abs=1e-4
+        )
+
+
+@with_kernels
+def test_kernels_do_without_operators_where_coverage_counts(trained_checkpoint):
+    translator = Translator(trained_checkpoint, CPU)
+    list(translator.translate_stream(SOURCES, SearchConfig(coverage_penalty=0.2)))
+    assert "operators" not in vars(translator.models[0])
+
+
+@with_kernels
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_coverage_depends_neither_on_the_batch_nor_on_processes(
+    trained_checkpoint, precision
+):
+    checkpoint = sharpened(trained_checkpoint)
+    config = SearchConfig(num_best=4, coverage_penalty=0.4)
+    sources = [" ".join(SOURCES[-1].split()[i % 8 :]) for i in range(24)]
+    translator = Translator(checkpoint, CPU, precision=precision)
+    together = list(translator.translate_stream(sources, config))
+    alone = [next(translator.translate_stream([each], config)) for each in sources]
+    shared = Translator(checkpoint, CPU, precision=precision, num_processes=3)
+    by_processes = list(shared.translate_stream(sources, config))
+    shared.close()
+    assert len({each.score for each in together}) > 3
+    for one, other, third in zip(together, alone, by_processes, strict=True):
+        expected = [
+            (h.tokens, pytest.approx(h.score, abs=1e-5)) for h in one.hypotheses
+        ]
+        for each in (other, third):
+            assert [(h.tokens, h.score) for h in each.hypotheses] == expected

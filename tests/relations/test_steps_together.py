@@ -33,12 +33,17 @@ NUM_SENTENCES = 12
 SEEN_FIRST = 512
 """Logits; those of more tokens a matrix unit sees as they are summed up."""
 searches = st.builds(
-    SearchConfig,
+    lambda beam_size, coverage_penalty, **others: SearchConfig(
+        beam_size=beam_size,
+        coverage_penalty=coverage_penalty if beam_size > 1 else 0.0,
+        **others,
+    ),
     beam_size=st.sampled_from([1, 2, 3, 4, 5, 8]),
     patience=st.sampled_from([None, 0.6, 1.0, 2.0]),
     length_penalty=st.sampled_from([0.0, 1.0]),
     diversity=st.sampled_from([0.0, 0.4]),
     min_length=st.sampled_from([0, 3, 50]),
+    coverage_penalty=st.sampled_from([0.0, 0.0, 0.7]),
 )
 
 
@@ -105,7 +110,7 @@ def found(
     lengths = torch.randint(1, 20, (NUM_SENTENCES,), generator=rng).tolist()
     sources = torch.randint(3, 20, (NUM_SENTENCES, 20), generator=rng).tolist()
     limits = torch.randint(1, longest, (NUM_SENTENCES,), generator=rng).tolist()
-    kind = GreedySearch if config.beam_size == 1 else BeamSearch
+    is_covered = config.coverage_penalty > 0
 
     def begin(numbers: list[int]) -> Decoding:
         rows = [sources[i][: lengths[i]] for i in numbers]
@@ -113,8 +118,12 @@ def found(
         prefixes = [
             [last - i, *range(4, 4 + i)] if i % 3 == prefix else [] for i in numbers
         ]
-        search = kind([limits[i] for i in numbers], config, EOS, (PAD, BOS), prefixes)
-        return Decoding(after(ready, rows), search, BOS)
+        decoder = after(ready, rows, is_watched=is_covered)
+        asked = [limits[i] for i in numbers], config, EOS, (PAD, BOS), prefixes
+        if config.beam_size == 1:
+            return Decoding(decoder, GreedySearch(*asked), BOS)
+        coverage = decoder.coverage if is_covered else None
+        return Decoding(decoder, BeamSearch(*asked, coverage), BOS)
 
     each = dict(chain.from_iterable(search_in_steps(lengths, 80, begin)))
     return [each[i] for i in range(NUM_SENTENCES)]

@@ -13,11 +13,10 @@ badly.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from transduce.decoding.candidates.candidate_search import (
     Candidates,
@@ -26,14 +25,11 @@ from transduce.decoding.candidates.candidate_search import (
 )
 from transduce.decoding.growing_search import GrowingSearch, ListedSentences
 from transduce.decoding.hypotheses import End, Hypothesis, Step, traced
-from transduce.decoding.kernels.compiled_beams import CompiledBeams
+from transduce.decoding.kernels.compiled_beams import CompiledBeams, Coverage
 from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.search import Decoding, NextTokenModel
 from transduce.search_config import SearchConfig
-
-Coverage = Callable[[], Float[Any, "sentences group"]]
-"""Of the hypotheses that the model has read, with the attention of its last step."""
 
 
 def beam_search(
@@ -78,8 +74,8 @@ class BeamSearch(GrowingSearch):
         prefixes = prefixes or [()] * len(max_lengths)
         most_told = most_told or config.beam_size
         super().__init__(
-            CompiledBeams(max_lengths, prefixes, eos, config, most_told)
-            if coverage is None and kernels() is not None
+            CompiledBeams(max_lengths, prefixes, eos, config, most_told, coverage)
+            if kernels() is not None
             else _Beams(
                 [
                     _Beam(limit, prefix, eos, config, most_told)
@@ -159,6 +155,8 @@ class _Beam:
         """The best of them, best first."""
         self._num_finished = 0
         """Also those that are not kept."""
+        self._num_competing = 0
+        """Of those that go on: as likely as those that may end."""
 
     @property
     def forced(self) -> int:
@@ -181,6 +179,7 @@ class _Beam:
     ) -> None:
         """Let the best candidates go on, and those that end be kept."""
         step = Step([], [], [])
+        self._num_competing = 0
         is_long = len(self._steps) >= self._config.min_length
         candidates = zip(log_probabilities, parents, tokens, strict=True)
         for rank, (log_probability, parent, token) in enumerate(candidates):
@@ -189,6 +188,7 @@ class _Beam:
                     self._num_finished += 1
                     self._end(log_probability, parent, is_finished=True)
             elif len(step.tokens) < self._config.beam_size:
+                self._num_competing += rank < self._config.end_candidates
                 step.parents.append(parent)
                 step.tokens.append(token)
                 step.log_probabilities.append(log_probability)
@@ -215,13 +215,23 @@ class _Beam:
         return self._ends[num_best - 1].score >= bound
 
     def hypotheses(self) -> list[Hypothesis]:
-        """The finished ones, best first; if there are none, those cut short."""
+        """The finished ones, best first; if there are none, those cut short.
+
+        With patience, those that are cut short by the limit compete with finished ones.
+        """
+        is_cut = len(self._steps) >= self._max_length
         if not self._ends:
-            for number, log_probability in enumerate(self.log_probabilities):
-                if log_probability > -math.inf:
-                    self._end(log_probability, number, is_finished=False)
+            self._cut_short(len(self.log_probabilities))
+        elif is_cut and self._config.cut_ones_compete:
+            self._cut_short(self._num_competing)
         told = self._ends[: self._most_told]
         return [traced(end, self._steps) for end in told]
+
+    def _cut_short(self, count: int) -> None:
+        """Keep the first hypotheses that were to go on, if they are among the best."""
+        for number, log_probability in enumerate(self.log_probabilities[:count]):
+            if log_probability > -math.inf:
+                self._end(log_probability, number, is_finished=False)
 
     def _end(self, log_probability: float, last: int, *, is_finished: bool) -> None:
         """Keep a hypothesis, if it is among the best."""

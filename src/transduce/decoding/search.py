@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.errors import CheckpointError
@@ -46,6 +46,15 @@ class JoinableModel(NextTokenModel, Protocol):
 
         Its groups are as large, and it is of no use any more.
         """
+        ...
+
+
+@runtime_checkable
+class WatchedModel(JoinableModel, Protocol):
+    """One that sums the attention which its hypotheses pay to the source."""
+
+    def coverage(self) -> Float64[np.ndarray, "sentences group"]:
+        """The sum of log(min(attention, 1)) over the source tokens, end included."""
         ...
 
 

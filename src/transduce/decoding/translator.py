@@ -58,8 +58,6 @@ from transduce.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import torch
 
-    from transduce.decoding.next_token_models import coverage
-
 EXCLUDED = (PAD, BOS)
 """Ids that are never put out."""
 COVERAGE = "transduce.decoding.next_token_models.coverage"
@@ -368,14 +366,14 @@ class Translator:
             )
 
     def _require_one_to_watch(self) -> None:
-        """`RequestError` if there are several; else it can be looked into."""
+        """`RequestError` if there are several models; else load what watches one."""
         if len(self.models) > 1:
             raise RequestError(
                 "A coverage penalty must be used with one model, whose attention it "
                 f"counts, but {len(self.models)} are loaded."
             )
-        _ = self.models[0].operators
-        self._load_for_all(COVERAGE)
+        if self.models[0].needs_torch:
+            self._load_for_all(COVERAGE)
 
     def _load_for_all(self, part: str) -> None:
         """Load what needs PyTorch, once, not in each copy of this process."""
@@ -455,7 +453,7 @@ class Translator:
         # Of several, others too, as some of the best may be spelt alike.
         told = 1 if config.num_best == 1 else None
         if config.coverage_penalty > 0:
-            watched = self._watched(parts)
+            watched = self.models[0].read_watched(_sources(parts))
             beams = BeamSearch(
                 limits, config, EOS, EXCLUDED, prefixes, watched.coverage, told
             )
@@ -473,7 +471,7 @@ class Translator:
 
     def _read(self, parts: Sequence[Part]) -> JoinableModel:
         """What has read the sources, and is asked for the next tokens."""
-        sources = [[*part.source, EOS] for part in parts]
+        sources = _sources(parts)
         members = [each.read(sources) for each in self.models]
         if len(members) == 1:
             return members[0]
@@ -481,13 +479,10 @@ class Translator:
 
         return Ensemble(members)
 
-    def _watched(self, parts: Sequence[Part]) -> "coverage.CoverageDecoder":
-        """The same of one model, and what its hypotheses have attended to."""
-        from transduce.decoding.next_token_models.coverage import CoverageDecoder
 
-        only = self.models[0].operators
-        memory = only.encode([[*part.source, EOS] for part in parts])
-        return CoverageDecoder(only.model, memory, only.step)
+def _sources(parts: Sequence[Part]) -> list[list[int]]:
+    """As a model reads them: the end of each is among its ids."""
+    return [[*part.source, EOS] for part in parts]
 
 
 def load(

@@ -43,6 +43,18 @@ LATE_END: Table = {
     (A, A): {EOS: 1.0},
 }
 """Both ends have probability one half; the penalty decides between them."""
+CUT: Table = {
+    (): {A: 0.6, EOS: 0.3, B: 0.1},
+    (A,): {A: 0.9, B: 0.1},
+    (B,): {A: 1.0},
+}
+"""By two tokens nothing ends that is as likely as what is then cut short."""
+CUT_BEHIND_ENDS: Table = {
+    (): {A: 0.5, B: 0.45, C: 0.05},
+    (A,): {EOS: 0.6, A: 0.4},
+    (B,): {EOS: 0.6, B: 0.4},
+}
+"""Of two tokens the likeliest two end, and others are cut short behind them."""
 
 
 class TableModel:
@@ -444,3 +456,25 @@ def test_a_length_penalty_that_is_no_number_is_refused(alpha: float) -> None:
 def test_coverage_has_nothing_to_rank_in_a_beam_of_one() -> None:
     with pytest.raises(ConfigError, match="at least 2 if there is a coverage penalty"):
         SearchConfig(beam_size=1, coverage_penalty=0.2)
+
+
+@pytest.mark.parametrize(
+    ("patience", "expected"), [(None, [()]), (1.0, [(A, A), (B, A), ()])]
+)
+def test_what_is_cut_short_competes_if_there_is_patience(
+    patience: float | None, expected: list[tuple[int, ...]]
+) -> None:
+    settings: dict[str, Any] = {"penalty": "power", "alpha": 1.0}
+    [found] = search([CUT], [2], beam_size=3, patience=patience, **settings)
+    assert [each.ids for each in found] == expected
+    assert [each.is_finished for each in found] == [ids == () for ids in expected]
+    if patience is not None:
+        assert found[0].score == pytest.approx(math.log(0.6 * 0.9) / 2)
+
+
+def test_what_is_cut_short_competes_from_among_the_beams_best_only() -> None:
+    """Of twice as many that are weighed, as for those that end."""
+    [found] = search([CUT_BEHIND_ENDS], [2], beam_size=2, patience=1.0)
+    assert [each.ids for each in found] == [(A,), (B,)]
+    [found] = search([CUT_BEHIND_ENDS], [2], beam_size=3, patience=1.0)
+    assert [each.ids for each in found] == [(A,), (B,), (A, A)]

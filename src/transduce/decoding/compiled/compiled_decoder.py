@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from transduce.decoding.compiled.compiled_model import CompiledModel
 from transduce.decoding.compiled.decoder_state import DecoderState
@@ -64,6 +64,8 @@ class CompiledDecoder:
             return None
         if self._state.fields.group != beams.size:
             return None
+        if beams.are_covered and not self._state.is_watched:
+            return None
         return self._steps_taken(last_ids, beams, candidates, few)
 
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
@@ -82,6 +84,19 @@ class CompiledDecoder:
     def join(self, other: "CompiledDecoder") -> None:
         """Put the sentences of another behind one's own."""
         self._state = self._model.gathered([self._state, other._state])
+
+    def coverage(self) -> Float64[np.ndarray, "sentences group"]:
+        """The sum of log(min(attention, 1)) over the source tokens, end included.
+
+        The state must be watched. The attention is that of the last layer, the mean of
+        its heads.
+        """
+        assert self._state.is_watched
+        coverages = np.empty(self._groups)
+        self._model.library.transduce_coverage(
+            ctypes.byref(self._state.fields), address(coverages, np.float64)
+        )
+        return coverages
 
     def _with_room(self, step: Callable[[DecoderState], int]) -> int:
         """What a kernel says that takes steps, after more room was made if it must."""

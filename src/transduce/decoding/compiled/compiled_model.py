@@ -101,13 +101,17 @@ class CompiledModel:
         require_done(status)
         return CompiledMemory(states=states, mask=mask)
 
-    def start(self, memory: CompiledMemory) -> DecoderState:
+    def start(
+        self, memory: CompiledMemory, *, is_watched: bool = False
+    ) -> DecoderState:
         """Where the decoder stands before its first step."""
         sentences, source, _ = memory.states.shape
         sizes = StateSizes(
             sentences=sentences, group=1, room=first_room(sentences), source=source
         )
-        state = DecoderState(self.config, self.positions, sizes, memory.mask)
+        state = DecoderState(
+            self.config, self.positions, sizes, memory.mask, is_watched=is_watched
+        )
         status = self.library.transduce_start(
             ctypes.byref(self.fields),
             address(memory.states),
@@ -120,6 +124,7 @@ class CompiledModel:
     def gathered(self, states: Sequence[DecoderState]) -> DecoderState:
         """The sentences of all, in groups of one size, in stores with more room."""
         [group] = {each.fields.group for each in states}
+        [is_watched] = {each.is_watched for each in states}
         needs, measure = NeedsFields(), self.library.transduce_measure
         for each in states:
             require_done(measure(*map(ctypes.byref, (self.fields, each.fields, needs))))
@@ -137,6 +142,7 @@ class CompiledModel:
             self.positions,
             sizes,
             np.empty((sizes.sentences, sizes.source), np.bool_),
+            is_watched=is_watched,
         )
         for each, first in zip(states, accumulate(counts, initial=0), strict=False):
             status = self.library.transduce_gather(

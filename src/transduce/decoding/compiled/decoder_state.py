@@ -80,13 +80,20 @@ class DecoderState:
         positions: Positions,
         sizes: StateSizes,
         memory_mask: Bool[np.ndarray, "sentences source"],
+        *,
+        is_watched: bool = False,
     ) -> None:
-        """Where nothing has been read; what has, others are to put in."""
+        """Where nothing has been read; what has, others are to put in.
+
+        If it is watched, the attention that hypotheses pay to the memory is summed.
+        """
         self.stores = Stores(config, sizes)
         self._memory_mask = memory_mask
         self._past = room_for(sizes.sentences, sizes.group, sizes.room, dtype=np.int32)
         self._lengths = np.zeros(sizes.sentences, np.int64)
         self._places = np.arange(sizes.sentences)
+        shape = (sizes.sentences, sizes.group, sizes.source)
+        self._attention = np.zeros(shape, np.float32) if is_watched else None
         self.positions = positions(sizes.room)
         """Of the model: all that there is room for."""
         self.fields = StateFields(
@@ -98,8 +105,14 @@ class DecoderState:
             lengths=address(self._lengths, np.int64),
             places=address(self._places, np.int64),
             memory_mask=address(memory_mask, np.bool_),
+            attention=None if self._attention is None else address(self._attention),
             layers=self.stores.fields,
         )
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether attention to the memory is summed."""
+        return self._attention is not None
 
     def regroup(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these, in groups of another size, or sentences in another order."""
@@ -107,6 +120,10 @@ class DecoderState:
         sentences, parents = rows[:, 0] // fields.group, rows % fields.group
         past = self._past[: fields.sentences]
         self._past = past[sentences[:, None], parents]
+        if self._attention is not None:
+            attention = self._attention[: fields.sentences]
+            self._attention = attention[sentences[:, None], parents]
+            fields.attention = address(self._attention)
         self._lengths = self._lengths[sentences]
         self._places = self._places[sentences]
         fields.sentences, fields.group = rows.shape

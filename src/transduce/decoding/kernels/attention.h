@@ -12,6 +12,8 @@ typedef struct {
     const Store *key, *value;
     int64_t sentence, length;
     int64_t next; /* the sentence that is read after it, or itself */
+    float *attention; /* of the first row, to which the mean of the heads is added */
+    int64_t between_attentions; /* of one row and the next */
 } Memory;
 
 /* That of a row, which sees so many of its sentence's slots, one at least. */

@@ -11,6 +11,9 @@ typedef struct {
     int64_t between_queries, between_values;
     int64_t between_scores, between_outs; /* of one row and the next */
     int64_t d_k, d_v, length;
+    float *attention; /* to which so much of the scores is added, or none */
+    int64_t between_attentions;
+    float share;
     int64_t keys_ahead, values_ahead; /* numbers to those that are read later */
 } Head;
 
@@ -87,6 +90,14 @@ average_columns(const Head *of, int64_t column, int64_t count, const int rows,
     EACH_OF_ROWS(KEEP_AVERAGE)
 }
 
+static void add_attention(const Head *of, int64_t row)
+{
+    const float *scores = of->scores + row * of->between_scores;
+    float *attention = of->attention + row * of->between_attentions;
+    for (int64_t i = 0; i < of->length; i++)
+        attention[i] += scores[i] * of->share;
+}
+
 static inline __attribute__((always_inline)) void attend_with_head(const Head *of,
                                                                    const int rows)
 {
@@ -94,6 +105,8 @@ static inline __attribute__((always_inline)) void attend_with_head(const Head *o
         score_positions(of, first, rows);
     for (int row = 0; row < rows; row++)
         normalise_scores(of->scores + row * of->between_scores, of->length);
+    for (int row = 0; of->attention && row < rows; row++)
+        add_attention(of, row);
     int64_t column = 0;
     for (; column + 2 * LANES <= of->d_v; column += 2 * LANES)
         average_columns(of, column, 2 * LANES, rows, 1);
@@ -139,6 +152,9 @@ void attend_together(Work *work, int64_t first, int64_t rows, const Memory *memo
             .d_k = stack->d_k,
             .d_v = stack->d_v,
             .length = memory->length,
+            .attention = memory->attention,
+            .between_attentions = memory->between_attentions,
+            .share = 1.0f / (float)stack->num_heads,
             .keys_ahead = ahead * key->per_sentence,
             .values_ahead = ahead * value->per_sentence,
         };

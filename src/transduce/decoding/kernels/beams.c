@@ -12,13 +12,22 @@ static __attribute__((noinline)) double score(double log_probability, double div
     return log_probability / divisor;
 }
 
-/* Keep a hypothesis, if it is among the best; of equals, the first. */
+/* The same: a product, which might become a part of a sum. */
+static __attribute__((noinline)) double product(double one, double other)
+{
+    return one * other;
+}
+
+/* Keep a hypothesis, if it is among the best; of equals, the first. `coverage` is that
+   of what it goes on from, or none. */
 static void end_one(const Beams *beams, Beam *beam, double log_probability,
-                    int64_t last, int64_t is_finished)
+                    const double *coverage, int64_t last, int64_t is_finished)
 {
     const double divisor = beams->divisors[beam->num_steps + is_finished];
     End ended = {score(log_probability, divisor), log_probability, beam->num_steps,
                  last, is_finished};
+    if (coverage)
+        ended.score += product(beams->coverage_penalty, *coverage);
     int64_t place = beam->num_ends;
     if (place == beams->size) {
         if (!(ended.score > beam->ends[place - 1].score))
@@ -32,26 +41,37 @@ static void end_one(const Beams *beams, Beam *beam, double log_probability,
     beam->ends[place] = ended;
 }
 
-/* Let the best of so many candidates go on, and those that end be kept. */
-static void grow(const Beams *beams, Beam *beam, const double *totals,
-                 const int64_t *parents, const int64_t *tokens, int64_t count)
+/* The coverage of a hypothesis, if it counts. */
+static const double *coverage_of(const double *coverages, int64_t hypothesis)
+{
+    return coverages ? coverages + hypothesis : NULL;
+}
+
+/* Let the best of so many candidates go on, and those that end be kept. How many that
+   go on are among those that may end. */
+static int64_t grow(const Beams *beams, Beam *beam, const double *totals,
+                    const int64_t *parents, const int64_t *tokens, int64_t count,
+                    const double *coverages)
 {
     const int64_t first = beam->num_steps * beams->size;
-    int64_t kept = 0;
+    int64_t kept = 0, may_end = 0;
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] == beams->eos && totals[i] > -INFINITY) {
             if (beam->num_steps >= beams->min_length && i < beams->end_candidates) {
                 beam->num_finished++;
-                end_one(beams, beam, totals[i], parents[i], 1);
+                end_one(beams, beam, totals[i], coverage_of(coverages, parents[i]),
+                        parents[i], 1);
             }
         } else if (kept < beams->size) {
             beam->totals[first + kept] = totals[i];
             beam->parents[first + kept] = parents[i];
             beam->tokens[first + kept] = tokens[i];
             kept++;
+            may_end += i < beams->end_candidates;
         }
     }
     beam->num_steps++;
+    return may_end;
 }
 
 /* Whether nothing unfinished can overtake those that are asked for, or enough ended. */
@@ -71,15 +91,20 @@ static int is_done(const Beams *beams, const Beam *beam)
     return beam->ends[beams->num_best - 1].score >= score(best, beam->last_divisor);
 }
 
-/* If none has ended by itself, those that are cut short take their place. */
-static void cut_short(const Beams *beams, Beam *beam)
+/* If none has ended by itself, those that are cut short take their place; if they
+   compete with those that have, so many of them do where the limit is reached. */
+static void cut_short(const Beams *beams, Beam *beam, int64_t may_end,
+                      const double *coverages)
 {
-    const double *totals = beam->totals + (beam->num_steps - 1) * beams->size;
-    if (beam->num_ends)
-        return;
-    for (int64_t k = 0; k < beams->size; k++)
+    const int64_t last = (beam->num_steps - 1) * beams->size;
+    const double *totals = beam->totals + last;
+    const int compete =
+        beams->cut_ones_compete && beam->num_steps >= beam->max_length;
+    const int64_t count = !beam->num_ends ? beams->size : compete ? may_end : 0;
+    for (int64_t k = 0; k < count; k++)
         if (totals[k] > -INFINITY)
-            end_one(beams, beam, totals[k], k, 0);
+            end_one(beams, beam, totals[k],
+                    coverage_of(coverages, beam->parents[last + k]), k, 0);
 }
 
 /* Put down as the sentence of that number how one goes on, whose first row was that. */
@@ -102,10 +127,12 @@ EXPORTED void transduce_grow(Beams *beams, const double *totals, const int64_t *
     int64_t kept = 0;
     for (int64_t i = 0; i < beams->sentences; i++) {
         Beam *beam = beams->live[i];
-        grow(beams, beam, totals + i * count, parents + i * count, tokens + i * count,
-             count);
+        const double *coverages = coverage_of(beams->coverages, i * group);
+        const int64_t may_end =
+            grow(beams, beam, totals + i * count, parents + i * count,
+                 tokens + i * count, count, coverages);
         if (is_done(beams, beam))
-            cut_short(beams, beam);
+            cut_short(beams, beam, may_end, coverages);
         else
             go_on(beams, beam, kept++, i * group);
     }

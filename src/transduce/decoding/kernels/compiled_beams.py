@@ -1,7 +1,7 @@
 """Beams that a kernel lets grow, in arrays instead of lists."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +19,10 @@ from transduce.decoding.kernels.fields import (
 from transduce.decoding.kernels.library import loaded_kernels
 from transduce.kernels.loading import address
 from transduce.search_config import SearchConfig
+
+Coverage = Callable[[], Float64[np.ndarray, "sentences group"]]
+"""The sum of log(min(attention, 1)) over the source tokens, of each hypothesis that the
+model has read, its last step included."""
 
 END = np.dtype(EndFields)
 FIRST_ROOM = 32
@@ -146,12 +150,15 @@ class CompiledBeams:
         eos: int,
         config: SearchConfig,
         most_told: int,
+        coverage: Coverage | None = None,
     ) -> None:
+        """Coverage must be there if the config has a penalty for it."""
         self.live = [
             self._of_sentence(limit, prefix, config, most_told)
             for limit, prefix in zip(max_lengths, prefixes, strict=True)
         ]
         self._config = config
+        self._coverage = coverage
         self._kernel = getattr(loaded_kernels(), self._kernel_name)
         self._fields = BeamsFields(
             size=self._of_sentence.size(config),
@@ -160,6 +167,8 @@ class CompiledBeams:
             num_best=config.num_best,
             end_candidates=config.end_candidates,
             enough_ends=min(config.enough_ends or ENDLESS, ENDLESS),
+            cut_ones_compete=config.cut_ones_compete,
+            coverage_penalty=config.coverage_penalty,
         )
         forced = [prefix[0] if prefix else NOT_FORCED for prefix in prefixes]
         self._hold(np.array(forced, dtype=np.int64))
@@ -168,6 +177,11 @@ class CompiledBeams:
         )
         """Of the hypotheses that go on, as far as they bear on what comes next."""
         self._has_prefixes = any(prefixes)
+
+    @property
+    def are_covered(self) -> bool:
+        """Whether it counts what hypotheses have attended to."""
+        return self._coverage is not None
 
     @property
     def forced(self) -> Int64[np.ndarray, " sentences"] | None:
@@ -185,6 +199,10 @@ class CompiledBeams:
         if not self._steps_left:
             self._make_room()
         self._steps_left -= 1
+        if self._coverage is not None:
+            coverages = np.ascontiguousarray(self._coverage(), dtype=np.float64)
+            assert coverages.shape == (len(self.live), group)
+            self._fields.coverages = address(coverages, np.float64)
         self._kernel(
             ctypes.byref(self._fields),
             address(found.log_probabilities, np.float64),
@@ -210,6 +228,9 @@ class CompiledBeams:
         if not self._steps_left:
             self._make_room()
         self._tokens[:] = last_ids  # not those of before, if others have joined
+        if self._coverage is not None:
+            self._coverages = np.empty(last_ids.shape)
+            self._fields.coverages = address(self._coverages, np.float64)
         steps.beams = ctypes.addressof(self._fields)
         steps.is_greedy = self._is_greedy
         steps.has_prefixes = self._has_prefixes

@@ -1,4 +1,6 @@
 /* The decoder's steps, each all layers in one call (Figure 1, right). */
+#include <float.h>
+#include <math.h>
 #include <string.h>
 
 #include "attention.h"
@@ -37,6 +39,7 @@ typedef struct {
     const State *state;
     const LayerCache *cache;
     int64_t neighbourhood;
+    int is_summed; /* whether it is added to that of the steps before */
 } StepAttention;
 
 /* All heads of a slot, which stand side by side. */
@@ -91,16 +94,17 @@ static void memory_of_parts(void *shared, int64_t first, int64_t end, int worker
     for (int64_t i = first; i < end; i++) {
         const int64_t sentence = i / parts, begin = i % parts * TOGETHER;
         const int64_t place = state->places[sentence], left = state->group - begin;
-        const int64_t after = (i + 1) / parts;
+        const int64_t after = (i + 1) / parts, row = sentence * state->group + begin;
         const Memory memory = {
             .key = &asked->cache->memory_key,
             .value = &asked->cache->memory_value,
             .sentence = place,
             .length = memory_length(state, place),
             .next = after < state->sentences ? state->places[after] : place,
+            .attention = asked->is_summed ? attention_of(state, row) : NULL,
+            .between_attentions = state->source,
         };
-        attend_together(&work, sentence * state->group + begin,
-                        left < TOGETHER ? left : TOGETHER, &memory);
+        attend_together(&work, row, left < TOGETHER ? left : TOGETHER, &memory);
     }
 }
 
@@ -110,18 +114,18 @@ static void attend_to_past(Work *work, const Decoder *decoder, const Layer *laye
     apply_linear(work, &layer->query_key_value, sublayer_input(work, &layer->after_own),
                  &work->wide, 0);
     store_newest(work, state, cache);
-    StepAttention asked = {work, state, cache, decoder->neighbourhood};
+    StepAttention asked = {work, state, cache, decoder->neighbourhood, 0};
     share_out(past_of_rows, &asked, work->rows, LEAST_ATTENDING, work->num_threads);
     apply_linear(work, &layer->own_output, &work->heads, &work->read, 0);
     add_and_norm(work, &layer->after_own);
 }
 
 static void attend_to_memory(Work *work, const Layer *layer, const State *state,
-                             const LayerCache *cache)
+                             const LayerCache *cache, int is_summed)
 {
     apply_linear(work, &layer->memory_query, sublayer_input(work, &layer->after_memory),
                  &work->wide, 0);
-    StepAttention asked = {work, state, cache, 0};
+    StepAttention asked = {work, state, cache, 0, is_summed};
     share_out(memory_of_parts, &asked, state->sentences * parts_of_group(state),
               LEAST_ATTENDING / TOGETHER, work->num_threads);
     apply_linear(work, &layer->memory_output, &work->heads, &work->read, 0);
@@ -147,7 +151,8 @@ int read_tokens(Work *work, const Decoder *decoder, State *state,
     for (int64_t i = 0; i < stack->num_layers; i++) {
         const Layer *layer = stack->layers + i;
         attend_to_past(work, decoder, layer, state, state->layers + i);
-        attend_to_memory(work, layer, state, state->layers + i);
+        attend_to_memory(work, layer, state, state->layers + i,
+                         state->attention && i == stack->num_layers - 1);
         feed_forward(work, layer);
     }
     for (int64_t i = 0; i < state->sentences; i++)
@@ -177,4 +182,25 @@ EXPORTED int transduce_step(const Decoder *decoder, State *state,
     multiply_for_logits(&work, decoder, 0, vocab, &(Matrix){logits, vocab});
     end_work(&work);
     return 0;
+}
+
+/* Attention that is too little for a number is still not quite none. */
+static double log_of_attention(float attention)
+{
+    if (attention < FLT_MIN)
+        return log(FLT_MIN);
+    return attention > 1.0f ? 0.0 : log(attention);
+}
+
+EXPORTED void transduce_coverage(const State *state, double *coverages)
+{
+    for (int64_t row = 0; row < state->sentences * state->group; row++) {
+        const float *attention = attention_of(state, row);
+        const int64_t place = state->places[row / state->group];
+        const int64_t length = memory_length(state, place);
+        double sum = 0.0;
+        for (int64_t i = 0; i < length; i++)
+            sum += log_of_attention(attention[i]);
+        coverages[row] = sum;
+    }
 }

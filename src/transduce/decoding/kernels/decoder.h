@@ -26,12 +26,20 @@ typedef struct {
     int64_t *lengths; /* positions read of each sentence */
     int64_t *places;  /* of each sentence in what follows */
     uint8_t *memory_mask; /* positions of each place */
+    /* Of each hypothesis to each position of the memory, summed over its steps: that of
+       the last layer, the mean of its heads. None, if nobody wants to know. */
+    float *attention;
     const LayerCache *layers;
 } State;
 
 static inline int32_t *past_of(const State *state, int64_t row)
 {
     return state->past + row * state->room;
+}
+
+static inline float *attention_of(const State *state, int64_t row)
+{
+    return state->attention + row * state->source;
 }
 
 /* Positions that the longest past has, the newest included. */
@@ -76,6 +84,10 @@ void multiply_for_logits(const Work *work, const Decoder *decoder, int64_t first
 EXPORTED int transduce_step(const Decoder *decoder, State *state,
                             const int64_t *last_ids, const float *positions,
                             float *logits, int num_threads);
+
+/* Of each hypothesis, the sum of log(min(attention, 1)) over the positions of its memory
+   (Wu et al., 2016, equation 14). Attention must be there. */
+EXPORTED void transduce_coverage(const State *state, double *coverages);
 
 /* Keep so many sentences, each with these of its hypotheses, numbered through all
    groups. 1 if memory is lacking, 3 if they are not of one sentence each, or these in

@@ -108,6 +108,7 @@ class StateFields(ctypes.Structure):
         ("lengths", c_void_p),
         ("places", c_void_p),
         ("memory_mask", c_void_p),
+        ("attention", c_void_p),
         ("layers", POINTER(c_int64)),
     ]
 
@@ -196,10 +197,13 @@ class BeamsFields(ctypes.Structure):
         ("num_best", c_int64),
         ("end_candidates", c_int64),
         ("enough_ends", c_int64),
+        ("cut_ones_compete", c_int64),
+        ("coverage_penalty", c_double),
         ("divisors", c_void_p),
         ("live", c_void_p),
         ("totals", c_void_p),
         ("rows", c_void_p),
         ("tokens", c_void_p),
         ("forced", c_void_p),
+        ("coverages", c_void_p),
     ]

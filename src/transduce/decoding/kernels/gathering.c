@@ -132,6 +132,17 @@ static void move_past(const Decoder *decoder, const State *from, int64_t sentenc
     into->lengths[place] = from->lengths[sentence];
 }
 
+static void move_attention(const State *from, int64_t sentence, State *into,
+                           int64_t place)
+{
+    const int64_t group = from->group;
+    const int64_t length = memory_length(from, from->places[sentence]);
+    for (int64_t k = 0; k < group; k++)
+        memcpy(attention_of(into, place * group + k),
+               attention_of(from, sentence * group + k),
+               (size_t)length * sizeof(float));
+}
+
 /* Put all sentences of a state into another, whose sentences are in order, from its
    `first` on. It has what they need. 1 if memory is lacking, otherwise 0. */
 EXPORTED int transduce_gather(const Decoder *decoder, const State *from, State *into,
@@ -144,6 +155,8 @@ EXPORTED int transduce_gather(const Decoder *decoder, const State *from, State *
         list_used(&slots, decoder, from, i);
         move_stores(&decoder->stack, from, i, into, first + i, &slots);
         move_past(decoder, from, i, into, first + i, &slots);
+        if (from->attention)
+            move_attention(from, i, into, first + i);
     }
     end_slots(&slots);
     return 0;

@@ -90,6 +90,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.transduce_measure.argtypes = [*[pointer] * 3]
     library.transduce_gather.argtypes = [*[pointer] * 3, number]
     library.transduce_reorder.argtypes = [pointer, pointer, number]
+    library.transduce_coverage.argtypes = [pointer, pointer]
+    library.transduce_coverage.restype = None
     library.transduce_candidates.argtypes = [pointer, pointer]
     library.transduce_steps.argtypes = [pointer, c_int]
     for grow in (library.transduce_grow, library.transduce_grow_greedily):

@@ -89,6 +89,26 @@ static int are_in_order(const State *state, const int64_t *rows, int64_t sentenc
     return 1;
 }
 
+/* Keep so many sentences' attention; none of them moves back. 1 if memory is lacking,
+   otherwise 0. */
+static int reorder_attention(State *state, const int64_t *rows, int64_t sentences)
+{
+    const int64_t group = state->group;
+    const size_t source = (size_t)state->source, bytes = source * sizeof(float);
+    float *before = malloc((size_t)group * bytes);
+    if (!before)
+        return 1;
+    for (int64_t i = 0; i < sentences; i++) {
+        const int64_t first = rows[i * group] / group * group;
+        memcpy(before, attention_of(state, first), (size_t)group * bytes);
+        for (int64_t k = 0; k < group; k++)
+            memcpy(attention_of(state, i * group + k),
+                   before + (size_t)(rows[i * group + k] - first) * source, bytes);
+    }
+    free(before);
+    return 0;
+}
+
 EXPORTED int transduce_reorder(State *state, const int64_t *rows, int64_t sentences)
 {
     const int64_t group = state->group;
@@ -97,6 +117,10 @@ EXPORTED int transduce_reorder(State *state, const int64_t *rows, int64_t senten
     int32_t *before = malloc((size_t)(group * longest_past(state)) * sizeof *before);
     if (!before)
         return 1;
+    if (state->attention && reorder_attention(state, rows, sentences)) {
+        free(before);
+        return 1;
+    }
     for (int64_t i = 0; i < sentences; i++) {
         const int64_t sentence = rows[i * group] / group; /* not before i */
         const int64_t length = state->lengths[sentence];

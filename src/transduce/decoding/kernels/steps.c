@@ -110,6 +110,8 @@ static int grow_by_found(const Steps *steps)
     State *state = steps->state;
     Beams *beams = steps->beams;
     const CandidateSearch *found = steps->candidates;
+    if (beams->coverages)
+        transduce_coverage(state, beams->coverages);
     if (steps->is_greedy)
         transduce_grow_greedily(beams, found->found_totals, found->found_parents,
                                 found->found_tokens, found->count, state->group);

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder, Step
@@ -58,12 +58,16 @@ class CoverageDecoder(IncrementalDecoder):
         self._attention = torch.cat([fitted(each, width, dim=2) for each in both])
 
     @torch.inference_mode()
-    def coverage(self) -> Float[Tensor, "sentences group"]:
+    def coverage(self) -> Float64[np.ndarray, "sentences group"]:
         """The sum of log(min(attention, 1)) over the source tokens, end included."""
         # Attention that is too little for a number is still not quite none.
         least = torch.finfo(self._attention.dtype).tiny
         logs = self._attention.clamp(min=least, max=1).log()
-        return logs.masked_fill(~self._state.memory_mask[:, 0], 0.0).sum(dim=-1)
+        logs = logs.masked_fill(~self._state.memory_mask[:, 0], 0.0)
+        sums: Float64[np.ndarray, "sentences group"] = (
+            logs.double().sum(-1).cpu().numpy()
+        )
+        return sums
 
     def _watch(
         self,

@@ -9,7 +9,7 @@ from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sou
 from transduce.decoding.compiled.packed_layers import Pack, has_kernels_for
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
-from transduce.decoding.search import JoinableModel
+from transduce.decoding.search import JoinableModel, WatchedModel
 from transduce.errors import ConfigError
 from transduce.machine import has_matrix_unit, keep_freed_memory
 from transduce.model_folder import ModelAtRest
@@ -100,3 +100,19 @@ class ReadyModel:
     def read(self, sources: Sequence[Sequence[int]]) -> JoinableModel:
         """The model, which has read sources, and reads their translations."""
         return self.start(self.encode(sources))
+
+    def read_watched(self, sources: Sequence[Sequence[int]]) -> WatchedModel:
+        """The same, and what its hypotheses have attended to."""
+        memory = self.encode(sources)
+        if self._has_kernels:
+            state = self.compiled.start(memory, is_watched=True)
+            return CompiledDecoder(self.compiled, state)
+        from transduce.decoding.next_token_models.coverage import CoverageDecoder
+
+        operators = self.operators
+        return CoverageDecoder(operators.model, memory, operators.step)
+
+    @property
+    def needs_torch(self) -> bool:
+        """Whether it decodes by operators of PyTorch, as kernels cannot."""
+        return not self._has_kernels

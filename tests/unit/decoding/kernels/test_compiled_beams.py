@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,8 +22,11 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels"
 
 EOS = 2
 searches = st.builds(
-    lambda beam_size, num_best, **others: SearchConfig(
-        beam_size=beam_size, num_best=min(num_best, beam_size), **others
+    lambda beam_size, num_best, coverage_penalty, **others: SearchConfig(
+        beam_size=beam_size,
+        num_best=min(num_best, beam_size),
+        coverage_penalty=coverage_penalty if beam_size > 1 else 0.0,
+        **others,
     ),
     beam_size=st.sampled_from([1, 2, 4, 7]),
     num_best=st.integers(1, 7),
@@ -31,6 +35,7 @@ searches = st.builds(
     penalty=st.sampled_from(["gnmt", "power"]),
     diversity=st.sampled_from([0.0, 0.4]),
     min_length=st.integers(0, 5),
+    coverage_penalty=st.sampled_from([0.0, 0.3]),
 )
 
 
@@ -64,11 +69,20 @@ def found(
     half = len(limits) // 2
     size = config.beam_size if kind is BeamSearch else 1
     excluded = (0, 1) if vocab > 5 else ()
+    shape: tuple[int, int, int]
+
+    def coverage() -> np.ndarray:
+        """Of those that the logits come after."""
+        return -torch.rand(shape[:2], generator=generator).double().numpy()
 
     def begun(part: slice) -> tuple[BeamSearch | GreedySearch, list]:
-        search = kind(limits[part], config, EOS, excluded, prefixes[part])
+        nonlocal shape
+        asked = limits[part], config, EOS, excluded, prefixes[part]
+        is_covered = kind is BeamSearch and config.coverage_penalty > 0
+        search = kind(*asked, coverage) if is_covered else kind(*asked)
         sentences = list(search.live)
-        search.grow(random_logits(generator, (len(sentences), 1, vocab), 0))
+        shape = len(sentences), 1, vocab
+        search.grow(random_logits(generator, shape, 0))
         return search, sentences
 
     search, sentences = begun(slice(half, None))

@@ -18,6 +18,7 @@ import torch
 
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding import translator as translator_module
+from transduce.decoding.next_token_models import ready_model
 from transduce.decoding.streaming import processes
 from transduce.decoding.streaming.processes import (
     MAX_PROCESSES,
@@ -127,21 +128,27 @@ def test_what_nobody_wants_any_more_is_not_in_the_way(
     assert texts == [each.text for each in alone.translate(SENTENCES)]
 
 
-@pytest.mark.parametrize("has_scored", [False, True])
-def test_copies_have_what_looks_into_the_model(
-    alone: Translator, shared: Translator, others: set[int], has_scored: bool
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_copies_have_what_counts_coverage(
+    trained_checkpoint: Checkpoint,
+    others: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+    by_kernels: bool,
 ) -> None:
+    """Without kernels that needs PyTorch, which copies begun before do not have."""
+    if not by_kernels:
+        monkeypatch.setattr(ready_model, "kernels", lambda: None)
     config = SearchConfig(coverage_penalty=0.2)
+    alone = Translator(trained_checkpoint, CPU)
+    shared = Translator(trained_checkpoint, CPU, num_processes=3)
     expected = [each.text for each in alone.translate_stream(SENTENCES, config)]
-    if has_scored:
-        shared.score(["one"], ["eins"])
     before, after = children() - others, []
     for _ in range(2):
         found = shared.translate_stream(SENTENCES, config)
         assert [each.text for each in found] == expected
         after.append(children() - others)
     assert len(before) == len(after[0]) == 3
-    assert not before & after[0]
+    assert (before == after[0]) == by_kernels
     assert after[0] == after[1]
 
 

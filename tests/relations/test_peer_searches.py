@@ -1,0 +1,213 @@
+"""With patience 1 and penalty power, search finds what other libraries find.
+
+Also where the limit of length cuts hypotheses short: these then compete with finished
+ones, and win at times.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import ctranslate2
+import pytest
+import torch
+from transformers import MarianMTModel
+
+from beam_kinds import kind_of_beam  # noqa: F401
+from transduce.checkpoint import Checkpoint
+from transduce.decoding.translator import Translator
+from transduce.export import ctranslate2 as to_ctranslate2
+from transduce.export import marian as to_marian
+from transduce.export.portable_tokenizer import portable_pieces
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
+from transduce.special_ids import EOS
+from transduce.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
+
+CPU = torch.device("cpu")
+NEVER = [["<pad>"], ["<s>"]]
+SENTENCES = [
+    "one two three",
+    "four",
+    "eight seven six five four",
+    "six one eight one three five",
+    "x",
+]
+LIMITS = (1, 2, 4, 8)
+PENALTIES = (0.0, 0.5, 1.0, 1.6)
+
+Found = list[tuple[tuple[int, ...], bool]]
+"""Ids of hypotheses, best first, and whether each has ended by itself."""
+Peer = Callable[[list[int], SearchConfig], Found]
+
+
+def random_model(tokenizer: Tokenizer, seed: int, end: float) -> Checkpoint:
+    """One whose sentences end at times, the more often the higher `end` is."""
+    torch.manual_seed(seed)
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, num_layers=2, decoder_layers=1, d_model=16,
+        d_ff=20, num_heads=2, d_k=8, d_v=8, activation="silu", output_bias=True,
+    )  # fmt: skip
+    model = Transformer(config)
+    for name, weight in model.named_parameters():
+        if "bias" in name or "norm" in name:
+            torch.nn.init.normal_(weight, mean=0.5)
+    weights = dict(model.state_dict())
+    weights["embedding.weight"] = weights["embedding.weight"] / 2
+    weights["embedding.bias"][EOS] = end
+    return Checkpoint(config=config, weights=weights, tokenizer=tokenizer, step=1)
+
+
+def disturbed(checkpoint: Checkpoint, seed: int) -> Checkpoint:
+    """As if it had been trained for less time."""
+    torch.manual_seed(seed)
+    weights = {
+        name: weight + 0.5 * weight.std(correction=0) * torch.randn_like(weight)
+        for name, weight in checkpoint.weights.items()
+    }
+    return replace(checkpoint, weights=weights)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["trained", "less trained", "random", "random, with few ends"],
+)
+def checkpoint(
+    request: pytest.FixtureRequest,
+    trained_checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+) -> Checkpoint:
+    match request.param:
+        case "trained":
+            return trained_checkpoint
+        case "less trained":
+            return disturbed(trained_checkpoint, seed=3)
+        case "random":
+            return random_model(tokenizer, seed=10, end=4)
+        case _:
+            return random_model(tokenizer, seed=11, end=2)
+
+
+@pytest.fixture(scope="module")
+def peers(
+    checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Peer]:
+    folder = tmp_path_factory.mktemp("peers")
+    for name, export in (("ctranslate2", to_ctranslate2), ("marian", to_marian)):
+        export.export(checkpoint, folder / name, SENTENCES)
+    return {
+        "CTranslate2": in_ctranslate2(checkpoint, folder / "ctranslate2"),
+        "Hugging Face": in_hugging_face(folder / "marian"),
+    }
+
+
+def in_ctranslate2(checkpoint: Checkpoint, folder: Path) -> Peer:
+    translator = ctranslate2.Translator(str(folder), compute_type="float32")
+    pieces = portable_pieces(checkpoint.tokenizer)
+    ids = {piece: i for i, piece in enumerate(pieces)}
+
+    def find(source: list[int], config: SearchConfig) -> Found:
+        [result] = translator.translate_batch(
+            [[pieces[i] for i in source]],
+            beam_size=config.beam_size,
+            num_hypotheses=config.num_best,
+            patience=config.patience,
+            length_penalty=config.length_penalty,
+            max_decoding_length=config.max_length,
+            min_decoding_length=0,
+            return_end_token=True,
+            suppress_sequences=NEVER,
+        )
+        return list(map(told, ([ids[piece] for piece in h] for h in result.hypotheses)))
+
+    return find
+
+
+def in_hugging_face(folder: Path) -> Peer:
+    model = MarianMTModel.from_pretrained(folder).eval()
+
+    def find(source: list[int], config: SearchConfig) -> Found:
+        with torch.inference_mode():
+            found = model.generate(
+                torch.tensor([[*source, EOS]]),
+                num_beams=config.beam_size,
+                num_return_sequences=config.num_best,
+                length_penalty=config.length_penalty,
+                early_stopping=True,
+                max_length=None,
+                max_new_tokens=config.max_length,
+            )
+        return [told(row[1:]) for row in found.tolist()]
+
+    return find
+
+
+def told(ids: list[int]) -> tuple[tuple[int, ...], bool]:
+    """Without what stands for the end, and what is behind it."""
+    return tuple(i for i in ids if i > EOS), EOS in ids
+
+
+def ours(translator: Translator, text: str, config: SearchConfig) -> Found:
+    pieces = translator.tokenizer.pieces(range(translator.tokenizer.vocab_size))
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    [found] = translator.translate_stream([text], config)
+    return [
+        (
+            tuple(ids[piece] for piece in each.tokens),
+            len(each.token_log_probabilities) > len(each.tokens),
+        )
+        for each in found.hypotheses
+    ]
+
+
+def distinct(found: Found, tokenizer: Tokenizer) -> Found:
+    """Without those that are spelt as a better one is, as we have it."""
+    by_text = {tokenizer.decode(ids): (ids, end) for ids, end in reversed(found)}
+    return [each for each in found if by_text[tokenizer.decode(each[0])] == each]
+
+
+@pytest.mark.parametrize("beam_size", [2, 4, 7])
+def test_the_best_is_that_of_both_libraries(checkpoint, peers, beam_size):
+    translator = Translator(checkpoint, CPU)
+    for max_length in LIMITS:
+        for length_penalty in PENALTIES:
+            config = SearchConfig(
+                beam_size=beam_size, patience=1, penalty="power", extra_length=99,
+                length_penalty=length_penalty, max_length=max_length,
+            )  # fmt: skip
+            for text in SENTENCES:
+                source = translator.tokenizer.encode(text)
+                [found] = ours(translator, text, config)
+                for name, find in peers.items():
+                    assert [found] == find(source, config), (name, text, config)
+
+
+def test_the_n_best_are_those_of_hugging_face(checkpoint, peers):
+    translator = Translator(checkpoint, CPU)
+    for max_length, length_penalty in zip(LIMITS, PENALTIES, strict=True):
+        config = SearchConfig(
+            beam_size=4, num_best=4, patience=1, penalty="power", extra_length=99,
+            length_penalty=length_penalty, max_length=max_length,
+        )  # fmt: skip
+        for text in SENTENCES:
+            found = ours(translator, text, config)
+            source = translator.tokenizer.encode(text)
+            theirs = peers["Hugging Face"](source, config)
+            assert found == distinct(theirs, translator.tokenizer)
+
+
+@pytest.mark.parametrize("patience", [0.5, 2.0])
+def test_another_patience_is_that_of_ctranslate2(checkpoint, peers, patience):
+    translator = Translator(checkpoint, CPU)
+    for max_length in LIMITS:
+        config = SearchConfig(
+            beam_size=4, patience=patience, penalty="power", extra_length=99,
+            length_penalty=1.0, max_length=max_length,
+        )  # fmt: skip
+        for text in SENTENCES:
+            source = translator.tokenizer.encode(text)
+            theirs = peers["CTranslate2"](source, config)
+            assert ours(translator, text, config) == theirs
