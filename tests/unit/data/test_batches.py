@@ -305,3 +305,35 @@ def test_a_setting_below_one_is_refused(name, value):
     message = f"`batching.{name}` must be at least 1, but is {value}\\."
     with pytest.raises(ConfigError, match=message):
         BatchingConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("budget", "sizes"),
+    [
+        # Ten pairs of two tokens: 20 / 8 = 2.5 rounds to the even 2, 20 / 7 to 3.
+        (8, [5, 5]),
+        (7, [4, 3, 3]),
+        (14, [10]),
+        (13, [5, 5]),
+        (1_000, [10]),
+        (2, [1] * 10),
+    ],
+)
+def test_the_number_of_updates_is_rounded_and_they_are_filled_alike(
+    make_dataset, budget, sizes
+):
+    dataset = make_dataset([([5], [6])] * 10)
+    config = BatchingConfig(source_tokens=budget, target_tokens=budget, batch_tokens=2)
+    found = [
+        len(update.source_lengths) for update in Batcher(dataset, config, 1).epoch(0)
+    ]
+    assert sorted(found, reverse=True) == sizes
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_the_side_that_fills_its_budget_first_decides(make_dataset, side):
+    longer, shorter = [5, 6, 7], [8]
+    pair = (longer, shorter) if side == "source" else (shorter, longer)
+    config = BatchingConfig(source_tokens=8, target_tokens=8, batch_tokens=4)
+    updates = list(Batcher(make_dataset([pair] * 6), config, 1).epoch(0))
+    assert [len(update.source_lengths) for update in updates] == [2, 2, 2]

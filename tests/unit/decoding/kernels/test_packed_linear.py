@@ -11,6 +11,7 @@ from transduce.decoding.kernels.packed_linear import (
     PackedInt8,
     PackedLinear,
 )
+from transduce.machine import processor_flags
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
 
@@ -157,3 +158,34 @@ def test_what_is_no_number_stays_none(packed_linear):
     weight[33, 2] = torch.nan
     found = packed_linear(weight, None)(x[:1])
     assert found.isnan().nonzero().tolist() == [[0, 33]]
+
+
+@torch.no_grad()
+def test_weights_of_8_bits_use_the_whole_range():
+    """The largest weight of an output is 127 steps, where products cannot overflow.
+
+    Without VNNI instructions sums of two products have 16 bits, and steps are coarser.
+    """
+    weight = torch.randn(40, 64) * torch.logspace(-3, 3, 40)[:, None]
+    packed = Packed(PackedInt8, weight, None)
+    steps = weight.abs().amax(dim=1) / packed.scales[:40]
+    is_fine = bool({"avx512_vnni", "avx_vnni"} & processor_flags())
+    expected = 127.0 if is_fine else 127 / 4
+    if is_fine:
+        torch.testing.assert_close(
+            steps, torch.full((40,), expected), rtol=1e-3, atol=0
+        )
+    else:
+        assert (steps >= expected).all()
+
+
+@torch.no_grad()
+def test_a_layer_of_8_bits_is_within_one_percent_of_fp32():
+    linear = nn.Linear(512, 512)
+    x = torch.randn(200, 512)
+    found, expected = Packed(PackedInt8, linear.weight, linear.bias)(x), linear(x)
+    error = (found - expected).norm() / expected.norm()
+    is_fine = bool({"avx512_vnni", "avx_vnni"} & processor_flags())
+    assert error < (0.015 if is_fine else 0.05)
+    # 127 steps for weights, and 255 for inputs: far fewer would err more.
+    assert error > 0.001

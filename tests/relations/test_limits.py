@@ -1,0 +1,129 @@
+"""What happens at the very limit: of a prefix, of a line, of a search among equals."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from beam_kinds import kind_of_beam  # noqa: F401
+from transduce.checkpoint import Checkpoint
+from transduce.decoding.beam_search import beam_search
+from transduce.decoding.greedy_search import greedy_search
+from transduce.decoding.translation.parts import MAX_SOURCE_TOKENS, Line, parts_of
+from transduce.decoding.translator import Translator
+from transduce.sampling_config import SamplingConfig
+from transduce.search_config import SearchConfig
+from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.tokenizer import Tokenizer
+
+VOCAB_SIZE = 7
+
+
+@pytest.fixture(scope="module")
+def translator(trained_checkpoint: Checkpoint) -> Translator:
+    return Translator(trained_checkpoint, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 5])
+def test_a_prefix_as_long_as_the_limit_or_longer_is_kept_whole_and_ends(
+    translator: Translator, tokenizer: Tokenizer, beam_size: int, beyond: int
+):
+    prefix = tokenizer.encode("zwei drei vier eins eins zwei")
+    max_length = len(prefix) - beyond
+    [found] = translator.translate(
+        ["one"],
+        beam_size=beam_size,
+        max_length=max_length,
+        prefixes=["zwei drei vier eins eins zwei"],
+    )
+    best = found.hypotheses[0]
+    pieces = tokenizer.pieces(prefix)
+    assert list(best.tokens[: len(pieces)]) == pieces
+    # The limit counts the end; there is room for it, and for no other token.
+    room = max(max_length - 1, len(prefix))
+    assert len(best.tokens) <= room
+    assert len(best.token_log_probabilities) <= room + 1
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("extra_length", [0, 1, 3])
+def test_the_room_beyond_a_source_is_the_same_with_a_prefix_as_without(
+    translator: Translator, tokenizer: Tokenizer, beam_size: int, extra_length: int
+):
+    source = "one two three"
+    [free] = translator.translate(
+        [source], beam_size=beam_size, extra_length=extra_length
+    )
+    [begun] = translator.translate(
+        [source],
+        beam_size=beam_size,
+        extra_length=extra_length,
+        prefixes=["eins"],
+    )
+    limit = len(tokenizer.encode(source)) + 1 + extra_length
+    for each in (free, begun):
+        assert len(each.hypotheses[0].token_log_probabilities) <= limit
+
+
+def line_of(count: int, tokenizer: Tokenizer) -> str:
+    """A line of exactly so many tokens."""
+    text = "one" + " one" * (count - 1)
+    assert len(tokenizer.encode(text)) == count
+    return text
+
+
+@pytest.mark.parametrize(
+    ("count", "parts"), [(MAX_SOURCE_TOKENS, 1), (MAX_SOURCE_TOKENS + 1, 2)]
+)
+def test_a_line_is_cut_if_it_is_longer_than_the_greatest_length_alone(
+    tokenizer: Tokenizer, count: int, parts: int
+):
+    text = line_of(count, tokenizer)
+    line = Line(number=0, text=text, source=tokenizer.encode(text), prefix=[])
+    found = parts_of(line, tokenizer)
+    assert len(found) == parts
+    assert sum(len(part.source) for part in found) == count
+
+
+def test_like_parts_of_a_long_line_are_drawn_otherwise(
+    translator: Translator, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        "transduce.decoding.translation.parts.MAX_SOURCE_TOKENS",
+        len(tokenizer.encode("one two three.")),
+    )
+    drawing = SamplingConfig(number=1, temperature=3.0, seed=5)
+    # Three parts of the same tokens.
+    sentence = "one two three."
+    [found] = translator.sample([" ".join([sentence] * 3)], drawing)
+    [alone] = translator.sample([sentence], drawing)
+    draws = found.text.split()
+    first = alone.text.split()
+    assert draws[: len(first)] == first  # a line's first part is drawn as a line is
+    assert draws != first * 3
+
+
+class Indifferent:
+    """A model that never ends, and holds every word as likely as every other."""
+
+    def step(self, last_ids: np.ndarray) -> Tensor:
+        logits = torch.zeros(*last_ids.shape, VOCAB_SIZE)
+        logits[..., EOS] = -math.inf
+        return logits
+
+    def reorder(self, rows: np.ndarray) -> None:
+        pass
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 4])
+def test_of_equals_the_first_hypothesis_and_the_first_word_are_taken(beam_size: int):
+    config = SearchConfig(beam_size=beam_size, num_best=beam_size)
+    search = greedy_search if beam_size == 1 else beam_search
+    [found] = search(Indifferent(), [3], config, bos=BOS, eos=EOS, excluded=(PAD, BOS))
+    first = EOS + 1
+    expected = [(first, first, first + place) for place in range(beam_size)]
+    assert [tuple(each.ids) for each in found] == expected
+    assert len({each.score for each in found}) == 1

@@ -1,0 +1,184 @@
+"""First weights and dropout follow from the seed, the step and the share: from all.
+
+The tests of significance over several seeds stand on this.
+"""
+
+import ctypes
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.checkpoint import load_model
+from transduce.data.batches import Batcher, BatchingConfig
+from transduce.device import Hardware
+from transduce.experiments.observation import Observers
+from transduce.experiments.pipeline import train
+from transduce.experiments.presets import PRESETS
+from transduce.model.config import ModelConfig
+from transduce.model.operators.dropout import Dropout, masking_of, rows_of
+from transduce.model.operators.kernels.library import kernels, loaded_kernels
+from transduce.model.transformer import Transformer
+from transduce.preparation.corpus_files import CorpusFiles
+from transduce.training.config import TrainingConfig
+from transduce.training.distributed import Processes
+from transduce.training.trainer import StepReport, Trainer
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+@pytest.fixture(scope="module")
+def first_weights(
+    corpus_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+):
+    """The weights a run of a seed begins with, as far as one tiny update moves them."""
+
+    def weights(seed: int) -> dict[str, Tensor]:
+        tiny = PRESETS["tiny"]
+        config = replace(
+            tiny,
+            training=replace(
+                tiny.training, steps=1, learning_rate_scale=1e-12, seed=seed
+            ),
+        )
+        out = tmp_path_factory.mktemp("seeds") / "run"
+        source, target = corpus_files
+        files = CorpusFiles(source=(source,), target=(target,))
+        hardware = Hardware(device=torch.device("cpu"), dtype=torch.float32)
+        train(files, config, out, hardware, Observers())
+        return load_model(out).weights
+
+    return weights
+
+
+def test_the_first_weights_of_a_run_follow_from_its_seed(first_weights):
+    one, again, other = first_weights(1), first_weights(1), first_weights(2)
+    matrices = [name for name, weight in one.items() if weight.dim() == 2]
+    assert matrices
+    for name in one:
+        assert torch.equal(one[name], again[name]), name
+    for name in matrices:
+        assert (one[name] - other[name]).abs().mean() > 0.1 * one[name].std(), name
+
+
+class RecordingHardware(Hardware):
+    """A CPU that remembers which seeds it was given."""
+
+    given: list[int] = []
+
+    def seed(self, number: int) -> None:
+        self.given.append(number)
+        super().seed(number)
+
+
+def seeds_of_dropout(
+    model: Transformer, batcher: Batcher, seed: int, processes: Processes
+) -> list[int]:
+    """The seeds that a process gives to dropout in three updates."""
+    RecordingHardware.given = []
+    hardware = RecordingHardware(device=torch.device("cpu"), dtype=torch.float32)
+    config = TrainingConfig(steps=3, seed=seed)
+    trainer = Trainer(model, batcher, config, hardware, processes)
+    trainer.train(
+        on_step=lambda _: None,
+        save=lambda: None,
+        on_checkpoint=lambda: False,
+        should_stop=lambda: False,
+    )
+    return RecordingHardware.given
+
+
+@pytest.fixture
+def batcher(make_dataset, random_pairs) -> Batcher:
+    batching = BatchingConfig(source_tokens=60, target_tokens=60, batch_tokens=30)
+    return Batcher(make_dataset(random_pairs(24, 9)), batching, seed=1)
+
+
+def test_each_share_of_each_step_and_run_has_dropout_of_its_own(
+    tiny: ModelConfig, batcher: Batcher
+):
+    alone = Processes()
+    one, other = (
+        seeds_of_dropout(Transformer(tiny), batcher, seed, alone) for seed in (1, 2)
+    )
+    assert len(one) > 3  # several shares an update
+    assert len({*one, *other}) == len(one) + len(other)
+
+
+def test_the_same_batch_has_another_loss_in_each_step_and_run(
+    tiny: ModelConfig, make_dataset, cpu: Hardware
+):
+    # Every update is the same batch, and the weights stay as they are.
+    dataset = make_dataset([([5, 6, 7, 8], [9, 10, 11, 12])] * 4)
+    batching = BatchingConfig(source_tokens=1, target_tokens=1, batch_tokens=1)
+    torch.manual_seed(1)
+    model = Transformer(replace(tiny, dropout=0.4))
+
+    def losses(seed: int) -> list[float]:
+        reports: list[StepReport] = []
+        config = TrainingConfig(steps=4, learning_rate_scale=1e-12, seed=seed)
+        trainer = Trainer(model, Batcher(dataset, batching, 1), config, cpu)
+        trainer.train(
+            on_step=reports.append,
+            save=lambda: None,
+            on_checkpoint=lambda: False,
+            should_stop=lambda: False,
+        )
+        return [round(report.loss, 5) for report in reports]
+
+    one, again, other = losses(1), losses(1), losses(2)
+    assert one == again
+    assert len({*one, *other}) == 8
+
+
+@pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+@pytest.mark.parametrize("changed", [0, 1])
+def test_masks_follow_from_both_of_their_seeds(changed: int):
+    x = torch.ones(64, 64)
+
+    def masked(seeds: list[int]) -> Tensor:
+        kept, masking = masking_of(x, 0.5, rows_of(x))
+        masking.draw.seeds = (ctypes.c_uint32 * 2)(*seeds)
+        y = torch.empty_like(x)
+        masking.x, masking.y = x.data_ptr(), y.data_ptr()
+        loaded_kernels().transduce_drop(ctypes.byref(masking), 1)
+        assert kept.any()
+        return y
+
+    seeds = [12_345, 67_890]
+    first, again = masked(seeds), masked(seeds)
+    seeds[changed] += 1
+    other = masked(seeds)
+    assert torch.equal(first, again)
+    # Masks drawn anew agree in half of the places.
+    assert 0.4 < (first == other).float().mean() < 0.6
+
+
+def test_two_tensors_of_one_seed_have_masks_of_their_own():
+    torch.manual_seed(1)
+    dropout = Dropout(0.5).train()
+    first, second = (dropout(torch.ones(64, 64)) for _ in range(2))
+    assert 0.4 < (first == second).float().mean() < 0.6
+
+
+@pytest.mark.parametrize("num_pairs", [1, 2, 3])
+@pytest.mark.parametrize("count", [2, 4, 7])
+def test_an_update_with_fewer_pairs_than_processes_counts_every_pair_once(
+    num_pairs: int, count: int
+):
+    shares = [
+        Processes(rank=rank, count=count, count_here=count).share(
+            [np.arange(num_pairs)]
+        )
+        for rank in range(count)
+    ]
+    assert all(len(of_one) > 0 for of_one in shares)  # all take part in every sum
+    counted = [share for of_one in shares for share in of_one if share.counts]
+    assert sorted(i for share in counted for i in share.indices) == list(
+        range(num_pairs)
+    )
+    assert len({share.number for share in counted}) == len(counted)
+    assert all(len(of_one) == 1 for of_one in shares)
