@@ -128,6 +128,42 @@ def num_whole_cores() -> int | None:
     return len(cores)
 
 
+def scheduled_seconds() -> tuple[float, float] | None:
+    """Seconds that this process's threads have run, and have waited for a core.
+
+    Of the threads that there are now; None where the system does not tell.
+    """
+    ran = waited = 0
+    found = False
+    for path in (PROC / "self" / "task").glob("*/schedstat"):
+        with suppress(OSError, ValueError):  # the thread has ended
+            on_core, on_queue, _ = map(int, path.read_text(encoding="ascii").split())
+            ran, waited, found = ran + on_core, waited + on_queue, True
+    return (ran / 1e9, waited / 1e9) if found else None
+
+
+class WaitingMeter:
+    """Measures which share of its time this process has to wait for a core."""
+
+    def __init__(self) -> None:
+        self._before = scheduled_seconds()
+
+    def share(self) -> float:
+        """From 0, alone on the machine, to nearly 1; since this was made."""
+        now = scheduled_seconds()
+        if self._before is None or now is None:
+            return self._share_by_load()
+        ran, waited = (max(b - a, 0.0) for a, b in zip(self._before, now, strict=True))
+        return waited / (ran + waited) if ran + waited > 0 else 0.0
+
+    @staticmethod
+    def _share_by_load() -> float:
+        """By the programs that wanted to run in the last minute, if that is told."""
+        if not hasattr(os, "getloadavg"):
+            return 0.0
+        return max(1 - (num_cores() or 1) / max(os.getloadavg()[0], 1e-9), 0.0)
+
+
 def keep_freed_memory() -> None:
     """Let glibc keep what is freed, where it is the C library.
 

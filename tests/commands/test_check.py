@@ -143,7 +143,12 @@ def test_settings_decide_what_is_kept(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--target", "a"], "source"),
+        (["--target", "a"], "Both sides of a corpus must be given, but only a is."),
+        ([], "A corpus must be given: --source FILE... --target FILE..., or --trees"),
+        (["--trees", "a", "--source", "a", "--target", "a"], "Either text or trees"),
+        (["--dev-trees", "a"], "but only --dev-trees are; add --trees"),
+        (["--trees", "a"], "a:1:1: a tree must begin with `(`, but here is `one`"),
+        (["--trees", "b"], "b: a treebank must have a tree, but has none"),
         (["--source", "none", "--target", "none"], "none: the file cannot be read"),
         (
             ["--source", "a", "a", "--target", "a"],
@@ -198,3 +203,54 @@ def test_figures_stand_below_their_labels_in_a_narrow_terminal(
     assert len(lines[label + 1].split()) == 4
     tables = lines[: lines.index("Places")]
     assert max(map(len, tables)) <= max(width, 31)
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> Path:
+    """Three trees, two of them on several lines."""
+    path = tmp_path / "my.trees"
+    path.write_text(
+        "(TOP (S (NP (DT the) (NN dog)) (VP (VBZ barks))))\n"
+        "( (S\n    (NP (DT a) (NN cat))\n    (VP (VBZ sleeps))))\n\n"
+        "( (S\n    (NP-SBJ (DT the) (NN dog))\n    (VP (VBZ sleeps) (. .))))\n"
+    )
+    return path
+
+
+def test_trees_are_reported_on(trees, capsys):
+    main(["check", "--trees", str(trees), "--dev-trees", str(trees)])
+    output = capsys.readouterr().out
+    for line in (
+        "  trees                                3           3",
+        "  words                               10          10",
+        "    longest                            4           4",
+        "  in training too                                  3",
+        "  preset                      parsing-small, which fits a corpus of this size",
+        "  variants                    8 of each tree (treebank.augmentation)",
+        "  trained on                  27 trees and variants",
+        "  Training would start.",
+    ):
+        assert f"{line}\n" in output
+    assert "dev sources that stand in training: 3 (3 with the same target)" in output
+
+
+def test_trees_are_one_object_in_json(trees, capsys):
+    main(["check", "--trees", str(trees), "--preset", "tiny", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["preset"] == "tiny"
+    assert report["would_train"] is True
+    assert report["training"]["trees"] == report["prepared"] == 3
+    assert report["training"]["labels"] == 4
+    assert report["training"]["tags"] == 4
+    assert (report["dev"], report["copies"]) == (None, 0)
+
+
+def test_without_a_preset_one_that_fits_is_taken(corpus_files, capsys):
+    _check(corpus_files, "--json")
+    assert json.loads(capsys.readouterr().out)["preset"] == "multi30k"
+    _check(corpus_files)
+    output = capsys.readouterr().out
+    assert (
+        "  preset                      multi30k, which fits a corpus of this size\n"
+        in output
+    )

@@ -72,7 +72,7 @@ def test_a_normalised_root_is_not_counted(
     ("second", "fault", "status"),
     [
         ("(TOP (S (PRP I) (VBP ran) (. .)))", "`ran` for `run`", "1"),
-        ("(TOP (S (PRP I) (. .)))", "1 words for 2", "1"),
+        ("(TOP (S (PRP I) (. .)))", "1 word for 2", "1"),
         ("", "no words", "2"),
         ("(())", "no words", "2"),
     ],
@@ -102,11 +102,14 @@ BAD = {
     "a tree too few": (b"(S (A a))\n", "bad: there must be as many .* are 1 for 2"),
     "a tree too many": (b"(S (A a))\n" * 3, "bad: .* as in gold, .* are 3 for 2"),
     "no bracket": (b"(S (A a))\nthe\n", "bad:2:1: a tree must begin"),
-    "too few brackets": (b"(S (A a)\n(S (A a))\n", "bad:1:1: .* its line ends"),
+    "too few brackets": (
+        b"(S (A a)\n(S (A a))\n",
+        "bad:1:1: .* before a line that is not indented, but this one leaves 1 open",
+    ),
     "too many brackets": (b"(S (A a)))\n", r"bad:1:10: .* here follows `\)`"),
     "an empty bracket": (b"(S (A a) ())\n", r"bad:1:11: a bracket must hold"),
     "text after the root": (b"(S (A a)) b\n", "bad:1:11: .* here follows `b`"),
-    "a tree of two lines": (b"(S (A a)\n  (A b))\n", "bad:1:1: .* its line ends"),
+    "a tree of two lines": (b"(S (A a)\n  (A b))\n", "bad: .* as in gold, .* 1 for 2"),
     "10,000 brackets": (
         b"(S " * 10_000 + b"(A a)" + b")" * 10_000,
         "bad:1:3001: brackets must be at most 1,000 deep",
@@ -136,6 +139,35 @@ def test_a_faulty_file_is_refused(
         assert said.startswith("gold: there must be as many trees as in bad, and at")
     else:
         assert re.match(message, said)
+
+
+def indented(trees: str) -> str:
+    """The same trees, each on several lines, with blank ones between them."""
+    return "\n".join(
+        line.replace(" (", "\n  (", 2) + "\n" for line in trees.splitlines()
+    )
+
+
+@pytest.mark.parametrize("which", ["gold", "parses", "both"])
+def test_trees_may_take_several_lines_as_in_training(
+    succeeds: Callable[..., str], folder: Path, which: str
+) -> None:
+    expected = succeeds("evaluate-parses", folder / "gold", folder / "parses")
+    for name, trees in (("gold", GOLD), ("parses", PARSES)):
+        if which in (name, "both"):
+            (folder / name).write_text(indented(trees), encoding="utf-8")
+    found = succeeds("evaluate-parses", folder / "gold", folder / "parses")
+    assert found == expected
+
+
+def test_a_dropped_tree_of_several_lines_is_named_by_its_number(
+    refuses: Callable[..., str], folder: Path
+) -> None:
+    first = PARSES.splitlines()[0]
+    parses = indented(f"{first}\n(TOP (S (PRP I) (. .)))\n")
+    (folder / "parses").write_text(parses, encoding="utf-8")
+    message = refuses("evaluate-parses", folder / "gold", folder / "parses")
+    assert message.startswith(f"{folder}/parses, tree 2: 1 word for 2; 1 of 2 sent")
 
 
 @pytest.mark.parametrize("encoded", [b"\xef\xbb\xbf", b""], ids=["mark", "none"])

@@ -224,3 +224,61 @@ def test_another_corpus_is_not_resumed(
     target, source = corpus_files
     other = ("--source", source, "--target", target)
     refuses("train", "--out", tmp_path / "run", "--resume", *other)
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> Path:
+    path = tmp_path / "my.trees"
+    path.write_text("(TOP (S (NP (DT the) (NN dog)) (VP (VBZ barks))))\n" * 3)
+    return path
+
+
+def test_without_a_preset_the_one_that_fits_is_proposed(
+    refuses: Callable[..., str],
+    corpus_options: tuple[object, ...],
+    trees: Path,
+    tmp_path: Path,
+) -> None:
+    out = ("--out", tmp_path / "run", "--device", "cpu")
+    message = refuses("train", *corpus_options, *out)
+    assert "of 40 pairs: add --preset multi30k, which fits it. (base, " in message
+    message = refuses("train", "--trees", trees, *out)
+    assert "of 3 trees: add --preset parsing-small, which fits it. (parsing-" in message
+    assert list(tmp_path.iterdir()) == [trees]
+
+
+def test_without_a_preset_settings_that_fit_are_trained(
+    succeeds: Callable[..., str], corpus_options: tuple[object, ...], tmp_path: Path
+) -> None:
+    sizes = ("model.d_model=32", "model.d_ff=32", "model.num_layers=1")
+    small = ("--set", *sizes, "training.steps=2", "tokenizer.vocab_size=400")
+    out = ("--out", tmp_path / "run", "--device", "cpu", "--precision", "fp32")
+    said = succeeds("train", *corpus_options, *small, *out)
+    assert "Updates: 2 of about 25,000 source and 25,000 target tokens" in said
+
+
+@pytest.mark.parametrize("name", ["train", "check"])
+def test_text_and_trees_are_refused_by_presets_for_the_other(
+    refuses: Callable[..., str],
+    corpus_options: tuple[object, ...],
+    trees: Path,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    out = ("--out", tmp_path / "run") if name == "train" else ()
+    text = refuses(name, *corpus_options, *out, "--preset", "parsing-wsj")
+    assert text.startswith("The preset parsing-wsj must be given trees (--trees), but")
+    bank = refuses(name, "--trees", trees, *out, "--preset", "big")
+    assert bank.startswith("The preset big must be given text (--source and --target)")
+    assert list(tmp_path.iterdir()) == [trees]
+
+
+def test_what_is_odd_in_a_corpus_is_told_before_the_first_step(
+    succeeds: Callable[..., str], corpus_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, target = corpus_files
+    files = ("--source", source, "--target", source)
+    dev = ("--dev-source", target, "--dev-target", target)
+    said = succeeds(*TINY, *files, *dev, "--out", tmp_path / "run")
+    assert "Warning: pairs of twice the same text: 40 (100.0%); take them out." in said
+    assert "`transduce check` tells more, with the lines." in said

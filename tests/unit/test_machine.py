@@ -6,10 +6,13 @@ import os
 import platform
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
+from transduce import machine
 from transduce.device import choose_hardware
 from transduce.machine import (
     free_memory,
@@ -210,3 +213,57 @@ def test_a_build_of_pytorch_without_gpus_is_known(
 
 def test_this_build_of_pytorch_is_known():
     assert may_have_gpu() == (torch.version.cuda is not None)
+
+
+def test_time_without_a_core_is_measured(monkeypatch, tmp_path):
+    """The first number of a thread is what it ran, the second what it waited."""
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    threads = [tmp_path / "self" / "task" / name for name in "12"]
+
+    def tell(*times: tuple[int, int]) -> None:
+        for folder, (ran, waited) in zip(threads, times, strict=True):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "schedstat").write_text(f"{ran} {waited} 7\n")
+
+    tell((5_000_000_000, 0), (1_000_000_000, 0))
+    assert machine.scheduled_seconds() == (6.0, 0.0)
+    meter = machine.WaitingMeter()
+    assert meter.share() == 0.0
+    tell((6_000_000_000, 2_000_000_000), (2_000_000_000, 4_000_000_000))
+    assert meter.share() == 0.75
+
+
+@pytest.mark.parametrize(("load", "share"), [(1.0, 0.0), (2.0, 0.0), (8.0, 0.75)])
+def test_the_load_tells_where_threads_are_not_told_of(
+    monkeypatch, tmp_path, load, share
+):
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    monkeypatch.setattr(machine, "num_cores", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    assert machine.scheduled_seconds() is None
+    assert machine.WaitingMeter().share() == share
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="only Linux tells of its threads"
+)
+def test_other_programs_make_this_one_wait():
+    """They are kept on one core together."""
+    core = {min(os.sched_getaffinity(0))}
+    before = os.sched_getaffinity(0)
+    busy = [sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(["true"]) as done:
+        done.wait()
+    os.sched_setaffinity(0, core)
+    others = [subprocess.Popen(busy) for _ in range(4)]
+    try:
+        time.sleep(0.5)
+        meter, end = machine.WaitingMeter(), time.monotonic() + 2
+        while time.monotonic() < end:
+            pass
+        assert meter.share() > 0.4
+    finally:
+        os.sched_setaffinity(0, before)
+        for other in others:
+            other.kill()
+            other.wait()

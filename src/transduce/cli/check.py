@@ -12,41 +12,55 @@ from rich.console import Console
 from rich.text import Text
 
 from transduce.cli.files import Files
-from transduce.cli.options import Assignments, require_both, run_config
+from transduce.cli.options import (
+    Assignments,
+    required_files,
+    run_config,
+    text_files,
+)
 from transduce.cli.terminal import BoundedConsole, error_console
 from transduce.errors import DataError
 from transduce.experiments.corpus_check import (
     Advice,
+    BankReport,
     CorpusReport,
     Overlap,
     PairReport,
     SplitReport,
+    TreebankReport,
     advise,
+    advise_on_treebank,
     check_corpus,
+    check_treebank,
+    preset_for,
 )
 from transduce.experiments.corpus_survey import Finding, LengthBin, SideReport
+from transduce.experiments.presets import require_task
 from transduce.phrases import counted
-from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.treebank import TreebankFiles
 
 WIDTH = 80
 """Where there is no terminal: the same output everywhere."""
 LABEL_WIDTH, CELL_WIDTH, BAR_WIDTH, SHORTEST_BAR = 26, 12, 22, 5
+TREES = "trees and variants"
 NARROW = 60
 """From this width on, facts stand beside their labels."""
 
 
 def check(
     *,
-    source: Files,
-    target: Files,
+    source: Files = (),
+    target: Files = (),
     dev_source: Files = (),
     dev_target: Files = (),
-    preset: str = "base",
+    trees: Files = (),
+    dev_trees: Files = (),
+    preset: str | None = None,
     config: Path | None = None,
     settings: Assignments = (),
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
-    """Report on a parallel corpus before training.
+    """Report on a parallel corpus, or on treebanks, before training.
 
     The exit code is 0 if training would start, and 2 if it would not.
 
@@ -60,8 +74,13 @@ def check(
         Held-out text, to be scored while training.
     dev_target
         Its translations.
+    trees
+        Treebanks in brackets, instead of text and translations.
+    dev_trees
+        Held-out trees, to be scored while training.
     preset
-        The settings that training would begin with.
+        The settings that training would begin with; by default those that fit the size
+        of the corpus.
     config
         A TOML file of settings that change the preset.
     settings
@@ -69,24 +88,35 @@ def check(
     json_output
         Print one JSON object.
     """
-    require_both(dev_source, dev_target)
-    files = CorpusFiles(
-        source=source, target=target, dev_source=dev_source, dev_target=dev_target
+    files = required_files(
+        text_files(source, target, dev_source, dev_target),
+        TreebankFiles(trees=trees, dev_trees=dev_trees),
     )
-    run = run_config(preset, config, settings)
+    if preset is not None:
+        require_task(preset, files.task)
+    report: CorpusReport | TreebankReport
     with error_console().status("Reading the corpus..."):
-        report = check_corpus(files, run)
-    advice = advise(report)
+        name = preset or preset_for(files)
+        run = run_config(name, config, settings)
+        if isinstance(files, TreebankFiles):
+            report = check_treebank(files, run)
+            advice = advise_on_treebank(report)
+        else:
+            report = check_corpus(files, run)
+            advice = advise(report)
     if json_output:
-        print(json.dumps(as_json(report, advice), indent=2, default=str))
+        content = {"preset": name, **as_json(report, advice)}
+        print(json.dumps(content, indent=2, default=str))
     else:
-        CorpusDisplay(BoundedConsole(highlight=False, soft_wrap=True)).show(
-            report, advice
-        )
+        console = BoundedConsole(highlight=False, soft_wrap=True)
+        said = name if preset else f"{name}, which fits a corpus of this size"
+        CorpusDisplay(console, said).show(report, advice)
     refuse(advice)
 
 
-def as_json(report: CorpusReport, advice: Sequence[Advice]) -> dict[str, Any]:
+def as_json(
+    report: CorpusReport | TreebankReport, advice: Sequence[Advice]
+) -> dict[str, Any]:
     """The report and the advice as one object."""
     return {
         "would_train": not any(each.is_refusal for each in advice),
@@ -106,14 +136,45 @@ def refuse(advice: Sequence[Advice]) -> None:
 class CorpusDisplay:
     """A report as text: coloured on a terminal, plain and the same elsewhere."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, preset: str = "") -> None:
         self._console = console
+        self._preset = preset
         self._width = console.width if console.is_terminal else WIDTH
         can_draw = console.is_terminal and not console.options.ascii_only
         self._block = "█" if can_draw else "#"
 
-    def show(self, report: CorpusReport, advice: Sequence[Advice]) -> None:
+    def show(
+        self, report: CorpusReport | TreebankReport, advice: Sequence[Advice]
+    ) -> None:
         """Print the figures, the places of what is odd, and the verdict."""
+        if isinstance(report, TreebankReport):
+            self._show_trees(report)
+        else:
+            self._show_corpus(report)
+        self._show_verdict(advice)
+
+    def _show_trees(self, report: TreebankReport) -> None:
+        banks = {"training": report.training}
+        if report.dev is not None:
+            banks["dev"] = report.dev
+        for name, bank in banks.items():
+            self._fact(f"{name} trees", " ".join(map(str, bank.files)))
+        self._heading("Trees", list(banks))
+        figures = [_bank_figures(bank) for bank in banks.values()]
+        for label in figures[0]:
+            self._row(label, [each[label] for each in figures])
+        if report.overlap is not None and report.overlap.pairs.count:
+            self._row(
+                "in training too", ["", f"{report.overlap.pairs.count:,}"], "yellow"
+            )
+        self._show_batches(report)
+        self._fact("symbols", f"{report.num_symbols:,}, in which trees are written")
+        variants = f"{report.copies:,} of each tree (treebank.augmentation)"
+        self._fact("variants", variants if report.copies else "none")
+        self._fact("trained on", counted(report.prepared, "tree and variant", TREES))
+        self._fact("left out, too long", f"{report.overlong:,}")
+
+    def _show_corpus(self, report: CorpusReport) -> None:
         splits = {"training": report.training}
         if report.dev is not None:
             splits["dev"] = report.dev
@@ -123,7 +184,6 @@ class CorpusDisplay:
         self._show_places(_places(splits, report.overlap))
         self._show_lengths(report.training.lengths)
         self._show_batches(report)
-        self._show_verdict(advice)
 
     def _show_files(self, splits: Mapping[str, SplitReport]) -> None:
         for name, side in _named_sides(splits):
@@ -180,8 +240,10 @@ class CorpusDisplay:
             label = f"{each.shortest:,}-{each.longest:,}"
             self._print(f"  {label:>{label_width}}  {' '.join(bars)}", "cyan")
 
-    def _show_batches(self, report: CorpusReport) -> None:
+    def _show_batches(self, report: CorpusReport | TreebankReport) -> None:
         self._heading("Training")
+        if self._preset:
+            self._fact("preset", self._preset)
         pieces = f"{report.vocab_size:,} pieces, {report.asked_vocab_size:,} asked for"
         self._fact("vocabulary", pieces)
         if (epoch := report.epoch) is not None:
@@ -254,6 +316,18 @@ def _share(count: int, total: int) -> str:
     if not count:
         return ""
     return f"{count / total:.1%}" if count / total >= 0.0005 else "< 0.1%"
+
+
+def _bank_figures(bank: BankReport) -> dict[str, str]:
+    return {
+        "trees": f"{bank.trees:,}",
+        "words": f"{bank.words:,}",
+        "words a tree, mean": f"{bank.words / bank.trees:.1f}",
+        "  longest": f"{bank.longest:,}",
+        "constituents a tree, mean": f"{bank.constituents / bank.trees:.1f}",
+        "labels": f"{bank.labels:,}",
+        "tags": f"{bank.tags:,}",
+    }
 
 
 def _side_figures(side: SideReport) -> dict[str, str]:

@@ -4,9 +4,14 @@ from transduce.cli.terminal import ProgressDisplay
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.observation import RunResult, RunStart
 from transduce.experiments.presets import RunConfig
+from transduce.phrases import WEEK, counted, duration
+from transduce.preparation.augmentation import AugmentationConfig
 from transduce.preparation.prepared_corpus import PreparedCorpus
+from transduce.training.fitting import Fit
 from transduce.training.trainer import StepReport
 
+BUSY_SHARE = 0.1
+"""Of the time of the trial, from which on others made the forecast uncertain."""
 SMOOTHING = 0.95
 """Of the speed shown: the share of what was shown before."""
 
@@ -21,13 +26,14 @@ class TrainingDisplay(ProgressDisplay):
 
     def started(self, start: RunStart) -> None:
         if start.corpus is not None:
-            self._show_corpus(start.corpus)
+            self._show_corpus(start, start.corpus)
             self.console.print(_languages(start.config))
         self.console.print(
             f"Model: {start.num_parameters:,} parameters, vocabulary of "
             f"{start.config.model.vocab_size:,}, on {start.hardware}"
         )
         self.console.print(_forecast(start))
+        self._advise(start)
         if start.fit.unfused is not None:
             self.warned(
                 "PyTorch cannot compile the layers here, which would make training "
@@ -38,8 +44,23 @@ class TrainingDisplay(ProgressDisplay):
         self._num_steps = start.config.training.steps
         self.begin(start.first_step, self._num_steps)
 
-    def _show_corpus(self, corpus: PreparedCorpus) -> None:
+    def _advise(self, start: RunStart) -> None:
+        """Say what is odd before the first step, as `transduce check` does."""
+        for advice in start.advice:
+            self.warned(str(advice))
+        if start.advice:
+            self.console.print("`transduce check` tells more, with the lines.")
+        if start.seconds_left > WEEK:
+            self.warned(
+                f"training takes about {duration(start.seconds_left)} here; choose a "
+                "smaller preset, fewer steps (training.steps) or a GPU."
+            )
+
+    def _show_corpus(self, start: RunStart, corpus: PreparedCorpus) -> None:
         self.console.print(f"Training pairs: {corpus.training}")
+        if corpus.target_vocab_size is not None:
+            augmentation = start.config.treebank.augmentation
+            self.console.print(_augmented(corpus.training.total, augmentation))
         if corpus.dev is not None:
             self.console.print(f"Dev pairs: {corpus.dev}")
         if corpus.shared_with is not None:
@@ -94,18 +115,41 @@ def _languages(config: RunConfig) -> str:
     return f"Languages: {languages}{hint}"
 
 
+def _augmented(total: int, config: AugmentationConfig) -> str:
+    """How many of the trees trained on are variants, and how these are made."""
+    if not config.copies:
+        return "Variants of trees: none (treebank.augmentation.copies)"
+    num_trees = total // (config.copies + 1)
+    return (
+        f"Variants of trees: {config.copies:,} of each of the "
+        f"{counted(num_trees, 'tree')}, {total - num_trees:,} in all "
+        f"(treebank.augmentation): {config.cut:.0%} are a constituent alone, "
+        f"{config.replaced_constituents:.0%} of the others have one of another tree, "
+        f"and {config.replaced_words:.0%} of the words are replaced"
+    )
+
+
 def _forecast(start: RunStart) -> str:
     """What an update is, and what the rest of the run takes by the trial of a batch."""
     batching, fit = start.config.batching, start.fit
-    positions = batching.source_tokens + batching.target_tokens
     num_steps = start.config.training.steps - start.first_step
-    hours = num_steps * positions * fit.seconds / start.num_processes / 3600
     among = f" on {start.num_processes} processes" if start.num_processes > 1 else ""
     cut = f", cut to {fit.max_positions:,} positions at a time" if fit.was_cut else ""
-    time_left = f"{hours:,.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
+    time_left = duration(start.seconds_left)
+    time_left = time_left if time_left.startswith("less") else f"about {time_left}"
     return (
         f"Updates: {num_steps:,} of about {batching.source_tokens:,} source and "
         f"{batching.target_tokens:,} target tokens{among}{cut}\n"
-        f"Forecast: {fit.peak_bytes / 1e9:.1f} GB of memory a process, about "
-        f"{time_left}, checkpoints apart"
+        f"Forecast: {fit.peak_bytes / 1e9:.1f} GB of memory a process, {time_left}, "
+        f"checkpoints apart{_reservation(fit)}"
+    )
+
+
+def _reservation(fit: Fit) -> str:
+    """What to know of a forecast that was made while other programs ran."""
+    if fit.waiting_share < BUSY_SHARE:
+        return ""
+    return (
+        f"; other programs had the processor for {fit.waiting_share:.0%} of the trial, "
+        "and this is the time without them"
     )

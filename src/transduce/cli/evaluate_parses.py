@@ -17,6 +17,7 @@ from transduce.parsing.bracket_f1 import BracketScore, bracket_f1, with_tags_of
 from transduce.parsing.evalb_report import evalb_report
 from transduce.parsing.normalization import normalized
 from transduce.preparation.treebank import read_both, read_treebank
+from transduce.text.corpus import read_lines
 
 
 def evaluate_parses(
@@ -44,9 +45,12 @@ def evaluate_parses(
     Parameters
     ----------
     gold
-        The true trees, one a line.
+        The true trees, in brackets, each on one line or on several (all but the first
+        indented).
     predicted
-        The predicted trees, one a line for each gold tree; a blank line for none.
+        The predicted trees, one for each gold tree, on one line or on several. Where
+        each is on one line, a blank line stands for a sentence without a parse; (TOP)
+        stands for one everywhere.
     model
         A model or run folder that is to parse the words of the gold trees, instead of
         trees that are there. Both are normalised then, words have the gold tags, and
@@ -130,7 +134,9 @@ def _print(score: BracketScore, of_model: Mapping[str, Any], json_output: bool) 
 
 def _refuse_dropped(score: BracketScore, predicted: Path, allow_dropped: bool) -> None:
     """`DataError` if sentences are in no figure, or a warning of each."""
-    dropped = [f"{predicted}:{fault}" for fault in _faults(score)]
+    is_one_a_line = sum(1 for _ in read_lines(predicted)) == len(score.sentences)
+    place = f"{predicted}:" if is_one_a_line else f"{predicted}, tree "
+    dropped = [f"{place}{fault}" for fault in _faults(score)]
     if dropped and not allow_dropped:
         raise DataError(
             f"{dropped[0]}; {len(dropped):,} of {len(score.sentences):,} sentences are "

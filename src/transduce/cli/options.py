@@ -7,6 +7,9 @@ from cyclopts import Parameter
 
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig, preset
+from transduce.experiments.run_folder import RunFiles
+from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.treebank import TreebankFiles
 from transduce.settings import apply_assignments, apply_file
 
 Assignments = Annotated[
@@ -14,6 +17,11 @@ Assignments = Annotated[
     Parameter(name="--set", consume_multiple=True, negative="", show_default=False),
 ]
 """Settings as key=value."""
+
+
+NO_CORPUS = (
+    "A corpus must be given: --source FILE... --target FILE..., or --trees FILE..."
+)
 
 
 def run_config(
@@ -53,3 +61,41 @@ def require_new(out: Path) -> None:
     """`ConfigError` if something is there."""
     if out.exists():
         raise ConfigError(f"{out}: the output folder must be new, but exists.")
+
+
+def text_files(
+    source: tuple[Path, ...],
+    target: tuple[Path, ...],
+    dev_source: tuple[Path, ...],
+    dev_target: tuple[Path, ...],
+) -> CorpusFiles:
+    """The text of a run; `ConfigError` if it lacks a side."""
+    require_both(source, target)
+    require_both(dev_source, dev_target)
+    return CorpusFiles(
+        source=source, target=target, dev_source=dev_source, dev_target=dev_target
+    )
+
+
+def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
+    """Those that are given, of text or of trees."""
+    if any(text.absolute_names().values()):
+        if treebanks.trees or treebanks.dev_trees:
+            raise ConfigError(
+                "Either text or trees must be given, but both are; leave out --trees "
+                "and --dev-trees, or the others."
+            )
+        return text
+    if treebanks.dev_trees and not treebanks.trees:
+        raise ConfigError(
+            "Trees to train on must be given, but only --dev-trees are; add --trees."
+        )
+    return treebanks if treebanks.trees else None
+
+
+def required_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles:
+    """Those that are given; `ConfigError` if none is."""
+    files = run_files(text, treebanks)
+    if files is None:
+        raise ConfigError(NO_CORPUS)
+    return files

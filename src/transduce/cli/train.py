@@ -12,10 +12,12 @@ from transduce.cli.display import TrainingDisplay
 from transduce.cli.files import Files
 from transduce.cli.launching import end_with_launcher, one_voice, run_processes
 from transduce.cli.options import (
+    NO_CORPUS,
     Assignments,
     changed,
-    require_both,
     run_config,
+    run_files,
+    text_files,
 )
 from transduce.cli.resuming import telling_how_to_go_on
 from transduce.cli.tensorboard import TensorBoardLog
@@ -24,7 +26,7 @@ from transduce.errors import ConfigError
 from transduce.experiments.observation import Observers
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
-from transduce.experiments.presets import RunConfig
+from transduce.experiments.presets import FITTING, RunConfig, Task, require_task
 from transduce.experiments.run_folder import (
     RunFiles,
     precision_of,
@@ -32,7 +34,6 @@ from transduce.experiments.run_folder import (
     refuse_changed_settings,
     settings_of,
 )
-from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.treebank import TreebankFiles
 from transduce.training.distributed import is_joined, joined, local_rank
 
@@ -55,6 +56,7 @@ def train(
     device: str = "auto",
     precision: Precision = "auto",
     devices: int = 1,
+    however_long: Annotated[bool, Parameter(negative="")] = False,
     tensorboard: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Train a model: text files to averaged, scored model.
@@ -64,8 +66,10 @@ def train(
     out
         The run's folder; new, or with --resume one that holds a run.
     preset
-        The settings to begin with: base (if none is given), big, a row of Table 3
-        (C-N2, ...), multi30k; of parsers parsing-wsj, parsing-semi, parsing-small.
+        The settings to begin with: base, big or a row of Table 3 (C-N2, ...) for
+        millions of pairs, multi30k for tens of thousands; for trees parsing-wsj,
+        parsing-semi or parsing-small. If none is named, base (for trees parsing-wsj)
+        is taken if the corpus is large enough; otherwise the one that fits is proposed.
     source
         Text files, one sentence a line, plain or gzip.
     target
@@ -98,6 +102,9 @@ def train(
     devices
         Processes to train with on this machine, each on a GPU of its own, or on its
         share of the processor's cores. Several machines: start this by torchrun.
+    however_long
+        Train even if no preset is named and the forecast is more than a week, or the
+        corpus is much too small for base.
     tensorboard
         Write the run's figures for TensorBoard too, into the run's folder.
     """
@@ -107,21 +114,23 @@ def train(
             sys.exit(run_processes(_command(given), devices))
     if is_joined():
         end_with_launcher()
-    run = _run_config(out if resume else None, preset, config, settings)
+    files = run_files(
+        text_files(source, target, dev_source, dev_target),
+        TreebankFiles(trees=trees, dev_trees=dev_trees),
+    )
+    if preset is not None and files is not None:
+        require_task(preset, files.task)
+    task = "translation" if files is None else files.task
+    run = _run_config(out if resume else None, preset, config, settings, task)
     named = {"source": source_language, "target": target_language}
     run = replace(run, languages=run.languages.given(named))
     if resume and precision == "auto":
         precision = precision_of(out)
     hardware = choose_hardware(device, precision, local_rank(), run.model.d_model)
-    text = _corpus_files(source, target, dev_source, dev_target)
-    files = _run_files(text, TreebankFiles(trees=trees, dev_trees=dev_trees))
     if resume:
         _refuse_changes(out, run, files)
     elif files is None:
-        raise ConfigError(
-            "A corpus must be given: --source FILE... --target FILE..., or --trees "
-            "FILE..."
-        )
+        raise ConfigError(NO_CORPUS)
     log = (TensorBoardLog(out),) if tensorboard else ()
     with (
         telling_how_to_go_on(out, device, devices),
@@ -133,7 +142,10 @@ def train(
         if resume or files is None:
             resume_run(out, hardware, observer, processes)
         else:
-            train_run(files, run, out, hardware, observer, processes)
+            is_chosen = preset is not None or however_long
+            train_run(
+                files, run, out, hardware, observer, processes, is_chosen=is_chosen
+            )
 
 
 def _command(options: Mapping[str, Any]) -> list[str]:
@@ -142,7 +154,7 @@ def _command(options: Mapping[str, Any]) -> list[str]:
     for name, value in options.items():
         values = value if isinstance(value, tuple) else (value,)
         if value is True:
-            command.append(f"--{name}")
+            command.append(f"--{name.replace('_', '-')}")
         elif value not in (None, False, ()):
             option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
             command += [option, *map(str, values)]
@@ -154,11 +166,13 @@ def _run_config(
     preset: str | None,
     config: Path | None,
     settings: tuple[str, ...],
+    task: Task,
 ) -> RunConfig:
     """The settings asked for; without a preset, on top of those of a resumed run."""
     if resumed is not None and preset is None:
         return changed(settings_of(resumed), config, settings)
-    return run_config(preset or "base", config, settings)
+    large, _ = FITTING[task]
+    return run_config(preset or large, config, settings)
 
 
 def _refuse_changes(out: Path, run: RunConfig, files: RunFiles | None) -> None:
@@ -166,32 +180,3 @@ def _refuse_changes(out: Path, run: RunConfig, files: RunFiles | None) -> None:
     refuse_changed_settings(out, run)
     if files is not None:
         refuse_changed_files(out, files)
-
-
-def _run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
-    """Those that are given, of text or of trees."""
-    if any(text.absolute_names().values()):
-        if treebanks.trees or treebanks.dev_trees:
-            raise ConfigError(
-                "Either text or trees must be given, but both are; leave out --trees "
-                "and --dev-trees, or the others."
-            )
-        return text
-    if treebanks.dev_trees and not treebanks.trees:
-        raise ConfigError(
-            "Trees to train on must be given, but only --dev-trees are; add --trees."
-        )
-    return treebanks if treebanks.trees else None
-
-
-def _corpus_files(
-    source: tuple[Path, ...],
-    target: tuple[Path, ...],
-    dev_source: tuple[Path, ...],
-    dev_target: tuple[Path, ...],
-) -> CorpusFiles:
-    require_both(source, target)
-    require_both(dev_source, dev_target)
-    return CorpusFiles(
-        source=source, target=target, dev_source=dev_source, dev_target=dev_target
-    )

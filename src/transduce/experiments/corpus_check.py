@@ -4,14 +4,17 @@ The corpus goes through the tokenizer, the filter and the batcher that training 
 use. The report is plain numbers and strings; showing it is not done here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from jaxtyping import Bool, Integer
 
 from transduce.data.batches import Batcher
-from transduce.data.dataset import ID_TYPE, Dataset, EncodedSide
+from transduce.data.dataset import ID_TYPE, Dataset, EncodedSide, open_dataset
+from transduce.errors import ConfigError
 from transduce.experiments.corpus_survey import (
     FATES,
     NUM_EXAMPLES,
@@ -22,10 +25,29 @@ from transduce.experiments.corpus_survey import (
     Survey,
     sound_pairs,
     survey_corpus,
+    survey_prepared,
 )
-from transduce.experiments.presets import RunConfig
+from transduce.experiments.presets import (
+    FITTING,
+    MOST_EPOCHS,
+    PRESETS,
+    RunConfig,
+    Task,
+    fitting_preset,
+)
+from transduce.phrases import counted
 from transduce.preparation.corpus_files import CorpusFiles, num_characters
-from transduce.preparation.prepared_corpus import learning_texts
+from transduce.preparation.prepared_corpus import (
+    DEV,
+    TRAINING,
+    PreparedCorpus,
+    learning_texts,
+)
+from transduce.preparation.treebank import (
+    TreebankFiles,
+    prepare_treebank,
+    read_treebank,
+)
 from transduce.text.tokenizer import learn_tokenizer
 
 LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10
@@ -43,6 +65,8 @@ REMEDIES = {
 
 NOTEWORTHY = 0.01
 """A smaller share of odd pairs is in every corpus, and no reason to warn."""
+CHARACTERS_PER_TOKEN, SYMBOLS_PER_WORD = 5, 3
+"""About as many, to tell the size of a corpus before it has a tokenizer."""
 MANY_EPOCHS = 100
 MUCH_PADDING = 0.25
 LONG_WORD, SHORT_WORD = 20, 4
@@ -107,6 +131,8 @@ class EpochReport:
     steps: int
     epochs: float
     """That the steps make."""
+    fitting_preset: str | None
+    """One for corpora of this size, if the settings are of another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +147,43 @@ class CorpusReport:
     """None if no pair is kept."""
     vocab_size: int
     asked_vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BankReport:
+    """The training or the dev trees."""
+
+    files: tuple[Path, ...]
+    trees: int
+    words: int
+    longest: int
+    """Words of the longest sentence."""
+    constituents: int
+    labels: int
+    """Different labels of constituents, once traces and functions are left out."""
+    tags: int
+    """Different tags of words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreebankReport:
+    """All that was found out about treebanks."""
+
+    training: BankReport
+    dev: BankReport | None
+    copies: int
+    """Variants made of each training tree."""
+    prepared: int
+    """Trees and variants that are trained on."""
+    overlong: int
+    """Trees and variants left out, as they are too long."""
+    overlap: Overlap | None
+    """None without dev trees."""
+    epoch: EpochReport | None
+    vocab_size: int
+    asked_vocab_size: int
+    num_symbols: int
+    """Of the target's vocabulary, in which trees are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +217,106 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
         training=_split_report(training),
         dev=_split_report(dev) if dev else None,
         overlap=_overlap(training.kept(), dev.kept()) if dev else None,
-        epoch=_epoch_report(training.kept(), config),
+        epoch=_epoch_report(training.kept(), config, "translation"),
         vocab_size=tokenizer.vocab_size,
         asked_vocab_size=config.tokenizer.vocab_size,
+    )
+
+
+def preset_for(files: CorpusFiles | TreebankFiles) -> str:
+    """The preset that fits files of this size, by their characters."""
+    if isinstance(files, TreebankFiles):
+        words = sum(len(tree.leaves) for tree in read_treebank(files.trees))
+        return fitting_preset(SYMBOLS_PER_WORD * words, files.task)
+    total = sum(map(num_characters, sound_pairs(files.source, files.target)))
+    return fitting_preset(total // (2 * CHARACTERS_PER_TOKEN), files.task)
+
+
+def check_treebank(files: TreebankFiles, config: RunConfig) -> TreebankReport:
+    """Read treebanks as training would; `DataError` at the first fault."""
+    with TemporaryDirectory(prefix="transduce-") as name:
+        folder = Path(name)
+        prepared = prepare_treebank(
+            files, config.treebank, config.tokenizer, config.batching.max_length, folder
+        )
+        report = check_prepared(folder, prepared, config, files.task)
+    return TreebankReport(
+        training=_bank_report(files.trees),
+        dev=_bank_report(files.dev_trees) if files.dev_trees else None,
+        copies=config.treebank.augmentation.copies,
+        prepared=report.training.pairs.kept,
+        overlong=report.training.pairs.overlong.count,
+        overlap=report.overlap,
+        epoch=report.epoch,
+        vocab_size=report.vocab_size,
+        asked_vocab_size=report.asked_vocab_size,
+        num_symbols=prepared.target_vocab_size or 0,
+    )
+
+
+def _bank_report(paths: Sequence[Path]) -> BankReport:
+    trees = read_treebank(paths)
+    lengths = [len(tree.leaves) for tree in trees]
+    constituents = [each for tree in trees for each in tree.constituents]
+    return BankReport(
+        files=tuple(paths),
+        trees=len(trees),
+        words=sum(lengths),
+        longest=max(lengths),
+        constituents=len(constituents),
+        labels=len({each.label for each in constituents}),
+        tags=len({leaf.tag for tree in trees for leaf in tree.leaves}),
+    )
+
+
+def check_prepared(
+    folder: Path, corpus: PreparedCorpus, config: RunConfig, task: Task
+) -> CorpusReport:
+    """What `check_corpus` finds, but for places and words, of a corpus prepared there.
+
+    Its ids are read, not its texts: so it is soon done.
+    """
+    splits = {
+        name: survey_prepared(
+            open_dataset(folder / where), counts, corpus.readings[name]
+        )
+        for name, where, counts in (
+            ("training", TRAINING, corpus.training),
+            ("dev", DEV, corpus.dev),
+        )
+        if counts is not None
+    }
+    training, dev = splits["training"], splits.get("dev")
+    return CorpusReport(
+        training=_split_report(training),
+        dev=_split_report(dev) if dev else None,
+        overlap=_overlap(training.kept(), dev.kept()) if dev else None,
+        epoch=_epoch_report(training.kept(), config, task),
+        vocab_size=corpus.vocab_size,
+        asked_vocab_size=config.tokenizer.vocab_size,
+    )
+
+
+def require_fitting(report: CorpusReport, task: Task) -> None:
+    """`ConfigError` if settings that nobody chose are for much larger corpora."""
+    epoch = report.epoch
+    if epoch is None or epoch.epochs <= MOST_EPOCHS or epoch.fitting_preset is None:
+        return
+    large, _ = FITTING[task]
+    noun = "tree" if task == "parsing" else "pair"
+    pairs = counted(report.training.pairs.kept, noun)
+    raise ConfigError(
+        f"A preset must be chosen for a corpus of {pairs}: add --preset "
+        f"{epoch.fitting_preset}, which fits it. ({large}, the paper's, would pass it "
+        f"{epoch.epochs:,.0f} times; --preset {large} trains that all the same.)"
+    )
+
+
+def advise_on_treebank(report: CorpusReport | TreebankReport) -> tuple[Advice, ...]:
+    """The advice that is of use for trees, of which one may well be there twice."""
+    return (
+        *(_overlap_advice(report.overlap) if report.overlap else ()),
+        *(_training_advice(report, report.epoch) if report.epoch else ()),
     )
 
 
@@ -268,7 +428,7 @@ def _first_rows(
     return first[which]
 
 
-def _epoch_report(kept: Survey, config: RunConfig) -> EpochReport | None:
+def _epoch_report(kept: Survey, config: RunConfig, task: Task) -> EpochReport | None:
     if not len(kept.rows):
         return None
     dataset = Dataset(
@@ -286,7 +446,15 @@ def _epoch_report(kept: Survey, config: RunConfig) -> EpochReport | None:
         padding=1 - tokens / positions,
         steps=config.training.steps,
         epochs=config.training.steps / updates,
+        fitting_preset=_fitting_preset(kept, config, task),
     )
+
+
+def _fitting_preset(kept: Survey, config: RunConfig, task: Task) -> str | None:
+    """The preset for a corpus of this size, unless the settings are of such."""
+    name = fitting_preset(int(kept.rows["target_length"].sum()), task)
+    asked, fitting = config.batching.target_tokens, PRESETS[name].batching.target_tokens
+    return name if asked > fitting else None
 
 
 def _only_lengths(lengths: Integer[np.ndarray, " sentences"]) -> EncodedSide:
@@ -383,17 +551,25 @@ def _pair_advice(pairs: PairReport) -> Iterator[Advice]:
             )
 
 
-def _training_advice(report: CorpusReport, epoch: EpochReport) -> Iterator[Advice]:
+def _training_advice(
+    report: CorpusReport | TreebankReport, epoch: EpochReport
+) -> Iterator[Advice]:
     if epoch.epochs < 1:
         yield Advice(
-            problem=f"{epoch.steps:,} steps see only {epoch.epochs:.0%} of the corpus",
+            problem=f"{counted(epoch.steps, 'step')} see only {epoch.epochs:.0%} of "
+            "the corpus",
             remedy=f"see all of it once by --set training.steps={epoch.updates}",
         )
     if epoch.epochs > MANY_EPOCHS:
+        chosen = epoch.fitting_preset
+        other = (
+            "" if chosen is None else f"choose --preset {chosen}, which fits it, or "
+        )
         yield Advice(
-            problem=f"{epoch.steps:,} steps pass the corpus {epoch.epochs:,.0f} times",
-            remedy="choose a preset for small corpora, or fewer steps: --set "
-            f"training.steps={MANY_EPOCHS * epoch.updates} makes {MANY_EPOCHS} epochs",
+            problem=f"{counted(epoch.steps, 'step')} pass the corpus "
+            f"{epoch.epochs:,.0f} times",
+            remedy=f"{other}take fewer steps: --set training.steps="
+            f"{MANY_EPOCHS * epoch.updates} makes {MANY_EPOCHS} epochs",
         )
     if epoch.padding > MUCH_PADDING:
         yield Advice(
@@ -404,5 +580,5 @@ def _training_advice(report: CorpusReport, epoch: EpochReport) -> Iterator[Advic
         yield Advice(
             problem=f"the corpus gives only {report.vocab_size:,} of the "
             f"{report.asked_vocab_size:,} pieces of tokenizer.vocab_size",
-            remedy="nothing is lost, but a preset for small corpora may suit it better",
+            remedy="nothing is lost, and the model has fewer parameters",
         )

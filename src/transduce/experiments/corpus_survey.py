@@ -15,10 +15,17 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Num, Shaped
+from jaxtyping import Bool, Integer, Num, Shaped
 
+from transduce.data.dataset import Dataset, EncodedSide
 from transduce.errors import DataError
-from transduce.preparation.encoding import PairEncoder, encode_pairs, fate_of
+from transduce.preparation.corpus_files import MARKS, Reading
+from transduce.preparation.encoding import (
+    PairCounts,
+    PairEncoder,
+    encode_pairs,
+    fate_of,
+)
 from transduce.special_ids import EOS
 from transduce.text.corpus import Line, SentencePair, read_lines
 from transduce.text.scripts import UNSPACED_RUN
@@ -33,17 +40,15 @@ NUM_EXAMPLES = 3
 MAX_BINS = 12
 """Of lengths, not counting one for the last hundredth."""
 
-MARKS = {
-    "line separator": re.compile(r"[\v\f\r\x1c-\x1e\x85\u2028\u2029]"),
-    "control character": re.compile(r"[\x01-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]"),
-    "replacement character": re.compile("\ufffd"),
-    # The two bytes of a letter such as u-umlaut, taken for two letters of Latin-1.
-    "doubly encoded letter": re.compile(r"[\xc2\xc3][\x80-\xbf]"),
-}
-"""What training reads without complaint, but an author hardly wrote."""
-
 FATES = ("kept", "empty", "overlong")
 """The answers of `fate_of`; a row holds their index."""
+
+CHUNK_ROWS, CHUNK_IDS = 100_000, 10_000_000
+"""Sentences, and ids, that are looked at at a time."""
+MIXERS = tuple(
+    map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+)
+"""Odd factors, with bits that look random."""
 
 ROW = np.dtype(
     [
@@ -121,8 +126,8 @@ class LengthBin:
 class Tally:
     """Counts, and remembers the first examples."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, count: int = 0) -> None:
+        self._count = count
         self._examples: list[str] = []
 
     def add(self, example: str) -> None:
@@ -311,6 +316,74 @@ def survey_corpus(
     return Survey(
         files=tuple(reader.files), source=reader.source, target=reader.target, rows=rows
     )
+
+
+def survey_prepared(dataset: Dataset, counts: PairCounts, reading: Reading) -> Survey:
+    """The same of a corpus that is read and encoded already, but for places.
+
+    The texts are not read again: equal ids are equal texts.
+    """
+    rows = np.zeros(counts.total, dtype=ROW)
+    rows["position"] = np.arange(counts.total)
+    rows["fate"][counts.kept :] = FATES.index("empty")
+    rows["fate"][counts.kept + counts.empty :] = FATES.index("overlong")
+    kept = rows[: counts.kept]
+    kept["source_length"] = np.diff(dataset.source.offsets)
+    kept["target_length"] = np.diff(dataset.target.offsets)
+    kept["source_digest"] = _id_digests(dataset.source)
+    kept["target_digest"] = _id_digests(dataset.target)
+    rows["source_length"][counts.kept + counts.empty :] = 1  # they are not empty
+    rows["target_length"][counts.kept + counts.empty :] = 1
+    files = FilePair(
+        source=Path(),
+        target=Path(),
+        source_lines=counts.total,
+        target_lines=counts.total,
+        position=0,
+    )
+    sides: dict[Side, EncodedSide] = {
+        "source": dataset.source,
+        "target": dataset.target,
+    }
+    notes = {side: SideNotes() for side in sides}
+    for side, note in notes.items():
+        figures = reading.figures[side]
+        note.num_lines = counts.total
+        note.num_words = figures.words
+        note.num_characters = figures.characters
+        note.num_unspaced_letters = figures.unspaced_letters
+        note.num_byte_tokens = _num_byte_ids(sides[side])
+    # Which side has a mark is not told, and nobody asks.
+    notes["source"].marks = {kind: Tally(n) for kind, n in reading.marks.items()}
+    return Survey(
+        files=(files,), source=notes["source"], target=notes["target"], rows=rows
+    )
+
+
+def _num_byte_ids(side: EncodedSide) -> int:
+    """Ids that are bytes of characters outside the vocabulary."""
+    parts = (
+        side.ids[first : first + CHUNK_IDS]
+        for first in range(0, len(side.ids), CHUNK_IDS)
+    )
+    return sum(
+        int(np.count_nonzero((ids > EOS) & (ids < NUM_RESERVED))) for ids in parts
+    )
+
+
+def _id_digests(side: EncodedSide) -> Integer[np.ndarray, " sentences"]:
+    """64 bits for each sentence, which is never empty, by its ids and their places."""
+    digests = np.empty(len(side.offsets) - 1, dtype=np.uint64)
+    for first in range(0, len(digests), CHUNK_ROWS):
+        offsets = side.offsets[first : first + CHUNK_ROWS + 1]
+        ids = side.ids[offsets[0] : offsets[-1]].astype(np.uint64)
+        starts = offsets[:-1] - offsets[0]
+        places = np.arange(len(ids)) - np.repeat(starts, np.diff(offsets))
+        mixed = (ids + np.uint64(1)) * MIXERS[0] + places.astype(np.uint64) * MIXERS[1]
+        for shift, factor in ((31, MIXERS[2]), (29, MIXERS[0])):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * factor
+        digests[first : first + CHUNK_ROWS] = np.add.reduceat(mixed, starts)
+    return digests
 
 
 def sound_pairs(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from transduce.device import Hardware
+from transduce.experiments.corpus_check import Advice
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.presets import RunConfig
 from transduce.preparation.prepared_corpus import PreparedCorpus
@@ -25,6 +26,16 @@ class RunStart:
     fit: Fit
     """Of the longest batch, cut as all processes cut it."""
     first_step: int
+    advice: tuple[Advice, ...] = ()
+    """What is odd in the corpus and the settings; of a new run only."""
+
+    @property
+    def seconds_left(self) -> float:
+        """What the rest of the run takes by the trial of a batch, checkpoints apart."""
+        batching = self.config.batching
+        positions = batching.source_tokens + batching.target_tokens
+        num_steps = self.config.training.steps - self.first_step
+        return num_steps * positions * self.fit.seconds / self.num_processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

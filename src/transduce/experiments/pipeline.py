@@ -1,5 +1,6 @@
 """From two text files to a trained, averaged, scored model (sections 5 and 6.1)."""
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -14,6 +15,13 @@ from transduce.data.dataset import open_dataset
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.evaluation.tokenization import choose_tokenization
+from transduce.experiments.corpus_check import (
+    Advice,
+    advise,
+    advise_on_treebank,
+    check_prepared,
+    require_fitting,
+)
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.observation import (
     Observers,
@@ -34,6 +42,7 @@ from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.machine import keep_freed_memory
 from transduce.model.transformer import Transformer
 from transduce.model_folder import AVERAGED, BEST
+from transduce.phrases import WEEK, duration
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.search_config import SearchConfig
@@ -57,6 +66,10 @@ SLOWER = 0.5
 """Factor on the learning rate after the loss has diverged."""
 
 
+class TooLongTrainingError(ConfigError):
+    """Settings that nobody chose would train for weeks."""
+
+
 def train(
     files: RunFiles,
     config: RunConfig,
@@ -64,14 +77,47 @@ def train(
     hardware: Hardware,
     observer: RunObserver,
     processes: Processes = ALONE,
+    *,
+    is_chosen: bool = True,
 ) -> None:
     """Train a new run in the folder `out`.
 
     `ConfigError` if the model cannot fit in memory, or the settings ask for a dev
-    corpus that is not there.
+    corpus that is not there. If nobody chose the settings, also if they are for much
+    larger corpora, or training would take more than a week.
     """
     largest = replace(config.model, vocab_size=config.tokenizer.vocab_size)
     require_memory(largest, hardware)
+    config = replace(config, languages=known_languages(config.languages, files))
+    _require_consistent(files, config)
+    corpus, advice = None, list[Advice]()
+
+    def accept(folder: Path, prepared: PreparedCorpus) -> None:
+        report = check_prepared(folder, prepared, config, files.task)
+        if not is_chosen:
+            require_fitting(report, files.task)
+        is_text = files.task == "translation"
+        advice.extend(advise(report) if is_text else advise_on_treebank(report))
+
+    if processes.is_first:
+        with unwound_on_termination():  # so that half a corpus is not left behind
+            precision = hardware.precision
+            _, corpus = RunFolder.create(out, files, config, precision, accept)
+    processes.wait()
+    folder, _ = RunFolder.open(out)
+    limit = math.inf if is_chosen else float(WEEK)
+    try:
+        with _claimed(folder, processes):
+            run = _Run(folder, config, hardware, observer, processes)
+            run.train(corpus, tuple(advice), limit)
+    except TooLongTrainingError:
+        if processes.is_first:
+            remove_folder(out)
+        raise
+
+
+def _require_consistent(files: RunFiles, config: RunConfig) -> None:
+    """`ConfigError` if the settings ask for what the corpus does not have."""
     if config.training.patience is not None and not files.has_dev:
         raise ConfigError(
             "`training.patience` must have a dev corpus to go by, but there is none; "
@@ -84,7 +130,6 @@ def train(
             f"`training.best_by` must be one of {known} on this dev corpus, but is "
             f'"{config.training.best_by}".'
         )
-    config = replace(config, languages=known_languages(config.languages, files))
     if isinstance(files, CorpusFiles) and files.has_dev:
         # What scoring needs is missed before training, not at its first checkpoint.
         choose_tokenization(
@@ -92,14 +137,6 @@ def train(
             config.languages.target,
             read_text(files.dev_target),
         )
-    corpus = None
-    if processes.is_first:
-        with unwound_on_termination():  # so that half a corpus is not left behind
-            _, corpus = RunFolder.create(out, files, config, hardware.precision)
-    processes.wait()
-    folder, _ = RunFolder.open(out)
-    with _claimed(folder, processes):
-        _Run(folder, config, hardware, observer, processes).train(corpus)
 
 
 def resume(
@@ -115,7 +152,7 @@ def resume(
     folder, config = RunFolder.open(out)
     refuse_changed_precision(folder, hardware.precision)
     with _claimed(folder, processes):
-        _Run(folder, config, hardware, observer, processes).train(None)
+        _Run(folder, config, hardware, observer, processes).train()
 
 
 def _claimed(folder: RunFolder, processes: Processes) -> AbstractContextManager[object]:
@@ -146,21 +183,33 @@ class _Run:
         self._dev = DevCorpus.open(folder, self._config, hardware.device)
         self._checkpoints = RunCheckpoints(folder, config.training)
 
-    def train(self, corpus: PreparedCorpus | None) -> None:
+    def train(
+        self,
+        corpus: PreparedCorpus | None = None,
+        advice: tuple[Advice, ...] = (),
+        limit_seconds: float = math.inf,
+    ) -> None:
         keep_freed_memory()
         trainer = self._restored_trainer()
         fitted = trainer.fit(self._earlier_cut())
-        self._observer.started(
-            RunStart(
-                config=self._config,
-                corpus=corpus,
-                num_parameters=trainer.model.num_parameters(),
-                hardware=self._hardware,
-                num_processes=self._processes.count,
-                fit=fitted,
-                first_step=trainer.progress.step,
-            )
+        start = RunStart(
+            config=self._config,
+            corpus=corpus,
+            num_parameters=trainer.model.num_parameters(),
+            hardware=self._hardware,
+            num_processes=self._processes.count,
+            fit=fitted,
+            first_step=trainer.progress.step,
+            advice=advice,
         )
+        is_too_long = start.seconds_left > limit_seconds
+        if self._processes.any(is_too_long, self._hardware.device):
+            raise TooLongTrainingError(
+                f"Training must end within a week unless that is asked for, but would "
+                f"take about {duration(start.seconds_left)} here; name a preset, take "
+                "fewer steps (training.steps) or a GPU, or add --however-long."
+            )
+        self._observer.started(start)
         if self._processes.is_first:
             self._score_if_missed(trainer)
             self._log_start(trainer.progress.step, fitted)

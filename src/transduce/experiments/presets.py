@@ -5,6 +5,7 @@ A run is one frozen value. Presets are literals one hop from BASE.
 
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from typing import Literal
 
 from transduce.data.batches import BatchingConfig
 from transduce.errors import ConfigError
@@ -210,6 +211,44 @@ PRESETS = {
         ),
     ),
 }
+
+
+Task = Literal["translation", "parsing"]
+FITTING: dict[Task, tuple[str, str]] = {
+    "translation": ("base", "multi30k"),
+    "parsing": ("parsing-wsj", "parsing-small"),
+}
+"""The presets to choose between for a task: for large corpora, and for small ones."""
+MOST_EPOCHS = 500
+"""Passes over a corpus from which on a preset is for much larger ones."""
+FOR_BOTH = "tiny"
+
+
+def fitting_preset(num_target_tokens: int, task: Task) -> str:
+    """The preset that fits a corpus of so many tokens on its target side."""
+    large, small = FITTING[task]
+    config = PRESETS[large]
+    tokens = config.training.steps * config.batching.target_tokens
+    return large if tokens <= MOST_EPOCHS * num_target_tokens else small
+
+
+def require_task(name: str, task: Task) -> None:
+    """`ConfigError` if a preset is for the other task."""
+    preset(name)  # which must be known
+    is_for_parsing = name.startswith("parsing-")
+    if name == FOR_BOTH or is_for_parsing == (task == "parsing"):
+        return
+    large, small = FITTING[task]
+    if task == "parsing":
+        raise ConfigError(
+            f"The preset {name} must be given text (--source and --target), but is "
+            f"given trees; take {small}, for thousands of trees, or {large}, for tens "
+            "of thousands."
+        )
+    raise ConfigError(
+        f"The preset {name} must be given trees (--trees), but is given text; take "
+        f"{small}, for tens of thousands of pairs, or {large}, for millions."
+    )
 
 
 def preset(name: str) -> RunConfig:

@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from itertools import chain
@@ -54,10 +54,16 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path, files: RunFiles, config: RunConfig, precision: Precision
+        cls,
+        path: Path,
+        files: RunFiles,
+        config: RunConfig,
+        precision: Precision,
+        accept: Callable[[Path, PreparedCorpus], Any] = lambda folder, corpus: None,
     ) -> tuple["RunFolder", PreparedCorpus]:
         """Prepare a new run; nothing is left behind if that fails.
 
+        `accept` may look at what was prepared, and raise.
         The corpus of a run beside it is shared if the same would come of this one.
         """
         neighbours = sorted(path.absolute().parent.glob("[!.]*"))
@@ -69,6 +75,7 @@ class RunFolder:
                     "on with that run by --resume, or choose another folder."
                 )
             corpus = _prepare(files, config, new, neighbours)
+            accept(new, corpus)
             model = replace(
                 config.model,
                 vocab_size=corpus.vocab_size,

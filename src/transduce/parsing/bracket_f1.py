@@ -16,6 +16,7 @@ from transduce.errors import DataError
 from transduce.parsing.linearization import PUNCTUATION
 from transduce.parsing.normalization import ROOT, TRACE, without_traces
 from transduce.parsing.trees import Constituent, Leaf, Tree
+from transduce.phrases import counted
 
 Status = Literal["valid", "error", "skip"]
 DELETED = PUNCTUATION | {ROOT, TRACE}
@@ -188,7 +189,7 @@ def _fault(expected: list[Leaf], found: list[Leaf]) -> str:
     if not found:
         return "no words"
     if len(expected) != len(found):
-        return f"{len(found)} words for {len(expected)}"
+        return f"{counted(len(found), 'word')} for {len(expected)}"
     for leaf, other in zip(expected, found, strict=True):
         if leaf.word != other.word:
             return f"`{other.word}` for `{leaf.word}`"

@@ -101,9 +101,27 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
 
 
 def read_parses(lines: Iterable[str], name: str) -> Iterator[Tree]:
-    """Exactly one tree a line, as EVALB reads them; none is read as `NOTHING`."""
-    for number, line in enumerate(lines, start=1):
-        yield NOTHING if NO_PARSE.fullmatch(line) else _tree_in(line, name, number)
+    """The trees of a parser's output, or of a treebank; `NOTHING` for no parse.
+
+    Where every tree is on one line, as EVALB reads them, a blank line is a sentence
+    without a parse. Where one takes several lines, as `read_trees` reads them, blank
+    lines only part trees.
+    """
+    reader, found = _Reader(name), list[Tree | None]()
+    takes_several_lines = False
+    for line in lines:
+        if reader.is_within_a_tree:
+            takes_several_lines = True
+        elif NO_PARSE.fullmatch(line):
+            found.append(NOTHING if line.strip() else None)
+            reader.pass_over()
+            continue
+        if (tree := reader.read(line)) is not None:
+            found.append(tree)
+    reader.finish("the file ends")
+    for each in found:
+        if each is not None or not takes_several_lines:
+            yield each or NOTHING
 
 
 def parse_tree(text: str) -> Tree:
@@ -159,6 +177,15 @@ class _Reader:
                 )
             tree = self._take(token[0])
         return tree
+
+    @property
+    def is_within_a_tree(self) -> bool:
+        """Whether the tree of the lines before goes on in the next."""
+        return bool(self._open)
+
+    def pass_over(self) -> None:
+        """Count a line that is not read."""
+        self._line += 1
 
     def finish(self, end: str) -> None:
         """Make sure that no tree is open at what ends it."""

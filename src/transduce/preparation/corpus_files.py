@@ -1,14 +1,16 @@
 """The text files of a run, and what they come to when read through once."""
 
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from transduce.errors import DataError
 from transduce.text.corpus import SentencePair, aligned_lines
+from transduce.text.scripts import UNSPACED_RUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,7 @@ class CorpusFiles:
     dev_source: tuple[Path, ...] = ()
     dev_target: tuple[Path, ...] = ()
 
+    task: ClassVar[Literal["translation", "parsing"]] = "translation"
     metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf")
     """What says how good translations are."""
 
@@ -35,12 +38,50 @@ class CorpusFiles:
         }
 
 
+MARKS = {
+    "line separator": re.compile(r"[\v\f\r\x1c-\x1e\x85\u2028\u2029]"),
+    "control character": re.compile(r"[\x01-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]"),
+    "replacement character": re.compile("\ufffd"),
+    # The two bytes of a letter such as u-umlaut, taken for two letters of Latin-1.
+    "doubly encoded letter": re.compile(r"[\xc2\xc3][\x80-\xbf]"),
+}
+"""What training reads without complaint, but an author hardly wrote."""
+ANY_MARK = re.compile("|".join(pattern.pattern for pattern in MARKS.values()))
+
+
+WHOLE_LINES, SAMPLED_LINES = 10_000, 100
+"""Lines of which words and letters are counted: so many first ones, then one in so
+many, which tells their proportions as well."""
+
+
+@dataclass(slots=True)
+class TextFigures:
+    """What the lines of a side hold."""
+
+    words: int = 0
+    """What spaces part."""
+    characters: int = 0
+    unspaced_letters: int = 0
+    """Letters of scripts that write no spaces."""
+
+    def add(self, text: str) -> None:
+        self.words += len(text.split())
+        self.characters += len(text)
+        if not text.isascii():
+            self.unspaced_letters += sum(map(len, UNSPACED_RUN.findall(text)))
+
+
 class Reading:
     """What has been read of two line-aligned sides so far."""
 
     def __init__(self) -> None:
+        self.marks = dict.fromkeys(MARKS, 0)
+        """Lines of both sides with each kind of mark."""
+        self.figures = {"source": TextFigures(), "target": TextFigures()}
+        """Of the first lines of each side and, beyond them, of one in so many."""
         self.num_characters = 0
         """Of both sides, with an end for each pair."""
+        self._number = 0
         self._lines = sha256()
 
     def pairs(
@@ -50,10 +91,21 @@ class Reading:
         for source_line, target_line in aligned_lines(source, target):
             pair = SentencePair(source=source_line.text(), target=target_line.text())
             self.num_characters += num_characters(pair)
+            self._take_note(pair)
             # No line holds the end of a line.
             for line in (source_line, target_line):
                 self._lines.update(line.content + b"\n")
             yield pair
+
+    def _take_note(self, pair: SentencePair) -> None:
+        is_sampled = self._number < WHOLE_LINES or self._number % SAMPLED_LINES == 0
+        self._number += 1
+        for side, text in (("source", pair.source), ("target", pair.target)):
+            if ANY_MARK.search(text):
+                for kind, pattern in MARKS.items():
+                    self.marks[kind] += pattern.search(text) is not None
+            if is_sampled:
+                self.figures[side].add(text)
 
     @property
     def digest(self) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.parsing.vocabulary import SymbolVocabulary
+from transduce.phrases import counted
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import Tokenizer
 
@@ -33,8 +34,9 @@ class PairCounts:
         return self.kept + self.empty + self.overlong
 
     def __str__(self) -> str:
+        total = counted(self.total, "pair")
         return (
-            f"{self.kept:,} of {self.total:,} pairs kept ({self.empty:,} empty and "
+            f"{self.kept:,} of {total} kept ({self.empty:,} empty and "
             f"{self.overlong:,} overlong left out)"
         )
 

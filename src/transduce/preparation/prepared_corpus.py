@@ -8,8 +8,8 @@ shared, not made again.
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -50,6 +50,8 @@ class PreparedCorpus:
     vocab_size: int
     target_vocab_size: int | None = None
     """Of symbols, if the target has a vocabulary of its own."""
+    readings: Mapping[str, Reading] = field(default_factory=dict, compare=False)
+    """By split, "training" and "dev", what was read of the files."""
     shared_with: Path | None = None
     """The folder whose files these are, if they were there before."""
 
@@ -82,14 +84,16 @@ def prepare(
         if _share(neighbour, folder, recipe):
             prepared = _read(folder, recipe)
             if prepared is not None:
-                return replace(prepared, shared_with=neighbour)
+                return replace(
+                    prepared, shared_with=neighbour, readings=recipe.readings
+                )
             _discard(folder)
     prepared = _make(files, recipe, folder)
     record = asdict(prepared)
-    del record["shared_with"]
+    del record["shared_with"], record["readings"]
     text = json.dumps(record, indent=2) + "\n"
     (folder / RECORD).write_text(text, encoding="utf-8")
-    return prepared
+    return replace(prepared, readings=recipe.readings)
 
 
 def learning_texts(
@@ -120,6 +124,12 @@ class _Recipe:
     @property
     def target_vocab_size(self) -> int | None:
         return None if self.symbols is None else self.symbols.vocab_size
+
+    @property
+    def readings(self) -> dict[str, Reading]:
+        """By split, what was read of the files."""
+        dev = {} if self.dev is None else {"dev": self.dev}
+        return {"training": self.training, **dev}
 
     @property
     def key(self) -> str:

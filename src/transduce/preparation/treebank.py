@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import ClassVar, Literal, get_args
 
 from transduce.errors import ConfigError, DataError
 from transduce.parsing.linearization import STYLES, StyleName
@@ -54,6 +54,7 @@ class TreebankFiles:
     trees: tuple[Path, ...]
     dev_trees: tuple[Path, ...] = ()
 
+    task: ClassVar[Literal["translation", "parsing"]] = "parsing"
     metrics: ClassVar[tuple[str, ...]] = ("f1",)
     """What says how good parses are."""
 
@@ -111,7 +112,7 @@ def read_treebank(paths: Sequence[Path]) -> list[Tree]:
 
 
 def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
-    """Gold trees and predicted ones, as they are, line by line.
+    """Gold trees and predicted ones, as they are, in their order.
 
     `DataError` unless there is a prediction for each, and any at all.
     """

@@ -19,7 +19,7 @@ from jaxtyping import Integer
 from transduce.data.batches import Batcher
 from transduce.device import Hardware, forget_peak_memory, peak_memory
 from transduce.errors import ConfigError
-from transduce.machine import free_memory, return_freed_memory
+from transduce.machine import WaitingMeter, free_memory, return_freed_memory
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.loss.batch_loss import BatchLoss
@@ -41,9 +41,11 @@ class Fit:
     was_cut: bool
     """Whether that is less than a whole batch."""
     seconds: float
-    """For each position."""
+    """For each position, as it would be if no other program were running."""
     peak_bytes: int
     """Memory in use at most: the process's own, or the GPU's."""
+    waiting_share: float = 0.0
+    """Of the time of the trial, in which other programs had the processor's cores."""
     unfused: str | None = None
     """Why PyTorch could not compile the layers, where that was tried."""
 
@@ -73,7 +75,7 @@ def fit(
     fits. The model's gradients are gone afterwards.
     """
     indices = longest = batcher.longest_batch()
-    seconds = math.nan
+    seconds, waiting_share = math.nan, 0.0
     batch_loss.train()
     if hardware.device.type == "cpu":
         with _out_of_memory_suppressed():  # what fits is then found out below
@@ -86,7 +88,9 @@ def fit(
         with _out_of_memory_suppressed():
             # The first time warms up.
             for _ in range(2):
+                meter = WaitingMeter()
                 seconds = _try(batch_loss, batcher, indices, hardware)
+                waiting_share = meter.share()
             break
         if len(indices) == 1:
             raise ConfigError(
@@ -99,7 +103,8 @@ def fit(
     return Fit(
         max_positions=max_positions,
         was_cut=len(indices) < len(longest),
-        seconds=seconds / max_positions,
+        seconds=seconds * (1 - waiting_share) / max_positions,
+        waiting_share=waiting_share,
         peak_bytes=peak_memory(hardware.device),
     )
 

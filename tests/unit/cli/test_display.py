@@ -7,8 +7,13 @@ import torch
 
 from transduce.cli.display import TrainingDisplay
 from transduce.device import Hardware
+from transduce.experiments.corpus_check import Advice
 from transduce.experiments.observation import RunStart
 from transduce.experiments.presets import PRESETS
+from transduce.preparation.augmentation import AugmentationConfig
+from transduce.preparation.encoding import PairCounts
+from transduce.preparation.prepared_corpus import PreparedCorpus
+from transduce.preparation.treebank import TreebankConfig
 from transduce.training.fitting import Fit
 
 RUN = PRESETS["base"]
@@ -60,3 +65,64 @@ def test_layers_that_cannot_be_compiled_are_told_of(capsys):
     warning = " ".join(capsys.readouterr().out.splitlines())
     assert "PyTorch cannot compile the layers here" in warning
     assert "Failed to find C compiler." in warning
+
+
+def test_a_short_run_is_told_in_words(capsys):
+    fit = replace(START.fit, seconds=1e-9)
+    TrainingDisplay().started(replace(START, fit=fit))
+    assert "process, less than a minute, checkpoints" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.0, False), (0.05, False), (0.5, True), (0.9, True)]
+)
+def test_a_forecast_made_beside_other_programs_says_so(capsys, share, said):
+    fit = replace(START.fit, waiting_share=share)
+    TrainingDisplay().started(replace(START, fit=fit))
+    text = capsys.readouterr().out
+    assert (
+        f"; other programs had the processor for {share:.0%} of the trial, and this is "
+        "the time without them\n" in text
+    ) == said
+
+
+def test_what_is_odd_is_told_before_the_first_step(capsys):
+    advice = Advice(problem="pairs too long: 7", remedy="split them")
+    TrainingDisplay().started(replace(START, advice=(advice,)))
+    assert capsys.readouterr().out.splitlines()[3:] == [
+        "Warning: pairs too long: 7; split them.",
+        "`transduce check` tells more, with the lines.",
+    ]
+
+
+def test_weeks_of_training_are_warned_of(capsys):
+    TrainingDisplay().started(replace(START, fit=replace(START.fit, seconds=1.0)))
+    text = capsys.readouterr().out
+    assert "Warning: training takes about 83 weeks here; choose a smaller pre" in text
+
+
+@pytest.mark.parametrize(
+    ("copies", "said"),
+    [
+        (0, "Variants of trees: none (treebank.augmentation.copies)"),
+        (
+            8,
+            "Variants of trees: 8 of each of the 100 trees, 800 in all "
+            "(treebank.augmentation): 30% are a constituent alone, 50% of the others "
+            "have one of another tree, and 10% of the words are replaced",
+        ),
+    ],
+)
+def test_what_augmentation_does_is_told_with_the_corpus(capsys, copies, said):
+    treebank = TreebankConfig(augmentation=AugmentationConfig(copies=copies))
+    total = 100 * (copies + 1)
+    corpus = PreparedCorpus(
+        key="",
+        training=PairCounts(kept=total, empty=0, overlong=0),
+        dev=None,
+        vocab_size=300,
+        target_vocab_size=30,
+    )
+    config = replace(START.config, treebank=treebank)
+    TrainingDisplay().started(replace(START, config=config, corpus=corpus))
+    assert capsys.readouterr().out.splitlines()[1] == said

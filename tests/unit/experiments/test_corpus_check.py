@@ -8,13 +8,15 @@ import pytest
 
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset
-from transduce.errors import DataError
+from transduce.errors import ConfigError, DataError
 from transduce.experiments.corpus_check import (
     LOPSIDED_TOKENS,
     REMEDIES,
     CorpusReport,
     advise,
     check_corpus,
+    check_prepared,
+    require_fitting,
 )
 from transduce.experiments.corpus_survey import MARKS, NUM_EXAMPLES
 from transduce.experiments.presets import PRESETS, RunConfig
@@ -409,3 +411,80 @@ def test_a_vocabulary_without_room_for_the_characters_is_told(check):
     assert report.training.target.byte_tokens > 0
     assert "tokens are bytes of characters that are not in the" in _problems(report)
     assert "raise tokenizer.vocab_size" in _problems(report)
+
+
+ODD = (
+    [b"one", b"two", b"", b"same", b"one  two", b"one", b"w " * 300, b"w " * 30],
+    [b"eins", "\ufffd\u2028".encode(), b"x", b"same", b"c", b"eins", b"y", b"z"],
+)
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [GOOD, ODD, (*GOOD, *GOOD), (*ODD, *GOOD), (*GOOD, *ODD), (*ODD, *ODD)],
+    ids=["sound", "odd", "dev", "odd, dev", "odd dev", "both odd"],
+)
+def test_a_prepared_corpus_is_advised_on_as_its_files_are(
+    sides: tuple[Lines, ...], files: Callable[..., CorpusFiles], tmp_path: Path
+) -> None:
+    written = files(*sides)
+    expected = check_corpus(written, TINY)
+    (tmp_path / "run").mkdir()
+    prepared = prepare(written, TINY.tokenizer, 256, tmp_path / "run")
+    found = check_prepared(tmp_path / "run", prepared, TINY, "translation")
+    assert advise(found) == advise(expected)
+    assert found.epoch == expected.epoch
+    for split in ("training", "dev"):
+        ours, theirs = getattr(found, split), getattr(expected, split)
+        if theirs is not None:
+            assert ours.pairs.kept == theirs.pairs.kept
+            assert ours.pairs.repeated.count == theirs.pairs.repeated.count
+            assert ours.pairs.ambiguous_sources == theirs.pairs.ambiguous_sources
+
+
+def test_a_corpus_that_is_shared_is_advised_on_too(
+    files: Callable[..., CorpusFiles], tmp_path: Path
+) -> None:
+    written = files(*ODD)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    first = prepare(written, TINY.tokenizer, 256, tmp_path / "one")
+    shared = prepare(written, TINY.tokenizer, 256, tmp_path / "two", [tmp_path / "one"])
+    assert shared.shared_with == tmp_path / "one"
+    assert advise(
+        check_prepared(tmp_path / "two", shared, TINY, "translation")
+    ) == advise(check_prepared(tmp_path / "one", first, TINY, "translation"))
+
+
+def test_settings_for_larger_corpora_are_refused_with_those_that_fit(
+    check: Check,
+) -> None:
+    report = check(*GOOD, config=PRESETS["base"])
+    with pytest.raises(ConfigError) as refused:
+        require_fitting(report, "translation")
+    assert str(refused.value) == (
+        "A preset must be chosen for a corpus of 3 pairs: add --preset multi30k, which "
+        "fits it. (base, the paper's, would pass it 100,000 times; --preset base "
+        "trains that all the same.)"
+    )
+    training = replace(PRESETS["base"].training, steps=20)
+    require_fitting(
+        check(*GOOD, config=replace(PRESETS["base"], training=training)), "translation"
+    )
+    require_fitting(check(*GOOD, config=PRESETS["multi30k"]), "translation")
+
+
+@pytest.mark.parametrize(
+    ("preset", "remedy"),
+    [
+        (
+            "base",
+            "choose --preset multi30k, which fits it, or take fewer steps: --set ",
+        ),
+        ("multi30k", "; take fewer steps: --set training.steps=100 makes 100 epochs."),
+    ],
+)
+def test_the_fitting_preset_is_named_unless_it_is_taken(
+    preset: str, remedy: str, check: Check
+) -> None:
+    assert remedy in _problems(check(*GOOD, config=PRESETS[preset]))

@@ -589,3 +589,46 @@ def test_a_model_folder_is_all_that_translating_needs(
     names = {path.name for path in run[1].model.iterdir()}
     assert names == {"config.json", "model.safetensors", "tokenizer.json"}
     assert json.loads((run[1].model / "config.json").read_text())["step"] == 12
+
+
+def test_what_nobody_chose_must_fit_the_corpus(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    base = replace(PRESETS["base"], model=TINY.model)
+    with pytest.raises(ConfigError, match="add --preset multi30k, which fits it"):
+        train(files, base, tmp_path / "a" / "run", CPU, Notes(), is_chosen=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_nobody_chose_must_end_within_a_week(
+    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.experiments.pipeline.WEEK", 0)
+    out, notes = tmp_path / "run", Notes()
+    with pytest.raises(
+        ConfigError, match="must end within a week unless .* would take"
+    ):
+        train(files, TINY, out, CPU, notes, is_chosen=False)
+    assert not out.exists()
+    assert not notes.starts
+    train(files, TINY, out, CPU, notes)
+    assert notes.results
+
+
+def test_what_nobody_chose_is_trained_where_it_fits(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    notes = Notes()
+    train(files, TINY, tmp_path / "run", CPU, notes, is_chosen=False)
+    assert notes.results
+
+
+def test_a_run_begins_with_what_is_odd_in_its_corpus(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    notes = Notes()
+    train(files, TINY, tmp_path / "run", CPU, notes)
+    problems = [str(advice) for advice in notes.starts[0].advice]
+    assert problems[0].startswith("dev sources that stand in training: 40 (40 with")
+    resume(tmp_path / "run", CPU, notes)
+    assert notes.starts[1].advice == ()

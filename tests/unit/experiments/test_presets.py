@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from transduce.errors import ConfigError
-from transduce.experiments.presets import BASE, BIG, PRESETS, TABLE_3, preset
+from transduce.experiments.presets import (
+    BASE,
+    BIG,
+    PRESETS,
+    TABLE_3,
+    fitting_preset,
+    preset,
+    require_task,
+)
 from transduce.model.cost import count_parameters
 from transduce.model.transformer import Transformer
 
@@ -267,3 +275,46 @@ def test_an_unknown_preset_names_the_nearest(name: str, nearest: str) -> None:
     pattern = rf"must be one of base, .*, but is '{name}'; did you mean '{nearest}"
     with pytest.raises(ConfigError, match=pattern):
         preset(name)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "task", "fitting"),
+    [
+        (3_000 * 10, "translation", "multi30k"),
+        (29_000 * 14, "translation", "multi30k"),
+        (1_000_000 * 25, "translation", "base"),
+        (4_500_000 * 30, "translation", "base"),
+        (1_000 * 50, "parsing", "parsing-small"),
+        (40_000 * 150, "parsing", "parsing-wsj"),
+    ],
+)
+def test_the_preset_that_fits_follows_from_the_size_of_a_corpus(tokens, task, fitting):
+    assert fitting_preset(tokens, task) == fitting
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("task", ["translation", "parsing"])
+def test_a_preset_is_for_one_task(name, task):
+    is_for_parsing = PRESETS[name].training.best_by == "f1"
+    if name == "tiny" or is_for_parsing == (task == "parsing"):
+        require_task(name, task)
+        return
+    given, wanted = {
+        "translation": (
+            "text",
+            "take multi30k, for tens of thousands of pairs",
+        ),
+        "parsing": (
+            "trees",
+            "take parsing-small, for thousands of trees",
+        ),
+    }[task]
+    with pytest.raises(ConfigError) as refused:
+        require_task(name, task)
+    assert str(refused.value).startswith(f"The preset {name} must be given ")
+    assert f"but is given {given}; {wanted}" in str(refused.value)
+
+
+def test_an_unknown_preset_is_for_no_task():
+    with pytest.raises(ConfigError, match="did you mean 'parsing-small'"):
+        require_task("parsing-smal", "translation")

@@ -124,11 +124,11 @@ def test_tags_are_compared_whole_where_words_are(
 @pytest.mark.parametrize(
     ("gold", "predicted", "status", "fault"),
     [
-        ("(S (A a) (A b))", "(S (A a))", "error", "1 words for 2"),
+        ("(S (A a) (A b))", "(S (A a))", "error", "1 word for 2"),
         ("(S (A a) (. .))", "(S (A a) (A .))", "error", "2 words for 1"),
         ("(S (A a) (A b))", "(S (A a) (A B))", "error", "`B` for `b`"),
-        ("(S (. .))", "(S (A a))", "error", "1 words for 0"),
-        ("", "(S (A a))", "error", "1 words for 0"),
+        ("(S (. .))", "(S (A a))", "error", "1 word for 0"),
+        ("", "(S (A a))", "error", "1 word for 0"),
         ("(S (A a))", "", "skip", "no words"),
         ("(S (A a))", "(())", "skip", "no words"),
         ("(S (A a))", "(S (. .))", "skip", "no words"),

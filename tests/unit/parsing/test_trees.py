@@ -187,7 +187,6 @@ def test_no_parse_is_written_as_a_blank_line() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("(S (NN a)", "a tree must close its brackets before its line ends, .* 1 open"),
         ("(S)", "a bracket must hold a word or brackets"),
         ("(S (NN a)) (S (NN b))", "a tree must be alone on its line"),
         ("TOP", "a tree must begin with"),
@@ -196,6 +195,30 @@ def test_no_parse_is_written_as_a_blank_line() -> None:
 def test_a_bad_parse_is_told_with_its_line(line: str, message: str) -> None:
     with pytest.raises(DataError, match=rf"^parses:2:\d+: {message}"):
         list(read_parses([LINE, line, ")"], "parses"))
+
+
+def test_a_parse_without_its_last_bracket_is_told_with_its_line() -> None:
+    message = r"^parses:2:1: a tree must close its brackets before {}, .* 1 open"
+    for lines, end in (([LINE], "a line that is not indented"), ([], "the file ends")):
+        with pytest.raises(DataError, match=message.format(end)):
+            list(read_parses([LINE, "(S (NN a)", *lines], "parses"))
+
+
+def test_parses_may_take_several_lines_which_blank_ones_part() -> None:
+    expected = trees_in(PENN)
+    assert list(read_parses(PENN.splitlines(), "parses")) == expected
+    lines = [*PENN.splitlines(), "(TOP)", "", *PENN.splitlines(), "()"]
+    assert list(read_parses(lines, "parses")) == [
+        *expected,
+        NOTHING,
+        *expected,
+        NOTHING,
+    ]
+
+
+def test_errors_after_trees_without_a_parse_name_their_line() -> None:
+    with pytest.raises(DataError, match=r"^parses:4:1: a tree must begin with"):
+        list(read_parses([LINE, "", "()", "x"], "parses"))
 
 
 def test_a_text_without_a_tree_is_told() -> None:

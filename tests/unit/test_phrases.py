@@ -1,0 +1,48 @@
+"""Phrases that many messages share."""
+
+import pytest
+
+from transduce.phrases import counted, duration, missing_package
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(0, "0 lines"), (1, "1 line"), (2, "2 lines"), (1_000, "1,000 lines")],
+)
+def test_a_noun_follows_its_number(number: int, expected: str) -> None:
+    assert counted(number, "line") == expected
+
+
+def test_a_noun_may_have_another_plural() -> None:
+    assert [counted(n, "batch", "batches") for n in (1, 2)] == ["1 batch", "2 batches"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0, "less than a minute"),
+        (29, "less than a minute"),
+        (31, "1 minute"),
+        (89, "1 minute"),
+        (91, "2 minutes"),
+        (59.4 * 60, "59 minutes"),
+        (59.6 * 60, "1 hour"),
+        (3_600, "1 hour"),
+        (5_400, "1.5 hours"),
+        (47 * 3_600, "47.0 hours"),
+        (72 * 3_600, "3.0 days"),
+        (27.9 * 86_400, "27.9 days"),
+        (5_127.9 * 3_600, "31 weeks"),
+    ],
+)
+def test_a_duration_is_told_as_exactly_as_it_can_be_known(
+    seconds: float, expected: str
+) -> None:
+    assert duration(seconds) == expected
+
+
+def test_a_missing_package_is_told_with_its_extra() -> None:
+    assert missing_package("Export to onnx", "onnx", "export") == (
+        "Export to onnx needs the package `onnx`, which is not installed; install it "
+        "by pip install '.[export]' in the folder of transduce's source."
+    )
