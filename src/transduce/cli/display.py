@@ -7,6 +7,7 @@ from transduce.experiments.presets import RunConfig
 from transduce.phrases import WEEK, counted, duration
 from transduce.preparation.augmentation import AugmentationConfig
 from transduce.preparation.prepared_corpus import PreparedCorpus
+from transduce.training.config import TrainingConfig
 from transduce.training.fitting import Fit
 from transduce.training.trainer import StepReport
 
@@ -33,6 +34,7 @@ class TrainingDisplay(ProgressDisplay):
             f"{start.config.model.vocab_size:,}, on {start.hardware}"
         )
         self.console.print(_forecast(start))
+        self.console.print(_checkpoints(start.config.training))
         self._advise(start)
         if start.fit.unfused is not None:
             self.warned(
@@ -103,6 +105,19 @@ class TrainingDisplay(ProgressDisplay):
 
 def _figures(score: DevScore) -> str:
     return f"loss {score.loss:.3f}, perplexity {score.perplexity:.2f}, {score.quality}"
+
+
+def _checkpoints(training: TrainingConfig) -> str:
+    """How often the run is saved, and what part of it the average comes from."""
+    kept, every = training.keep_checkpoints, training.checkpoint_steps
+    if every is None:
+        often = duration(60 * training.checkpoint_minutes)
+        return f"Checkpoints: every {often}; the average is of the last {kept}"
+    share = min(kept * every / training.steps, 1)
+    return (
+        f"Checkpoints: every {counted(every, 'update')}; the average is of the last "
+        f"{kept}, from the last {share:.0%} of the training"
+    )
 
 
 def _languages(config: RunConfig) -> str:

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -34,11 +35,19 @@ def run_config(
 def changed(
     config: RunConfig, config_file: Path | None, assignments: tuple[str, ...]
 ) -> RunConfig:
-    """Settings changed by a file, then by single settings."""
+    """Settings changed by a file, then by single settings.
+
+    Minutes between checkpoints that are asked for take the place of a preset's updates.
+    """
     sizes = config.model.vocab_size, config.model.target_vocab_size
-    if config_file is not None:
-        config = apply_file(config, config_file)
-    config = apply_assignments(config, assignments)
+    before, config = config, _applied(config, config_file, assignments)
+    minutes, steps = (
+        _is_set(before, name, config_file, assignments)
+        for name in ("checkpoint_minutes", "checkpoint_steps")
+    )
+    if minutes and not steps:
+        training = replace(config.training, checkpoint_steps=None)
+        config = replace(config, training=training)
     if (config.model.vocab_size, config.model.target_vocab_size) != sizes:
         raise ConfigError(
             "`model.vocab_size` and `model.target_vocab_size` must be left to the "
@@ -46,6 +55,29 @@ def changed(
             "instead."
         )
     return config
+
+
+def _applied(
+    config: RunConfig, config_file: Path | None, assignments: tuple[str, ...]
+) -> RunConfig:
+    if config_file is not None:
+        config = apply_file(config, config_file)
+    return apply_assignments(config, assignments)
+
+
+def _is_set(
+    config: RunConfig,
+    name: str,
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+) -> bool:
+    """Whether a setting of training is set: then what it was before changes nothing."""
+    found = set()
+    for probe in (1, 2):
+        probed = apply_assignments(config, (f"training.{name}={probe}",))
+        applied = _applied(probed, config_file, assignments)
+        found.add(getattr(applied.training, name))
+    return len(found) == 1
 
 
 def require_both(source: tuple[Path, ...], target: tuple[Path, ...]) -> None:

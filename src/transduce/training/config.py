@@ -37,9 +37,10 @@ class TrainingConfig:
     label_smoothing: float = 0.1
     """Epsilon_ls (section 5.4)."""
     checkpoint_minutes: float = 10.0
-    """Minutes between checkpoints (section 6.1)."""
+    """Minutes between checkpoints (section 6.1), where `checkpoint_steps` is none."""
     checkpoint_steps: int | None = None
-    """Updates between checkpoints, instead of minutes."""
+    """Updates between checkpoints, instead of minutes: on any hardware the checkpoints
+    that are averaged are then the same part of the training."""
     keep_checkpoints: int = 5
     """Checkpoints kept, and averaged at the end (section 6.1)."""
     best_by: BestBy = "auto"

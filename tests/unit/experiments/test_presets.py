@@ -83,7 +83,7 @@ BASE_FIELDS = {
     "training.epsilon": 1e-9,
     "training.label_smoothing": 0.1,
     "training.checkpoint_minutes": 10.0,
-    "training.checkpoint_steps": None,
+    "training.checkpoint_steps": 1_500,
     "training.keep_checkpoints": 5,
     "search.beam_size": 4,
     "search.length_penalty": 0.6,
@@ -95,6 +95,7 @@ BIG_FIELDS = BASE_FIELDS | {
     "model.num_heads": 16,
     "model.dropout": 0.3,
     "training.steps": 300_000,
+    "training.checkpoint_steps": 600,
     "training.keep_checkpoints": 20,
 }
 # What each row changes of base, as Table 3 prints it.
@@ -318,3 +319,11 @@ def test_a_preset_is_for_one_task(name, task):
 def test_an_unknown_preset_is_for_no_task():
     with pytest.raises(ConfigError, match="did you mean 'parsing-small'"):
         require_task("parsing-smal", "translation")
+
+
+@pytest.mark.parametrize("name", ["base", "big", "base-en-fr", "big-en-fr"])
+def test_an_average_is_of_the_same_part_of_training_as_the_papers(name: str) -> None:
+    training, is_big = PRESETS[name].training, name.startswith("big")
+    seconds = 1.0 if is_big else 0.4  # of an update, as the paper has it
+    assert training.checkpoint_steps is not None
+    assert training.checkpoint_steps * seconds == pytest.approx(600)
