@@ -89,7 +89,7 @@ def test_a_forecast_made_beside_other_programs_says_so(capsys, share, said):
 def test_what_is_odd_is_told_before_the_first_step(capsys):
     advice = Advice(problem="pairs too long: 7", remedy="split them")
     TrainingDisplay().started(replace(START, advice=(advice,)))
-    assert capsys.readouterr().out.splitlines()[3:] == [
+    assert capsys.readouterr().out.splitlines()[4:] == [
         "Warning: pairs too long: 7; split them.",
         "`transduce check` tells more, with the lines.",
     ]
