@@ -226,7 +226,8 @@ def test_a_page_that_was_there_stays_if_no_other_can_be_made(
 ) -> None:
     page = tmp_path / "page.html"
     page.write_text("before")
-    refuses("attention", model, "--source", "", "--out", page)
+    message = refuses("attention", model, "--source", "", "--out", page)
+    assert message == "The source must have at least one word, but is empty."
     assert page.read_text() == "before"
     succeeds("attention", model, "--source", TEXT, "--out", page)
     assert page.read_text().startswith("<!doctype html>")

@@ -45,7 +45,10 @@ def test_a_refused_run_leaves_no_parent_folder_either(
     refuses: Callable[..., str], folder: Path
 ) -> None:
     files = ("--source", folder / "good", "--target", folder / "missing")
-    refuses(*TINY, *files, "--out", folder / "parent" / "run")
+    message = refuses(*TINY, *files, "--out", folder / "parent" / "run")
+    assert message == (
+        f"{folder}/missing: the file cannot be read (No such file or directory)."
+    )
     assert not (folder / "parent").exists()
 
 
@@ -456,7 +459,8 @@ def test_a_disk_that_fills_up_while_logging_is_one_sentence(
     refuses: Callable[..., str], succeeds: Callable[..., str], stopped_run: Path
 ) -> None:
     with disk_for(100):
-        refuses(*resume(stopped_run))
+        message = refuses(*resume(stopped_run))
+    assert "File too large" in message
     succeeds(*resume(stopped_run))
     assert load_model(stopped_run).step == 20
 

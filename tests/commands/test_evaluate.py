@@ -99,7 +99,8 @@ def test_a_source_without_a_model_is_refused(
     refuses: Callable[..., str], reference: Path
 ) -> None:
     files = ("--source", reference, "--hypothesis", reference)
-    refuses("evaluate", *files, "--reference", reference)
+    message = refuses("evaluate", *files, "--reference", reference)
+    assert message == "A --source and a model to translate it must go together."
 
 
 def test_unequal_numbers_of_lines_are_refused(

@@ -151,7 +151,8 @@ def test_a_named_corpus_is_fetched_into_the_folder(
 
     monkeypatch.setattr("transduce.cli.experiment.assemble", assemble)
     out = tmp_path / "out"
-    refuses("reproduce", "table3", "--out", out, "--corpus", "wmt14-en-de")
+    message = refuses("reproduce", "table3", "--out", out, "--corpus", "wmt14-en-de")
+    assert message == "There is no network, but there must be one."
     assert asked == [(named_corpus("wmt14-en-de"), out / "corpus")]
 
 

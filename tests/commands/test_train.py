@@ -177,7 +177,12 @@ class TestStopping:
     ) -> None:
         out = tmp_path / "run"
         few = ("--precision", precision, "--set", "training.steps=5")
-        refuses("train", "--preset", "tiny", *corpus_options, *few, "--out", out)
+        stopped = refuses(
+            "train", "--preset", "tiny", *corpus_options, *few, "--out", out
+        )
+        assert stopped.startswith(
+            "Training was stopped after step 3 of 5, and is saved."
+        )
         stop_at_step_3.undo()
         resume = ("train", "--out", out, "--resume", "--device", "cpu")
         assert refuses(*resume, "--precision", other) == (
@@ -195,7 +200,10 @@ class TestStopping:
         tmp_path: Path,
     ) -> None:
         options = (*TINY, *corpus_options, "--set", "training.steps=5")
-        refuses(*options, "--out", tmp_path / "run")
+        stopped = refuses(*options, "--out", tmp_path / "run")
+        assert stopped.startswith(
+            "Training was stopped after step 3 of 5, and is saved."
+        )
         stop_at_step_3.undo()
         succeeds(*options, "--out", tmp_path / "run", "--resume")
         assert load_model(tmp_path / "run").step == 5
@@ -223,7 +231,11 @@ def test_another_corpus_is_not_resumed(
     shutil.copytree(run, tmp_path / "run")
     target, source = corpus_files
     other = ("--source", source, "--target", target)
-    refuses("train", "--out", tmp_path / "run", "--resume", *other)
+    message = refuses("train", "--out", tmp_path / "run", "--resume", *other)
+    assert message.startswith(
+        f"{tmp_path}/run: the run to resume was begun with other files ("
+    )
+    assert message.endswith("; leave the files out, or begin another run.")
 
 
 @pytest.fixture

@@ -496,7 +496,11 @@ def test_an_input_is_never_its_own_output(
 ) -> None:
     (tmp_path / "text").write_bytes(LINES)
     files = ("--input", tmp_path / "text", "--output", tmp_path / "text")
-    refuses("translate", model, *files)
+    message = refuses("translate", model, *files)
+    assert message == (
+        f"{tmp_path}/text: the output must be another file than the input, but is the "
+        "same; choose another name."
+    )
     assert (tmp_path / "text").read_bytes() == LINES
 
 

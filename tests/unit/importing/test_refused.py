@@ -307,6 +307,6 @@ def test_a_model_that_was_there_stays_where_the_proof_fails(
 ):
     save_model(trained_checkpoint, tmp_path / "out")
     monkeypatch.setattr(proof, "TOLERANCE", 0.0)
-    with pytest.raises(ProofError):
+    with pytest.raises(ProofError, match="same logits within 0.0, but"):
         importing.import_model(marian_folder, tmp_path / "out", SENTENCES[:1])
     assert load_model(tmp_path / "out").step == trained_checkpoint.step
