@@ -47,7 +47,16 @@ def test_the_readme_names_only_commands_that_there_are() -> None:
     assert named - set(COMMANDS) == set()
 
 
-@pytest.mark.parametrize("script", ["scripts/check", "scripts/test", ".ci/run"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "scripts/check",
+        "scripts/on-gpu",
+        "scripts/test",
+        "scripts/test-newest",
+        ".ci/run",
+    ],
+)
 def test_a_script_can_be_run(script: str) -> None:
     assert (ROOT / script).stat().st_mode & 0o111
 
