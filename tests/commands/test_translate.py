@@ -1,4 +1,5 @@
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -646,3 +647,49 @@ def test_a_request_to_end_leaves_nothing_behind(model: Path, tmp_path: Path) -> 
     _, errors = process.communicate()
     assert (process.returncode, errors) == (143, b"")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dash_is_standard_input_and_output(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    expected = succeeds("translate", model, stdin=LINES)
+    dashes = ("--input", "-", "--output", "-")
+    assert succeeds("translate", model, *dashes, stdin=LINES) == expected
+    assert succeeds("sample", model, *dashes, stdin=LINES).count("\n") == 5
+    prefixes = ("--prefixes", "-", "--input", tmp_path / "input")
+    (tmp_path / "input").write_bytes(LINES)
+    begun = succeeds("translate", model, *prefixes, stdin=b"zwei\n" * 5)
+    assert all(line.startswith("zwei") for line in begun.splitlines() if line)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_dash_may_stand_for_any_file_that_is_read_once(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path, compressed: bool
+) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"one two\nthree\n")
+    content = path.read_bytes()
+    given = gzip.compress(content) if compressed else content
+    for call in (
+        ("score", model, "--target", path, "--source"),
+        ("evaluate", "--reference", path, "--hypothesis"),
+        ("evaluate", model, "--reference", path, "--source"),
+    ):
+        assert succeeds(*call, "-", stdin=given) == succeeds(*call, path)
+
+
+def test_standard_input_is_one_file_and_no_corpus(
+    refuses: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    for call in (
+        ("score", model, "--source", "-", "--target", "-"),
+        ("evaluate", "--reference", "-", "--hypothesis", "-"),
+        ("translate", model, "--prefixes", "-"),
+    ):
+        assert refuses(*call, stdin=b"one\n").startswith(
+            "Standard input must stand for one file,"
+        )
+    for options in (("--source", "-", "--target", "x"), ("--trees", "-")):
+        for call in (("train", "--out", tmp_path / "run"), ("check",)):
+            message = refuses(*call, *options, stdin=b"one\n")
+            assert message.startswith("A corpus must be in files, since it is read se")

@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from keyword import iskeyword
 from typing import Any, NoReturn
 
-from cyclopts import App, CoercionError, CycloptsError, Parameter, Token, convert
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    Parameter,
+    Token,
+    UnusedCliTokensError,
+    convert,
+)
 
 import transduce
 from transduce.cli.ending import (
@@ -27,8 +35,16 @@ USER_ERROR = 2
 """Exit code of what the user can mend."""
 
 
+DASH_AS_FILE = "./-"
+"""What a lone `-` is written as while arguments are parsed: else it is an option."""
+
+
 def _converted(hint: Any, tokens: Sequence[Token]) -> Any:
     """What an option says; `CoercionError` if it would be rounded to a whole number."""
+    tokens = [
+        token.evolve(value="-") if token.value == DASH_AS_FILE else token
+        for token in tokens
+    ]
     try:
         converted = convert(hint, tokens)
     except OverflowError:
@@ -39,6 +55,10 @@ def _converted(hint: Any, tokens: Sequence[Token]) -> Any:
         if type(value) is int and "." in said and float(said) != value:
             raise _no_whole_number(token)
     return converted
+
+
+def _without_dashes(arguments: Sequence[str]) -> list[str]:
+    return [DASH_AS_FILE if each == "-" else each for each in arguments]
 
 
 def _no_whole_number(token: Token) -> CoercionError:
@@ -130,7 +150,7 @@ def _run(arguments: Sequence[str] | None) -> None:
     try:
         with _imports_kept():
             function, given, _ = app.parse_args(
-                arguments,
+                _without_dashes(sys.argv[1:] if arguments is None else arguments),
                 console=BoundedConsole(highlight=False),
                 exit_on_error=False,
                 print_error=False,
@@ -145,7 +165,7 @@ def _run(arguments: Sequence[str] | None) -> None:
             function(*given.args, **given.kwargs)
     except CycloptsError as error:
         command = " ".join(("transduce", *(error.command_chain or ())))
-        _fail(f"{' '.join(str(error).split())} See `{command} --help`.")
+        _fail(f"{_told(error)} See `{command} --help`.")
     except TransduceError as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -164,6 +184,15 @@ def _only_displays(function: Callable[..., Any]) -> bool:
     """Whether what it writes to standard output is no more than a display."""
     is_ours = function.__module__.startswith(__name__)  # not the library's help
     return is_ours and function.__name__ not in RESULT_IS_OUTPUT
+
+
+def _told(error: CycloptsError) -> str:
+    """The mistake in a command line, as one sentence."""
+    if isinstance(error, UnusedCliTokensError):
+        unused = [f'"{each}"' for each in error.unused_tokens or ()]
+        noun = "argument" if len(unused) == 1 else "arguments"
+        return f"Unexpected {noun}: {', '.join(unused)}."
+    return " ".join(str(error).split()).replace(DASH_AS_FILE, "-")
 
 
 @contextmanager

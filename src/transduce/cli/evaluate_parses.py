@@ -134,7 +134,9 @@ def _print(score: BracketScore, of_model: Mapping[str, Any], json_output: bool) 
 
 def _refuse_dropped(score: BracketScore, predicted: Path, allow_dropped: bool) -> None:
     """`DataError` if sentences are in no figure, or a warning of each."""
-    is_one_a_line = sum(1 for _ in read_lines(predicted)) == len(score.sentences)
+    is_one_a_line = predicted.is_file() and (  # a pipe cannot be read again
+        sum(1 for _ in read_lines(predicted)) == len(score.sentences)
+    )
     place = f"{predicted}:" if is_one_a_line else f"{predicted}, tree "
     dropped = [f"{place}{fault}" for fault in _faults(score)]
     if dropped and not allow_dropped:

@@ -5,9 +5,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from transduce.cli.output import writer
+from transduce.cli.output import STANDARD_OUTPUT, writer
 from transduce.cli.terminal import counted_lines
 from transduce.decoding.streaming.windows import (
     Pace,
@@ -16,8 +15,8 @@ from transduce.decoding.streaming.windows import (
     full_windows,
 )
 from transduce.decoding.translation.translations import Translation
-from transduce.errors import ConfigError, DataError
-from transduce.text.corpus import read_stream, read_text
+from transduce.errors import ConfigError
+from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +33,8 @@ def source_lines(input: Path | None, output: Path | None) -> SourceLines:
 
     `ConfigError` if it is the output, `DataError` if standard input is closed.
     """
-    if input is None:
-        lines = read_stream(_standard_input())
+    if input is None or input == STANDARD_INPUT:
+        lines = read_stream(standard_input("--input FILE"))
         return SourceLines(lines=lines, windows=arriving_windows)
     if output and output.exists() and input.samefile(output):
         raise ConfigError(
@@ -44,16 +43,6 @@ def source_lines(input: Path | None, output: Path | None) -> SourceLines:
         )
     windows = full_windows if input.is_file() else arriving_windows
     return SourceLines(lines=read_text([input]), windows=windows)
-
-
-def _standard_input() -> BinaryIO:
-    if sys.stdin is None:  # as Python has it where there is none
-        raise DataError(
-            "Standard input must be open, but is closed; name a file: --input FILE"
-        )
-    # Not `sys.stdin` itself: Python closes that at its end, and cannot while the
-    # thread that reads ahead still waits for a line of it.
-    return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
 def write_translations(
@@ -67,7 +56,7 @@ def write_translations(
 
     Of an over-long line it is said that it was translated in parts.
     """
-    is_on_screen = output is None and sys.stdout.isatty()
+    is_on_screen = output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
     with writer(output) as file, counted_lines(is_on_screen) as count_line:
         translations = translate(Pace(windows=windows, on_line=count_line))
         for number, translation in enumerate(translations, start=1):

@@ -12,6 +12,7 @@ from transduce.experiments.run_folder import RunFiles
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.treebank import TreebankFiles
 from transduce.settings import apply_assignments, apply_file
+from transduce.text.corpus import STANDARD_INPUT
 
 Assignments = Annotated[
     tuple[str, ...],
@@ -104,13 +105,23 @@ def text_files(
     """The text of a run; `ConfigError` if it lacks a side."""
     require_both(source, target)
     require_both(dev_source, dev_target)
+    _refuse_standard_input(*source, *target, *dev_source, *dev_target)
     return CorpusFiles(
         source=source, target=target, dev_source=dev_source, dev_target=dev_target
     )
 
 
+def _refuse_standard_input(*paths: Path) -> None:
+    if STANDARD_INPUT in paths:
+        raise ConfigError(
+            "A corpus must be in files, since it is read several times, but `-` stands "
+            "for standard input; write it to a file first."
+        )
+
+
 def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
     """Those that are given, of text or of trees."""
+    _refuse_standard_input(*treebanks.trees, *treebanks.dev_trees)
     if any(text.absolute_names().values()):
         if treebanks.trees or treebanks.dev_trees:
             raise ConfigError(

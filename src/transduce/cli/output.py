@@ -10,7 +10,9 @@ from typing import TextIO
 from transduce.errors import DataError
 from transduce.interruption import unwound_on_termination
 
-STANDARD_OUTPUT = 1
+STANDARD_OUTPUT = Path("-")
+"""The name that stands for it, as for most programs."""
+DESCRIPTOR = 1
 """Its number as a file."""
 
 
@@ -21,7 +23,7 @@ def writer(output: Path | None) -> Iterator[TextIO]:
     `DataError` if the file cannot be written, but not if it is a pipe whose reader
     has gone.
     """
-    if output is None or _is_standard_output(output):
+    if output is None or output == STANDARD_OUTPUT or _is_standard_output(output):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream
         yield sys.stdout
     else:
@@ -61,6 +63,6 @@ def _is_standard_output(output: Path) -> bool:
     Such a file is not replaced: others may have written to it, or do so later.
     """
     try:
-        return os.path.samestat(output.stat(), os.fstat(STANDARD_OUTPUT))
+        return os.path.samestat(output.stat(), os.fstat(DESCRIPTOR))
     except OSError:
         return False

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from transduce.analysis.tree_drawing import indented, svg
 from transduce.cli.lines import source_lines
-from transduce.cli.output import writer
+from transduce.cli.output import STANDARD_OUTPUT, writer
 from transduce.cli.terminal import counted_lines
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.parsing.parser import Parse
@@ -46,9 +46,9 @@ def parse(
     model
         A model or run folder, trained on trees.
     input
-        A text file, one sentence a line; standard input by default.
+        A text file, one sentence a line; standard input by default, or by -.
     output
-        Where to write; standard output by default.
+        A file to write; standard output by default, or by -.
     tokenized
         The words of a line are parted by spaces already. By default it is raw English
         text, which is cut as the Penn Treebank is.
@@ -89,7 +89,7 @@ def parse(
     }
     config, parser = translator.search.given(settings), translator.parser()
     drawn: list[Tree] = []
-    is_on_screen = output is None and sys.stdout.isatty()
+    is_on_screen = output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
     with writer(output) as file, counted_lines(is_on_screen) as count_line:
         pace = Pace(windows=source.windows, on_line=count_line)
         parses = parser.parse_stream(

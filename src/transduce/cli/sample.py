@@ -39,9 +39,9 @@ def sample(
     ensemble
         More models, to decide together with the first by the mean of probabilities.
     input
-        A text file, one sentence a line; standard input by default.
+        A text file, one sentence a line; standard input by default, or by -.
     output
-        Where to write; standard output by default.
+        A file to write; standard output by default, or by -.
     number
         Translations of each line, likeliest first, one a line. Of an over-long line
         there is but one: the likeliest draw of each of its parts.

@@ -12,7 +12,7 @@ from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.search_config import LengthPenalty
-from transduce.text.corpus import read_text
+from transduce.text.corpus import STANDARD_INPUT, read_text
 
 
 def translate(
@@ -49,9 +49,9 @@ def translate(
     ensemble
         More models, to decide together with the first by the mean of probabilities.
     input
-        A text file, one sentence a line; standard input by default.
+        A text file, one sentence a line; standard input by default, or by -.
     output
-        Where to write; standard output by default.
+        A file to write; standard output by default, or by -.
     prefixes
         A text file: how the translation of each line is to begin.
     beam_size
@@ -94,6 +94,11 @@ def translate(
         there are many sentences; by default one for each core, or as many as
         OMP_NUM_THREADS says, and at most 16.
     """
+    if prefixes == STANDARD_INPUT and input in (None, STANDARD_INPUT):
+        raise ConfigError(
+            "Standard input must stand for one file, but is both --input and "
+            "--prefixes; name one of them."
+        )
     source = source_lines(input, output)
     translator = load(
         model, *ensemble, device=device, precision=precision, num_processes=processes

@@ -6,10 +6,12 @@ with or without a byte order mark, plain or gzip. Knows nothing of tokens.
 """
 
 import gzip
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +20,8 @@ from transduce.errors import DataError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
+STANDARD_INPUT = Path("-")
+"""The name that stands for standard input, as for most programs."""
 MAX_LINE_BYTES = 1_000_000
 """A longer line is no sentence: the file is something else, or its ends are lost."""
 
@@ -60,10 +64,13 @@ class Line:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a plain or gzip file, raw, one after the other."""
+    """The lines of a plain or gzip file, raw, one after the other; `-` is one too."""
+    is_standard = path == STANDARD_INPUT
+    file = standard_input() if is_standard else None
+    path = Path("standard input") if is_standard else path
     try:
         # Opened once, as a pipe can be read but once.
-        with path.open("rb") as file:
+        with file or path.open("rb") as file:
             is_gzip = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
             stream = gzip.GzipFile(fileobj=file) if is_gzip else file
             yield from _lines(stream.readline, path)
@@ -75,6 +82,18 @@ def read_lines(path: Path) -> Iterator[Line]:
         raise DataError(
             f"{path}: the file cannot be read ({error.strerror})."
         ) from None
+
+
+def standard_input(option: str = "") -> BufferedReader:
+    """Standard input as bytes; `DataError` if it is closed, with an option instead."""
+    if sys.stdin is None:  # as Python has it where there is none
+        instead = f": {option}" if option else "."
+        raise DataError(
+            f"Standard input must be open, but is closed; name a file{instead}"
+        )
+    # Not `sys.stdin` itself: Python closes that at its end, and cannot while a thread
+    # that reads ahead still waits for a line of it.
+    return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
 def read_stream(stream: BinaryIO) -> Iterator[str]:
@@ -106,6 +125,11 @@ def aligned_lines(
         raise DataError(
             f"Source and target must have equally many files, but have {len(source)} "
             f"and {len(target)}."
+        )
+    if (*source, *target).count(STANDARD_INPUT) > 1:
+        raise DataError(
+            "Standard input must stand for one file, as it is read once, but `-` is "
+            "given more than once; name the others."
         )
     for source_path, target_path in zip(source, target, strict=True):
         pairs = zip_longest(read_lines(source_path), read_lines(target_path))
