@@ -19,7 +19,11 @@ def as_page(report: Report) -> str:
 
 
 def whole_page(
-    title: str, parts: Iterable[str], style: str = "", script: str = ""
+    title: str,
+    parts: Iterable[str],
+    style: str = "",
+    script: str = "",
+    policy: str = POLICY,
 ) -> str:
     """A page of parts in HTML, with style and script of its own beside the common."""
     common = (files("transduce.report") / "page.css").read_text(encoding="utf-8")
@@ -31,7 +35,7 @@ def whole_page(
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{escape(title)}</title>
 <style>
 {common}{style}</style>

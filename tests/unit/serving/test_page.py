@@ -1,7 +1,8 @@
 """The page in a browser, as people use it."""
 
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -9,7 +10,9 @@ from playwright.sync_api import Browser, Page, Request, expect
 
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
+from transduce.decoding.translation.translations import Translation
 from transduce.serving.http.admission import AdmissionConfig
+from transduce.serving.http.documentation import examples
 
 SERIOUS = ("serious", "critical")
 
@@ -61,7 +64,7 @@ def test_alternatives_have_scores_from_best_to_worst(page: Page) -> None:
 
 def test_another_sentence_can_be_chosen_by_keyboard(page: Page) -> None:
     page.fill("#source", "one\ntwo three")
-    second = page.locator("#target button").nth(1)
+    second = page.locator("#target .sentence").nth(1)
     second.focus()
     page.keyboard.press("Enter")
     expect(second).to_have_attribute("aria-pressed", "true")
@@ -92,7 +95,7 @@ def test_a_tree_is_drawn_over_its_words(page: Page) -> None:
     assert x == sorted(x)
     expect(page.locator("#alternatives")).to_be_hidden()
     expect(page.locator("#swap")).to_be_hidden()
-    second = page.locator("#target button").nth(1)
+    second = page.locator("#target .sentence").nth(1)
     second.focus()
     page.keyboard.press("Enter")
     expect(words).to_have_text(["four"])
@@ -119,7 +122,7 @@ def test_a_server_that_was_not_there_can_be_come_back_to(
         page.goto(server.address)
         expect(page.locator("#error")).to_contain_text("cannot be reached")
         page.fill("#source", "one")
-        expect(page.locator("#target button")).to_have_count(1)
+        expect(page.locator("#target .sentence")).to_have_count(1)
         expect(page.locator("#error")).to_be_hidden()
         page.close()
 
@@ -145,7 +148,7 @@ def test_the_translation_is_copied(page: Page) -> None:
 
 def test_nothing_typed_is_nothing_translated(page: Page) -> None:
     page.fill("#source", "one")
-    expect(page.locator("#target button")).to_have_count(1)
+    expect(page.locator("#target .sentence")).to_have_count(1)
     page.fill("#source", " ")
     expect(page.locator("#target")).to_be_empty()
     expect(page.locator("#sentence")).to_be_hidden()
@@ -181,23 +184,136 @@ def test_a_server_that_has_stopped_is_said(
     with running([served(trained_checkpoint, "en-de")]) as server:
         page.goto(server.address)
         page.fill("#source", "one")
-        expect(page.locator("#target button")).to_have_count(1)
+        expect(page.locator("#target .sentence")).to_have_count(1)
     page.fill("#source", "one two")
     expect(page.locator("#error")).to_contain_text("The server cannot be reached.")
     page.close()
 
 
-def test_a_key_is_asked_for_if_there_must_be_one(
-    browser: Browser, trained_checkpoint: Checkpoint, tmp_path: Path
+def test_a_key_is_asked_for_before_its_lack_is_an_error(
+    browser: Browser, trained_checkpoint: Checkpoint
+) -> None:
+    config = AdmissionConfig(api_keys=("sesame",))
+    with running([served(trained_checkpoint, "en-de")], config) as server:
+        for page in watched(browser, server):
+            page.fill("#source", "one")
+            expect(page.locator("#status")).to_contain_text("asks for a key")
+            expect(page.locator("#key")).to_be_visible()
+            expect(page.locator("#error")).to_be_hidden()
+            page.fill("#key", "sesame")
+            page.keyboard.press("Enter")
+            expect(page.locator("#target .sentence")).to_have_count(1)
+            expect(page.locator("#error")).to_be_hidden()
+
+
+def test_a_wrong_key_is_an_error(
+    browser: Browser, trained_checkpoint: Checkpoint
 ) -> None:
     page = browser.new_page()
     config = AdmissionConfig(api_keys=("sesame",))
     with running([served(trained_checkpoint, "en-de")], config) as server:
         page.goto(server.address)
+        page.fill("#key", "sesam")
         page.fill("#source", "one")
         expect(page.locator("#error")).to_contain_text("must be a key of this server")
         page.fill("#key", "sesame")
         page.keyboard.press("Enter")
-        expect(page.locator("#target button")).to_have_count(1)
+        expect(page.locator("#target .sentence")).to_have_count(1)
         expect(page.locator("#error")).to_be_hidden()
         page.close()
+
+
+def test_an_empty_translation_is_not_looked_into(
+    browser: Browser, trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = served(trained_checkpoint, "en-de")
+    empty = Translation(text="", score=-1.0, hypotheses=())
+    whole = model.queue.translator.translate_stream
+
+    def translate(sentences: list[str], *others: Any) -> Iterator[Translation]:
+        found = whole(sentences, *others)
+        return (
+            empty if text == "two." else each
+            for text, each in zip(sentences, found, strict=True)
+        )
+
+    monkeypatch.setattr(model.queue.translator, "translate_stream", translate)
+    with running([model]) as server:
+        asked: list[str] = []
+        for page in watched(browser, server):
+            page.on("request", lambda request: asked.append(request.url))
+            page.fill("#source", "two.")
+            expect(page.locator("#status")).to_have_text("The result is empty.")
+            expect(page.locator("#sentence")).to_be_hidden()
+            page.fill("#source", "two. three")
+            expect(page.locator("#sentence-source")).to_have_text("three")
+            expect(page.locator("#attention .word").first).to_be_visible()
+            page.locator("#target .sentence").first.dispatch_event("click")
+            expect(page.locator("#attention")).to_have_text("The result is empty.")
+            assert sum("attention" in url and "v1" in url for url in asked) == 1
+
+
+def test_the_text_flows_from_sentence_to_sentence(page: Page) -> None:
+    page.fill("#source", " ".join(["one two three four five six."] * 12))
+    sentences = page.locator("#target .sentence")
+    expect(sentences).to_have_count(12)
+    ends = sentences.evaluate_all(
+        "all => all.map(each => [...each.getClientRects()]).map("
+        "each => [each[0].top, each[each.length - 1].top])"
+    )
+    lines = {top for pair in ends for top in pair}
+    assert any(last == first for (_, last), (first, _) in pairwise(ends))
+    assert len(lines) < 12
+
+
+def test_what_goes_on_is_in_sight_beside_a_long_text(
+    browser: Browser, http: RunningServer
+) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 600})
+    page.goto(http.address)
+    page.fill("#source", "\n".join(["one two three."] * 150))
+    expect(page.locator("#target .sentence")).to_have_count(150)
+    page.evaluate("scrollTo(0, 0)")
+    page.fill("#source", "one " * 2501)
+    expect(page.locator("#error")).to_contain_text("at most 10,000 characters")
+    for y in (0, 500, 1e6):
+        page.evaluate(f"scrollTo(0, {y})")
+        box = page.locator("#error").bounding_box()
+        assert box is not None
+        assert 0 <= box["y"] <= 600 - box["height"]
+    page.close()
+
+
+def test_the_interface_is_tried_without_network(
+    page: Page, http: RunningServer
+) -> None:
+    page.goto(f"{http.address}/docs")
+    form = page.locator('form[data-path="/translate"]')
+    expect(form.locator(".address")).to_have_text(http.address)
+    form.get_by_role("button").click()
+    expect(form.locator("output")).to_contain_text("200 OK")
+    expect(form.locator(".answer")).to_contain_text('"translatedText"')
+    stream = page.locator('form[data-path="/v1/translate"]')
+    stream.get_by_role("button").click()
+    expect(stream.locator(".answer")).to_contain_text('"alternatives":[]}')
+    health = page.locator('form[data-path="/health"]')
+    health.get_by_role("button").click()
+    expect(health.locator(".answer")).to_contain_text('"ok"')
+
+
+def test_what_is_tried_wrongly_is_told(browser: Browser, http: RunningServer) -> None:
+    page = browser.new_page()
+    page.goto(f"{http.address}/docs")
+    form = page.locator('form[data-path="/detect"]')
+    form.locator("textarea").fill("{")
+    form.get_by_role("button").click()
+    expect(form.locator("output")).to_contain_text("400 Bad Request")
+    expect(form.locator(".answer")).to_contain_text("Invalid JSON")
+    page.close()
+
+
+@pytest.mark.parametrize(
+    "path", ["/translate", "/v1/translate", "/v1/parse", "/detect"]
+)
+def test_every_example_works(http: RunningServer, path: str) -> None:
+    assert http.post(path, examples(http.models)[path]).status == 200

@@ -1,32 +1,114 @@
-"""The OpenAPI document as a page that loads nothing from anywhere."""
+"""The OpenAPI document as a page that loads nothing from anywhere.
+
+Each path has an example, which can be changed and sent from the page.
+"""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from importlib.resources import files
 from typing import Any
 
-from transduce.report.content import Column, Part, Report, Section, Table
-from transduce.report.page import as_page
+from transduce.report.content import Column, Part, Section, Table
+from transduce.report.page import POLICY, as_html, whole_page
+from transduce.serving.served_models import ServedModel
+
+DOCUMENTATION_POLICY = f"{POLICY}; connect-src 'self'; form-action 'none'"
+"""The page asks this server, and nobody else."""
+LIBRETRANSLATE = (
+    "Clients of LibreTranslate work unchanged. A body is JSON, a form or form data; "
+    "what is null or empty is as if it were not there. A language is a BCP 47 tag in "
+    "any case, and where no model has it, one of the same language serves."
+)
+SENTENCE, TRANSLATION = "A dog runs.", "Ein Hund läuft."
 
 Schema = Mapping[str, Any]
 
 
-def documentation(openapi: Schema) -> str:
+def documentation(openapi: Schema, models: Sequence[ServedModel]) -> str:
     """Each path, what it takes and what it answers, and then all kinds of answers."""
+    bodies = examples(models)
+    introduction = Section(
+        title="For programs",
+        parts=(
+            LIBRETRANSLATE,
+            "All of this is at /openapi.json too, as OpenAPI has it.",
+        ),
+    )
     paths = [
-        Section(title=f"{method.upper()} {path}", parts=tuple(_operation(operation)))
+        _with_form(
+            Section(
+                title=f"{method.upper()} {path}", parts=tuple(_operation(operation))
+            ),
+            method.upper(),
+            path,
+            bodies.get(path),
+        )
         for path, operations in openapi["paths"].items()
         for method, operation in operations.items()
     ]
     schemas = [
-        Section(title=name, parts=tuple(_fields(schema)))
+        as_html(Section(title=name, parts=tuple(_fields(schema))))
         for name, schema in openapi["components"]["schemas"].items()
     ]
-    introduction = Section(
-        title="For programs",
-        parts=("All of this is at /openapi.json too, as OpenAPI has it.",),
+    page = files("transduce.serving") / "page"
+    return whole_page(
+        f"The interface of {openapi['info']['title']} {openapi['info']['version']}",
+        [as_html(introduction), *paths, *schemas],
+        (page / "docs.css").read_text(encoding="utf-8"),
+        (page / "docs.js").read_text(encoding="utf-8"),
+        DOCUMENTATION_POLICY,
     )
-    title = f"The interface of {openapi['info']['title']} {openapi['info']['version']}"
-    return as_page(Report(title=title, sections=(introduction, *paths, *schemas)))
+
+
+def examples(models: Sequence[ServedModel]) -> dict[str, dict[str, Any]]:
+    """A request by path that the models can answer; of a kind that is not, any."""
+    translating = [model for model in models if not model.is_parser]
+    parsing = [model for model in models if model.is_parser]
+    source, target = "en", "de"
+    name = parser = "NAME"
+    if translating:
+        name, source, target = (
+            translating[0].name, translating[0].source, translating[0].target
+        )  # fmt: skip
+    if parsing:
+        parser = parsing[0].name
+    languages = {"source": source, "target": target}
+    pair = {"source": SENTENCE, "target": TRANSLATION, "model": name}
+    tree = {"source": SENTENCE, "target": "(S (NP (X A) (X dog)) (VP (X runs)))"}
+    return {
+        "/translate": {"q": SENTENCE, **languages, "format": "text", "alternatives": 2},
+        "/detect": {"q": SENTENCE},
+        "/v1/translate": {"q": f"{SENTENCE} {SENTENCE}", "model": name},
+        "/v1/parse": {"q": SENTENCE, "model": parser},
+        "/v1/score": {"source": [SENTENCE], "target": [TRANSLATION], "model": name},
+        "/v1/attention": pair if translating else {**tree, "model": parser},
+    }
+
+
+def _with_form(
+    section: Section, method: str, path: str, body: Mapping[str, Any] | None
+) -> str:
+    """A section with an example to try."""
+    sent, request = "", ""
+    if body is not None:
+        text = json.dumps(body, ensure_ascii=False, indent=2)
+        rows = text.count("\n") + 1
+        quoted = json.dumps(body, ensure_ascii=False)
+        request = f" -H 'content-type: application/json' -d '{escape(quoted)}'"
+        sent = (
+            f"<p><label>Request to {escape(path)}<br>\n"
+            f'<textarea rows="{rows}" spellcheck="false">\n{escape(text)}</textarea>'
+            "</label></p>"
+        )
+    address = '<span class="address">http://localhost:5000</span>'
+    form = (
+        f'<form data-method="{method}" data-path="{escape(path)}">\n'
+        f"<pre tabindex='0'>curl {address}{escape(path)}{request}</pre>\n{sent}\n"
+        f'<button>Try it</button><output aria-live="polite"></output>\n'
+        f'<pre class="answer" tabindex="0" hidden></pre>\n</form>'
+    )
+    return as_html(section).removesuffix("</section>") + form + "\n</section>"
 
 
 def _operation(operation: Schema) -> Iterator[Part]:
@@ -34,7 +116,9 @@ def _operation(operation: Schema) -> Iterator[Part]:
     if body := operation.get("requestBody"):
         kinds = body["content"]
         first, *_ = kinds.values()
-        yield from _fields(first["schema"], f"The body, as {' or '.join(kinds)}")
+        *others, last = kinds
+        yield f"The body is {', '.join(others)} or {last}."
+        yield from _fields(first["schema"], "The body")
     rows = tuple(
         (status, _content(answer), answer["description"])
         for status, answer in operation["responses"].items()

@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,10 @@ from transduce.serving.http.connection import (
     ConnectionConfig,
     OpenConnections,
 )
-from transduce.serving.http.documentation import documentation
+from transduce.serving.http.documentation import (
+    DOCUMENTATION_POLICY,
+    documentation,
+)
 from transduce.serving.http.endpoints import Endpoints, JsonLines
 from transduce.serving.http.monitoring import CountRequests, Monitor
 from transduce.serving.request_queue import QueueConfig
@@ -125,7 +128,8 @@ def create_app(
         redirect_slashes=False,
     )
     monitor = Monitor(models)
-    _add_paths(app, Endpoints(models, Admission(config or AdmissionConfig()), monitor))
+    admission = Admission(config or AdmissionConfig())
+    _add_paths(app, Endpoints(models, admission, monitor), models)
     app.exception_handler(RefusedError)(_refuse)
     app.exception_handler(TransduceError)(_refuse_error)
     app.exception_handler(HTTPException)(_refuse_http)
@@ -259,7 +263,9 @@ def _num_open_files() -> int:
         return SPARE
 
 
-def _add_paths(app: FastAPI, endpoints: Endpoints) -> None:
+def _add_paths(
+    app: FastAPI, endpoints: Endpoints, models: Sequence[ServedModel]
+) -> None:
     _add_asked(app, "/translate", endpoints.translate, messages.TranslateRequest)
     _add_asked(app, "/detect", endpoints.detect, messages.DetectRequest)
     _add_asked(app, "/v1/translate", endpoints.stream, messages.StreamRequest)
@@ -275,7 +281,7 @@ def _add_paths(app: FastAPI, endpoints: Endpoints) -> None:
     _add_told(app, "/metrics", endpoints.metrics, response_class=Response)
     for path, (name, kind) in PAGE.items():
         _add_told(app, path, _page_file(name, kind), include_in_schema=False)
-    _add_told(app, "/docs", _documentation(app), include_in_schema=False)
+    _add_told(app, "/docs", _documentation(app, models), include_in_schema=False)
     _add_told(app, "/spec", _specification(app), include_in_schema=False)
 
 
@@ -338,9 +344,14 @@ def _page_file(name: str, kind: str) -> Callable[[], Coroutine[Any, Any, Respons
     return answer
 
 
-def _documentation(app: FastAPI) -> Callable[[], Coroutine[Any, Any, Response]]:
+def _documentation(
+    app: FastAPI, models: Sequence[ServedModel]
+) -> Callable[[], Coroutine[Any, Any, Response]]:
+    headers = PAGE_HEADERS | {"content-security-policy": DOCUMENTATION_POLICY}
+    page = cache(lambda: documentation(app.openapi(), models))
+
     async def answer() -> Response:
-        return HTMLResponse(documentation(app.openapi()))
+        return HTMLResponse(page(), headers=headers)
 
     return answer
 

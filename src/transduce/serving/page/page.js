@@ -12,6 +12,7 @@ const [source, target, model, swap, key, error, status, copy, layer, head] = [
 ].map((id) => document.getElementById(id));
 
 let models = [];
+let needsKey = false;
 let timer = null;
 let running = null;
 let looking = null;
@@ -24,11 +25,18 @@ function showError(message) {
   error.hidden = !message;
 }
 
+function showStatus(message) {
+  status.textContent = message;
+}
+
+function askForKey() {
+  needsKey = true;
+  document.getElementById("key-row").hidden = false;
+}
+
 async function checked(response) {
   if (response.ok) return response;
-  if (response.status === HTTP_FORBIDDEN) {
-    document.getElementById("key-row").hidden = false;
-  }
+  if (response.status === HTTP_FORBIDDEN) askForKey();
   const answer = await response.json().catch(() => ({}));
   throw new Refused(answer.error ?? `The server answered ${response.status}.`);
 }
@@ -67,13 +75,23 @@ async function* jsonLines(response) {
 // What a sentence became; what stands between sentences stays as it is.
 const resultOf = (piece) => piece.translation ?? piece.tree ?? piece.source;
 
+const isEmpty = (piece) => !resultOf(piece).trim();
+
+// A button whose text flows with that around it.
 function sentenceButton(piece) {
-  const button = document.createElement("button");
-  button.type = "button";
+  const button = document.createElement("span");
+  button.className = "sentence";
+  button.setAttribute("role", "button");
+  button.tabIndex = 0;
   button.textContent = resultOf(piece);
   button.title = piece.source;
   button.setAttribute("aria-pressed", "false");
   button.addEventListener("click", () => look(button, piece));
+  button.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    look(button, piece);
+  });
   return button;
 }
 
@@ -89,26 +107,37 @@ async function work() {
     finish([], null);
     return;
   }
+  if (needsKey && !key.value) {
+    finish([], null);
+    showStatus("This server asks for a key: enter it above, then press Enter.");
+    return;
+  }
   target.setAttribute("aria-busy", "true");
-  status.textContent = "Working…";
+  showError("");
+  showStatus("Working…");
   try {
     const nodes = [];
     let first = null;
+    let done = 0;
     for await (const piece of jsonLines(await askForAll(mine.signal))) {
       if (piece.error) throw new Refused(piece.error);
       if (piece.score === null) {
         nodes.push(document.createTextNode(resultOf(piece)));
       } else {
         nodes.push(sentenceButton(piece));
-        first ??= [nodes[nodes.length - 1], piece];
+        done += 1;
+        if (done > 1) showStatus(`Working… ${done} sentences are done.`);
+        if (!isEmpty(piece)) first ??= [nodes[nodes.length - 1], piece];
       }
-      target.replaceChildren(...nodes);
+      if (mine !== running) return;
+      if (nodes.length === 1) target.replaceChildren();
+      target.append(nodes[nodes.length - 1]);
     }
     if (mine === running) finish(nodes, first);
   } catch (problem) {
     if (mine !== running) return;
     target.setAttribute("aria-busy", "false");
-    status.textContent = "";
+    showStatus("");
     explain(problem);
   }
 }
@@ -116,8 +145,9 @@ async function work() {
 function finish(nodes, first) {
   target.replaceChildren(...nodes);
   target.setAttribute("aria-busy", "false");
-  status.textContent = "";
+  showStatus("");
   copy.disabled = nodes.length === 0;
+  if (nodes.length && !target.textContent.trim()) showStatus("The result is empty.");
   showError("");
   document.getElementById("sentence").hidden = first === null;
   if (first) look(...first);
@@ -125,7 +155,7 @@ function finish(nodes, first) {
 
 // What is known of one sentence: its tree or other translations, and attention.
 async function look(button, piece) {
-  target.querySelectorAll("button").forEach((each) =>
+  target.querySelectorAll(".sentence").forEach((each) =>
     each.setAttribute("aria-pressed", String(each === button)));
   document.getElementById("sentence-source").textContent = piece.source;
   document.getElementById("translated").hidden = isParser();
@@ -138,6 +168,11 @@ async function look(button, piece) {
       ...[best, ...piece.alternatives].map(alternativeItem));
   }
   looking?.abort();
+  if (isEmpty(piece)) {
+    attention = null;
+    document.getElementById("attention").textContent = "The result is empty.";
+    return;
+  }
   const mine = looking = new AbortController();
   try {
     const body = { source: piece.source, target: resultOf(piece) };
@@ -214,17 +249,19 @@ async function copyTranslation() {
   const text = target.textContent;
   try {
     await navigator.clipboard.writeText(text);
-    status.textContent = "Copied.";
+    showStatus("Copied.");
   } catch {
     // Without a secure connection there is no clipboard: leave it to the user.
     getSelection().selectAllChildren(target);
-    status.textContent = "Selected: press Ctrl+C.";
+    showStatus("Selected: press Ctrl+C.");
   }
 }
 
 async function start() {
   try {
     models = await (await checked(await fetch("v1/models"))).json();
+    const settings = await (await checked(await fetch("frontend/settings"))).json();
+    if (settings.keyRequired) askForKey();
   } catch (problem) {
     explain(problem);
     return;
