@@ -1,11 +1,16 @@
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
+from keyword import iskeyword
+from pathlib import Path
 
 import pytest
 
 import transduce
 from transduce.cli import COMMANDS, PARTS
+from transduce.cli.signatures import described
 
 ASK_FOR_HELP = """
 import sys
@@ -117,3 +122,49 @@ def test_a_mistyped_command_line_is_refused(
     assert any(each in refusal for each in message.split("|"))
     command = f" {arguments[0]}" if arguments[0] in COMMANDS else ""
     assert refusal.endswith(f"See `transduce{command} --help`.")
+
+
+def test_help_on_a_command_imports_nothing_heavy() -> None:
+    script = "\n".join(
+        [
+            "import contextlib, sys",
+            "from transduce.cli import main",
+            f"for words in {CALLS!r}:",
+            "    with contextlib.suppress(SystemExit):",
+            "        main([*words, '--help'])",
+            "heavy = {'torch', 'numpy', 'matplotlib', 'tokenizers', 'sacrebleu'}",
+            "print('imported:', *sorted(heavy & set(sys.modules)))",
+        ]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("imported:\n")
+    assert done.stdout.count("Usage: transduce ") == len(CALLS)
+
+
+@pytest.mark.parametrize("words", CALLS, ids=" ".join)
+def test_a_signature_read_from_the_source_is_that_of_the_command(
+    words: list[str],
+) -> None:
+    name = words[-1].replace("-", "_")
+    name += "_" if iskeyword(name) else ""
+    module = f"transduce.cli.{words[0] if len(words) > 1 else name}"
+    read = described(f"{module}:{name}")
+    assert not isinstance(read, str)
+    imported = getattr(import_module(module), name)
+    assert inspect.signature(read) == inspect.signature(imported)
+    assert read.__doc__ == imported.__doc__
+    assert read.__kwdefaults__ == imported.__kwdefaults__
+
+
+def test_a_signature_that_cannot_be_read_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_command.py").write_text(
+        "class Odd: ...\ndef one(x: Odd): ...\ntwo = one\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("one", "two", "three"):
+        assert described(f"odd_command:{name}") == f"odd_command:{name}"
+    assert described("no_such_module:one") == "no_such_module:one"

@@ -3,7 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from keyword import iskeyword
 from typing import Any, NoReturn
@@ -27,6 +27,7 @@ from transduce.cli.ending import (
     say_on_errors,
 )
 from transduce.cli.help import PlainHelp
+from transduce.cli.signatures import described
 from transduce.cli.terminal import BoundedConsole
 from transduce.errors import TransduceError
 from transduce.interruption import unwound_on_termination
@@ -66,15 +67,6 @@ def _no_whole_number(token: Token) -> CoercionError:
     return CoercionError(msg=message, token=token)
 
 
-app = App(
-    name="transduce",
-    help='The system of "Attention Is All You Need" as a tool.',
-    version=transduce.__version__,
-    help_format="plaintext",
-    help_formatter=PlainHelp(),
-    default_parameter=Parameter(converter=_converted),
-)
-
 COMMANDS = {
     "quickstart": "Train, average, translate and score on the built-in corpus.",
     "check": "Report on a parallel corpus before training.",
@@ -111,16 +103,37 @@ PARTS = {
     },
 }
 """The commands of commands that are several."""
-for _name, _help in COMMANDS.items():
-    if _name not in PARTS:
-        _module = _name.replace("-", "_")
-        _module += "_" if iskeyword(_name) else ""
-        app.command(f"transduce.cli.{_module}:{_module}", name=_name, help=_help)
-for _name, _parts in PARTS.items():
-    _several = App(name=_name, help=COMMANDS[_name])
-    for _part, _help in _parts.items():
-        _several.command(f"transduce.cli.{_name}:{_part}", name=_part, help=_help)
-    app.command(_several)
+
+
+def _app(asked_for_help_on: Collection[str] = ()) -> App:
+    """All commands, imported when they are called; of some there is only their help."""
+    app = App(
+        name="transduce",
+        help='The system of "Attention Is All You Need" as a tool.',
+        version=transduce.__version__,
+        help_format="plaintext",
+        help_formatter=PlainHelp(),
+        default_parameter=Parameter(converter=_converted),
+    )
+
+    def add(to: App, name: str, module: str, function: str, said: str) -> None:
+        reference = f"transduce.cli.{module}:{function}"
+        is_asked = name in asked_for_help_on
+        to.command(
+            described(reference) if is_asked else reference, name=name, help=said
+        )
+
+    for name, said in COMMANDS.items():
+        if name in PARTS:
+            several = App(name=name, help=said)
+            for part, part_said in PARTS[name].items():
+                add(several, part, name, part, part_said)
+            app.command(several)
+        else:
+            module = name.replace("-", "_")
+            module += "_" if iskeyword(name) else ""
+            add(app, name, module, module, said)
+    return app
 
 
 RESULT_IS_OUTPUT = {
@@ -148,9 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments: Sequence[str] | None) -> None:
     is_output_closed = open_closed_streams()
     try:
+        words = _without_dashes(sys.argv[1:] if arguments is None else arguments)
+        asks_for_help = bool({"--help", "-h"} & set(words))
         with _imports_kept():
-            function, given, _ = app.parse_args(
-                _without_dashes(sys.argv[1:] if arguments is None else arguments),
+            function, given, _ = _app(words if asks_for_help else ()).parse_args(
+                words,
                 console=BoundedConsole(highlight=False),
                 exit_on_error=False,
                 print_error=False,
@@ -191,8 +206,10 @@ def _told(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
         unused = [f'"{each}"' for each in error.unused_tokens or ()]
         noun = "argument" if len(unused) == 1 else "arguments"
-        return f"Unexpected {noun}: {', '.join(unused)}."
-    return " ".join(str(error).split()).replace(DASH_AS_FILE, "-")
+        told = f"Unexpected {noun}: {', '.join(unused)}."
+    else:
+        told = " ".join(str(error).split())
+    return told.replace(DASH_AS_FILE, "-")
 
 
 @contextmanager
