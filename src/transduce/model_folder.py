@@ -4,7 +4,6 @@ A model folder holds `config.json`, `model.safetensors` and `tokenizer.json`, th
 parser `target_tokenizer.json` too. Loading never unpickles. Knows no torch.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -17,12 +16,13 @@ from safetensors import SafetensorError, safe_open
 
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.foreign_models import describe, foreign_type, is_pointer
+from transduce.json_files import read_json, reason, require_file
 from transduce.languages import canonical
 from transduce.model.config import ModelConfig
 from transduce.model.sizes.parameters import parameter_shapes
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 from transduce.search_config import SearchConfig
-from transduce.settings import apply_mapping
+from transduce.settings import apply_mapping, shown
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 FORMAT = 4
@@ -42,6 +42,8 @@ FORMATS = {
     FORMAT: set[str](),
 }
 """Those that can be read, and the settings each does not have: they are the paper's."""
+MOST_UPDATES = 10**12
+"""That a model can have been trained for: so many are not made in a lifetime."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
@@ -94,13 +96,14 @@ class StoredWeights(Mapping[str, Array]):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            require_file(path)
             self._file = cast(Any, safe_open(path, framework="np"))
             self._shapes = {
                 name: tuple(self._file.get_slice(name).get_shape())
                 for name in self._file.keys()  # noqa: SIM118 # it is no mapping
             }
             self._kept = _identity(path)
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError) as error:
             raise damaged(path, error) from None
 
     @property
@@ -116,6 +119,14 @@ class StoredWeights(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         self._require_unchanged()
         array: Array = self._file.get_tensor(name)
+        # The sum is faster, and is no number if one of them is none.
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_sound = np.isfinite(array.sum()) or np.isfinite(array).all()
+        if not is_sound:
+            raise CheckpointError(
+                f"{self.path}: the weights must be finite numbers, but {name} has "
+                "others; use another checkpoint."
+            )
         return array
 
     def __iter__(self) -> Iterator[str]:
@@ -148,7 +159,8 @@ def damaged(path: Path, error: Exception) -> CheckpointError:
             "has left; fetch them with `git lfs pull`."
         )
     return CheckpointError(
-        f"{path}: the weights are missing or damaged ({error}); use another checkpoint."
+        f"{path}: the weights are missing or damaged ({reason(error)}); use another "
+        "checkpoint."
     )
 
 
@@ -202,7 +214,7 @@ def open_model(path: Path) -> StoredModel:
         tokenizer=tokenizer,
         step=step,
         symbols=symbols,
-        run=content.get("run"),
+        run=_run(content, folder / CONFIG),
         search=search,
         source_language=_language(content, "source_language", folder / CONFIG),
         target_language=_language(content, "target_language", folder / CONFIG),
@@ -251,19 +263,6 @@ def _name_by_step(folder: Path) -> str:
     return STOPPED  # in the order of letters after all steps
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; `CheckpointError` if missing or damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: the file is missing or damaged ({error}); use another checkpoint."
-        ) from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object, but does not.")
-    return content
-
-
 def _read_config(
     content: dict[str, Any], path: Path
 ) -> tuple[ModelConfig, int, SearchConfig | None]:
@@ -271,7 +270,7 @@ def _read_config(
     if type(number) is not int or number not in FORMATS:
         raise VersionError(
             f"{path}: the format must be from {min(FORMATS)} to {max(FORMATS)}, but is "
-            f"{number}; the model was saved by another version of transduce."
+            f"{shown(number)}; the model was saved by another version of transduce."
         )
     settings = content.get("model")
     known = {field.name for field in fields(ModelConfig)} - FORMATS[number]
@@ -281,16 +280,27 @@ def _read_config(
             "holds others; the model was saved by another version of transduce."
         )
     step = content.get("step")
-    if type(step) is not int:
+    if type(step) is not int or not 0 <= step <= MOST_UPDATES:
         raise CheckpointError(
-            f"{path}: `step` must be a whole number, but is {step!r}; use another "
-            "checkpoint."
+            f"{path}: `step` must be a whole number from 0 to {MOST_UPDATES:,}, but is "
+            f"{shown(step)}; use another checkpoint."
         )
     try:
         config = apply_mapping(ModelConfig(), settings, where="", prefix="model.")
         return config, step, _search(content.get("search"))
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error} Use another checkpoint.") from None
+
+
+def _run(content: dict[str, Any], path: Path) -> str | None:
+    """The id of the run, if there is one."""
+    run = content.get("run")
+    if run is not None and type(run) is not str:
+        raise CheckpointError(
+            f"{path}: `run` must be a string or null, but is {shown(run)}; use another "
+            "checkpoint."
+        )
+    return run
 
 
 def _language(content: dict[str, Any], name: str, path: Path) -> str | None:
@@ -304,8 +314,8 @@ def _language(content: dict[str, Any], name: str, path: Path) -> str | None:
     except ConfigError:
         pass
     raise CheckpointError(
-        f"{path}: `{name}` must be a BCP 47 tag such as en, or null, but is {tag!r}; "
-        "correct it there."
+        f"{path}: `{name}` must be a BCP 47 tag such as en, or null, but is "
+        f"{shown(tag)}; correct it there."
     )
 
 
@@ -314,5 +324,5 @@ def _search(settings: object) -> SearchConfig | None:
     if settings is None:
         return None
     if not isinstance(settings, dict):
-        raise ConfigError(f"`search` must be a table, but is {settings!r}.")
+        raise ConfigError(f"`search` must be a table, but is {shown(settings)}.")
     return apply_mapping(SearchConfig(), settings, where="", prefix="search.")

@@ -16,6 +16,31 @@ from transduce.errors import ConfigError
 Config = TypeVar("Config")
 
 
+MOST_WHOLE = 2**53
+"""Whole numbers up to it are floats, too."""
+LONGEST_SHOWN = 80
+"""Characters of a value that an error repeats."""
+
+
+def shown(value: object) -> str:
+    """The value as an error repeats it: in one line, and not at length."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "one of too many digits" if isinstance(value, int) else "nested too deep"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
+def require_between(
+    key: str, value: float | None, least: float, most: float, unit: str = ""
+) -> None:
+    """`ConfigError` if a setting is beyond its bounds; none has no bounds."""
+    if value is None or least <= value <= most:
+        return
+    bound, name = (most, "at most") if value > most else (least, "at least")
+    raise ConfigError(f"`{key}` must be {name} {bound:,}{unit}, but is {shown(value)}.")
+
+
 def apply_file(config: Config, path: Path) -> Config:
     """Change the settings that a TOML file names, table by table."""
     try:
@@ -24,7 +49,11 @@ def apply_file(config: Config, path: Path) -> Config:
         raise ConfigError(
             f"{path}: the settings cannot be read ({error.strerror})."
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(
+            f"{path}: the settings must be TOML, but: nested too deep."
+        ) from None
+    except ValueError as error:  # also of whole numbers that are too long to be read
         raise ConfigError(f"{path}: the settings must be TOML, but: {error}.") from None
     return apply_mapping(config, content, where=f"{path}: ")
 
@@ -56,7 +85,9 @@ def apply_mapping(
         current = getattr(config, name)
         if is_dataclass(current):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{where}`{key}` must be a table, but is {value!r}.")
+                raise ConfigError(
+                    f"{where}`{key}` must be a table, but is {shown(value)}."
+                )
             changes[name] = apply_mapping(current, value, where, f"{key}.")
         else:
             changes[name] = _checked(key, value, types_by_name[name], where)
@@ -85,7 +116,7 @@ def _value(text: str) -> Any:
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -95,11 +126,13 @@ def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
         if typing.get_origin(option) is typing.Literal:
             if value in typing.get_args(option):
                 return value
-        elif option is float and type(value) is int:
+        elif option is float and type(value) is int and abs(value) <= MOST_WHOLE:
             return float(value)
         elif type(value) is option:
             return value
-    raise ConfigError(f"{where}`{key}` must be {_describe(options)}, but is {value!r}.")
+    raise ConfigError(
+        f"{where}`{key}` must be {_describe(options)}, but is {shown(value)}."
+    )
 
 
 def _is_union(expected: Any) -> bool:
@@ -122,6 +155,7 @@ def _describe(options: Sequence[Any]) -> str:
 
 def _unknown(key: str, config: Any, prefix: str, where: str) -> str:
     """Name what was meant: the setting beside it, or one elsewhere that ends alike."""
+    key = key[:LONGEST_SHOWN]
     beside = [f"{prefix}{field.name}" for field in fields(config)]
     by_ending = {name.rpartition(".")[2]: name for name in _names(config, prefix)}
     endings = get_close_matches(key.rpartition(".")[2], by_ending, n=1)

@@ -251,7 +251,7 @@ def test_a_config_that_is_no_object_is_refused(folder):
 def test_another_format_is_refused(folder, value):
     edit(folder / CONFIG, lambda content: content.update(format=value))
     message = (
-        f"format must be from 1 to 4, but is {value}; .* another version of transduce"
+        f"format must be from 1 to 4, but is {value!r}; .* another version of transduce"
     )
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)

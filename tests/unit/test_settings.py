@@ -1,6 +1,7 @@
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -149,3 +150,56 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_settings_survive_being_written_down(name: str) -> None:
     written: dict[str, Any] = asdict(PRESETS[name])
     assert apply_mapping(RunConfig(), written, where="") == PRESETS[name]
+
+
+def numbers(config: Any, prefix: str = "") -> Iterator[str]:
+    """The settings that hold a number, by their full names."""
+    for name, kind in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if is_dataclass(value):
+            yield from numbers(value, f"{prefix}{name}.")
+        elif {int, float} & {kind, *get_args(kind)}:
+            yield f"{prefix}{name}"
+
+
+# How search is bounded is its own tests' matter.
+NUMBERS = [each for each in numbers(BASE) if not each.startswith("search.")]
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+@pytest.mark.parametrize(
+    "number", ["-1", "9_223_372_036_854_775_808", "1" + 400 * "0", "0x" + 9_000 * "f"]
+)
+def test_a_number_beyond_all_bounds_is_refused(key: str, number: str) -> None:
+    with pytest.raises(ConfigError, match=f"`{key}` must be ") as refused:
+        apply_assignments(BASE, [f"{key}={number}"])
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+@pytest.mark.parametrize("number", ["inf", "nan", "-inf"])
+def test_what_is_no_number_is_refused(key: str, number: str) -> None:
+    with pytest.raises(ConfigError, match=f"`{key}` must be "):
+        apply_assignments(BASE, [f"{key}={number}"])
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 10_000, "x" * 10_000])
+def test_a_value_at_length_is_refused_in_short(value: str) -> None:
+    with pytest.raises(ConfigError, match="must be a whole number, but is") as refused:
+        apply_assignments(BASE, [f"model.d_ff={value}"])
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a = " + "[" * 100_000, "nested too deep"),
+        ("a = " + "9" * 10_000, "must be TOML"),
+    ],
+)
+def test_a_file_of_settings_beyond_all_bounds_is_refused(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "my.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=said):
+        apply_file(BASE, tmp_path / "my.toml")

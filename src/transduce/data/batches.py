@@ -19,9 +19,13 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 
 from transduce.data.dataset import Dataset
-from transduce.errors import ConfigError
+from transduce.settings import require_between
 from transduce.special_ids import BOS, EOS, PAD
 
+MOST_TOKENS = 10**9
+"""Of an update or a batch: more than any memory holds."""
+MOST_LENGTH = 2**20
+"""Tokens of a sentence."""
 PLANNED_PAIRS = 2**20
 """Pairs sorted by length at a time."""
 
@@ -42,11 +46,9 @@ class BatchingConfig:
     """Longer pairs, in tokens of either side with its end token, are left out."""
 
     def __post_init__(self) -> None:
-        for name in ("source_tokens", "target_tokens", "batch_tokens", "max_length"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(
-                    f"`batching.{name}` must be at least 1, but is {value}."
-                )
+        for name in ("source_tokens", "target_tokens", "batch_tokens"):
+            require_between(f"batching.{name}", getattr(self, name), 1, MOST_TOKENS)
+        require_between("batching.max_length", self.max_length, 1, MOST_LENGTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

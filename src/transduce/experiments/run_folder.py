@@ -8,15 +8,16 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast, get_args
 from uuid import uuid4
 
 from transduce.claims import claim
 from transduce.device import Precision
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.presets import RunConfig
+from transduce.json_files import read_json
 from transduce.languages import LanguagesConfig, guess_all
-from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of, read_json
+from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import (
@@ -30,12 +31,14 @@ from transduce.preparation.treebank import (
     TreebankFiles,
     prepare_treebank,
 )
-from transduce.settings import apply_mapping
+from transduce.settings import apply_mapping, shown
 from transduce.whole_folders import clear_leftovers, write_folder
 
 FORMAT = 1
 RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
 
+
+Value = TypeVar("Value", str, dict[str, Any])
 
 RunFiles = CorpusFiles | TreebankFiles
 """What a run is begun with."""
@@ -106,8 +109,8 @@ class RunFolder:
         if record.get("format") != FORMAT:
             raise VersionError(
                 f"{path / RECORD}: the format must be {FORMAT}, but is "
-                f"{record.get('format')}; the run was begun by another version of "
-                "transduce."
+                f"{shown(record.get('format'))}; the run was begun by another version "
+                "of transduce."
             )
         settings = record.get("settings")
         if not isinstance(settings, dict):
@@ -127,20 +130,39 @@ class RunFolder:
 
     def files(self) -> dict[str, list[str]]:
         """The files the run was begun with, by their part."""
-        files: dict[str, list[str]] = read_json(self.path / RECORD)["files"]
+        files = self._recorded("files", {})
+        for names in files.values():
+            if not isinstance(names, list) or not set(map(type, names)) <= {str}:
+                raise self._damaged("files")
         return files
 
     @property
     def id(self) -> str | None:
         """What the checkpoints of this run are known by; none if it is an older one."""
-        number: str | None = read_json(self.path / RECORD).get("id")
-        return number
+        return self._recorded("id", "") or None
 
     @property
     def precision(self) -> Precision:
         """That the run was begun in; "auto" if an older version did not note it."""
-        precision: Precision = read_json(self.path / RECORD).get("precision", "auto")
-        return precision
+        precision = self._recorded("precision", "auto")
+        if precision not in get_args(Precision):
+            raise self._damaged("precision")
+        return cast(Precision, precision)
+
+    def _recorded(self, name: str, default: Value) -> Value:
+        """`CheckpointError` if it is there, but is of another type."""
+        value = read_json(self.path / RECORD).get(name)
+        if value is None and name != "files":  # which every version has noted
+            return default
+        if not isinstance(value, type(default)):
+            raise self._damaged(name)
+        return value
+
+    def _damaged(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path / RECORD}: must hold the run's `{name}` as it was written, "
+            "but does not; restore the file, or begin another run."
+        )
 
     @property
     def corpus(self) -> Path:

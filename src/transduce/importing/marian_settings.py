@@ -8,10 +8,11 @@ from pathlib import Path
 
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.export.marian import NORM_EPSILON
+from transduce.json_files import read_json
 from transduce.languages import LanguagesConfig, canonical, is_known
-from transduce.model.config import Activation, ModelConfig
-from transduce.model_folder import read_json
+from transduce.model.config import MOST, Activation, ModelConfig
 from transduce.search_config import SearchConfig
+from transduce.settings import shown
 
 SETTINGS = "config.json"
 SEARCH = "generation_config.json"
@@ -46,6 +47,8 @@ EQUAL = {
     "decoder_ffn_dim": "encoder_ffn_dim",
     "decoder_vocab_size": "vocab_size",
 }
+MOST_WHOLE = MOST["vocab_size"]
+"""Of any number that is read."""
 SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
 """In the order of ours."""
 
@@ -87,8 +90,12 @@ def read_settings(folder: Path) -> MarianSettings:
         if content.get(name) is not None:
             _require_one_of((content.get(other),), content, name, path)
     ids = _ids(content, path)
+    try:
+        model = _model(content, len(ids), path)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None
     return MarianSettings(
-        model=_model(content, len(ids), path),
+        model=model,
         ids=ids,
         max_positions=_whole(content, "max_position_embeddings", path),
         search=_read_search(folder),
@@ -188,7 +195,13 @@ def _model(content: Mapping[str, object], vocab_size: int, path: Path) -> ModelC
 def _rate(content: Mapping[str, object], name: str, path: Path) -> float:
     rate = content[name]
     if not isinstance(rate, int | float) or isinstance(rate, bool):
-        raise CheckpointError(f"{path}: `{name}` must be a number, but is {rate!r}.")
+        raise CheckpointError(
+            f"{path}: `{name}` must be a number, but is {shown(rate)}."
+        )
+    if not 0 <= rate < 1:
+        raise CheckpointError(
+            f"{path}: `{name}` must be at least 0 and below 1, but is {shown(rate)}."
+        )
     return float(rate)
 
 
@@ -223,6 +236,10 @@ def _whole(
     if type(value) is not int or value < least:
         raise CheckpointError(
             f"{path}: `{name}` must be a whole number of {least} at least, but is "
-            f"{value!r}."
+            f"{shown(value)}."
+        )
+    if value > MOST_WHOLE:
+        raise CheckpointError(
+            f"{path}: `{name}` must be at most {MOST_WHOLE:,}, but is {shown(value)}."
         )
     return value

@@ -20,7 +20,7 @@ from transduce.export.sentence_piece_files import (
     unigram_model,
 )
 from transduce.importing.marian_settings import SETTINGS, MarianSettings
-from transduce.model_folder import read_json
+from transduce.json_files import read_json
 from transduce.text.sentence_pieces import UNKNOWN, SentencePieceTokenizer
 from transduce.text.tokenizer import (
     SPECIAL_PIECES,

@@ -4,11 +4,28 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from transduce.errors import ConfigError
+from transduce.settings import require_between
 
 Positions = Literal["sinusoidal", "learned"]
 Norm = Literal["post", "pre"]
 Scores = Literal["scaled", "unscaled", "additive"]
 Activation = Literal["relu", "silu"]
+
+
+MOST = {
+    "vocab_size": 2**24,
+    "target_vocab_size": 2**24,
+    "num_layers": 1_000,
+    "decoder_layers": 1_000,
+    "d_model": 2**16,
+    "d_ff": 2**18,
+    "num_heads": 2**10,
+    "d_k": 2**16,
+    "d_v": 2**16,
+    "max_positions": 2**20,
+    "neighbourhood": 2**20,
+}
+"""Of each size: beyond what any model has, and within what the kernels can count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +104,8 @@ class ModelConfig:
         return self.decoder_layers or self.num_layers
 
     def _check_sizes(self) -> None:
-        for name in (
-            "vocab_size", "target_vocab_size", "num_layers", "decoder_layers",
-            "d_model", "d_ff",
-            "num_heads", "d_k", "d_v", "max_positions", "neighbourhood",
-        ):  # fmt: skip
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"`model.{name}` must be at least 1, but is {value}.")
+        for name, most in MOST.items():
+            require_between(f"model.{name}", getattr(self, name), 1, most)
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         if (value := getattr(self, name)) not in choices:

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, TransduceError
+from transduce.json_files import parse_json, read_bounded
 from transduce.parsing.linearization import (
     STYLES,
     Style,
@@ -83,16 +84,27 @@ class SymbolVocabulary:
     def load(cls, path: Path) -> "SymbolVocabulary":
         """Read what `save` wrote; `CheckpointError` if it is damaged."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = parse_json(read_bounded(path))
             style_name, spellings = content["style"], tuple(content["symbols"])
-            if style_name in STYLES and all(type(each) is str for each in spellings):
-                return cls(style_name, spellings)
-        except (OSError, ValueError, LookupError, TypeError):
+            if style_name in STYLES and all(map(_is_spelling, spellings)):
+                vocabulary = cls(style_name, spellings)
+                is_sound = len(set(spellings)) == len(spellings)
+                if is_sound and len(vocabulary.symbols) == len(spellings):
+                    return vocabulary
+        except (OSError, ValueError, LookupError, TypeError, TransduceError):
             pass  # said below
         raise CheckpointError(
             f"{path}: must hold the symbols of trees, but does not; restore the file "
             "or train again."
         )
+
+
+def _is_spelling(symbol: object) -> bool:
+    """Whether it can stand in a line of symbols."""
+    if type(symbol) is not str or symbol.split() != [symbol]:
+        return False
+    symbol.encode()  # `UnicodeEncodeError`, a `ValueError`, if it is half a character
+    return True
 
 
 def learn_symbols(trees: Iterable[Tree], style_name: StyleName) -> SymbolVocabulary:

@@ -13,6 +13,10 @@ from random import Random
 from transduce.errors import ConfigError
 from transduce.parsing.normalization import ROOT
 from transduce.parsing.trees import Constituent, Tree
+from transduce.settings import require_between
+
+MOST_COPIES = 10_000
+"""Of a tree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +34,8 @@ class AugmentationConfig:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if self.copies < 0:
-            raise ConfigError(
-                "`treebank.augmentation.copies` must be at least 0, but is "
-                f"{self.copies}."
-            )
+        require_between("treebank.augmentation.copies", self.copies, 0, MOST_COPIES)
+        require_between("treebank.augmentation.seed", self.seed, 0, 2**63 - 1)
         for name in ("cut", "replaced_constituents", "replaced_words"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ConfigError(

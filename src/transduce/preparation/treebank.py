@@ -1,6 +1,5 @@
 """Treebanks as parallel text: sentences, and their trees as symbols (section 6.3)."""
 
-import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,9 +14,12 @@ from transduce.parsing.vocabulary import SymbolVocabulary, learn_symbols
 from transduce.preparation.augmentation import AugmentationConfig, augmented
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import DEV, PreparedCorpus, prepare
+from transduce.settings import require_between
 from transduce.text.corpus import read_text, write_lines
 from transduce.text.tokenizer import TokenizerConfig
 
+MOST_GUIDANCE = 1_000
+"""Times the cross-entropy, by which nothing else is learned any more."""
 TEXT = "text"
 """Where the treebank is text while it is prepared."""
 WORDS, SYMBOLS = "words.txt", "symbols.txt"
@@ -36,10 +38,7 @@ class TreebankConfig:
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.guidance < math.inf:
-            raise ConfigError(
-                f"`treebank.guidance` must be at least 0, but is {self.guidance}."
-            )
+        require_between("treebank.guidance", self.guidance, 0, MOST_GUIDANCE)
         if self.style not in get_args(StyleName):
             known = ", ".join(f'"{name}"' for name in STYLES)
             raise ConfigError(

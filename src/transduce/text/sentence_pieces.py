@@ -7,6 +7,7 @@ has its id in the vocabulary, or is unknown.
 
 import base64
 import json
+import math
 import re
 import struct
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
+from transduce.errors import CheckpointError
 from transduce.special_ids import EOS
 
 UNKNOWN = "<unk>"
@@ -50,11 +52,17 @@ class CharacterMap:
         data = text.encode()
         parts: list[bytes] = []
         position = 0
-        while position < len(data):
-            end, written = self._longest(data, position)
-            parts.append(written)
-            position = end
-        return b"".join(parts).decode()
+        try:
+            while position < len(data):
+                end, written = self._longest(data, position)
+                parts.append(written)
+                position = end
+            return b"".join(parts).decode()
+        except (IndexError, ValueError):
+            raise CheckpointError(
+                "The character map of the tokenizer is damaged; restore the model's "
+                "tokenizer, or import the model again."
+            ) from None
 
     def _longest(self, data: bytes, start: int) -> tuple[int, bytes]:
         """Where the longest match from there ends, and what is to be written for it."""
@@ -183,7 +191,7 @@ class SentencePieceTokenizer:
 
         `LookupError`, `TypeError`, `ValueError` or `struct.error` if it is damaged.
         """
-        vocabulary = tuple(map(str, content["vocabulary"]))
+        vocabulary = tuple(map(_piece, content["vocabulary"]))
         if UNKNOWN not in vocabulary:
             raise ValueError(f"no piece is {UNKNOWN}")
         return cls(
@@ -219,11 +227,26 @@ def _unigram_model(record: dict[str, Any]) -> UnigramModel:
     character_map = base64.b64decode(record["character_map"], validate=True)
     CharacterMap(character_map)  # so that damage is found now
     return UnigramModel(
-        pieces=tuple((str(piece), float(score)) for piece, score in record["pieces"]),
+        pieces=tuple(
+            (_piece(piece), _finite(score)) for piece, score in record["pieces"]
+        ),
         character_map=character_map,
         adds_space=bool(record["adds_space"]),
         removes_spaces=bool(record["removes_spaces"]),
     )
+
+
+def _piece(piece: object) -> str:
+    if type(piece) is not str or not piece:
+        raise ValueError("each piece must be a string with some letters")
+    piece.encode()  # `UnicodeEncodeError`, a `ValueError`, if it is half a character
+    return piece
+
+
+def _finite(score: object) -> float:
+    if not isinstance(score, int | float) or not math.isfinite(score):
+        raise ValueError("the score of each piece must be a finite number")
+    return float(score)
 
 
 def _offset(unit: int) -> int:

@@ -20,6 +20,8 @@ import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, trainers
 
 from transduce.errors import CheckpointError, ConfigError
+from transduce.json_files import parse_json, read_bounded, reason
+from transduce.settings import require_between, shown
 from transduce.special_ids import EOS, PAD
 from transduce.text.scripts import (
     SPACED_SCRIPTS,
@@ -94,6 +96,23 @@ LEARNING_UNSPACED_CHARACTERS = 20_000_000
 """The same of text without spaces, in which hardly any run comes twice."""
 
 
+NO_PARTS = (
+    "added_tokens", "normalizer", "post_processor", "truncation", "padding",
+)  # fmt: skip
+"""What the library may have in a tokenizer, and those made here have not."""
+NO_OPTIONS = (
+    "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback",
+    "fuse_unk",
+)  # fmt: skip
+"""The same of its model."""
+TRIED = ("", "a", "Ein Satz, 1 é \u4e2d \U0001f600")
+"""Text that every tokenizer can cut."""
+MOST_PIECES = 2**24
+"""Of a vocabulary."""
+MOST_TOKENIZER_BYTES = 2**28
+"""Of its file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerConfig:
     """How the vocabulary is learned (section 5.1)."""
@@ -108,6 +127,7 @@ class TokenizerConfig:
             raise ConfigError(
                 f'`tokenizer.kind` must be "bpe" or "word-piece", but is "{self.kind}".'
             )
+        require_between("tokenizer.vocab_size", self.vocab_size, 0, MOST_PIECES)
         if self.vocab_size <= NUM_RESERVED:
             raise ConfigError(
                 f"`tokenizer.vocab_size` must be above {NUM_RESERVED} (special tokens "
@@ -214,26 +234,54 @@ Tokenizer = SubwordTokenizer | SentencePieceTokenizer
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read what a tokenizer saved; `CheckpointError` if it is missing or damaged."""
-    tokenizer: Tokenizer
     try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text)
-        if content.get("type") == "SentencePiece":
-            tokenizer = SentencePieceTokenizer.from_content(content)
-        else:
-            tokenizer = SubwordTokenizer(tokenizers.Tokenizer.from_str(text))
-    except Exception as error:  # the library raises nothing narrower
+        text = read_bounded(path, MOST_TOKENIZER_BYTES)
+        tokenizer = _from_text(text)
+        tokenizer.encode_sources(TRIED)
+        tokenizer.pieces(range(len(SPECIAL_PIECES)))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's own are not narrower, or are panics
         raise CheckpointError(
-            f"{path}: the tokenizer is missing or damaged ({error}); restore the "
-            "file or train again."
+            f"{path}: the tokenizer is missing or damaged ({reason(error)}); restore "
+            "the file or train again."
         ) from None
-    first = range(min(len(SPECIAL_PIECES), tokenizer.vocab_size))
-    if tokenizer.pieces(first) != list(SPECIAL_PIECES):
+    if tokenizer.pieces(range(len(SPECIAL_PIECES))) != [*SPECIAL_PIECES]:
         raise CheckpointError(
             f"{path}: the tokenizer must begin with {', '.join(SPECIAL_PIECES)}, "
             "but does not; it was not made by transduce."
         )
     return tokenizer
+
+
+def _from_text(text: str) -> Tokenizer:
+    content = parse_json(text)
+    if not isinstance(content, dict):
+        raise ValueError("it holds no JSON object")
+    if content.get("type") == "SentencePiece":
+        return SentencePieceTokenizer.from_content(content)
+    _require_no_more_than_ours(content)
+    library = tokenizers.Tokenizer.from_str(text)
+    ids = sorted(library.get_vocab(with_added_tokens=False).values())
+    if ids != list(range(len(ids))):
+        raise ValueError("its ids must be 0, 1, 2 and so on, but some are left out")
+    if not all(library.token_to_id(piece) is not None for piece in BYTE_PIECES):
+        raise ValueError("it must have a piece for each byte, but some are left out")
+    return SubwordTokenizer(library)
+
+
+def _require_no_more_than_ours(content: dict[str, object]) -> None:
+    """`ValueError` for what would cut text otherwise, or cannot be told from text."""
+    model = content.get("model")
+    if not isinstance(model, dict):
+        raise ValueError("it has no `model`")
+    if model.get("type") not in ("BPE", "WordPiece"):
+        kind = shown(model.get("type"))
+        raise ValueError(f"its model must be BPE or WordPiece, but is {kind}")
+    given = [part for part in NO_PARTS if content.get(part)]
+    given += [f"model.{option}" for option in NO_OPTIONS if model.get(option)]
+    if given:
+        raise ValueError(f"it must have no `{given[0]}`, which changes what text is")
 
 
 def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> SubwordTokenizer:

@@ -1,13 +1,27 @@
 """The settings of the training regime (section 5)."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from transduce.errors import ConfigError
+from transduce.settings import require_between, shown
 
 BestBy = Literal["auto", "bleu", "chrf", "f1", "loss"]
 OptimizerKind = Literal["adam", "muon"]
+MOST = {
+    "steps": 10**9,
+    "warmup_steps": 10**9,
+    "keep_checkpoints": 10_000,
+    "checkpoint_steps": 10**9,
+    "patience": 10**9,
+}
+"""Of each number that is 1 at least: beyond any training."""
+MOST_ABOVE_ZERO = {
+    "learning_rate_scale": 10_000,
+    "epsilon": 1,
+    "checkpoint_minutes": 1_000_000,
+}
+MOST_DECAY = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,22 +75,21 @@ class TrainingConfig:
             )
 
     def _check_numbers(self) -> None:
-        counts = ("steps", "warmup_steps", "keep_checkpoints")
-        for name in (*counts, "checkpoint_steps", "patience"):
-            value = getattr(self, name)
-            _require(name, value, "at least 1", is_so=value is None or value >= 1)
+        for name, most in MOST.items():
+            require_between(f"training.{name}", getattr(self, name), 1, most)
         for name in ("label_smoothing", "beta1", "beta2"):
             value = getattr(self, name)
             _require(name, value, "at least 0 and below 1", is_so=0 <= value < 1)
-        for name in ("learning_rate_scale", "epsilon", "checkpoint_minutes"):
+        for name, most in MOST_ABOVE_ZERO.items():
             value = getattr(self, name)
-            _require(name, value, "above 0", is_so=0 < value < math.inf)
-        decay, share = self.weight_decay, self.cooldown_share
-        _require("weight_decay", decay, "at least 0", is_so=0 <= decay < math.inf)
+            bound = f"above 0, and at most {most:,}"
+            _require(name, value, bound, is_so=0 < value <= most)
+        require_between("training.weight_decay", self.weight_decay, 0, MOST_DECAY)
+        share = self.cooldown_share
         _require("cooldown_share", share, "from 0 to 1", is_so=0 <= share <= 1)
         _require("seed", self.seed, "from 0 to 2^63 - 1", is_so=0 <= self.seed < 2**63)
 
 
 def _require(name: str, value: object, bound: str, *, is_so: bool) -> None:
     if not is_so:
-        raise ConfigError(f"`training.{name}` must be {bound}, but is {value}.")
+        raise ConfigError(f"`training.{name}` must be {bound}, but is {shown(value)}.")

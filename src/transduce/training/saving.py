@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transduce.checkpoint import Checkpoint, load_tensors, save_tensors, write_model
 from transduce.errors import CheckpointError
-from transduce.model_folder import read_json
+from transduce.json_files import read_json
 from transduce.training.trainer import Progress, TrainingState
 from transduce.whole_folders import write_folder
 

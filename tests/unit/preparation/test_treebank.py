@@ -134,6 +134,7 @@ def test_an_unknown_style_is_refused() -> None:
 
 @pytest.mark.parametrize("weight", [-0.1, math.inf, math.nan])
 def test_a_weight_of_guidance_that_is_none_is_refused(weight: float) -> None:
-    message = f"`treebank.guidance` must be at least 0, but is {weight}"
+    bound = "at most 1,000" if weight > 0 else "at least 0"
+    message = f"`treebank.guidance` must be {bound}, but is {weight}"
     with pytest.raises(ConfigError, match=re.escape(message)):
         TreebankConfig(guidance=weight)

@@ -1,0 +1,72 @@
+"""JSON of files that others may have written: bounded, and each key once.
+
+A model folder may come from anywhere. A pipe in the place of a file would be waited
+for, a huge file would fill the memory, and lists within lists would end Python's stack.
+"""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from transduce.errors import CheckpointError
+
+MOST_BYTES = 2**26
+"""Of a file, unless told otherwise."""
+
+
+def read_json(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """Read a JSON object; `CheckpointError` if missing, damaged or too large."""
+    try:
+        content = parse_json(read_bounded(path, most_bytes))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: the file is missing or damaged ({reason(error)}); use another "
+            "checkpoint."
+        ) from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object, but does not.")
+    return content
+
+
+def read_bounded(path: Path, most_bytes: int = MOST_BYTES) -> str:
+    """The text of a file; `OSError` or `ValueError` if it is none, or too long."""
+    require_file(path)
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes:,} bytes")
+    return content.decode("utf-8")
+
+
+def require_file(path: Path) -> None:
+    """`OSError` if there is no file; `ValueError` if it is a pipe, or another device.
+
+    Opening one that nobody writes to would not end.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is not a regular file")
+
+
+def parse_json(text: str) -> Any:
+    """The value; `ValueError` if it is damaged, nested too deep, or has a key twice."""
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:80]!r} is there twice")
+    return content
+
+
+def reason(error: BaseException, longest: int = 200) -> str:
+    """What an error says, in one line and not at length."""
+    words = " ".join(str(error).split())
+    words = words.encode("utf-8", "backslashreplace").decode("utf-8")
+    return words if len(words) <= longest else f"{words[:longest]}..."
