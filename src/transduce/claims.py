@@ -1,4 +1,4 @@
-"""Folders that one process at a time may work in."""
+"""Folders and files that one process at a time may work in."""
 
 import os
 from collections.abc import Iterator
@@ -18,15 +18,22 @@ def claim(folder: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
     if os.name == "nt":  # Windows cannot open a folder
         yield ()
         return
-    import fcntl  # which Windows has not
-
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # not every network disk knows of claims
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise refusal from None
+        claim_file(descriptor, refusal)
         yield (descriptor,)
     finally:
         os.close(descriptor)
+
+
+def claim_file(descriptor: int, refusal: TransduceError) -> None:
+    """Keep other processes from claiming an open file; the refusal if one has."""
+    if os.name == "nt":
+        return
+    import fcntl  # which Windows has not
+
+    with suppress(OSError):  # not every network disk knows of claims
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise refusal from None

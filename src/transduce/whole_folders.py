@@ -21,7 +21,8 @@ def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
     `CheckpointError` if the disk is full, or another process is writing the same
     folder; what was there before stays.
     """
-    folder = folder.absolute()
+    # Of a link, what it leads to is written.
+    folder = Path(os.path.realpath(folder))
     missing_parents = [parent for parent in folder.parents if not parent.exists()]
     new = folder.with_name(f".{folder.name}.transduce-new")
     try:

@@ -69,7 +69,17 @@ def test_the_page_shows_the_search_and_a_given_translation(
     translation = load(model, device="cpu").translate([TEXT])[0]
     assert f"<dd>{translation.text}</dd>" in own
     assert own.count(f"{translation.score:.3f}") >= 2  # in tree and table
-    succeeds("attention", model, "--source", TEXT, "--target", "acht", "--out", page)
+    succeeds(
+        "attention",
+        model,
+        "--source",
+        TEXT,
+        "--target",
+        "acht",
+        "--out",
+        page,
+        "--force",
+    )
     given = page.read_text(encoding="utf-8")
     assert "<dt>Translation, as given</dt><dd>acht</dd>" in given
 
@@ -226,8 +236,8 @@ def test_a_page_that_was_there_stays_if_no_other_can_be_made(
 ) -> None:
     page = tmp_path / "page.html"
     page.write_text("before")
-    message = refuses("attention", model, "--source", "", "--out", page)
+    message = refuses("attention", model, "--source", "", "--out", page, "--force")
     assert message == "The source must have at least one word, but is empty."
     assert page.read_text() == "before"
-    succeeds("attention", model, "--source", TEXT, "--out", page)
+    succeeds("attention", model, "--source", TEXT, "--out", page, "--force")
     assert page.read_text().startswith("<!doctype html>")

@@ -117,9 +117,10 @@ def test_what_is_there_is_not_overwritten(
     out = tmp_path / "model"
     if kind == "folder":
         out.mkdir()
+        (out / "precious").touch()
     else:
         out.write_text("precious")
-    assert "must be new, but exists" in refuses("average", run, "--out", out)
+    assert "must be new or empty, but is" in refuses("average", run, "--out", out)
 
 
 def test_models_of_other_sizes_are_refused(

@@ -72,8 +72,9 @@ def test_a_sample_of_nothing_is_refused(
 def test_what_is_there_is_not_overwritten(
     refuses: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "precious").touch()
     message = refuses("export", model, "--to", "onnx", "--out", tmp_path)
-    assert "must be new, but exists" in message
+    assert "must be new or empty, but is not" in message
 
 
 def test_a_missing_package_is_named(

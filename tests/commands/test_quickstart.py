@@ -79,7 +79,7 @@ def test_a_folder_that_is_there_is_refused(
     refuses: Callable[..., str], out: Path
 ) -> None:
     message = refuses("quickstart", "--out", out)
-    assert "the output folder must be new, but exists" in message
+    assert "the output folder must be new or empty, but is not" in message
 
 
 def test_the_quickstart_of_parsing_shows_five_trees_and_their_score(
@@ -104,4 +104,4 @@ def test_a_folder_that_is_there_is_refused_by_parsing_too(
     refuses: Callable[..., str], out: Path
 ) -> None:
     message = refuses("quickstart", "--task", "parsing", "--out", out)
-    assert "the output folder must be new, but exists" in message
+    assert "the output folder must be new or empty, but is not" in message

@@ -1,5 +1,6 @@
 """Drawings of attention for papers and reports."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,16 +225,22 @@ def check_figure_path(path: Path) -> None:
 def write_figure(figure: Figure, path: Path) -> None:
     """Write PNG, SVG or PDF, whole or not at all; `DataError` if that fails."""
     kind = path.suffix.removeprefix(".").lower()
-    new = path.with_name(f".{path.name}.transduce-new")
+    if path.exists() and not path.is_file():
+        new = path  # a pipe or a device, which cannot be put in place of another
+    else:
+        path = Path(os.path.realpath(path)) if path.is_symlink() else path
+        new = path.with_name(f".{path.name}.transduce-new")
     facts = {} if kind == "png" else {"Date" if kind == "svg" else "CreationDate": None}
     try:
         with matplotlib.rc_context(STYLE):
             figure.savefig(new, format=kind, dpi=200, facecolor="white", metadata=facts)
-        new.replace(path)
+        if new != path:
+            new.replace(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror}).") from None
     finally:
-        new.unlink(missing_ok=True)
+        if new != path:
+            new.unlink(missing_ok=True)
 
 
 def _plain(label: str) -> str:

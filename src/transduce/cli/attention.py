@@ -17,7 +17,7 @@ from transduce.analysis.figures import (
     draw_overview,
     write_figure,
 )
-from transduce.cli.output import writer
+from transduce.cli.output import Force, require_new, writer
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 
@@ -33,6 +33,7 @@ def attention(
     target: str | None = None,
     out: Path | None = None,
     figure: Path | None = None,
+    force: Force = False,
     view: View = "lines",
     kind: AttentionKind = "encoder-decoder",
     layer: int | None = None,
@@ -58,6 +59,8 @@ def attention(
         A file for a page with all layers and heads, which needs no network.
     figure
         A file for one picture: .png, .svg or .pdf.
+    force
+        Overwrite these files if they exist.
     view
         What the picture shows: lines, as in the paper's Figures 3 to 5, a heat map of
         each head, or an overview of all heads of all layers.
@@ -84,6 +87,8 @@ def attention(
             "There must be a file to write, but none is named; give --out for a page "
             "or --figure for a picture."
         )
+    require_new(out, force=force, others=(figure,), called="the picture")
+    require_new(figure, force=force)
     if figure is not None:
         check_figure_path(figure)
     translator = load(model, device=device)

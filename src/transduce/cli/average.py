@@ -3,16 +3,21 @@
 from pathlib import Path
 
 from transduce.checkpoint import load_model, save_model
-from transduce.cli.options import require_new
+from transduce.cli.output import Force, require_new_folder
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.run_folder import is_run, settings_of
-from transduce.model_folder import checkpoints_of, find_model
+from transduce.model_folder import WEIGHTS, checkpoints_of, find_model
 from transduce.phrases import counted
 from transduce.training.averaging import average as average_checkpoints
 
 
 def average(
-    checkpoint: Path, /, *more: Path, out: Path, last: int | None = None
+    checkpoint: Path,
+    /,
+    *more: Path,
+    out: Path,
+    force: Force = False,
+    last: int | None = None,
 ) -> None:
     """Average the weights of checkpoints of one run (section 6.1).
 
@@ -26,11 +31,13 @@ def average(
         Further ones, of the same run.
     out
         The folder of the new model.
+    force
+        Overwrite an older model in that folder.
     last
         How many checkpoints of a run are averaged, the newest ones; by default as many
         as its setting training.keep_checkpoints says.
     """
-    require_new(out)
+    require_new_folder(out, force=force, holding=WEIGHTS)
     given = (checkpoint, *more)
     if last is not None and not any(map(is_run, given)):
         raise ConfigError(

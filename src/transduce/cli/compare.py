@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.cli.output import writer
+from transduce.cli.output import Force, require_new, writer
 from transduce.cli.terminal import error_console, table_console
 from transduce.errors import ConfigError, DataError
 from transduce.evaluation.comparison import (
@@ -63,6 +63,7 @@ def compare(
     shuffles: int = 10_000,
     seed: int = 12345,
     html: Path | None = None,
+    force: Force = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Hold systems' translations against those of the first, the baseline.
@@ -95,6 +96,8 @@ def compare(
         Of both.
     html
         A file for a page with all tables.
+    force
+        Overwrite the page if it exists.
     json_output
         Print one JSON object.
     """
@@ -102,6 +105,7 @@ def compare(
     if examples < 0:
         raise ConfigError(f"`examples` must be at least 0, but is {examples}.")
     language = LanguagesConfig(target=target_language).target or guess(reference)
+    require_new(html, force=force, others=(*systems, reference, source, train))
     references = _lines(reference)
     tokenization = choose_tokenization(tokenize, language, references)
     with error_console().status("Comparing..."):

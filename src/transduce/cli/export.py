@@ -5,15 +5,27 @@ from pathlib import Path
 from typing import Literal
 
 from transduce.checkpoint import load_model
-from transduce.cli.options import require_new
+from transduce.cli.output import Force, require_new_folder
 from transduce.cli.proof_sample import packages_for, proof_sentences
 from transduce.errors import RequestError
 
 Target = Literal["ctranslate2", "marian", "onnx"]
+MARKS = {
+    "ctranslate2": "model.bin",
+    "marian": "model.safetensors",
+    "onnx": "encoder.onnx",
+}
+"""The file by which an older export is known."""
 
 
 def export(
-    model: Path, /, *, to: Target, out: Path, sample: Path | None = None
+    model: Path,
+    /,
+    *,
+    to: Target,
+    out: Path,
+    force: Force = False,
+    sample: Path | None = None,
 ) -> None:
     """Write a model as another library has it, and prove that it puts out the same.
 
@@ -30,10 +42,12 @@ def export(
         a decoder step.
     out
         The folder to write.
+    force
+        Overwrite an older export to the same library in that folder.
     sample
         Sentences for the proof, one a line; some of the built-in corpus by default.
     """
-    require_new(out)
+    require_new_folder(out, force=force, holding=MARKS[to])
     sentences = proof_sentences(sample)
     checkpoint = load_model(model)
     with packages_for(f"Export to {to}"):

@@ -14,7 +14,8 @@ from transduce.analysis.head_survey.survey import (
 )
 from transduce.cli.files import Files
 from transduce.cli.options import require_both
-from transduce.cli.reports import finish, require_new_or_empty
+from transduce.cli.output import Force, require_new_folder
+from transduce.cli.reports import finish
 from transduce.cli.terminal import error_console
 from transduce.corpora.grammar_treebank import held_out_trees
 from transduce.decoding.translator import load
@@ -30,6 +31,7 @@ def heads(
     /,
     *,
     out: Path,
+    force: Force = False,
     source: Files = (),
     target: Files = (),
     trees: Files = (),
@@ -47,6 +49,8 @@ def heads(
         A model or run folder.
     out
         A new folder for the report: Markdown with pictures, a page, and JSON.
+    force
+        Overwrite an older report in that folder.
     source
         Text files, one sentence a line.
     target
@@ -61,7 +65,7 @@ def heads(
     if sentences < 1:
         raise ConfigError(f"`sentences` must be at least 1, but is {sentences}.")
     require_both(source, target)
-    require_new_or_empty(out)
+    require_new_folder(out, force=force, holding="heads.json")
     translator = load(model, device=device)
     annotated = None
     with error_console().status("Reading...") as status:

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from transduce.cli.options import require_new
+from transduce.cli.output import Force, require_new_folder
 from transduce.cli.proof_sample import packages_for, proof_sentences
 from transduce.languages import LanguagesConfig
+from transduce.model_folder import WEIGHTS
 
 
 def import_(
@@ -12,6 +13,7 @@ def import_(
     /,
     *,
     out: Path,
+    force: Force = False,
     sample: Path | None = None,
     source_language: str | None = None,
     target_language: str | None = None,
@@ -29,6 +31,8 @@ def import_(
         what `transduce export --to marian` wrote.
     out
         The model folder to write.
+    force
+        Overwrite an older model in that folder.
     sample
         Sentences for the proof, one a line; some of the built-in corpus by default.
     source_language
@@ -37,7 +41,7 @@ def import_(
     target_language
         Language that it writes. A model of several targets has none by default.
     """
-    require_new(out)
+    require_new_folder(out, force=force, holding=WEIGHTS)
     languages = LanguagesConfig(source=source_language, target=target_language)
     sentences = proof_sentences(sample)
     with packages_for("Import"):

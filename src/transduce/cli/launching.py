@@ -17,7 +17,13 @@ from transduce.cli import USER_ERROR
 from transduce.errors import ConfigError, TransduceError
 from transduce.interruption import end_with_parent, terminations
 from transduce.machine import num_cores
-from transduce.training.distributed import LOST, Processes, ProcessLostError, local_rank
+from transduce.training.distributed import (
+    LOST,
+    Processes,
+    ProcessLostError,
+    is_joined,
+    local_rank,
+)
 from transduce.training.trainer import TrainingStoppedError
 
 POLL_SECONDS = 0.1
@@ -73,6 +79,8 @@ def end_with_launcher() -> None:
 
     Else it would train on, and keep the run from being resumed.
     """
+    if not is_joined():
+        return
     if launcher := os.environ.get(LAUNCHER):
         end_with_parent(int(launcher))
     elif TORCHRUN in os.environ:

@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from transduce.cli.output import STANDARD_OUTPUT, writer
+from transduce.cli.output import STANDARD_OUTPUT
+from transduce.cli.partial_output import Destination, Origin, RecordOutput
 from transduce.cli.terminal import counted_lines
 from transduce.decoding.streaming.windows import (
+    WINDOW_LINES,
     Pace,
     Windows,
     arriving_windows,
     full_windows,
 )
 from transduce.decoding.translation.translations import Translation
-from transduce.errors import ConfigError
+from transduce.decoding.translator import Translator
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
 
 
@@ -28,51 +30,68 @@ class SourceLines:
     """Of a file full ones; what is still being written is not waited for."""
 
 
-def source_lines(input: Path | None, output: Path | None) -> SourceLines:
-    """Those of the file, or of standard input.
-
-    `ConfigError` if it is the output, `DataError` if standard input is closed.
-    """
+def source_lines(input: Path | None) -> SourceLines:
+    """Those of the file, or of standard input; `DataError` if that is closed."""
     if input is None or input == STANDARD_INPUT:
         lines = read_stream(standard_input("--input FILE"))
         return SourceLines(lines=lines, windows=arriving_windows)
-    if output and output.exists() and input.samefile(output):
-        raise ConfigError(
-            f"{output}: the output must be another file than the input, but is the "
-            "same; choose another name."
-        )
     windows = full_windows if input.is_file() else arriving_windows
     return SourceLines(lines=read_text([input]), windows=windows)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How translations are written."""
+
+    num_best: int = 1
+    """Translations of each line, one a line."""
+    jsonl: bool = False
+    """As a JSON object a line, with scores and tokens."""
+
+
 def write_translations(
-    translate: Callable[[Pace], Iterable[Translation]],
+    translate: Callable[[RecordOutput, Pace], Iterable[Translation]],
     windows: Windows,
-    output: Path | None,
-    nbest: int,
-    jsonl: bool,
+    destination: Destination,
+    origin: Callable[[], Origin],
+    form: Form,
+    batch_lines: int,
 ) -> None:
     """Write each as soon as it is there: as text, the n best, or as JSON.
 
     Of an over-long line it is said that it was translated in parts.
     """
-    is_on_screen = output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
-    with writer(output) as file, counted_lines(is_on_screen) as count_line:
-        translations = translate(Pace(windows=windows, on_line=count_line))
-        for number, translation in enumerate(translations, start=1):
-            if translation.num_parts > 1:
+    is_on_screen = destination.output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
+    with (
+        destination.opened(
+            lambda: {**origin(), "form": asdict(form)}, batch_lines
+        ) as output,
+        counted_lines(is_on_screen) as count_line,
+    ):
+        first = output.num_done
+        pace = Pace(windows=windows, on_line=count_line, first_line=first)
+        for number, each in enumerate(translate(output, pace), start=first + 1):
+            if each.num_parts > 1:
                 print(
                     f"Warning: line {number:,} is over-long, and is translated in "
-                    f"{translation.num_parts} parts.",
+                    f"{each.num_parts} parts.",
                     file=sys.stderr,
                 )
-            file.writelines(line + "\n" for line in _lines(translation, nbest, jsonl))
-            file.flush()
+            output.write("".join(line + "\n" for line in _lines(each, form)))
 
 
-def _lines(translation: Translation, nbest: int, jsonl: bool) -> Iterator[str]:
-    if jsonl:
-        best = [asdict(h) for h in translation.hypotheses[:nbest]]
+def lines_found_together(translator: Translator, precision: str, *, told: bool) -> int:
+    """Lines whose results depend on each other, in rounding at least.
+
+    None do in fp32 by the kernels, or in int8 if no score is told.
+    """
+    is_exact = precision == "fp32" or (precision == "int8" and not told)
+    return 1 if translator.device == "cpu" and is_exact else WINDOW_LINES
+
+
+def _lines(translation: Translation, form: Form) -> Iterator[str]:
+    if form.jsonl:
+        best = [asdict(h) for h in translation.hypotheses[: form.num_best]]
         yield json.dumps(
             {
                 "text": translation.text,
@@ -82,8 +101,8 @@ def _lines(translation: Translation, nbest: int, jsonl: bool) -> Iterator[str]:
             },
             ensure_ascii=False,
         )
-    elif nbest == 1:
+    elif form.num_best == 1:
         yield translation.text
     else:
-        found = [h.text for h in translation.hypotheses[:nbest]]
-        yield from found + [""] * (nbest - len(found))
+        found = [h.text for h in translation.hypotheses[: form.num_best]]
+        yield from found + [""] * (form.num_best - len(found))

@@ -90,12 +90,6 @@ def require_both(source: tuple[Path, ...], target: tuple[Path, ...]) -> None:
         )
 
 
-def require_new(out: Path) -> None:
-    """`ConfigError` if something is there."""
-    if out.exists():
-        raise ConfigError(f"{out}: the output folder must be new, but exists.")
-
-
 def text_files(
     source: tuple[Path, ...],
     target: tuple[Path, ...],

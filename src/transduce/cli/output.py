@@ -1,19 +1,80 @@
-"""Where commands write text to."""
+"""Where commands write to: nothing is overwritten unless --force says so."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from errno import EISDIR
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, TextIO
 
-from transduce.errors import DataError
-from transduce.interruption import unwound_on_termination
+from cyclopts import Parameter
+
+from transduce.cli.ending import STANDARD_OUTPUT as DESCRIPTOR
+from transduce.errors import ConfigError, DataError
 
 STANDARD_OUTPUT = Path("-")
 """The name that stands for it, as for most programs."""
-DESCRIPTOR = 1
-"""Its number as a file."""
+
+Force = Annotated[bool, Parameter(negative="")]
+"""Whether an output that exists is overwritten."""
+
+
+def require_new(
+    output: Path | None,
+    *,
+    force: bool,
+    others: Iterable[Path | None] = (),
+    called: str = "the input",
+) -> None:
+    """`ConfigError` if a file to be written would overwrite another, or is a folder.
+
+    An input or another output is never overwritten, an older file by force only. An
+    empty file is as good as none, and a pipe or a device keeps nothing.
+    """
+    if output is None or output == STANDARD_OUTPUT:
+        return
+    if any(_is_same(output, other) for other in others if other is not None):
+        raise ConfigError(
+            f"{output}: the output must be another file than {called}, but is the "
+            "same; choose another name."
+        )
+    if output.is_dir():
+        raise DataError(f"{output}: cannot be written ({os.strerror(EISDIR)}).")
+    if not force and _keeps_what_is_written(output) and output.stat().st_size > 0:
+        raise ConfigError(
+            f"{output}: the output must be new or empty, but is not; choose another "
+            "name, or overwrite it with --force."
+        )
+
+
+def require_new_folder(out: Path, *, force: bool, holding: str) -> None:
+    """`ConfigError` if a folder to be written would overwrite another's files.
+
+    Even by force, only what the same command has written is overwritten: a folder that
+    holds a file of that name, and no folders.
+    """
+    if not _exists(out):
+        return
+    if not out.is_dir():
+        raise ConfigError(
+            f"{out}: the output folder must be new or empty, but is a file; choose "
+            "another name."
+        )
+    there = sorted(out.iterdir())
+    if not there:
+        return
+    if not force:
+        raise ConfigError(
+            f"{out}: the output folder must be new or empty, but is not; choose "
+            "another, or overwrite it with --force."
+        )
+    if not (out / holding).is_file() or any(each.is_dir() for each in there):
+        raise ConfigError(
+            f"{out}: only what the same command has written can be overwritten, but "
+            f"the folder is not of that kind (it has folders, or no {holding}); choose "
+            "another."
+        )
 
 
 @contextmanager
@@ -23,46 +84,74 @@ def writer(output: Path | None) -> Iterator[TextIO]:
     `DataError` if the file cannot be written, but not if it is a pipe whose reader
     has gone.
     """
-    if output is None or output == STANDARD_OUTPUT or _is_standard_output(output):
+    if output is None or is_standard_output(output):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream
         yield sys.stdout
-    else:
-        try:
-            with _file_writer(output) as file:
-                yield file
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise DataError(
-                f"{output}: cannot be written ({error.strerror})."
-            ) from None
+        return
+    with told_if_unwritable(output), _file_writer(output) as file:
+        yield file
+
+
+@contextmanager
+def told_if_unwritable(output: Path) -> Iterator[None]:
+    """`DataError` if the file cannot be written, unless its reader has gone."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise DataError(f"{output}: cannot be written ({error.strerror}).") from None
 
 
 @contextmanager
 def _file_writer(output: Path) -> Iterator[TextIO]:
-    if output.exists() and not output.is_file():
-        # A pipe or a device, which cannot be put in place of another.
+    if not replaceable(output):
         with output.open("w", encoding="utf-8", newline="\n") as file:
             yield file
         return
-    # Else a link would be replaced, not what it leads to.
-    output = Path(os.path.realpath(output))
+    output = real_file(output)
     new = output.with_name(f".{output.name}.transduce-new")
-    with unwound_on_termination():
-        try:
-            with new.open("w", encoding="utf-8", newline="\n") as file:
-                yield file
-            new.replace(output)
-        finally:
-            new.unlink(missing_ok=True)
+    try:
+        with new.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        new.replace(output)
+    finally:
+        new.unlink(missing_ok=True)
 
 
-def _is_standard_output(output: Path) -> bool:
-    """Whether it is a name of that, as /dev/stdout is.
+def real_file(output: Path) -> Path:
+    """The file itself, or what it leads to if it is a link, which is to stay one."""
+    return Path(os.path.realpath(output)) if output.is_symlink() else output
+
+
+def replaceable(output: Path) -> bool:
+    """Whether another file can be put in its place: not of a pipe or a device."""
+    return output.is_file() or not output.exists()
+
+
+def is_standard_output(output: Path) -> bool:
+    """Whether it is a name of standard output, as - and /dev/stdout are.
 
     Such a file is not replaced: others may have written to it, or do so later.
     """
+    if output == STANDARD_OUTPUT:
+        return True
     try:
         return os.path.samestat(output.stat(), os.fstat(DESCRIPTOR))
     except OSError:
         return False
+
+
+def _keeps_what_is_written(output: Path) -> bool:
+    return output.is_file() and not is_standard_output(output)
+
+
+def _exists(path: Path) -> bool:
+    return path.is_symlink() or path.exists()
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two names are of one file; those of a device may be."""
+    if one.exists() and other.exists():
+        return one.samefile(other) and one.is_file()
+    return os.path.realpath(one) == os.path.realpath(other)

@@ -2,22 +2,23 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from transduce.analysis.tree_drawing import indented, svg
-from transduce.cli.lines import source_lines
-from transduce.cli.output import STANDARD_OUTPUT, writer
+from transduce.cli.lines import lines_found_together, source_lines
+from transduce.cli.output import STANDARD_OUTPUT, Force, require_new, writer
+from transduce.cli.partial_output import Destination, Origin, Resume, model_sum
 from transduce.cli.terminal import counted_lines
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.parsing.parser import Parse
 from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.streaming.windows import Pace
 from transduce.decoding.translator import load
-from transduce.errors import ConfigError
-from transduce.parsing.trees import WORD, Tree
+from transduce.parsing.trees import WORD, Tree, parse_tree
 
 
 def parse(
@@ -26,6 +27,8 @@ def parse(
     *,
     input: Path | None = None,
     output: Path | None = None,
+    force: Force = False,
+    resume: Resume = False,
     tokenized: Annotated[bool, Parameter(negative="")] = False,
     beam_size: int | None = None,
     length_penalty: float | None = None,
@@ -48,7 +51,12 @@ def parse(
     input
         A text file, one sentence a line; standard input by default, or by -.
     output
-        A file to write; standard output by default, or by -.
+        A file to write; standard output by default, or by -. What is done is kept in
+        OUTPUT.part until all is.
+    force
+        Overwrite the output, and the picture, if it exists.
+    resume
+        Go on with an output that was cut short, of the same model, input and options.
     tokenized
         The words of a line are parted by spaces already. By default it is raw English
         text, which is cut as the Penn Treebank is.
@@ -75,10 +83,13 @@ def parse(
         there are many sentences; by default one for each core, or as many as
         OMP_NUM_THREADS says, and at most 16.
     """
-    _require_other(svg_file, input, output)
+    destination = Destination(output=output, force=force, resume=resume)
+    destination.require_usable(input)
+    require_new(
+        svg_file, force=force, others=(input, output), called="input and output"
+    )
     words_of = WORD.findall if tokenized else penn_words
-    source = source_lines(input, output)
-    sentences = map(words_of, source.lines)
+    source = source_lines(input)
     translator = load(
         model, device=device, precision=precision, num_processes=processes
     )
@@ -88,16 +99,35 @@ def parse(
         "extra_length": extra_length,
     }
     config, parser = translator.search.given(settings), translator.parser()
-    drawn: list[Tree] = []
     is_on_screen = output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
-    with writer(output) as file, counted_lines(is_on_screen) as count_line:
+
+    def origin() -> Origin:
+        return {
+            "command": "parse",
+            "model": model_sum(model),
+            "search": asdict(config),
+            "tokenized": tokenized,
+            "constrained": constrained,
+            "pretty": pretty,
+            "drawn": svg_file is not None,
+            "device": translator.device,
+            "precision": precision,
+        }
+
+    together = lines_found_together(translator, precision, told=False)
+    with (
+        destination.opened(origin, together) as out,
+        counted_lines(is_on_screen) as count_line,
+    ):
+        drawn = list(map(parse_tree, out.notes)) if svg_file is not None else []
+        sentences = map(words_of, out.reading(source.lines))
         pace = Pace(windows=source.windows, on_line=count_line)
         parses = parser.parse_stream(
             sentences, config, constrained=constrained, pace=pace
         )
-        for tree in _trees(parses):
-            file.write((indented(tree) if pretty else str(tree)) + "\n")
-            file.flush()
+        for tree in _trees(parses, out.num_done + 1):
+            note = None if svg_file is None else str(tree)
+            out.write((indented(tree) if pretty else str(tree)) + "\n", note)
             if svg_file is not None:
                 drawn.append(tree)
     if svg_file is not None:
@@ -105,19 +135,9 @@ def parse(
             file.write(svg(drawn))
 
 
-def _require_other(
-    svg_file: Path | None, input: Path | None, output: Path | None
-) -> None:
-    if svg_file is not None and svg_file in (input, output):
-        raise ConfigError(
-            f"{svg_file}: the picture must be another file than input and output, but "
-            "is the same; choose another name."
-        )
-
-
-def _trees(parses: Iterable[Parse]) -> Iterator[Tree]:
+def _trees(parses: Iterable[Parse], first: int) -> Iterator[Tree]:
     """The trees; of sentences that are too long to be read, it is said."""
-    for number, each in enumerate(parses, start=1):
+    for number, each in enumerate(parses, start=first):
         if each.is_overlong:
             print(
                 f"Warning: line {number:,} is over-long, and its tree is flat.",

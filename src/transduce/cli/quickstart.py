@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Literal
 
 from transduce.cli.display import TrainingDisplay
+from transduce.cli.output import Force
 from transduce.cli.resuming import telling_how_to_go_on
 from transduce.cli.terminal import plain_console, program
 from transduce.device import choose_hardware
+from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.quickstart.parsing import (
     ParsingResult,
@@ -17,12 +19,14 @@ from transduce.experiments.quickstart.translation import (
     QuickstartResult,
     run_quickstart,
 )
+from transduce.whole_folders import remove_folder
 
 
 def quickstart(
     *,
     out: Path = Path("quickstart"),
     task: Literal["translation", "parsing"] = "translation",
+    force: Force = False,
     device: str = "auto",
 ) -> None:
     """Train, average, search and score on the built-in corpus, in minutes.
@@ -33,11 +37,15 @@ def quickstart(
         A new folder for the corpus and the run.
     task
         What is learned: translation (section 6.1), or parsing (section 6.3).
+    force
+        Overwrite an older quickstart in that folder.
     device
         auto, cpu or cuda.
     """
     started = time.monotonic()
     hardware = choose_hardware(device, width=PRESETS["quickstart"].model.d_model)
+    if force and out.exists():
+        _remove_quickstart(out)
     print("Writing sentences of the built-in English-German grammar ...", flush=True)
     with TrainingDisplay() as display, telling_how_to_go_on(out / "run", device):
         if task == "parsing":
@@ -46,6 +54,17 @@ def quickstart(
         else:
             result = run_quickstart(out, hardware, display)
             _show(result, out, (time.monotonic() - started) / 60)
+
+
+def _remove_quickstart(out: Path) -> None:
+    """`ConfigError` if the folder holds anything but a quickstart."""
+    there = {each.name for each in out.iterdir()} if out.is_dir() else {out.name}
+    if not there <= {"corpus", "run"}:
+        raise ConfigError(
+            f"{out}: only a quickstart can be overwritten by another, but the folder "
+            "holds something else; choose another by --out."
+        )
+    remove_folder(out)
 
 
 def _show(result: QuickstartResult, out: Path, minutes: float) -> None:

@@ -5,21 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from transduce.cli.terminal import table_console
-from transduce.errors import ConfigError
 from transduce.report.content import Report
 from transduce.report.markdown import write_markdown
 from transduce.report.page import as_page
 from transduce.report.terminal import show
 from transduce.whole_folders import write_folder
-
-
-def require_new_or_empty(out: Path) -> None:
-    """`ConfigError` if the folder would take the place of another's files."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(
-            f"{out}: the output folder must be new or empty, but is not; choose "
-            "another."
-        )
 
 
 def finish(report: Report, figures: Mapping[str, object], out: Path, name: str) -> None:

@@ -20,7 +20,8 @@ from transduce.cli.experiment import (
 )
 from transduce.cli.files import Files
 from transduce.cli.options import Assignments, changed
-from transduce.cli.reports import finish, require_new_or_empty
+from transduce.cli.output import Force, require_new_folder
+from transduce.cli.reports import finish
 from transduce.cli.terminal import error_console
 from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
@@ -65,7 +66,7 @@ Pairs = Annotated[
 ]
 
 
-def table1(*, out: Path, max_rounds: int = 40) -> None:
+def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
     """Measure what layers cost (section 4), beside the formulas of Table 1.
 
     The processor is used, in one thread, for some minutes; a busy one takes longer.
@@ -74,12 +75,14 @@ def table1(*, out: Path, max_rounds: int = 40) -> None:
     ----------
     out
         A new folder for the report: Markdown with pictures, a page, and JSON.
+    force
+        Overwrite an older report in that folder.
     max_rounds
         Rounds of measurements at most; they end as soon as the exponents are steady.
     """
     if max_rounds < 1:
         raise ConfigError(f"`max_rounds` must be at least 1, but is {max_rounds}.")
-    require_new_or_empty(out)
+    require_new_folder(out, force=force, holding="table1.json")
     keep_freed_memory()  # for it would be paid for again in every turn
     machine = describe_machine(("torch", "numpy"), torch.device("cpu"))
     with error_console().status("Starting...") as status:
@@ -95,6 +98,7 @@ def table1(*, out: Path, max_rounds: int = 40) -> None:
 def table2(
     *runs: Path,
     out: Path,
+    force: Force = False,
     presets: Names = ("base", "big"),
     source: Files = (),
     reference: Files = (),
@@ -115,6 +119,8 @@ def table2(
         Folders of runs, to be scored by both protocols of BLEU.
     out
         A new folder for the report: Markdown, a page, and JSON.
+    force
+        Overwrite an older report in that folder.
     presets
         Whose costs are told, and whose trainings are forecast.
     source
@@ -140,7 +146,7 @@ def table2(
         raise ConfigError("Runs and a --source to translate must go together.")
     named = LanguagesConfig(target=language).target or guess_all(reference)
     target = Target(language=named, tokenize=tokenize)
-    require_new_or_empty(out)
+    require_new_folder(out, force=force, holding="table2.json")
     costs = tuple(training_cost(name) for name in presets)
     load = os.getloadavg()[0]
     with error_console().status("Measuring the speed of this machine...") as status:
@@ -263,6 +269,7 @@ def table3(
 def table4(
     *,
     out: Path,
+    force: Force = False,
     wsj_only: Pairs = (),
     semi_supervised: Pairs = (),
     treebank: str | None = None,
@@ -278,6 +285,8 @@ def table4(
     ----------
     out
         A new folder for the report: Markdown, a page, and JSON.
+    force
+        Overwrite an older report in that folder.
     wsj_only
         Gold trees and a parser, by turns: a file of its trees, or the folder of its
         run or model, which then parses the words of the gold trees. Of parsers that
@@ -301,7 +310,7 @@ def table4(
             "What the trees are of must be told, for F1 says nothing without it: "
             "--treebank and --split."
         )
-    require_new_or_empty(out)
+    require_new_folder(out, force=force, holding="table4.json")
     given: dict[Setting, Pairs] = {
         "WSJ only": wsj_only,
         "semi-supervised": semi_supervised,

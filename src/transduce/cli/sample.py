@@ -1,13 +1,30 @@
 """`transduce sample`: translations drawn at random."""
 
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from transduce.cli.files import Files
-from transduce.cli.lines import source_lines, write_translations
+from transduce.cli.lines import (
+    Form,
+    lines_found_together,
+    source_lines,
+    write_translations,
+)
+from transduce.cli.output import Force
+from transduce.cli.partial_output import (
+    Destination,
+    Origin,
+    RecordOutput,
+    Resume,
+    model_sum,
+)
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
+from transduce.decoding.streaming.windows import Pace
+from transduce.decoding.translation.translations import Translation
 from transduce.decoding.translator import load
 from transduce.sampling_config import SamplingConfig
 
@@ -19,6 +36,8 @@ def sample(
     ensemble: Files = (),
     input: Path | None = None,
     output: Path | None = None,
+    force: Force = False,
+    resume: Resume = False,
     number: int = 1,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -41,7 +60,12 @@ def sample(
     input
         A text file, one sentence a line; standard input by default, or by -.
     output
-        A file to write; standard output by default, or by -.
+        A file to write; standard output by default, or by -. What is done is kept in
+        OUTPUT.part until all is.
+    force
+        Overwrite the output if it exists.
+    resume
+        Go on with an output that was cut short, of the same model, input and options.
     number
         Translations of each line, likeliest first, one a line. Of an over-long line
         there is but one: the likeliest draw of each of its parts.
@@ -76,14 +100,30 @@ def sample(
         extra_length=extra_length,
         seed=seed,
     )
-    source = source_lines(input, output)
+    destination = Destination(output=output, force=force, resume=resume)
+    destination.require_usable(input)
+    source = source_lines(input)
     translator = load(
         model, *ensemble, device=device, precision=precision, num_processes=processes
     )
+
+    def origin() -> Origin:
+        return {
+            "command": "sample",
+            "models": [model_sum(each) for each in (model, *ensemble)],
+            "sampling": asdict(config),
+            "device": translator.device,
+            "precision": precision,
+        }
+
+    def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:
+        return translator.sample_stream(rest.reading(source.lines), config, pace)
+
     write_translations(
-        lambda pace: translator.sample_stream(source.lines, config, pace),
+        found,
         source.windows,
-        output,
-        number,
-        jsonl,
+        destination,
+        origin,
+        Form(num_best=number, jsonl=jsonl),
+        lines_found_together(translator, precision, told=jsonl),
     )

@@ -1,16 +1,20 @@
 """`transduce score`: how likely a model holds given translations."""
 
 import json
+from math import fsum
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from transduce.cli.files import Files
-from transduce.decoding.streaming.windows import full_windows
+from transduce.cli.output import Force
+from transduce.cli.partial_output import Destination, Origin, Resume, model_sum
+from transduce.decoding.streaming.windows import WINDOW_LINES, full_windows
+from transduce.decoding.translation.target_score import TargetScore
 from transduce.decoding.translator import load
 from transduce.evaluation.perplexity import perplexity
-from transduce.text.corpus import read_pairs
+from transduce.text.corpus import SentencePair, read_pairs
 
 
 def score(
@@ -19,6 +23,9 @@ def score(
     *,
     source: Files,
     target: Files,
+    output: Path | None = None,
+    force: Force = False,
+    resume: Resume = False,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
 ) -> None:
@@ -32,31 +39,59 @@ def score(
         Text files, one sentence a line.
     target
         Their translations, line by line.
+    output
+        A file to write; standard output by default, or by -. What is done is kept in
+        OUTPUT.part until all is.
+    force
+        Overwrite the output if it exists.
+    resume
+        Go on with an output that was cut short, of the same model, input and options.
     jsonl
         Write a JSON object a line, and one for the total.
     device
         auto, cpu or cuda.
     """
+    destination = Destination(output=output, force=force, resume=resume)
+    destination.require_usable(*source, *target)
     translator = load(model, device=device)
-    pairs = read_pairs(source, target)
-    total, num_tokens, num_pairs = 0.0, 0, 0
-    for window in full_windows(pairs):
-        scores = translator.score(
-            [p.source for p in window], [p.target for p in window]
-        )
-        for found in scores:
-            line = {
-                "log_probability": found.log_probability,
-                "num_tokens": found.num_tokens,
-            }
-            print(json.dumps(line) if jsonl else f"{found.log_probability:.6f}")
-        total += sum(found.log_probability for found in scores)
-        num_tokens += sum(found.num_tokens for found in scores)
-        num_pairs += len(scores)
-    _print_total(total, num_tokens, num_pairs, jsonl)
+
+    def origin() -> Origin:
+        return {
+            "command": "score",
+            "model": model_sum(model),
+            "jsonl": jsonl,
+            "device": translator.device,
+        }
+
+    with destination.opened(origin, WINDOW_LINES) as out:
+        pairs = out.reading(read_pairs(source, target), _text)
+        log_probabilities = [note[0] for note in out.notes]
+        num_tokens = sum(note[1] for note in out.notes)
+        for window in full_windows(pairs):
+            for found in translator.score(
+                [p.source for p in window], [p.target for p in window]
+            ):
+                note = (found.log_probability, found.num_tokens)
+                out.write(_line(found, jsonl=jsonl), note)
+                log_probabilities.append(found.log_probability)
+                num_tokens += found.num_tokens
+        # Exact, so that it is the same wherever an earlier command was cut short.
+        total = fsum(log_probabilities)
+        out.write_end(_total(total, num_tokens, len(log_probabilities), jsonl=jsonl))
 
 
-def _print_total(total: float, num_tokens: int, num_pairs: int, jsonl: bool) -> None:
+def _text(pair: SentencePair) -> str:
+    return f"{pair.source}\n{pair.target}"
+
+
+def _line(score: TargetScore, *, jsonl: bool) -> str:
+    if not jsonl:
+        return f"{score.log_probability:.6f}\n"
+    line = {"log_probability": score.log_probability, "num_tokens": score.num_tokens}
+    return json.dumps(line) + "\n"
+
+
+def _total(total: float, num_tokens: int, num_pairs: int, *, jsonl: bool) -> str:
     mean = perplexity(total, max(num_tokens, 1))
     if jsonl:
         summary = {
@@ -64,9 +99,8 @@ def _print_total(total: float, num_tokens: int, num_pairs: int, jsonl: bool) -> 
             "total_tokens": num_tokens,
             "perplexity": mean,
         }
-        print(json.dumps(summary))
-    else:
-        print(
-            f"# {num_pairs:,} pairs, {num_tokens:,} tokens: log-probability "
-            f"{total:.4f}, perplexity {mean:.4f} a token"
-        )
+        return json.dumps(summary) + "\n"
+    return (
+        f"# {num_pairs:,} pairs, {num_tokens:,} tokens: log-probability "
+        f"{total:.4f}, perplexity {mean:.4f} a token\n"
+    )

@@ -19,16 +19,19 @@ from transduce.cli.options import (
     run_files,
     text_files,
 )
+from transduce.cli.output import Force
 from transduce.cli.resuming import telling_how_to_go_on
 from transduce.cli.tensorboard import TensorBoardLog
 from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.observation import Observers
+from transduce.experiments.pipeline import Consent
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import FITTING, RunConfig, Task, require_task
 from transduce.experiments.run_folder import (
     RunFiles,
+    is_run,
     precision_of,
     refuse_changed_files,
     refuse_changed_settings,
@@ -52,6 +55,7 @@ def train(
     target_language: str | None = None,
     config: Path | None = None,
     settings: Assignments = (),
+    force: Force = False,
     resume: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
     precision: Precision = "auto",
@@ -92,6 +96,8 @@ def train(
         A TOML file of settings that change the preset.
     settings
         Single settings, such as model.dropout=0.2.
+    force
+        Overwrite the run in the output folder by a new one.
     resume
         Go on with the run in the output folder.
     device
@@ -108,12 +114,15 @@ def train(
     tensorboard
         Write the run's figures for TensorBoard too, into the run's folder.
     """
+    if force:
+        _require_overwritable(
+            out, resume=resume, is_chosen=preset is not None or however_long
+        )
     if devices != 1 and not is_joined():
         given = locals()
         with telling_how_to_go_on(out, device, devices):
             sys.exit(run_processes(_command(given), devices))
-    if is_joined():
-        end_with_launcher()
+    end_with_launcher()
     files = run_files(
         text_files(source, target, dev_source, dev_target),
         TreebankFiles(trees=trees, dev_trees=dev_trees),
@@ -142,10 +151,24 @@ def train(
         if resume or files is None:
             resume_run(out, hardware, observer, processes)
         else:
-            is_chosen = preset is not None or however_long
-            train_run(
-                files, run, out, hardware, observer, processes, is_chosen=is_chosen
+            consent = Consent(
+                is_chosen=preset is not None or however_long, overwrites=force
             )
+            train_run(files, run, out, hardware, observer, processes, consent=consent)
+
+
+def _require_overwritable(out: Path, *, resume: bool, is_chosen: bool) -> None:
+    """`ConfigError` if a run would be overwritten and might then not be replaced."""
+    if resume:
+        raise ConfigError(
+            "Either --force, to begin the run anew, or --resume, to go on with it, "
+            "must be given, but not both."
+        )
+    if not is_chosen and is_run(out):
+        raise ConfigError(
+            f"{out}: a run must not be overwritten by one that may be refused as too "
+            "long; name its --preset."
+        )
 
 
 def _command(options: Mapping[str, Any]) -> list[str]:

@@ -1,14 +1,30 @@
 """`transduce translate`: raw text in, raw text out."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from transduce.cli.files import Files
-from transduce.cli.lines import source_lines, write_translations
+from transduce.cli.lines import (
+    Form,
+    lines_found_together,
+    source_lines,
+    write_translations,
+)
+from transduce.cli.output import Force
+from transduce.cli.partial_output import (
+    Destination,
+    Origin,
+    RecordOutput,
+    Resume,
+    model_sum,
+)
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
+from transduce.decoding.streaming.windows import Pace
+from transduce.decoding.translation.translations import Translation
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.search_config import LengthPenalty
@@ -22,6 +38,8 @@ def translate(
     ensemble: Files = (),
     input: Path | None = None,
     output: Path | None = None,
+    force: Force = False,
+    resume: Resume = False,
     prefixes: Path | None = None,
     beam_size: int | None = None,
     patience: float | Literal["none"] | None = None,
@@ -51,7 +69,12 @@ def translate(
     input
         A text file, one sentence a line; standard input by default, or by -.
     output
-        A file to write; standard output by default, or by -.
+        A file to write; standard output by default, or by -. What is done is kept in
+        OUTPUT.part until all is.
+    force
+        Overwrite the output if it exists.
+    resume
+        Go on with an output that was cut short, of the same model, input and options.
     prefixes
         A text file: how the translation of each line is to begin.
     beam_size
@@ -99,7 +122,9 @@ def translate(
             "Standard input must stand for one file, but is both --input and "
             "--prefixes; name one of them."
         )
-    source = source_lines(input, output)
+    destination = Destination(output=output, force=force, resume=resume)
+    destination.require_usable(input, prefixes)
+    source = source_lines(input)
     translator = load(
         model, *ensemble, device=device, precision=precision, num_processes=processes
     )
@@ -125,10 +150,27 @@ def translate(
     if patience == "none":
         config = replace(config, patience=None)
     begun = None if prefixes is None else read_text([prefixes])
+
+    def origin() -> Origin:
+        return {
+            "command": "translate",
+            "models": [model_sum(each) for each in (model, *ensemble)],
+            "search": asdict(config),
+            "prefixes": prefixes is not None,
+            "device": translator.device,
+            "precision": precision,
+        }
+
+    def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:
+        lines = rest.reading(source.lines)
+        with_prefixes = None if begun is None else rest.reading(begun)
+        return translator.translate_stream(lines, config, with_prefixes, pace)
+
     write_translations(
-        lambda pace: translator.translate_stream(source.lines, config, begun, pace),
+        found,
         source.windows,
-        output,
-        nbest,
-        jsonl,
+        destination,
+        origin,
+        Form(num_best=nbest, jsonl=jsonl),
+        lines_found_together(translator, precision, told=jsonl),
     )

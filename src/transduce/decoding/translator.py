@@ -400,7 +400,7 @@ class Translator:
         pace: Pace,
         asked: _Asked,
     ) -> Iterator[Translation]:
-        for window in pace.windows(zip(count(), pairs)):
+        for window in pace.windows(zip(count(pace.first_line), pairs)):
             encoded = lines_of(window, self.tokenizer)
             lines = [parts_of(line, self.tokenizer) for line in encoded]
             found = in_order(self._translations(lines, asked, pace))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -70,6 +70,19 @@ class TooLongTrainingError(ConfigError):
     """Settings that nobody chose would train for weeks."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consent:
+    """What whoever begins a run has agreed to."""
+
+    is_chosen: bool = True
+    """The settings were chosen, however long training takes."""
+    overwrites: bool = False
+    """The run may take the place of an older one."""
+
+
+ALL_CHOSEN = Consent()
+
+
 def train(
     files: RunFiles,
     config: RunConfig,
@@ -78,9 +91,9 @@ def train(
     observer: RunObserver,
     processes: Processes = ALONE,
     *,
-    is_chosen: bool = True,
+    consent: Consent = ALL_CHOSEN,
 ) -> None:
-    """Train a new run in the folder `out`.
+    """Train a new run in the folder `out`, which may overwrite an older run.
 
     `ConfigError` if the model cannot fit in memory, or the settings ask for a dev
     corpus that is not there. If nobody chose the settings, also if they are for much
@@ -94,7 +107,7 @@ def train(
 
     def accept(folder: Path, prepared: PreparedCorpus) -> None:
         report = check_prepared(folder, prepared, config, files.task)
-        if not is_chosen:
+        if not consent.is_chosen:
             require_fitting(report, files.task)
         is_text = files.task == "translation"
         advice.extend(advise(report) if is_text else advise_on_treebank(report))
@@ -102,10 +115,12 @@ def train(
     if processes.is_first:
         with unwound_on_termination():  # so that half a corpus is not left behind
             precision = hardware.precision
-            _, corpus = RunFolder.create(out, files, config, precision, accept)
+            _, corpus = RunFolder.create(
+                out, files, config, precision, accept, overwrite=consent.overwrites
+            )
     processes.wait()
     folder, _ = RunFolder.open(out)
-    limit = math.inf if is_chosen else float(WEEK)
+    limit = math.inf if consent.is_chosen else float(WEEK)
     try:
         with _claimed(folder, processes):
             run = _Run(folder, config, hardware, observer, processes)

@@ -63,20 +63,19 @@ class RunFolder:
         config: RunConfig,
         precision: Precision,
         accept: Callable[[Path, PreparedCorpus], Any] = lambda folder, corpus: None,
+        *,
+        overwrite: bool = False,
     ) -> tuple["RunFolder", PreparedCorpus]:
         """Prepare a new run; nothing is left behind if that fails.
 
-        `accept` may look at what was prepared, and raise.
-        The corpus of a run beside it is shared if the same would come of this one.
+        `accept` may look at what was prepared, and raise. The corpus of a run beside it
+        is shared if the same would come of this one. An older run takes the place of
+        none unless it is to be overwritten.
         """
         neighbours = sorted(path.absolute().parent.glob("[!.]*"))
 
         def write(new: Path) -> PreparedCorpus:
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise ConfigError(
-                    f"{path}: the output folder must be new or empty, but is not; go "
-                    "on with that run by --resume, or choose another folder."
-                )
+            _require_new_run(path, overwrite=overwrite)
             corpus = _prepare(files, config, new, neighbours)
             accept(new, corpus)
             model = replace(
@@ -239,6 +238,24 @@ class RunFolder:
         new = self.path / f"{LOG}.new"
         new.write_text("".join(json.dumps(e) + "\n" for e in kept), encoding="utf-8")
         new.replace(self.path / LOG)
+
+
+def _require_new_run(path: Path, *, overwrite: bool) -> None:
+    """`ConfigError` if something is there, but for a run that is to be overwritten."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not overwrite or not path.is_dir():
+        raise ConfigError(
+            f"{path}: the output folder must be new or empty, but is not; go on with "
+            "that run by --resume, or choose another folder; --force overwrites a run."
+        )
+    if not (path / RECORD).is_file() or not (path / TRAINING).is_dir():
+        raise ConfigError(
+            f"{path}: only a run can be overwritten by another, but the folder holds "
+            "none; choose another."
+        )
+    with RunFolder(path).claimed():
+        """Nobody is training it."""
 
 
 def _prepare(

@@ -17,7 +17,7 @@ from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments import run_folder
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.observation import RunResult, RunStart
-from transduce.experiments.pipeline import resume, train
+from transduce.experiments.pipeline import Consent, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
 from transduce.preparation.corpus_files import CorpusFiles
@@ -596,7 +596,14 @@ def test_what_nobody_chose_must_fit_the_corpus(
 ) -> None:
     base = replace(PRESETS["base"], model=TINY.model)
     with pytest.raises(ConfigError, match="add --preset multi30k, which fits it"):
-        train(files, base, tmp_path / "a" / "run", CPU, Notes(), is_chosen=False)
+        train(
+            files,
+            base,
+            tmp_path / "a" / "run",
+            CPU,
+            Notes(),
+            consent=Consent(is_chosen=False),
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -608,7 +615,7 @@ def test_what_nobody_chose_must_end_within_a_week(
     with pytest.raises(
         ConfigError, match="must end within a week unless .* would take"
     ):
-        train(files, TINY, out, CPU, notes, is_chosen=False)
+        train(files, TINY, out, CPU, notes, consent=Consent(is_chosen=False))
     assert not out.exists()
     assert not notes.starts
     train(files, TINY, out, CPU, notes)
@@ -619,7 +626,7 @@ def test_what_nobody_chose_is_trained_where_it_fits(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     notes = Notes()
-    train(files, TINY, tmp_path / "run", CPU, notes, is_chosen=False)
+    train(files, TINY, tmp_path / "run", CPU, notes, consent=Consent(is_chosen=False))
     assert notes.results
 
 

@@ -89,6 +89,8 @@ class Pace:
     """Called for each line that is done, though others before it may not be."""
     on_step: Callable[[], Any] | None = None
     """Called between steps of search; what it raises ends the stream."""
+    first_line: int = 0
+    """The number of the stream's first line, where those before it are done."""
 
     def told(self, found: Iterable[Found]) -> Iterator[Found]:
         """The same, of lines, each told of."""

@@ -42,10 +42,10 @@ def run_parsing_quickstart(
 
     `ConfigError` if the folder is there.
     """
-    if out.exists():
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
-            f"{out}: the output folder must be new, but exists; remove it, or choose "
-            "another by --out."
+            f"{out}: the output folder must be new or empty, but is not; choose "
+            "another by --out, or overwrite it with --force."
         )
     write_folder(out / "corpus", _write_trees)
     files = TreebankFiles(

@@ -69,10 +69,10 @@ def run_quickstart(
     out: Path, hardware: Hardware, observer: RunObserver
 ) -> QuickstartResult:
     """Train on the built-in corpus, translate its test sentences and score them."""
-    if out.exists():
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
-            f"{out}: the output folder must be new, but exists; remove it, or choose "
-            "another by --out."
+            f"{out}: the output folder must be new or empty, but is not; choose "
+            "another by --out, or overwrite it with --force."
         )
     files = write_corpus(out / "corpus")
     train(files, PRESETS["quickstart"], out / "run", hardware, observer)

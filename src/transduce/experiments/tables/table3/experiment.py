@@ -143,7 +143,8 @@ class Experiment:
         checkpoint = RunFolder(run.path).checkpoint(run.last_entry("dev")["step"])
         options = ["translate", str(checkpoint)]
         options += ["--input", str(run.path / DEV / DEV_SOURCE)]
-        options += ["--output", str(run.translations)]
+        # What an interrupted one has written is of no use: the lines are few.
+        options += ["--output", str(run.translations), "--force"]
         for field in fields(SearchConfig):
             value = getattr(run.config.search, field.name)
             if field.name != "num_best" and value is not None:

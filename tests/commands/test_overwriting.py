@@ -1,0 +1,189 @@
+"""Nothing is overwritten unless --force says so, whatever command writes it."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SENTENCE = ("--source", "one two")
+FILES = {
+    "translate": ("translate", "model", "--input", "lines", "--output"),
+    "sample": ("sample", "model", "--input", "lines", "--output"),
+    "score": ("score", "model", "--source", "lines", "--target", "lines", "--output"),
+    "parse": ("parse", "parser", "--input", "lines", "--output"),
+    "parse picture": ("parse", "parser", "--input", "lines", "--svg"),
+    "attention page": ("attention", "model", *SENTENCE, "--out"),
+    "attention figure": ("attention", "model", *SENTENCE, "--figure"),
+    "compare": ("compare", "lines", "others", "--reference", "lines", "--html"),
+}
+"""Commands that write a file, whose name follows."""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(
+    model: Path, parsing_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model, "model")
+    shutil.copytree(parsing_model, "parser")
+    Path("lines").write_text("one two\nthree\n", encoding="utf-8")
+    Path("others").write_text("one\nthree\n", encoding="utf-8")
+
+
+@pytest.fixture(params=FILES)
+def writing(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """A command, all but the name of its output."""
+    arguments = FILES[request.param]
+    return arguments if arguments[0] != "sample" else (*arguments[:-1], "--output")
+
+
+def name_for(writing: tuple[str, ...]) -> Path:
+    return Path("out.svg" if "--figure" in writing else "out")
+
+
+def test_a_file_is_overwritten_by_force_only(refuses, succeeds, writing) -> None:
+    out = name_for(writing)
+    out.write_text("precious")
+    assert refuses(*writing, out) == (
+        f"{out}: the output must be new or empty, but is not; choose another name, or "
+        "overwrite it with --force."
+    )
+    assert out.read_text() == "precious"
+    succeeds(*writing, out, "--force")
+    assert out.read_text() != "precious"
+    assert not list(Path().glob("*.part*"))
+    assert not list(Path().glob(".*"))
+
+
+def test_an_empty_file_is_as_good_as_none(succeeds, writing) -> None:
+    out = name_for(writing)
+    out.touch()
+    succeeds(*writing, out)
+    assert out.stat().st_size > 0
+
+
+def test_an_input_is_not_overwritten_even_by_force(refuses, writing) -> None:
+    if "attention" in writing:
+        pytest.skip("it reads no file")
+    Path("link").symlink_to("lines")
+    before = Path("lines").read_text()
+    for name in ("lines", "./lines", "link"):
+        message = refuses(*writing, name, "--force")
+        assert message.startswith(f"{Path(name)}: the output must be another file than")
+    assert Path("lines").read_text() == before
+
+
+def test_a_folder_is_no_output_file(refuses, writing) -> None:
+    name_for(writing).mkdir()
+    message = refuses(*writing, name_for(writing), "--force")
+    assert message.endswith(": cannot be written (Is a directory).")
+
+
+def test_a_device_keeps_nothing_and_may_be_written(succeeds, writing) -> None:
+    if "--figure" in writing:
+        pytest.skip("a figure's kind is told by its name")
+    for _ in range(2):
+        succeeds(*writing, "/dev/null")
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.fixture
+def fifo(writing) -> Iterator[tuple[Path, list[bytes]]]:
+    """A named pipe, and what has come out of it."""
+    path, read = name_for(writing), []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()))
+    reader.start()
+    yield path, read
+    reader.join()
+
+
+def test_a_pipe_may_be_written_and_stays_one(succeeds, writing, fifo) -> None:
+    path, read = fifo
+    succeeds(*writing, path)
+    while not read:
+        pass
+    assert read[0]
+    assert path.is_fifo()
+
+
+def test_a_name_of_standard_output_may_be_written(succeeds, writing) -> None:
+    if "--figure" in writing or "compare" in writing:
+        pytest.skip("it is written to a file")
+    out = name_for(writing)
+    succeeds(*writing, out)
+    # The tests' own standard output is what it leads to, and is not read here.
+    succeeds(*writing, "/dev/stdout")
+    assert not list(Path().glob("*.part*"))
+
+
+def test_two_outputs_are_two_files(refuses) -> None:
+    options = ("--out", "x.svg", "--figure", "x.svg")
+    assert refuses("attention", "model", *SENTENCE, *options).startswith(
+        "x.svg: the output must be another file than the picture, but is the same"
+    )
+
+
+FOLDERS = {
+    "average": (("average", "model", "--out"), "model.safetensors"),
+    "heads": (
+        ("heads", "model", "--source", "lines", "--target", "lines", "--out"),
+        "heads.json",
+    ),
+    "table2": (
+        ("reproduce", "table2", "--presets", "base", "--hardware", "P100", "--out"),
+        "table2.json",
+    ),
+}
+
+
+@pytest.mark.parametrize(("writing", "mark"), FOLDERS.values(), ids=FOLDERS)
+def test_a_folder_is_overwritten_by_force_if_the_command_has_written_it(
+    refuses, command, writing, mark
+) -> None:
+    assert command(*writing, "out").code == 0
+    written = sorted(path.name for path in Path("out").iterdir())
+    assert mark in written
+    assert refuses(*writing, "out") == (
+        "out: the output folder must be new or empty, but is not; choose another, or "
+        "overwrite it with --force."
+    )
+    Path("out", mark).write_text("old")
+    assert command(*writing, "out", "--force").code == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == written
+    assert Path("out", mark).read_bytes() != b"old"
+    Path("out", "folder").mkdir()
+    message = refuses(*writing, "out", "--force")
+    assert message.startswith("out: only what the same command has written can be")
+
+
+def test_another_folder_is_not_overwritten_even_by_force(refuses) -> None:
+    Path("home").mkdir()
+    Path("home", "precious").touch()
+    for writing, _ in FOLDERS.values():
+        message = refuses(*writing, "home", "--force")
+        assert message.startswith("home: only what the same command has written can be")
+    assert Path("home", "precious").is_file()
+
+
+def test_a_run_is_overwritten_by_force_only(
+    refuses, command, run, corpus_files, monkeypatch
+) -> None:
+    shutil.copytree(run, "run")
+    source, target = corpus_files
+    arguments = (
+        *("train", "--preset", "tiny", "--device", "cpu", "--out", "run"),
+        *("--source", source, "--target", target, "--set", "training.steps=1"),
+    )
+    assert "--force overwrites a run" in refuses(*arguments)
+    assert Path("run", "averaged").is_dir()
+    assert "but not both" in refuses(*arguments, "--force", "--resume")
+    outcome = command(*arguments, "--force")
+    assert outcome.code == 0, outcome.err
+    assert not list(Path("run", "checkpoints").glob("step-00000020"))
+    for other in ("model", "lines"):
+        assert refuses(*(arguments[:6]), other, *arguments[7:], "--force")
+    assert Path("model", "config.json").is_file()

@@ -1,0 +1,335 @@
+"""Outputs that were cut short are kept, and gone on with as if nothing had happened."""
+
+import gzip
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+
+from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.cli import partial_output
+from transduce.cli.partial_output import model_sum
+from transduce.decoding.parsing.parser import Parser
+from transduce.decoding.translator import Translator
+from waiting import wait_until
+
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+NUM_LINES, NUM_DONE = 12, 5
+KEPT = f"What is done, {NUM_DONE} of the input's lines, is kept in "
+
+
+LINES, OUTPUT = Path("lines"), Path("output")
+PART, RECORD = Path("output.part"), Path("output.part.record")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = (" ".join(WORDS[i % 8 : i % 8 + 1 + i % 3]) for i in range(NUM_LINES))
+    LINES.write_text("".join(f"{line}\n" for line in said), encoding="utf-8")
+
+
+def cut(number: int, error: BaseException) -> Callable[..., Iterator[object]]:
+    """What ends a stream after some items."""
+
+    def shortened(items: Iterable[object]) -> Iterator[object]:
+        for count, each in enumerate(items):
+            if count == number:
+                raise error
+            yield each
+
+    return shortened
+
+
+@pytest.fixture
+def stops_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have all that is found line by line end by an error, early, and once."""
+
+    def stop(error: BaseException, number: int = NUM_DONE) -> None:
+        for kind, name in (
+            (Translator, "translate_stream"),
+            (Translator, "sample_stream"),
+            (Parser, "parse_stream"),
+        ):
+            whole = getattr(kind, name)
+
+            def shortened(self, *given, whole=whole, kind=kind, name=name, **named):
+                monkeypatch.setattr(kind, name, whole)
+                return cut(number, error)(whole(self, *given, **named))
+
+            monkeypatch.setattr(kind, name, shortened)
+
+    return stop
+
+
+COMMANDS = [
+    ("translate", ()),
+    ("translate", ("--nbest", 2)),
+    ("translate", ("--jsonl",)),
+    ("translate", ("--prefixes", "lines")),
+    ("sample", ("--number", 2)),
+    ("parse", ()),
+    ("parse", ("--pretty", "--svg", "picture.svg")),
+]
+
+
+@pytest.mark.parametrize("called", COMMANDS)
+@pytest.mark.parametrize("given_as", ["file", "gzip", "standard input"])
+def test_a_resumed_output_is_that_of_a_command_that_was_never_interrupted(
+    succeeds, refuses, request, stops_with, called, given_as
+) -> None:
+    name, options = called
+    if given_as != "file" and len(options) > 1:
+        pytest.skip("the input is read in one way, whatever the options")
+    model = request.getfixturevalue("parsing_model" if name == "parse" else "model")
+    zipped = Path("zipped")
+    zipped.write_bytes(gzip.compress(LINES.read_bytes()))
+    how = {
+        "file": {"input": ("--input", LINES)},
+        "gzip": {"input": ("--input", zipped)},
+        "standard input": {"input": (), "stdin": LINES.read_bytes()},
+    }[given_as]
+    arguments = (name, model, *how.pop("input"), *options, "--device", "cpu")
+    succeeds(*arguments, "--output", "expected", **how)
+    pictures = list(Path().glob("*.svg"))
+    expected = [path.read_bytes() for path in (Path("expected"), *pictures)]
+    for picture in pictures:
+        picture.unlink()
+    stops_with(KeyboardInterrupt())
+    message = refuses(*arguments, "--output", OUTPUT, **how)
+    assert message == (
+        f"Interrupted. {KEPT}{PART}: the same command with --resume goes on."
+    )
+    assert not OUTPUT.exists()
+    assert expected[0].startswith(PART.read_bytes())
+    assert PART.read_bytes().endswith(b"\n")
+    succeeds(*arguments, "--output", OUTPUT, "--resume", **how)
+    assert [path.read_bytes() for path in (OUTPUT, *pictures)] == expected
+    assert not list(Path().glob("output.*"))
+
+
+def test_scores_are_gone_on_with(succeeds, refuses, model, monkeypatch) -> None:
+    monkeypatch.setattr("transduce.decoding.streaming.windows.WINDOW_LINES", 4)
+    monkeypatch.setattr("transduce.cli.score.WINDOW_LINES", 4)
+    arguments = ("score", model, "--source", LINES, "--target", LINES, "--jsonl")
+    expected = succeeds(*arguments)
+    write, written = partial_output._write_all, []
+
+    def interrupted(descriptor: int, text: str) -> int:
+        written.append(text)
+        if len(written) == 15:  # of its record, after the head and six pairs
+            raise KeyboardInterrupt
+        return write(descriptor, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(partial_output, "_write_all", interrupted)
+        assert "6 of the input's lines" in refuses(*arguments, "--output", OUTPUT)
+    succeeds(*arguments, "--output", OUTPUT, "--resume")
+    assert OUTPUT.read_text() == expected
+    assert len(written) == 15
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [(0, 0), (1, 0), (0, 1), (7, 100), (1_000, 0), (0, 100)],
+)
+def test_what_is_not_whole_is_done_again(
+    succeeds, refuses, model, stops_with, torn
+) -> None:
+    """As after a machine has lost its power."""
+    arguments = ("translate", model, "--input", LINES)
+    expected = succeeds(*arguments)
+    stops_with(KeyboardInterrupt())
+    refuses(*arguments, "--output", OUTPUT)
+    for path, number in ((PART, torn[0]), (RECORD, torn[1])):
+        size = path.stat().st_size
+        least = path.read_bytes().index(b"\n") + 1 if path == RECORD else 0
+        os.truncate(path, max(size - number, least))
+    succeeds(*arguments, "--output", OUTPUT, "--resume")
+    assert OUTPUT.read_text() == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("--beam-size", 2), "search.beam_size was 4 and is 2"),
+        (("--nbest", 2), "form.num_best was 1 and is 2"),
+        (("--jsonl",), "form.jsonl was False and is True"),
+        (("--length-penalty", 0.5), "search.length_penalty was 0.6 and is 0.5"),
+        (("--prefixes", "lines"), "prefixes was False and is True"),
+        (("--ensemble", "model"), "models was "),
+        ("another model", "models was "),
+        ("another line", "line 2 of the input must be what it was"),
+        ("fewer lines", "line 4 of the input must be what it was"),
+        ("another command", "command was 'translate' and is 'sample'"),
+    ],
+)
+def test_only_the_same_is_gone_on_with(
+    refuses, model, stops_with, tmp_path, monkeypatch, change, said
+) -> None:
+    shutil.copytree(model, "model")
+    stops_with(KeyboardInterrupt())
+    refuses("translate", "model", "--input", LINES, "--output", OUTPUT)
+    part = PART.read_bytes()
+    content = LINES.read_text().splitlines(keepends=True)
+    match change:
+        case "another model":
+            checkpoint = load_model(Path("model"))
+            checkpoint.weights[
+                "output.weight" if False else next(iter(checkpoint.weights))
+            ].view(-1)[0] += 1
+            shutil.rmtree("model")
+            save_model(checkpoint, Path("model"))
+        case "another line":
+            LINES.write_text("".join([content[0], "nine\n", *content[2:]]))
+        case "fewer lines":
+            LINES.write_text("".join(content[:3]))
+    name = "sample" if change == "another command" else "translate"
+    options = () if isinstance(change, str) else change
+    message = refuses(
+        name, "model", "--input", LINES, "--output", OUTPUT, "--resume", *options
+    )
+    assert said in message
+    assert "begin anew with --force" in message
+    assert PART.read_bytes() == part
+
+
+def test_a_line_added_to_the_input_is_no_other_input(
+    succeeds, refuses, model, stops_with
+) -> None:
+    stops_with(KeyboardInterrupt())
+    arguments = ("translate", model, "--input", LINES)
+    refuses(*arguments, "--output", OUTPUT)
+    with LINES.open("a") as file:
+        file.write("eight\n")
+    succeeds(*arguments, "--output", OUTPUT, "--resume")
+    assert OUTPUT.read_text() == succeeds(*arguments)
+
+
+def test_a_sum_tells_models_apart(trained_checkpoint: Checkpoint, tmp_path) -> None:
+    save_model(trained_checkpoint, tmp_path / "one")
+    save_model(trained_checkpoint, tmp_path / "same")
+    sums = {model_sum(tmp_path / "one"), model_sum(tmp_path / "same")}
+    assert len(sums) == 1
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        content = bytearray((tmp_path / "one" / name).read_bytes())
+        for place in (len(content) - 1, len(content) // 2):
+            content[place] ^= 1
+            (tmp_path / "same" / name).write_bytes(content)
+            sums.add(model_sum(tmp_path / "same"))
+            content[place] ^= 1
+        (tmp_path / "same" / name).write_bytes(content)
+    assert len(sums) == 7
+
+
+def test_a_part_is_not_overwritten_unless_by_force(
+    refuses, succeeds, model, stops_with
+) -> None:
+    stops_with(KeyboardInterrupt())
+    arguments = ("translate", model, "--input", LINES, "--output", OUTPUT)
+    refuses(*arguments)
+    kept = PART.read_bytes()
+    assert refuses(*arguments) == (
+        f"{PART}: holds what an interrupted command has written; go on with it by "
+        "--resume, or overwrite it with --force."
+    )
+    assert PART.read_bytes() == kept
+    succeeds(*arguments, "--force")
+    assert len(OUTPUT.read_text().splitlines()) == NUM_LINES
+    assert not PART.exists()
+
+
+def test_there_must_be_something_to_go_on_with(
+    refuses,
+    model,
+) -> None:
+    arguments = ("translate", model, "--input", LINES, "--resume")
+    assert refuses(*arguments, "--output", OUTPUT).startswith(
+        f"{PART}: must be what an interrupted command has written, but there is"
+    )
+    for given in ((), ("--output", "/dev/null"), ("--output", "/dev/stdout")):
+        message = refuses(*arguments, *given)
+        assert message.startswith("`--resume` must go on with a file")
+
+
+@pytest.mark.parametrize("damage", [b"", b"[1, 2]\n", b"\xff\n", b"{", b"[" * 10_000])
+def test_a_part_whose_record_is_damaged_is_not_gone_on_with(
+    refuses, model, stops_with, damage
+) -> None:
+    stops_with(KeyboardInterrupt())
+    arguments = ("translate", model, "--input", LINES, "--output", OUTPUT)
+    refuses(*arguments)
+    RECORD.write_bytes(damage)
+    message = refuses(*arguments, "--resume")
+    assert "output.part was begun with, but is missing or damaged" in message
+    assert PART.stat().st_size > 0
+
+
+def test_a_fault_of_the_input_keeps_what_is_done(
+    refuses, succeeds, model, monkeypatch
+) -> None:
+    monkeypatch.setattr("transduce.decoding.streaming.windows.WINDOW_LINES", 4)
+    LINES.write_bytes(b"one\n" * 10 + b"\xff\n" + b"two\n")
+    arguments = ("translate", model, "--input", LINES, "--output", OUTPUT)
+    message = refuses(*arguments)
+    assert message.startswith(f"{LINES}:11: a line must be valid UTF-8")
+    assert "What is done, 8 of the input's lines, is kept in" in message
+    LINES.write_bytes(b"one\n" * 11 + b"two\n")
+    succeeds(*arguments, "--resume")
+    assert len(OUTPUT.read_text().splitlines()) == 12
+
+
+def test_a_command_that_has_written_no_record_leaves_nothing(
+    refuses, model, stops_with
+) -> None:
+    stops_with(KeyboardInterrupt(), 0)
+    message = refuses("translate", model, "--input", LINES, "--output", OUTPUT)
+    assert message == "Interrupted."
+    assert not list(Path().glob("output*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, 9])
+def test_a_command_that_is_ended_keeps_whole_lines(succeeds, model, number) -> None:
+    command = [
+        *(sys.executable, "-m", "transduce", "translate", str(model)),
+        *("--output", str(OUTPUT), "--device", "cpu"),
+    ]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write("one two\nthree\n")
+        process.stdin.flush()
+        wait_until(lambda: RECORD.exists() and RECORD.read_bytes().count(b"\n") == 3)
+        process.send_signal(number)
+        code, errors = process.wait(), process.stderr.read()
+    assert code == {signal.SIGINT: 2, 9: -9}.get(number, 128 + number)
+    assert ("2 of the input's lines" in errors) == (number != 9)
+    assert "Traceback" not in errors
+    assert not OUTPUT.exists()
+    rest = "".join(chain(["one two\nthree\n"], repeat("four five\n", 3))).encode()
+    succeeds("translate", model, "--output", OUTPUT, "--resume", stdin=rest)
+    assert OUTPUT.read_text() == succeeds("translate", model, stdin=rest)
+
+
+def test_one_command_at_a_time_writes_an_output(
+    refuses,
+    model,
+) -> None:
+    with partial_output._Part.opened(OUTPUT, {}, resume=False, batch_items=1):
+        message = refuses(
+            "translate", model, "--input", LINES, "--output", OUTPUT, "--force"
+        )
+    assert "must be written by one command at a time, but another one is" in message
