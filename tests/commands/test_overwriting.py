@@ -179,7 +179,7 @@ def test_a_run_is_overwritten_by_force_only(
         *("--source", source, "--target", target, "--set", "training.steps=1"),
     )
     assert "--force overwrites a run" in refuses(*arguments)
-    assert Path("run", "averaged").is_dir()
+    assert Path("run", "checkpoints", "step-00000020").is_dir()
     assert "but not both" in refuses(*arguments, "--force", "--resume")
     outcome = command(*arguments, "--force")
     assert outcome.code == 0, outcome.err
