@@ -80,6 +80,11 @@ def word_pattern(kind: Literal["bpe", "word-piece"]) -> str:
     return "|".join((*spaced, *unspaced, other, digits, signs, " +"))
 
 
+EARLIER_WORD_PATTERNS = (
+    r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^ \p{L}\p{M}\p{N}]{1,64}| +",
+)
+"""What earlier versions wrote into tokenizers; add to these before changing today's."""
+
 ALPHABET_CHARACTERS = 10_000_000
 """What the alphabet is chosen by at most."""
 UNSPACED_SHARE = 0.01
@@ -144,6 +149,9 @@ class SubwordTokenizer:
     """What was learned here; `decode(encode(text))` is the text, normalised."""
 
     def __init__(self, pieces: tokenizers.Tokenizer) -> None:
+        """`ValueError` if it cuts words by a pattern that this package never wrote."""
+        if pieces.pre_tokenizer is not None:
+            _require_known_words(pieces.pre_tokenizer)
         vocabulary = pieces.get_vocab(with_added_tokens=False)
         self._pieces = pieces
         self._known: dict[str, list[int]] = {}
@@ -407,6 +415,20 @@ def byte_pair_tokenizer(
 
 def _words(kind: Literal["bpe", "word-piece"]) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(word_pattern(kind)), behavior="isolated")
+
+
+def _require_known_words(words: pre_tokenizers.PreTokenizer) -> None:
+    """`ValueError` unless text is cut by a pattern that is known to take linear time.
+
+    Matching another may take time exponential in a text, and nothing can interrupt it.
+    """
+    patterns = (word_pattern("bpe"), word_pattern("word-piece"), *EARLIER_WORD_PATTERNS)
+    known = [{"Regex": pattern} for pattern in patterns]
+    state = json.loads(words.__getstate__())
+    if state.get("type") != "Split" or state.get("pattern") not in known:
+        raise ValueError(
+            "its `pre_tokenizer` is none that transduce writes, and might not end"
+        )
 
 
 def _cutting_words(

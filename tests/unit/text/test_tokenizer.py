@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from transduce.errors import CheckpointError, ConfigError
 from transduce.export.portable_tokenizer import own_tokenizer, portable_tokenizer
@@ -522,3 +523,34 @@ def test_other_libraries_cut_text_without_spaces_alike(text):
     ids = tokenizer.encode(text)
     assert portable.encode(text, add_special_tokens=False).ids == ids
     assert portable.decode(ids) == normalize(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pre_tokenizers.Split(tokenizers.Regex(r"(\p{L}+)+$"), behavior="isolated"),
+        pre_tokenizers.Split(tokenizers.Regex(r"( ?\w+\s?)*!"), behavior="removed"),
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(tokenizers.Regex("(a|a)*b"), behavior="isolated")]
+        ),
+        pre_tokenizers.ByteLevel(),
+    ],
+    ids=range(4),
+)
+def test_a_pattern_that_might_not_end_is_refused(words, tmp_path):
+    foreign = tokenizers.Tokenizer.from_str(learned("bpe").json())
+    foreign.pre_tokenizer = words
+    foreign.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match="`pre_tokenizer` is none that transduce"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_are_cut_in_linear_time(kind):
+    """Matching gives up after ten million steps, which a worse pattern would take."""
+    pattern = tokenizers.Regex(module.word_pattern(kind))
+    words = pre_tokenizers.Split(pattern, behavior="isolated")
+    for run in ("a", "a\u0301", " ", "a ", "-", "1", "世", "ÿa", "\U0001f600", "กa"):
+        text = run * 100_000
+        cut = words.pre_tokenize_str(text)
+        assert "".join(piece for piece, _ in cut) == text
