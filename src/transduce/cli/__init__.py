@@ -69,13 +69,12 @@ def _no_whole_number(token: Token) -> CoercionError:
 
 COMMANDS = {
     "quickstart": "Train, average, translate and score on the built-in corpus.",
-    "check": "Report on a parallel corpus before training.",
+    "check": "Report on a parallel corpus, or on treebanks, before training.",
     "train": "Train a model: text files to averaged, scored model.",
-    "average": "Average the weights of checkpoints.",
-    "translate": "Translate raw text, one line for one line, in order. What is not "
-    "said of the search is as in the model's settings.",
+    "average": "Average the weights of a run's last checkpoints, or of models.",
+    "translate": "Translate raw text, one line for one line, in order.",
     "sample": "Draw translations at random.",
-    "score": "Say how likely a model holds given translations.",
+    "score": "Tell how likely given translations are under a model.",
     "attention": "Show what a model attends to in a sentence, as a page or a picture.",
     "heads": "Survey what each head does over a corpus, and what it is worth.",
     "evaluate": "Score translations against references.",
@@ -113,15 +112,15 @@ def _app(asked_for_help_on: Collection[str] = ()) -> App:
         version=transduce.__version__,
         help_format="plaintext",
         help_formatter=PlainHelp(),
-        default_parameter=Parameter(converter=_converted),
+        default_parameter=Parameter(converter=_converted, negative_iterable=()),
     )
 
     def add(to: App, name: str, module: str, function: str, said: str) -> None:
         reference = f"transduce.cli.{module}:{function}"
-        is_asked = name in asked_for_help_on
-        to.command(
-            described(reference) if is_asked else reference, name=name, help=said
-        )
+        if name in asked_for_help_on:  # all of its docstring
+            to.command(described(reference), name=name)
+        else:
+            to.command(reference, name=name, help=said)
 
     for name, said in COMMANDS.items():
         if name in PARTS:

@@ -77,8 +77,7 @@ def attention(
     beam_size
         Hypotheses kept at each step of the search; those of the model's run by default.
     length_penalty
-        Alpha: what length counts for when hypotheses are ranked; that of the run by
-        default.
+        Exponent alpha of the length penalty; that of the run by default.
     device
         auto, cpu or cuda.
     """

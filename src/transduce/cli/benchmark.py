@@ -49,12 +49,12 @@ def training(
     device
         auto, cpu or cuda.
     precision
-        Of matrix products: bf16 where the processor is good at it, by default.
+        Precision of matrix products; by default bf16 where the processor is good at it.
     rounds
-        Updates measured of each, after two that are not.
+        Number of updates measured of each library, after two to warm up.
     plain_peers
-        The others as they come; by default they too keep freed memory, which makes
-        them up to twice as fast on a CPU.
+        Measure the other libraries as they come. By default they too keep freed memory,
+        which makes them up to twice as fast on a CPU.
     json_output
         Print one JSON object.
     """
@@ -100,23 +100,23 @@ def decoding(
     Parameters
     ----------
     model
-        A model or run folder; by default one of the preset's sizes and random weights,
-        which translates to tokens without end, so that --length must be given.
+        A model or run folder; by default a model of the preset's sizes with random
+        weights, which knows no end, so that --length must be given.
     preset
-        The sizes, if no model is given.
+        The preset whose sizes are taken, if no model is given.
     settings
-        Single settings of it, such as model.num_layers=2.
+        Single settings of the preset, such as model.num_layers=2.
     input
-        Sentences, one a line; by default those of the built-in corpus, which have too
-        few words for a large vocabulary of the preset.
+        A text file, one sentence a line; - is standard input. By default sentences of
+        the built-in corpus, which have too few words for a preset's large vocabulary.
     batch_sizes
-        Sentences that are given at once.
+        Numbers of sentences that are given at once.
     beam_sizes
-        Hypotheses kept at each step.
+        Numbers of hypotheses kept at each step.
     length
-        Tokens that each translation is to have; as many as it wants by default.
+        Number of tokens of each translation; by default each ends by itself.
     rounds
-        Turns measured of each setting, after one that is not.
+        Number of turns measured of each setting, after one to warm up.
     device
         auto, cpu or cuda.
     json_output

@@ -93,7 +93,7 @@ def compare(
     shuffles
         Trials of approximate randomisation.
     seed
-        Of both.
+        Seed of both tests.
     html
         A file for a page with all tables.
     force

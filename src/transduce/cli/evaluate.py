@@ -84,12 +84,11 @@ def evaluate(
     device
         auto, cpu or cuda.
     precision
-        Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
-        fast on a processor that is made for them.
+        Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
+        times as fast on a processor that supports them.
     processes
-        Copies of the program that search at the same time, each on one core, where
-        there are many sentences; by default one for each core, or as many as
-        OMP_NUM_THREADS says, and at most 16.
+        Processes that share many sentences, each on one core; by default one for each
+        core, or as many as OMP_NUM_THREADS says, and at most 16.
     """
     if (model is None) == (not hypothesis):
         raise ConfigError(

@@ -76,12 +76,11 @@ def evaluate_parses(
     device
         auto, cpu or cuda.
     precision
-        Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
-        fast on a processor that is made for them.
+        Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
+        times as fast on a processor that supports them.
     processes
-        Copies of the program that search at the same time, each on one core, where
-        there are many sentences; by default one for each core, or as many as
-        OMP_NUM_THREADS says, and at most 16.
+        Processes that share many sentences, each on one core; by default one for each
+        core, or as many as OMP_NUM_THREADS says, and at most 16.
     """
     if predicted is not None and model is None:
         score = _score_of_files(gold, predicted, normalize, gold_tags)

@@ -45,7 +45,8 @@ def export(
     force
         Overwrite an older export to the same library in that folder.
     sample
-        Sentences for the proof, one a line; some of the built-in corpus by default.
+        A text file with sentences for the proof, one a line; - is standard input. By
+        default some of the built-in corpus.
     """
     require_new_folder(out, force=force, holding=MARKS[to])
     sentences = proof_sentences(sample)

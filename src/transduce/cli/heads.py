@@ -58,7 +58,7 @@ def heads(
     trees
         Treebanks instead, for a model that parses.
     sentences
-        How many pairs, or trees, are looked at, the first ones.
+        Number of pairs or trees to look at, from the first on.
     device
         auto, cpu or cuda.
     """

@@ -1,6 +1,8 @@
 """How `--help` is laid out: without boxes, and legible at any width."""
 
+from ast import literal_eval
 from collections.abc import Iterator
+from contextlib import suppress
 from textwrap import wrap
 from typing import Any
 
@@ -88,10 +90,19 @@ def _description(console: Console, entry: HelpEntry) -> str:
     if entry.choices:
         parts.append(f"[choices: {', '.join(entry.choices)}]")
     if entry.default is not None and entry.default not in UNSAID_DEFAULTS:
-        parts.append(f"[default: {entry.default}]")
+        parts.append(f"[default: {_as_given(entry.default)}]")
     if entry.required:
         parts.append("[required]")
     return " ".join(parts)
+
+
+def _as_given(default: str) -> str:
+    """A default as one would type it: `(1, 2)` is typed `1 2`."""
+    with suppress(ValueError, SyntaxError):
+        value = literal_eval(default)
+        if isinstance(value, tuple):
+            return " ".join(map(str, value))
+    return default
 
 
 def _plain(console: Console, content: Any) -> str:

@@ -34,7 +34,8 @@ def import_(
     force
         Overwrite an older model in that folder.
     sample
-        Sentences for the proof, one a line; some of the built-in corpus by default.
+        A text file with sentences for the proof, one a line; - is standard input. By
+        default some of the built-in corpus.
     source_language
         Language that the model reads, as a BCP 47 tag such as en or pt-BR; by default
         the one that tokenizer_config.json names.

@@ -42,33 +42,33 @@ def parse(
 ) -> None:
     """Parse sentences: one tree a line, in order, over exactly their words.
 
-    What is not said of the search is as in the model's run: `search` in its settings.
+    Options that are not given are as in the model's settings.
 
     Parameters
     ----------
     model
         A model or run folder, trained on trees.
     input
-        A text file, one sentence a line; standard input by default, or by -.
+        A text file, one sentence a line; - is standard input, the default.
     output
-        A file to write; standard output by default, or by -. What is done is kept in
-        OUTPUT.part until all is.
+        A file to write; - is standard output, the default. Lines are kept in
+        OUTPUT.part until all are done.
     force
         Overwrite the output, and the picture, if it exists.
     resume
         Go on with an output that was cut short, of the same model, input and options.
     tokenized
-        The words of a line are parted by spaces already. By default it is raw English
-        text, which is cut as the Penn Treebank is.
+        The words of each line are separated by spaces already. By default lines are
+        raw English text, which is cut into words as in the Penn Treebank.
     beam_size
         Hypotheses kept at each step; 1 is greedy.
     length_penalty
-        Alpha: what length counts for when hypotheses are ranked.
+        Exponent alpha of the length penalty; 0 ranks by probability alone.
     extra_length
-        Symbols of a tree at most, beyond the tokens of its sentence.
+        The most symbols of a tree beyond the number of its sentence's tokens.
     constrained
-        Search among trees over the words only, so that nothing need be mended; in the
-        paper all symbols may follow all.
+        Search only among trees over the words, so that nothing needs mending. In the
+        paper any symbol may follow any other.
     pretty
         Write each tree on several lines, indented.
     svg_file
@@ -76,12 +76,11 @@ def parse(
     device
         auto, cpu or cuda.
     precision
-        Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
-        fast on a processor that is made for them.
+        Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
+        times as fast on a processor that supports them.
     processes
-        Copies of the program that search at the same time, each on one core, where
-        there are many sentences; by default one for each core, or as many as
-        OMP_NUM_THREADS says, and at most 16.
+        Processes that share many sentences, each on one core; by default one for each
+        core, or as many as OMP_NUM_THREADS says, and at most 16.
     """
     destination = Destination(output=output, force=force, resume=resume)
     destination.require_usable(input)

@@ -122,7 +122,7 @@ def table2(
     force
         Overwrite an older report in that folder.
     presets
-        Whose costs are told, and whose trainings are forecast.
+        Presets whose costs are told, and whose trainings are forecast.
     source
         Test text, for the runs to translate.
     reference
@@ -136,9 +136,9 @@ def table2(
         K80, K40, M40 or P100, whose speed the paper tells; this, whose speed is
         measured; or a name of your own, with --tflops.
     tflops
-        What one device sustains.
+        TFLOP/s that one device sustains.
     devices
-        How many there are of them.
+        Number of devices.
     device
         auto, cpu or cuda, for translating and measuring here.
     """
@@ -197,7 +197,7 @@ def table3(
         The folder of the experiment: runs, what they printed, and the report.
     corpus
         A corpus that `transduce data` knows, to download and prepare in there; or give
-        files:
+        files by --source, --target, --dev-source and --dev-target.
     source
         Text files, one sentence a line, plain or gzip.
     target
@@ -219,15 +219,16 @@ def table3(
         Rows by the names of their presets (A-h1, C-N2, ...); all by default. Base is
         always among them.
     seeds
-        Of each row's trainings; their figures are pooled.
+        Seeds of each row's trainings, whose figures are pooled.
     settings
         Single settings of the base, such as batching.target_tokens=4096.
     parallel
-        Trainings at the same time; by default one on each CUDA device, or one.
+        Number of trainings at the same time; by default one on each CUDA device, or
+        one.
     device
         auto, cpu or cuda.
     precision
-        Of matrix products while training, the same in all rows: auto is what
+        Precision of matrix products while training, the same in all rows: auto is what
         `transduce train` would choose for base.
     resamples
         Test sets drawn by the paired bootstrap.

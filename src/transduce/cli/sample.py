@@ -56,41 +56,40 @@ def sample(
     model
         A model or run folder.
     ensemble
-        More models, to decide together with the first by the mean of probabilities.
+        Further models; tokens are drawn by the mean of all models' probabilities.
     input
-        A text file, one sentence a line; standard input by default, or by -.
+        A text file, one sentence a line; - is standard input, the default.
     output
-        A file to write; standard output by default, or by -. What is done is kept in
-        OUTPUT.part until all is.
+        A file to write; - is standard output, the default. Lines are kept in
+        OUTPUT.part until all are done.
     force
         Overwrite the output if it exists.
     resume
         Go on with an output that was cut short, of the same model, input and options.
     number
-        Translations of each line, likeliest first, one a line. Of an over-long line
-        there is but one: the likeliest draw of each of its parts.
+        Number of translations of each line, likeliest first, one a line. An over-long
+        line has only one: the likeliest draw of each of its parts.
     temperature
-        Below 1, what is likely becomes likelier.
+        Temperature of the softmax, above 0; below 1, likely tokens become likelier.
     top_k
-        Draw from so many of the likeliest tokens only (Fan et al., 2018).
+        Draw only from this number of likeliest tokens (Fan et al., 2018).
     top_p
-        Draw from the likeliest tokens only that reach this probability together
-        (Holtzman et al., 2020).
+        Draw only from the likeliest tokens that together have this probability, above
+        0 and at most 1 (Holtzman et al., 2020).
     seed
-        The same seed gives a line the same translations.
+        Seed of the draws; the same seed gives a line the same translations.
     extra_length
-        Tokens of a translation at most, beyond those of its source.
+        The most tokens of a translation beyond the number of its source's tokens.
     jsonl
         Write a JSON object a line, with scores and tokens.
     device
         auto, cpu or cuda.
     precision
-        Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
-        fast on a processor that is made for them.
+        Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
+        times as fast on a processor that supports them.
     processes
-        Copies of the program that search at the same time, each on one core, where
-        there are many sentences; by default one for each core, or as many as
-        OMP_NUM_THREADS says, and at most 16.
+        Processes that share many sentences, each on one core; by default one for each
+        core, or as many as OMP_NUM_THREADS says, and at most 16.
     """
     config = SamplingConfig(
         number=number,

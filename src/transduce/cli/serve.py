@@ -46,7 +46,7 @@ def serve(
     host
         The address to listen at; by default nobody but this machine is answered.
     port
-        0 for any that is free.
+        The port to listen at; 0 for any that is free.
     api_keys
         A file of keys, one a line; each request must have one of them.
     requests_per_minute
@@ -83,9 +83,8 @@ def serve(
         Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
         times as fast on a processor that supports them.
     processes
-        Copies of the program that search at the same time, each on one core, where
-        there are many sentences; by default one for each core, or as many as
-        OMP_NUM_THREADS says, and at most 16.
+        Processes that share many sentences, each on one core; by default one for each
+        core, or as many as OMP_NUM_THREADS says, and at most 16.
     """
     if not models:
         raise ConfigError("A model at least must be given, but none is.")

@@ -103,11 +103,11 @@ def train(
     device
         auto, cpu or cuda.
     precision
-        Of matrix products: by default bf16 where the processor is good at it, and that
-        of the run if it is resumed.
+        Precision of matrix products. By default bf16 where the processor is good at it;
+        a resumed run keeps its own.
     devices
-        Processes to train with on this machine, each on a GPU of its own, or on its
-        share of the processor's cores. Several machines: start this by torchrun.
+        Number of processes to train with on this machine, each on a GPU of its own, or
+        on its share of the processor's cores. For several machines use torchrun.
     however_long
         Train even if no preset is named and the forecast is more than a week, or the
         corpus is much too small for base.

@@ -58,64 +58,64 @@ def translate(
 ) -> None:
     """Translate raw text, one line for one line, in order.
 
-    What is not said of the search is as in the model's settings.
+    Options that are not given are as in the model's settings.
 
     Parameters
     ----------
     model
         A model or run folder.
     ensemble
-        More models, to decide together with the first by the mean of probabilities.
+        Further models; each token is chosen by the mean of all models' probabilities.
     input
-        A text file, one sentence a line; standard input by default, or by -.
+        A text file, one sentence a line; - is standard input, the default.
     output
-        A file to write; standard output by default, or by -. What is done is kept in
-        OUTPUT.part until all is.
+        A file to write; - is standard output, the default. Lines are kept in
+        OUTPUT.part until all are done.
     force
         Overwrite the output if it exists.
     resume
         Go on with an output that was cut short, of the same model, input and options.
     prefixes
-        A text file: how the translation of each line is to begin.
+        A text file with the beginning of each line's translation.
     beam_size
         Hypotheses kept at each step; 1 is greedy.
     patience
-        Search of a line ends once this many times the beam size of its translations
-        have ended (Kasai et al., 2022). 1 is as in CTranslate2, and saves a tenth to
-        more than a third of the steps; with none, search goes on while something better
-        is possible.
+        Factor on the beam size: the search of a line ends when so many of its
+        translations have ended (Kasai et al., 2022). 1 is as in CTranslate2, and saves
+        a tenth to more than a third of the steps; with none, the search goes on while
+        something better is possible.
     length_penalty
-        Alpha: what length counts for when hypotheses are ranked.
+        Exponent alpha of the length penalty; 0 ranks by probability alone.
     penalty
-        How it counts: gnmt is ((5 + length) / 6)^alpha (Wu et al., 2016), power is
-        length^alpha.
+        Form of the length penalty, by which a hypothesis' log-probability is divided:
+        gnmt is ((5 + length) / 6)^alpha (Wu et al., 2016), power is length^alpha.
     coverage_penalty
-        Beta: what source tokens that are hardly attended to cost, so that less is left
-        untranslated (Wu et al., 2016).
+        Weight beta of the coverage penalty, in nats: hypotheses that hardly attend to
+        some source tokens rank lower, so that less is left untranslated (Wu et al.,
+        2016).
     diversity
-        Nats by which a token is put back for each better one after the same words, so
+        Penalty, in nats, for each rank among the continuations of one hypothesis, so
         that the n best differ more (Li et al., 2016).
     min_length
-        Tokens of a translation at least.
+        The fewest tokens of a translation.
     extra_length
-        Tokens of a translation at most, beyond those of its source.
+        The most tokens of a translation beyond the number of its source's tokens.
     max_length
         Tokens of a translation at most, its end counted, however long its source; but
         there is room for a prefix and one token in any case.
     nbest
-        How many translations of each line, best first, no two alike, one a line; blank
-        where fewer ended in time, and but one of a line that is translated in parts.
+        Number of translations of each line, best first, no two alike, one a line. Blank
+        lines stand for missing ones; a line translated in parts has only one.
     jsonl
         Write a JSON object a line, with scores and tokens.
     device
         auto, cpu or cuda.
     precision
-        Of matrix products: fp32 is exact; bf16 and int8 are up to several times as
-        fast on a processor that is made for them.
+        Precision of matrix products: fp32 is exact; bf16 and int8 are up to several
+        times as fast on a processor that supports them.
     processes
-        Copies of the program that search at the same time, each on one core, where
-        there are many sentences; by default one for each core, or as many as
-        OMP_NUM_THREADS says, and at most 16.
+        Processes that share many sentences, each on one core; by default one for each
+        core, or as many as OMP_NUM_THREADS says, and at most 16.
     """
     if prefixes == STANDARD_INPUT and input in (None, STANDARD_INPUT):
         raise ConfigError(
