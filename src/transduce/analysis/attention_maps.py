@@ -85,6 +85,22 @@ def attention_maps(
     ]
 
 
+@torch.no_grad()
+def cross_attention_maps(
+    model: Transformer,
+    source: Int[Tensor, "batch source"],
+    target_in: Int[Tensor, "batch target"],
+) -> list[Float[Tensor, "layers heads queries keys"]]:
+    """The maps of each pair of a batch from the decoder to the encoder alone."""
+    with ExitStack() as stack:
+        layers = attentions(model)["encoder-decoder"]
+        seen = [stack.enter_context(_watched(each)) for each in layers]
+        model.decode(target_in, model.encode(source))
+    whole = torch.stack([weights for (weights,) in seen], dim=1).float().cpu()
+    lengths = zip(_lengths(source), _lengths(target_in), strict=True)
+    return [whole[i, :, :, :n, :m] for i, (m, n) in enumerate(lengths)]
+
+
 @contextmanager
 def without_head(attention: MultiHeadAttention, head: int) -> Iterator[None]:
     """While this lasts, a head adds nothing to what its layer puts out.

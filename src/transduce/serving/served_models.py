@@ -100,6 +100,14 @@ class ServedModel:
         return cls(name=name.name, source=source, target=target, queue=queue)
 
     @property
+    def language(self) -> str | None:
+        """The source language, unless it is not known."""
+        try:
+            return canonical(self.source)
+        except ConfigError:
+            return None
+
+    @property
     def is_parser(self) -> bool:
         """Whether it writes trees of English, and not translations."""
         return self.queue.translator.symbols is not None

@@ -4,25 +4,36 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, TypeVar
 
+from transduce.analysis.word_links import attended_links
 from transduce.decoding.translation.translations import (
     Translation,
     TranslationHypothesis,
 )
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import RequestQueue, in_thread
-from transduce.text.documents.markup import join_html, split_html
-from transduce.text.documents.running_text import (
-    Stretch,
-    join_text,
-    sentences,
-    split_text,
-)
+from transduce.text.documents.inline_tags import WordLinks
+from transduce.text.documents.markup import split_html, written_html
+from transduce.text.documents.running_text import Stretch, sentences, split_text
 
 Found = TypeVar("Found")
 
 Format = Literal["text", "html"]
+LINKED_AT_ONCE = 32
+"""Sentences with tags whose words are linked in one turn of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentOptions:
+    """How documents are read."""
+
+    format: Format = "text"
+    language: str | None = None
+    """What they are written in, as a BCP 47 tag."""
+    splits_lines: bool = True
+    """Whether sentences are told apart within a line of text, or a block of HTML."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +44,18 @@ class TranslatedDocument:
     alternatives: list[str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslatedStretch:
+    """A piece of a document as it is written in the translation."""
+
+    source: str
+    text: str
+    score: float | None = None
+    """None if the piece was copied."""
+    alternatives: tuple[tuple[str, float], ...] = ()
+    """Texts with their scores."""
+
+
 def search_for(own: SearchConfig, num_alternatives: int) -> SearchConfig:
     """The model's own search, wide enough for so many besides the best."""
     num_best = num_alternatives + 1
@@ -40,32 +63,49 @@ def search_for(own: SearchConfig, num_alternatives: int) -> SearchConfig:
     return replace(own, beam_size=beam_size, num_best=num_best)
 
 
-def split(document: str, format: Format) -> list[Stretch]:
+def split(document: str, options: DocumentOptions) -> list[Stretch]:
     """Sentences, and what stands between them."""
-    return split_html(document) if format == "html" else split_text(document)
+    split_format = split_html if options.format == "html" else split_text
+    return split_format(document, options.language, splits_lines=options.splits_lines)
 
 
 async def translate_documents(
-    queue: RequestQueue, documents: Sequence[str], format: Format, num_alternatives: int
+    queue: RequestQueue,
+    documents: Sequence[str],
+    options: DocumentOptions,
+    num_alternatives: int,
 ) -> list[TranslatedDocument]:
     """Each with at most so many alternatives."""
     split_documents = await in_thread(
-        lambda: [split(document, format) for document in documents]
+        lambda: [split(document, options) for document in documents]
     )
-    texts = [text for stretches in split_documents for text in sentences(stretches)]
+    every = [each for stretches in split_documents for each in stretches]
     search = search_for(queue.translator.search, num_alternatives)
-    found = iter(await queue.translate(texts, search))
-    return await in_thread(
-        lambda: [
-            _joined(
-                stretches,
-                [next(found) for _ in sentences(stretches)],
-                format,
-                num_alternatives,
-            )
-            for stretches in split_documents
-        ]
-    )
+    found = await queue.translate(sentences(every), search)
+    marked = [each for each in every if each.is_sentence]
+    links = await _links(queue, list(zip(marked, found, strict=True)), num_alternatives)
+    write = partial(_written, options.format, num_alternatives)
+    written = iter(await in_thread(lambda: list(map(write, marked, found, links))))
+    return [
+        _joined([next(written) if p.is_sentence else _copied(p) for p in stretches])
+        for stretches in split_documents
+    ]
+
+
+async def translated_stretches(
+    queue: RequestQueue,
+    stretches: Sequence[Stretch],
+    futures: Sequence[Future[Translation]],
+    format: Format,
+    num_alternatives: int,
+) -> AsyncIterator[TranslatedStretch]:
+    """Each stretch as soon as its translation and all before it are there."""
+    async for stretch, found in found_stretches(stretches, futures):
+        if found is None:
+            yield _copied(stretch)
+            continue
+        [links] = await _links(queue, [(stretch, found)], num_alternatives)
+        yield _written(format, num_alternatives, stretch, found, links)
 
 
 async def found_stretches(
@@ -95,27 +135,71 @@ def other_hypotheses(
     return list(translation.hypotheses[1 : most + 1])
 
 
-def _joined(
-    stretches: Sequence[Stretch],
-    translations: Sequence[Translation],
+async def _links(
+    queue: RequestQueue,
+    found: Sequence[tuple[Stretch, Translation]],
+    num_alternatives: int,
+) -> list[list[WordLinks | None]]:
+    """Of each sentence with tags, the links to its translation and alternatives."""
+    texts = [_texts(translation, num_alternatives) for _, translation in found]
+    places = [
+        (i, k)
+        for i, (stretch, _) in enumerate(found)
+        if stretch.tags
+        for k in range(len(texts[i]))
+    ]
+    links: list[list[WordLinks | None]] = [[None] * len(each) for each in texts]
+    for start in range(0, len(places), LINKED_AT_ONCE):
+        chosen = places[start : start + LINKED_AT_ONCE]
+        pairs = [(found[i][0].sentence or "", texts[i][k]) for i, k in chosen]
+        linked = await queue.run(partial(attended_links, queue.translator, pairs))
+        for (i, k), each in zip(chosen, linked, strict=True):
+            links[i][k] = each
+    return links
+
+
+def _texts(translation: Translation, num_alternatives: int) -> list[str]:
+    others = other_hypotheses(translation, num_alternatives)
+    return [translation.text, *(each.text for each in others)]
+
+
+def _written(
     format: Format,
     num_alternatives: int,
-) -> TranslatedDocument:
-    """The k-th alternative has the k-th best of each sentence that has so many."""
-    join = join_html if format == "html" else join_text
-    best = [each.text for each in translations]
-    others = [
-        [each.text for each in other_hypotheses(t, num_alternatives)]
-        for t in translations
-    ]
-    alternatives = [
-        [
-            other[k] if k < len(other) else first
-            for first, other in zip(best, others, strict=True)
+    stretch: Stretch,
+    translation: Translation,
+    links: Sequence[WordLinks | None],
+) -> TranslatedStretch:
+    texts = _texts(translation, num_alternatives)
+    if format == "html":
+        texts = [
+            written_html(stretch, text, each)
+            for text, each in zip(texts, links, strict=True)
         ]
-        for k in range(max(map(len, others), default=0))
-    ]
+    others = other_hypotheses(translation, num_alternatives)
+    scores = [each.score for each in others]
+    return TranslatedStretch(
+        source=stretch.text,
+        text=texts[0],
+        score=translation.score,
+        alternatives=tuple(zip(texts[1:], scores, strict=True)),
+    )
+
+
+def _copied(stretch: Stretch) -> TranslatedStretch:
+    return TranslatedStretch(source=stretch.text, text=stretch.text)
+
+
+def _joined(stretches: Sequence[TranslatedStretch]) -> TranslatedDocument:
+    """The k-th alternative has the k-th best of each sentence that has so many."""
+    most = max((len(each.alternatives) for each in stretches), default=0)
     return TranslatedDocument(
-        text=join(stretches, best),
-        alternatives=[join(stretches, each) for each in alternatives],
+        text="".join(each.text for each in stretches),
+        alternatives=[
+            "".join(
+                each.alternatives[k][0] if k < len(each.alternatives) else each.text
+                for each in stretches
+            )
+            for k in range(most)
+        ],
     )

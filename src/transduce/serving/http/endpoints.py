@@ -2,13 +2,10 @@
 
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from html import escape
 from http import HTTPStatus
 from operator import itemgetter
-from typing import TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -17,7 +14,6 @@ from starlette.responses import Response, StreamingResponse
 from transduce.analysis.attention_maps import AttentionKind
 from transduce.analysis.attention_report.sentence import PairAttention, attend
 from transduce.decoding.parsing.parser import Parse
-from transduce.decoding.translation.translations import Translation
 from transduce.errors import OverdueError, TransduceError
 from transduce.serving.http import messages
 from transduce.serving.http.access import failure_sentence, is_an_end, log_failure
@@ -37,16 +33,18 @@ from transduce.serving.served_models import (
     language_name,
 )
 from transduce.serving.translation import (
+    DocumentOptions,
+    TranslatedStretch,
     found_stretches,
-    other_hypotheses,
     search_for,
     split,
     translate_documents,
+    translated_stretches,
 )
 from transduce.text.documents.running_text import Stretch, sentences, split_text
 
-Found = TypeVar("Found")
-
+ENGLISH = "en"
+"""What is parsed."""
 DIGITS = 5
 """Of an attention weight."""
 MAX_SCORED_TOKENS = 1_000
@@ -77,7 +75,7 @@ class Endpoints:
         asked = await self._admission.admit(request, messages.TranslateRequest)
         model = by_languages(self._translating, asked.source, asked.target)
         work = translate_documents(
-            model.queue, asked.texts, asked.format, asked.alternatives
+            model.queue, asked.texts, _options(asked, model), asked.alternatives
         )
         found = await while_connected(request, work)
         detected = messages.DetectedLanguage(confidence=0.0, language=model.source)
@@ -156,12 +154,16 @@ class Endpoints:
         The last line has an `error` if one occurs.
         """
         asked = await self._admission.admit(request, messages.StreamRequest)
-        queue = by_name(self._translating, asked.model).queue
-        stretches = await in_thread(split, asked.q, asked.format)
+        model = by_name(self._translating, asked.model)
+        queue = model.queue
+        stretches = await in_thread(split, asked.q, _options(asked, model))
         await queue.require_short(sentences(stretches))
         search = search_for(queue.translator.search, asked.alternatives)
         futures = queue.submit(sentences(stretches), search)
-        return _streamed(stretches, futures, partial(_translated, asked))
+        found = translated_stretches(
+            queue, stretches, futures, asked.format, asked.alternatives
+        )
+        return _streamed(_translated(each) async for each in found)
 
     async def parse(self, request: Request) -> JsonLines:
         """Parse an English text, each sentence a line of JSON as soon as it is done.
@@ -170,12 +172,14 @@ class Endpoints:
         """
         asked = await self._admission.admit(request, messages.ParseRequest)
         queue = by_name(self._parsing, asked.model).queue
-        stretches = await in_thread(split_text, asked.q)
+        splits = partial(split_text, splits_lines=asked.split_sentences)
+        stretches = await in_thread(splits, asked.q, ENGLISH)
         await queue.require_short(sentences(stretches))
         futures = queue.submit_to_parser(
             sentences(stretches), constrained=asked.constrained
         )
-        return _streamed(stretches, futures, _parsed)
+        found = found_stretches(stretches, futures)
+        return _streamed(_parsed(*each) async for each in found)
 
     async def score(self, request: Request) -> list[messages.Score]:
         """How likely the model holds given translations."""
@@ -246,17 +250,23 @@ def _attention_json(found: PairAttention, kind: AttentionKind) -> bytes:
     return json.dumps(content).encode()
 
 
-def _streamed(
-    stretches: Sequence[Stretch],
-    futures: Sequence[Future[Found]],
-    told: Callable[[Stretch, Found | None], BaseModel],
-) -> JsonLines:
-    """A line for each stretch as soon as those before it are done."""
+def _options(
+    asked: messages.TranslateRequest | messages.StreamRequest, model: ServedModel
+) -> DocumentOptions:
+    return DocumentOptions(
+        format=asked.format,
+        language=model.language,
+        splits_lines=asked.split_sentences,
+    )
+
+
+def _streamed(found: AsyncIterator[BaseModel]) -> JsonLines:
+    """A line for each message as soon as it is there."""
 
     async def lines() -> AsyncIterator[str]:
         try:
-            async for stretch, found in found_stretches(stretches, futures):
-                yield told(stretch, found).model_dump_json() + "\n"
+            async for each in found:
+                yield each.model_dump_json() + "\n"
         except TransduceError as error:
             yield messages.Refusal(error=str(error)).model_dump_json() + "\n"
         except BaseException as error:
@@ -269,23 +279,14 @@ def _streamed(
     return JsonLines(lines())
 
 
-def _translated(
-    asked: messages.StreamRequest, stretch: Stretch, translation: Translation | None
-) -> messages.StreamedStretch:
-    if translation is None:
-        return messages.StreamedStretch(source=stretch.text, translation=stretch.text)
-    others = other_hypotheses(translation, asked.alternatives)
-
-    def shown(text: str) -> str:
-        return escape(text, quote=False) if asked.format == "html" else text
-
+def _translated(found: TranslatedStretch) -> messages.StreamedStretch:
     return messages.StreamedStretch(
-        source=stretch.text,
-        translation=shown(translation.text),
-        score=translation.score,
+        source=found.source,
+        translation=found.text,
+        score=found.score,
         alternatives=[
-            messages.ScoredText(text=shown(each.text), score=each.score)
-            for each in others
+            messages.ScoredText(text=text, score=score)
+            for text, score in found.alternatives
         ],
     )
 

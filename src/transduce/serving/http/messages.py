@@ -17,6 +17,13 @@ Alternatives = Annotated[
 ModelNamed = Annotated[
     str | None, Field(description="Its name, if several are served: see /v1/models.")
 ]
+SplitSentences = Annotated[
+    bool,
+    Field(
+        description="Whether a line of text, or a block of HTML, is cut into "
+        "sentences; else it is translated as one."
+    ),
+]
 
 
 class Asked(BaseModel):
@@ -55,6 +62,7 @@ class TranslateRequest(Asked):
     target: Annotated[str | None, Field(description="A code of /languages.")] = None
     format: Format = "text"
     alternatives: Alternatives = 0
+    split_sentences: SplitSentences = True
 
     @property
     def texts(self) -> list[str]:
@@ -143,6 +151,7 @@ class StreamRequest(Asked):
     model: ModelNamed = None
     format: Format = "text"
     alternatives: Alternatives = 0
+    split_sentences: SplitSentences = True
 
     @property
     def texts(self) -> list[str]:
@@ -176,6 +185,7 @@ class ParseRequest(Asked):
         bool,
         Field(description="Look for trees only, so that nothing need be mended."),
     ] = False
+    split_sentences: SplitSentences = True
 
     @property
     def texts(self) -> list[str]:

@@ -1,50 +1,377 @@
-"""HTML as sentences, and what stands between them."""
+"""HTML as sentences, and what stands between them.
+
+A sentence goes across inline tags, but not across the border of a block, and its white
+space is one space, as a browser shows it. What is not translated, attributes among it,
+comes back character by character.
+"""
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from html import escape, unescape
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from transduce.text.documents.running_text import Stretch, join_text, split_text
+from transduce.languages import base
+from transduce.text.documents.html_pieces import Piece, Source, html_pieces
+from transduce.text.documents.inline_tags import (
+    Element,
+    SentenceTags,
+    WordLinks,
+    links_by_place,
+    with_tags,
+)
+from transduce.text.documents.running_text import (
+    Stretch,
+    has_letter,
+    sentence_spans,
+)
 
-MARKUP = re.compile(r"<(?:(?P<comment>!--)|(?P<name>[A-Za-z]+)|[/!?])")
-TAG_END = re.compile(r"""(?:[^"'>]|"[^"]*"|'[^']*')*>""")
-UNTRANSLATED = {"script", "style", "textarea", "pre", "code"}
-"""Elements whose content stays as it is."""
+WORD_OR_SPACE = re.compile(r"[ \t\n\f\r]+|[^ \t\n\f\r]+")
+MARK = re.compile(r"[^\w\s]")
+MAX_TAGS = 128
+"""Inline tags of a sentence at most; in one with more the text between two tags is
+translated by itself, so that time stays linear in the text."""
 
 
-def split_html(html: str) -> list[Stretch]:
-    """Stretches of HTML: what stands between tags by itself, without its escapes.
+def split_html(
+    html: str, language: str | None = None, *, splits_lines: bool = True
+) -> list[Stretch]:
+    """Stretches that in a row are the HTML; sentences without their escapes.
 
-    A tag, comment or element that is not closed goes to the end, as in a browser.
+    Sentences end as they do in the language, a BCP 47 tag. Without `splits_lines` each
+    block of text is one sentence.
     """
-    stretches, start = [], 0
-    while start < len(html):
-        markup = MARKUP.search(html, start)
-        begin = len(html) if markup is None else markup.start()
-        stretches += split_text(unescape(html[start:begin]))
-        start = begin if markup is None else _end_of(markup)
-        if begin < start:
-            stretches.append(Stretch(html[begin:start], is_sentence=False))
+    code = None if language is None else base(language)
+    source = Source(html)
+    stretches: list[Stretch] = []
+    place = 0
+    for block in _blocks(html_pieces(source)):
+        for stretch, start, end in _sentences(source, block, code, splits_lines):
+            if place < start:
+                stretches.append(Stretch(source.cut(place, start)))
+            stretches.append(stretch)
+            place = end
+    if place < len(source.text):
+        stretches.append(Stretch(source.cut(place, len(source.text))))
     return stretches
 
 
-def join_html(stretches: Sequence[Stretch], translations: Sequence[str]) -> str:
-    """HTML again: no character of a translation is markup."""
-    return join_text(stretches, [escape(text, quote=False) for text in translations])
+def written_html(
+    stretch: Stretch, translation: str, links: WordLinks | None = None
+) -> str:
+    """A stretch with the translation of its sentence: none of it is markup.
+
+    The links tell where the tags of the sentence go; words at the same share of the
+    sentence are linked without them. A sentence without a translation stays.
+    """
+    if stretch.sentence is None or not translation.strip():
+        return stretch.text
+    if links is None:
+        links = links_by_place(stretch.sentence, translation)
+    return with_tags(stretch.tags or (), stretch.sentence, translation, links)
 
 
-def _end_of(markup: re.Match[str]) -> int:
-    """Where a tag, a comment, or an element that is not translated has its end."""
-    html = markup.string
-    if markup["comment"]:
-        return _after(re.compile("-->"), html, markup.end())
-    end = _after(TAG_END, html, markup.end())
-    name = (markup["name"] or "").lower()
-    if name in UNTRANSLATED:
-        return _after(re.compile(rf"</{name}\s*>", re.IGNORECASE), html, end)
-    return end
+def join_html(
+    stretches: Sequence[Stretch],
+    translations: Sequence[str],
+    links: Sequence[WordLinks | None] | None = None,
+) -> str:
+    """HTML again, with a translation, and links if they are known, of each sentence."""
+    found = iter(zip(translations, links or [None] * len(translations), strict=True))
+    return "".join(
+        written_html(each, *next(found)) if each.is_sentence else each.text
+        for each in stretches
+    )
 
 
-def _after(pattern: re.Pattern[str], html: str, start: int) -> int:
-    found = pattern.search(html, start)
-    return len(html) if found is None else found.end()
+@dataclass(slots=True)
+class _Block:
+    """Text that is shown as one, with the tags in it."""
+
+    text: str = ""
+    """With one space for each run of white space."""
+    parts: list[str] = field(default_factory=list)
+    """What the text is put together from."""
+    length: int = 0
+    starts: list[int] = field(default_factory=list)
+    """Where in the text each of its words, spaces and references begins."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Where each of them stands in the source."""
+    tags: list[Piece] = field(default_factory=list)
+    copied: list[tuple[int, int]] = field(default_factory=list)
+    """Where the text is that of elements that are copied."""
+
+    def add(self, piece: Piece) -> None:
+        """Take in the next piece."""
+        if piece.kind == "copied":
+            self._add_copied(piece)
+        elif piece.kind != "text":
+            self.tags.append(piece)
+        elif len(piece.text) == piece.end - piece.start:
+            for match in WORD_OR_SPACE.finditer(piece.text):
+                start, end = match.span()
+                self._add(match[0], piece.start + start, piece.start + end)
+        elif piece.text:
+            self._add(piece.text, piece.start, piece.end)
+
+    def _add_copied(self, piece: Piece) -> None:
+        self.tags.append(piece)
+        start, text = self.length, " ".join(piece.text.split())
+        if text:
+            # One part, as the sentence ends nowhere in it.
+            self._append(text, piece.start, piece.end)
+            self.copied.append((start, self.length))
+
+    def _add(self, text: str, start: int, end: int) -> None:
+        if text.isspace() and WORD_OR_SPACE.fullmatch(text) and text[0] in " \t\n\f\r":
+            if self.parts and not self.parts[-1].endswith(" "):
+                self._append(" ", start, end)
+            return
+        self._append(text, start, end)
+
+    def _append(self, text: str, start: int, end: int) -> None:
+        self.starts.append(self.length)
+        self.spans.append((start, end))
+        self.parts.append(text)
+        self.length += len(text)
+
+    def source_of(self, start: int, end: int) -> tuple[int, int]:
+        """Where a span of the text stands in the source."""
+        first = bisect_right(self.starts, start) - 1
+        last = bisect_left(self.starts, end) - 1
+        begin, stop = self.spans[first][0], self.spans[last][1]
+        if self._is_as_read(first):
+            begin += start - self.starts[first]
+        if self._is_as_read(last):
+            stop = self.spans[last][0] + end - self.starts[last]
+        return begin, stop
+
+    def text_at(self, source: int) -> int:
+        """Where in the text a tag of that place in the source stands."""
+        number = bisect_left(self.spans, (source, source))
+        return self.starts[number] if number < len(self.starts) else self.length
+
+    def _is_as_read(self, number: int) -> bool:
+        start, end = self.spans[number]
+        return len(self.parts[number]) == end - start
+
+    def readable(self) -> str:
+        """The text in which sentences end, but not within what is copied."""
+        text, parts, place = "".join(self.parts), [], 0
+        self.text = text
+        for start, end in self.copied:
+            parts += [text[place:start], MARK.sub("x", text[start:end])]
+            place = end
+        return "".join([*parts, text[place:]])
+
+
+def _blocks(pieces: Sequence[Piece]) -> list[_Block]:
+    """What is between tags that part blocks, and what is left out by the pieces."""
+    blocks = [_Block()]
+    place = 0
+    for piece in pieces:
+        if piece.kind == "block" or piece.start != place:
+            blocks.append(_Block())
+        if piece.kind != "block":
+            blocks[-1].add(piece)
+        place = piece.end
+    return [block for block in blocks if block.parts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    """A sentence of a block, and where it stands in the source."""
+
+    begin: int
+    end: int
+    start: int
+    stop: int
+
+    def is_apart(self, block: _Block, tag: Piece) -> bool:
+        """Whether text that is not of the sentence stands between it and a tag."""
+        at = block.text_at(tag.start)
+        between = block.text[at : self.begin] or block.text[self.end : at]
+        return not between.isspace() and between != ""
+
+
+def _sentences(
+    source: Source, block: _Block, language: str | None, splits_lines: bool
+) -> list[tuple[Stretch, int, int]]:
+    """The sentences of a block, each with where it stands in the source."""
+    readable = block.readable()
+    sentences = [
+        _Sentence(begin, end, *block.source_of(begin, end))
+        for begin, end in sentence_spans(readable, language, splits_lines)
+        if _has_own_letter(block, begin, end)
+    ]
+    found: list[tuple[Stretch, int, int]] = []
+    at = 0
+    for number, sentence in enumerate(sentences, start=1):
+        is_last = number == len(sentences)
+        border = len(source.text) if is_last else sentences[number].start
+        after = bisect_left(block.tags, border, lo=at, key=_start)
+        taken = _taken(block, sentence, block.tags[at:after])
+        found += _stretches(source, block, sentence, taken)
+        at = bisect_left(block.tags, found[-1][2], lo=at, key=_start)
+    return found
+
+
+def _start(piece: Piece) -> int:
+    return piece.start
+
+
+def _has_own_letter(block: _Block, begin: int, end: int) -> bool:
+    """Whether a sentence has a letter that is not of a copied element."""
+    place, text = begin, block.text
+    first = bisect_left(block.copied, (begin, begin))
+    for start, stop in block.copied[first:]:
+        if start >= end:
+            break
+        if has_letter(text[place:start]):
+            return True
+        place = stop
+    return has_letter(text[place:end])
+
+
+def _taken(block: _Block, sentence: _Sentence, tags: Sequence[Piece]) -> list[Piece]:
+    """The tags within a sentence, and those at its edges with a partner within."""
+    partners = _partners(tags)
+    first = bisect_left(tags, sentence.start, key=_start)
+    last = bisect_left(tags, sentence.stop, key=_start)
+    begin, end = first, last
+    for i in range(first - 1, -1, -1):
+        if sentence.is_apart(block, tags[i]):
+            break
+        if first <= partners[i] < last:
+            begin = i
+    for i in range(last, len(tags)):
+        if sentence.is_apart(block, tags[i]):
+            break
+        if first <= partners[i] < last:
+            end = i + 1
+    return list(tags[begin:end])
+
+
+def _partners(tags: Sequence[Piece]) -> list[int]:
+    """Of each start tag the number of its end tag, and the other way round, or -1."""
+    partners = [-1] * len(tags)
+    waiting: dict[str, list[int]] = {}
+    for i, tag in enumerate(tags):
+        if tag.kind == "start":
+            waiting.setdefault(tag.name, []).append(i)
+        elif tag.kind == "end" and waiting.get(tag.name):
+            partners[i] = waiting[tag.name].pop()
+            partners[partners[i]] = i
+    return partners
+
+
+def _stretches(
+    source: Source, block: _Block, sentence: _Sentence, tags: list[Piece]
+) -> list[tuple[Stretch, int, int]]:
+    """A sentence with its tags, or the texts between them if those are not nested."""
+    start = min([sentence.start, *(tag.start for tag in tags[:1])])
+    stop = max([sentence.stop, *(tag.end for tag in tags[-1:])])
+    text = block.text[sentence.begin : sentence.end]
+    elements = _elements(_placed_tags(source, block, sentence, tags), len(text))
+    if elements is not None:
+        return [(Stretch(source.cut(start, stop), text, elements), start, stop)]
+    found = []
+    begin = sentence.begin
+    ends = [block.text_at(tag.start) for tag in tags]
+    begins = [block.text_at(tag.end) for tag in tags]
+    for end, next_begin in zip(
+        [*ends, sentence.end], [*begins, sentence.end], strict=True
+    ):
+        run = block.text[begin:end]
+        if has_letter(run):
+            first = begin + len(run) - len(run.lstrip())
+            last = begin + len(run.rstrip())
+            place = block.source_of(first, last)
+            found.append((Stretch(source.cut(*place), run.strip()), *place))
+        begin = max(next_begin, begin)
+    return found or [(Stretch(source.cut(start, stop)), start, stop)]
+
+
+class _PlacedTag(NamedTuple):
+    """A tag and where it stands in its sentence."""
+
+    kind: str
+    name: str
+    source: str
+    """With the white space between it and the sentence."""
+    at: int
+    end: int
+
+
+def _placed_tags(
+    source: Source, block: _Block, sentence: _Sentence, tags: Sequence[Piece]
+) -> list[_PlacedTag]:
+    placed = []
+    length = sentence.end - sentence.begin
+    for i, tag in enumerate(tags):
+        start, stop = tag.start, tag.end
+        if stop <= sentence.start:
+            following = tags[i + 1].start if i + 1 < len(tags) else sentence.start
+            stop = min(following, sentence.start)
+        elif start >= sentence.stop:
+            start = max(tags[i - 1].end if i else 0, sentence.stop)
+        at = min(max(block.text_at(tag.start) - sentence.begin, 0), length)
+        end = min(max(block.text_at(tag.end) - sentence.begin, at), length)
+        is_text = tag.kind == "copied" and tag.text
+        written = source.cut(start, stop)
+        end = end if is_text else at
+        placed.append(_PlacedTag(tag.kind, tag.name, written, at, end))
+    return placed
+
+
+def _elements(tags: Sequence[_PlacedTag], length: int) -> SentenceTags | None:
+    """Elements of the tags; none if they are not nested, or too many."""
+    if len(tags) > MAX_TAGS:
+        return None
+    outer: list[Element] = []
+    waiting: list[tuple[_PlacedTag, list[Element]]] = []
+    for tag in tags:
+        inner = waiting[-1][1] if waiting else outer
+        if tag.kind == "start":
+            waiting.append((tag, []))
+        elif tag.kind != "end":
+            inner.append(_element(tag, tag.end, is_copied=tag.end > tag.at))
+        elif not waiting:
+            begun = Element(
+                start=0,
+                end=tag.at,
+                opening="",
+                closing=tag.source,
+                children=tuple(outer),
+                begins_before=True,
+            )
+            outer = [begun]
+        elif waiting[-1][0].name == tag.name:
+            opened, children = waiting.pop()
+            element = _element(opened, tag.at, children, closing=tag.source)
+            (waiting[-1][1] if waiting else outer).append(element)
+        else:
+            return None
+    while waiting:
+        opened, children = waiting.pop()
+        element = replace(_element(opened, length, children), ends_after=True)
+        (waiting[-1][1] if waiting else outer).append(element)
+    return tuple(outer)
+
+
+def _element(
+    tag: _PlacedTag,
+    end: int,
+    children: Sequence[Element] = (),
+    *,
+    closing: str = "",
+    is_copied: bool = False,
+) -> Element:
+    return Element(
+        start=tag.at,
+        end=end,
+        opening=tag.source,
+        closing=closing,
+        children=tuple(children),
+        is_copied=is_copied,
+    )

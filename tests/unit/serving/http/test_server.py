@@ -69,15 +69,58 @@ def test_sentences_are_translated_alone_and_lines_survive(
     assert answer["translatedText"] == f"  {one} {three}\n\n\t{four}\r\n"
 
 
-def test_html_keeps_its_tags(
+def test_a_sentence_of_html_is_translated_whole_and_keeps_its_tags(
     http: RunningServer, offline: Callable[[str], str]
 ) -> None:
-    html = '<p title="a>b">one <b>two</b></p><script>three</script>'
+    html = '<p title="a>b">one <b>two\n three</b></p><script>three</script>'
     answer = http.post("/translate", {"q": html, **EN_DE, "format": "html"}).json
-    assert answer["translatedText"] == (
-        f'<p title="a>b">{offline("one")} <b>{offline("two")}</b></p>'
-        "<script>three</script>"
+    found = answer["translatedText"]
+    assert re.sub("<b>|</b>", "", found) == (
+        f'<p title="a>b">{offline("one two three")}</p><script>three</script>'
     )
+    assert found.count("<b>") == found.count("</b>") == 1
+
+
+def test_html_streams_as_it_is_translated_at_once(http: RunningServer) -> None:
+    html = "<p>one <b>two</b> three. four</p> <i>five &amp; six</i>"
+    asked = {"q": html, "format": "html", "alternatives": 1}
+    answer = http.post("/v1/translate", {**asked, "model": "en-de"})
+    pieces = [json.loads(line) for line in answer.body.splitlines()]
+    assert "".join(each["source"] for each in pieces) == html
+    whole = http.post("/translate", {**asked, **EN_DE}).json
+    written = "".join(each["translation"] for each in pieces)
+    assert written == whole["translatedText"]
+    assert "<b>" in pieces[1]["alternatives"][0]["text"]
+
+
+def test_sentences_are_told_apart_by_the_language_of_the_model(
+    http: RunningServer, offline: Callable[[str], str]
+) -> None:
+    text = "one two 3. Mai three. Four"
+    german = {"q": text, "source": "de", "target": "en"}
+    english = {"q": text.replace("Mai", "Cats"), **EN_DE}
+    answers = [http.post("/v1/translate", {"q": text, "model": "de-en"})]
+    sources = [json.loads(line)["source"] for line in answers[0].body.splitlines()]
+    assert sources == ["one two 3. Mai three.", " ", "Four"]
+    found = http.post("/translate", german).json["translatedText"]
+    assert found == f"{offline('one two 3. Mai three.')} {offline('Four')}"
+    found = http.post("/translate", english).json["translatedText"]
+    assert found == " ".join(
+        [offline("one two 3."), offline("Cats three."), offline("Four")]
+    )
+
+
+@pytest.mark.parametrize("path", ["/translate", "/v1/translate"])
+def test_a_client_may_have_lines_translated_whole(
+    http: RunningServer, offline: Callable[[str], str], path: str
+) -> None:
+    asked = {"q": "one. Two. Three\nfour", "split_sentences": False}
+    if path == "/translate":
+        found = http.post(path, {**asked, **EN_DE}).json["translatedText"]
+    else:
+        lines = http.post(path, {**asked, "model": "en-de"}).body.splitlines()
+        found = "".join(json.loads(line)["translation"] for line in lines)
+    assert found == f"{offline('one. Two. Three')}\n{offline('four')}"
 
 
 def test_a_source_that_is_not_told_is_the_only_one_there_is(

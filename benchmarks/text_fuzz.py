@@ -1,0 +1,430 @@
+"""Fuzz what reads text: its time must grow with its length, and HTML keep its tags.
+
+    python benchmarks/text_fuzz.py time [--seconds 20]
+    python benchmarks/text_fuzz.py html [--documents 100000] [--seed 1]
+
+`time` gives texts made to be hard, of 10 kB to 1 MB, to all that scans text, and tells
+by which power of the length the time grows, from 100 kB (or from what takes a
+millisecond) on. `html` makes documents, the wilder the better, and puts them together
+again with every sentence as its own translation: an independent parser must find the
+same elements, attributes and text in both, white space aside; and with a translation
+that is hostile, the same elements and attributes. Results are printed as Markdown; what
+fails is an error.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import math
+import random
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import quote
+
+import html5lib
+from machine import describe_machine
+from starlette.requests import Request
+
+from transduce.decoding.parsing.penn_words import penn_words
+from transduce.errors import TransduceError
+from transduce.parsing.trees import parse_tree
+from transduce.serving.http.admission import (
+    FORM,
+    JSON,
+    Admission,
+    AdmissionConfig,
+    RefusedError,
+)
+from transduce.serving.http.messages import TranslateRequest
+from transduce.text.corpus import read_text
+from transduce.text.documents.inline_tags import links_by_place
+from transduce.text.documents.markup import join_html, split_html
+from transduce.text.documents.running_text import join_text, sentences, split_text
+from transduce.text.splitting import split_long
+from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer, normalize
+
+LENGTHS = (10_000, 100_000, 1_000_000)
+SHORTEST_S = 1e-3
+"""Below it, time is mostly what any call takes."""
+MOST_GROWTH = 1.35
+"""Power of the length; caches make it a little more than 1 where time is linear."""
+HOSTILE = "<script>alert('\"1\"')</script> --> & ]]> \"'/><b onclick=x> &lt; </p> x"
+SPACE = re.compile(r"[ \t\n\f\r]+")
+
+TAGS = (
+    "p", "div", "span", "b", "i", "a", "em", "strong", "code", "ul", "li", "img",
+    "h1", "pre", "table", "tr", "td", "th", "tbody", "br", "wbr", "input", "script",
+    "style", "textarea", "title", "svg", "math", "foreignObject", "desc", "mi", "mtext",
+    "annotation-xml", "template", "select", "option", "optgroup", "button", "form",
+    "label", "font", "nobr", "ruby", "rt", "rp", "q", "sub", "sup", "style-guide",
+    "my-card", "x-1", "noscript", "iframe", "xmp", "noembed", "noframes", "plaintext",
+    "object", "html", "head", "body", "frameset", "frame", "col", "caption", "dl", "dt",
+    "dd", "marquee", "center", "image", "keygen", "var", "kbd", "samp", "link", "meta",
+    "base", "video", "source", "details", "summary", "dialog", "u", "s", "small",
+    "abbr", "del", "ins",
+)  # fmt: skip
+"""The first are those of tame documents."""
+NUM_TAME = 12
+RARE = {
+    "plaintext",
+    "frameset",
+    "frame",
+    "html",
+    "head",
+    "body",
+    "noscript",
+    "textarea",
+}
+ATTRIBUTES = (
+    "",
+    " class=c",
+    " id='x'",
+    ' title="a > b"',
+    ' href="x>&quot; onmouseover=alert(1) z=" title=it\'s',
+    " data-x='<b>'",
+    " translate=no",
+    " translate=yes",
+    " class='notranslate'",
+    ' alt="Ein &amp; B"',
+    " a b c=",
+    " x='\n\t'",
+    ' "',
+    " '",
+    " =",
+    " /",
+    "/",
+    "\n",
+    " a=1 a=2",
+    " href=/a/",
+    " type=hidden",
+    " encoding=text/html",
+    " shadowrootmode=open",
+)
+TEXTS = (
+    "a", "Dog", " The dog runs. ", "It barks!\nLoud. ", "1", "...", " ", "\n", "&amp;",
+    "&lt;", "&notit;", "&#x41;", "&nbsp;", "&bogus;", "&", "<", ">", "< b", "</", "<!",
+    "<?x?>", "<!-- c -->", "<!-->", "<!--->", "<!-- > --!>", "<!--", "-->", "]]>",
+    "<![CDATA[ x <b> ]]>", "<!doctype html>", "</>", "</ x>", '"', "'", "\r\n", "\r",
+    "<a href='", "语言。", "Er kam am 3. Mai an. ", "z. B. so", "x<y", "\f", "\x01",
+    "<!--[if IE]> A <![endif]-->", "</p>", "</br>", "</script/>", "<a ", "\u00a0",
+    "e\u0301", "😀",
+    "&#1;", "&#13;", "</noscript>", "<noscript><!--</noscript>", "A. B. C.",
+)  # fmt: skip
+
+
+def random_document(draw: random.Random) -> str:
+    """HTML as nobody should write it, but for a part that is well nested."""
+    parts: list[str] = []
+    opened: list[str] = []
+    is_tame = draw.random() < 0.4
+    for _ in range(draw.randint(1, 24)):
+        kind = draw.random()
+        if kind < 0.4:
+            parts.append(draw.choice(TEXTS[:NUM_TAME] if is_tame else TEXTS))
+        elif kind < 0.75 or not opened:
+            name = draw.choice(TAGS[:NUM_TAME] if is_tame else TAGS)
+            if name in RARE and draw.random() < 0.7:
+                name = "b"
+            attributes = draw.choice(ATTRIBUTES[:NUM_TAME] if is_tame else ATTRIBUTES)
+            if draw.random() < 0.5:
+                attributes = ""
+            parts.append(f"<{name}{attributes}>")
+            opened.append(name)
+        elif is_tame or draw.random() < 0.7:
+            parts.append(f"</{opened.pop()}>")
+        else:
+            parts.append(f"</{draw.choice(opened)}>")
+    if is_tame:
+        parts += [f"</{name}>" for name in reversed(opened)]
+    return "".join(parts)
+
+
+def shape(html: str, *, with_text: bool) -> list[Any]:
+    """Elements with their ancestors and attributes; with text, all in order.
+
+    Without white space, which may be one space or none where a browser shows one.
+    """
+    found: list[Any] = []
+    tree = html5lib.parse(html, treebuilder="etree", namespaceHTMLElements=True)
+    waiting: list[Any] = [(tree, ())]
+    while waiting:
+        node, path = waiting.pop()
+        if isinstance(node, str):
+            _add_text(found, SPACE.sub("", node))
+            continue
+        is_comment = not isinstance(node.tag, str)
+        path = (*path, "comment" if is_comment else node.tag)
+        if is_comment:
+            found.append((path, node.text))
+        else:
+            found.append((path, sorted(node.attrib.items())))
+            waiting.extend(reversed(_children(node, path, with_text=with_text)))
+    return found if with_text else sorted(found, key=repr)
+
+
+def _add_text(found: list[Any], text: str) -> None:
+    """Texts beside each other are one."""
+    if found and isinstance(found[-1], str):
+        text = found.pop() + text
+    if text:
+        found.append(text)
+
+
+def _children(node: Any, path: tuple[str, ...], *, with_text: bool) -> list[Any]:
+    children: list[Any] = [(node.text, path)] if with_text and node.text else []
+    for child in node:
+        children.append((child, path))
+        if with_text and child.tail:
+            children.append((child.tail, path))
+    return children
+
+
+def check_document(html: str) -> str | None:
+    """What is wrong with how a document is put together again; none if nothing is."""
+    stretches = split_html(html, "en")
+    if "".join(each.text for each in stretches) != html:
+        return "the stretches in a row are not the document"
+    own = sentences(stretches)
+    if shape(html, with_text=True) != shape(join_html(stretches, own), with_text=True):
+        return "its own text changes it"
+    hostile = [HOSTILE] * len(own)
+    links = [links_by_place(each, HOSTILE) for each in own]
+    if shape(html, with_text=False) != shape(
+        join_html(stretches, hostile, links), with_text=False
+    ):
+        return "a hostile translation changes its tags"
+    return None
+
+
+def fuzz_html(number: int, seed: int) -> list[str]:
+    """Report on so many documents; those that fail."""
+    started = time.perf_counter()
+    failures, num_characters, num_sentences = [], 0, 0
+    for i in range(number):
+        html = random_document(random.Random(f"{seed}.{i}"))
+        num_characters += len(html)
+        num_sentences += len(sentences(split_html(html)))
+        if wrong := check_document(html):
+            failures.append(f"{wrong}: {html!r}")
+    print(
+        f"{number:,} documents of {num_characters:,} characters with {num_sentences:,} "
+        f"sentences, seed {seed}: {len(failures)} changed "
+        f"({time.perf_counter() - started:,.0f} s)."
+    )
+    return failures
+
+
+REPEATED = (
+    "<a ", "<a>", "<b>", "<p>", "<div>", "<b><p>", "<a><div>", "<table><tr><td>",
+    "</b>", "<svg>", "<svg><b>", "<i><table>", "<font><p>x", "<nobr>",
+    "<select><option>", "<template>", "<title>", "<textarea>", "<script>",
+    "<style></style>", "<noscript>", "<noscript><p></noscript>", "<!--", "<!-- -->",
+    "-->", "<![CDATA[", "<svg><![CDATA[", "<a b='", '<a b="', "<a b=",
+    "<a href=x>y</a>", "<b>a</b> ", "</>", "</", "<", ">", "&", "&a", "&amp;", "&#",
+    "&#x", "<code>", "<code>a</code> ", "<i>a", "a</i>", "<b><i>x</b>y</i>",
+    "<p translate=no>", "<p translate=yes>", "<br>", "<?", "<!", "a", "A", " ", "\n",
+    "\t", "a ", "A ", ".", "! ", "...", ". ", "a. ", "A. ", "A.", "1. ", "1", "Dr. ",
+    "Z. B. ", "etc. ", "word. Word ", "Word.Word", "U.S. ", '"', "'", '"a. ', "'a. ",
+    "(", ")", "(a. ", "“", "“x", "„a. B", "»", ". » ", "[", "{", "-", "--", "，", "。",
+    "。”", "语", "语。", "「", "」", "ा", "।", "e\u0301", "\u0301", "😀", "\u00a0",
+    "\u2028", "\r", "\r\n", "\0", "(S ", "(S (NN a)", "(NN a) ", "()", "( ", "'s",
+    "n't ",
+    "a'", "``", "a@b.c ", "http://a.b/c ", "1,", "1:1", "a/", "$1", ":", "www.a.",
+)  # fmt: skip
+"""What hard texts are made of by repetition; of halves of two, too."""
+
+
+HALVES = (
+    ("<b>", "<p>"), ("<b>", "</i>"), ("<b>", "</b>"), ("<div>", "</p>"), ("(", ")"),
+    ("<svg>", "</b>"), ("<i>", "<table>"), ("<p>", "</div>"), ("“", "a. "),
+    ("<b>a ", "</b>a "), ("a ", ". "), ("<code>", "</code>"), (" ", "."),
+)  # fmt: skip
+Recipe = Callable[[int], str]
+"""Makes a hard text of a length."""
+
+
+def recipes() -> dict[str, Recipe]:
+    """Hard texts, by what they are made of."""
+
+    def repeated(part: str, length: int) -> str:
+        return (part * (length // len(part) + 1))[:length]
+
+    def halves(first: str, second: str, length: int) -> str:
+        return repeated(first, length // 2) + repeated(second, length // 2)
+
+    def mixed(length: int) -> str:
+        draw = random.Random(length)
+        return "".join(draw.choices(TEXTS + REPEATED, k=length))[:length]
+
+    made: dict[str, Recipe] = {part: partial(repeated, part) for part in REPEATED}
+    for first, second in HALVES:
+        made[f"{first} then {second}"] = partial(halves, first, second)
+    return made | {"all together": mixed}
+
+
+def entries() -> dict[str, Callable[[str], object]]:
+    """All that scans text, by name."""
+    corpus = ["A dog runs.", "Ein Hund läuft.", "我们的邻居。"] * 50
+    tokenizers = {
+        kind: learn_tokenizer(corpus, TokenizerConfig(kind=kind, vocab_size=400))
+        for kind in ("bpe", "word-piece")
+    }
+
+    def count(texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in tokenizers["bpe"].encode_sources(texts)]
+
+    def html(text: str) -> str:
+        stretches = split_html(text, "en")
+        return join_html(stretches, sentences(stretches))
+
+    def running(text: str, language: str | None) -> str:
+        stretches = split_text(text, language)
+        return join_text(stretches, sentences(stretches))
+
+    def lines(text: str) -> list[str]:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "text"
+            path.write_bytes(text.encode())
+            return list(read_text([path]))
+
+    return {
+        "HTML": html,
+        "running text, no language": lambda text: running(text, None),
+        "running text, en": lambda text: running(text, "en"),
+        "running text, de": lambda text: running(text, "de"),
+        "running text, zh": lambda text: running(text, "zh"),
+        "over-long line": lambda text: split_long(text, 250, count),
+        "normalisation": normalize,
+        "byte-pair tokenizer": tokenizers["bpe"].encode,
+        "word-piece tokenizer": tokenizers["word-piece"].encode,
+        "Penn words": penn_words,
+        "tree": parse_tree,
+        "corpus": lines,
+        "JSON request": lambda text: _request(json.dumps({"q": text}).encode(), JSON),
+        "form request": lambda text: _request(b"q=" + quote(text).encode(), FORM),
+        "raw form": lambda text: _request(text.encode(), FORM),
+    }
+
+
+def _request(body: bytes, kind: str) -> object:
+    """What a request's body is read as, or why it is refused."""
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/translate",
+        "query_string": b"",
+        "headers": [(b"content-type", kind.encode())],
+        "client": None,
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    admission = Admission(AdmissionConfig(max_characters=10 * LENGTHS[-1]))
+    try:
+        return asyncio.run(admission.admit(Request(scope, receive), TranslateRequest))
+    except RefusedError as error:
+        return error
+
+
+def seconds(entry: Callable[[str], object], text: str) -> float:
+    """Processor time of one call, which may refuse the text.
+
+    Without the collector, which would look through all that was there before.
+    """
+    gc.disable()
+    started = time.process_time()
+    with suppress(TransduceError):
+        entry(text)
+    taken = time.process_time() - started
+    gc.enable()
+    return taken
+
+
+def growth(
+    entry: Callable[[str], object], recipe: Recipe, most_s: float
+) -> list[float]:
+    """Seconds that a hard text takes by its length, up to what takes too long."""
+    taken: list[float] = []
+    for length in LENGTHS:
+        taken.append(seconds(entry, recipe(length)))
+        if taken[-1] > most_s:
+            break
+    return taken
+
+
+def exponent(taken: Sequence[float]) -> float:
+    """The greatest power between two lengths of which the longer takes its time."""
+    times = pairwise(max(each, SHORTEST_S) for each in taken)
+    return max(
+        (
+            math.log(after / before) / math.log(longer / shorter)
+            for (shorter, longer), (before, after) in zip(
+                pairwise(LENGTHS), times, strict=False
+            )
+        ),
+        default=0.0,
+    )
+
+
+def fuzz_time(most_s: float) -> list[str]:
+    """Report on all entries; those that do not grow with the text alone."""
+    print("| entry | slowest at 1 MB | made of | greatest power | made of |")
+    print("|---|---|---|---|---|")
+    failures = []
+    for name, entry in entries().items():
+        taken, powers = {}, {}
+        for part, recipe in recipes().items():
+            taken[part] = growth(entry, recipe, most_s)
+            powers[part] = exponent(taken[part])
+            if powers[part] > MOST_GROWTH:  # another process may have been at it
+                again = exponent(growth(entry, recipe, most_s))
+                powers[part] = min(powers[part], again)
+            if powers[part] > MOST_GROWTH or len(taken[part]) < len(LENGTHS):
+                times = ", ".join(f"{each:.3f}" for each in taken[part])
+                failures.append(f"{name}, {part!r}: {times} s")
+        slowest = max(taken, key=lambda part: taken[part][-1])
+        steepest = max(powers, key=powers.__getitem__)
+        print(
+            f"| {name} | {taken[slowest][-1]:.2f} s | {slowest!r} | "
+            f"{powers[steepest]:.2f} | {steepest!r} |",
+            flush=True,
+        )
+    return failures
+
+
+def main() -> None:
+    """Fuzz as asked; exit code 1 if anything fails."""
+    parser = argparse.ArgumentParser(description="Fuzz what reads text.")
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    of_time = kinds.add_parser("time")
+    of_time.add_argument("--seconds", type=float, default=20.0)
+    of_html = kinds.add_parser("html")
+    of_html.add_argument("--documents", type=int, default=100_000)
+    of_html.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    libraries = ", ".join(
+        f"{name} {version(name)}" for name in ("turbohtml", "sentencex", "html5lib")
+    )
+    print(f"{describe_machine()}- {libraries}\n")
+    if asked.kind == "time":
+        failures = fuzz_time(asked.seconds)
+    else:
+        failures = fuzz_html(asked.documents, asked.seed)
+    for failure in failures[:50]:
+        print(f"- {failure}")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+"""HTML as pieces that keep their place in the source.
+
+`turbohtml` parses as the HTML standard says, in time linear in the text, and tells
+where each tag stood. What it built decides what the text between two tags is; that text
+is cut into words and tags by the library's tokenizer. What is not certainly text to
+translate is copied: scripts, styles, code, foreign content, tags that are cut short.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import turbohtml
+from turbohtml import Element, Namespace, Node, TokenType
+
+PieceKind = Literal["text", "start", "end", "empty", "block", "copied"]
+"""Text; an inline start or end tag, or one without an end; a tag that parts blocks; an
+inline element that is copied."""
+
+BLOCKS = frozenset({
+    "address", "article", "aside", "audio", "base", "blockquote", "body", "br",
+    "button", "canvas", "caption", "center", "col", "colgroup", "datalist", "dd",
+    "details", "dialog", "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure",
+    "footer", "form", "frame", "frameset", "h1", "h2", "h3", "h4", "h5", "h6", "head",
+    "header", "hgroup", "hr", "html", "legend", "li", "link", "listing", "main", "map",
+    "menu", "meta", "nav", "noframes", "object", "ol", "optgroup", "option", "p",
+    "param", "plaintext", "pre", "search", "section", "select", "source", "summary",
+    "table", "tbody", "td", "textarea", "tfoot", "th", "thead", "title", "tr", "track",
+    "ul", "video", "xmp",
+})  # fmt: skip
+"""Elements that a sentence does not go across; all others are inline (HTML, 15.3)."""
+VOID = frozenset({
+    "area", "base", "basefont", "bgsound", "br", "col", "embed", "frame", "hr", "img",
+    "input", "keygen", "link", "meta", "param", "source", "track", "wbr",
+})  # fmt: skip
+CODE = frozenset({
+    "code", "kbd", "samp", "var", "pre", "listing", "xmp", "plaintext",
+})  # fmt: skip
+RAW_TEXT = frozenset({
+    "iframe", "noembed", "noframes", "noscript", "plaintext", "script", "style",
+    "textarea", "title", "xmp",
+})  # fmt: skip
+"""Elements whose content is no markup; of these only the title is translated."""
+UNREADABLE = RAW_TEXT | {"template", "object", "canvas", "svg", "math"}
+"""Elements whose text is not a part of the sentence around them."""
+RAW_START = re.compile(rf"<(?:{'|'.join(RAW_TEXT)})[\s/>]", re.IGNORECASE)
+CHARACTER_DATA = "<![CDATA["
+NO_TAG = "</>"
+"""What looks like an end tag and is nothing."""
+END_OF_NOSCRIPT = "<!---->"
+"""What is a comment where markup is read, and something else in a tag or comment."""
+
+
+class Piece(NamedTuple):
+    """A piece of the source."""
+
+    kind: PieceKind
+    start: int
+    end: int
+    text: str = ""
+    """Characters of a text, or those within a copied element that can be read."""
+    name: str = ""
+    """Name of a tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tag:
+    """A tag of an element that was built."""
+
+    start: int
+    end: int
+    is_end: bool
+    number: int
+    """Of its element."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """An element that is open at a place of the source."""
+
+    number: int
+    name: str
+    is_translated: bool
+    is_foreign: bool = False
+    is_raw: bool = False
+    is_in_select: bool = False
+    """Whether older parsers leave out the tags in it."""
+
+
+class Source:
+    """A document as the standard reads it, with LF for each end of a line."""
+
+    def __init__(self, html: str) -> None:
+        self._html = html
+        self.text = html.replace("\r\n", "\n").replace("\r", "\n")
+        ends = (match.start() for match in re.finditer("\r\n", html))
+        self._joined = [end - i for i, end in enumerate(ends)]
+        """Where the LF of each CRLF is in the text as it is read."""
+
+    def cut(self, start: int, end: int) -> str:
+        """What stands in the document between two places of the text."""
+        return self._html[self._place(start) : self._place(end)]
+
+    def _place(self, offset: int) -> int:
+        return offset + bisect_right(self._joined, offset - 1)
+
+
+def html_pieces(source: Source) -> list[Piece]:
+    """The pieces of a document in a row; what none of them has is to be copied."""
+    return _Reader(source.text).read()
+
+
+class _Reader:
+    """Goes through a document from tag to tag, in the order of the source."""
+
+    def __init__(self, html: str) -> None:
+        self._html = html
+        self._elements: list[Element] = []
+        self._last: list[int] = []
+        """Number of the last element within each, in the order of the tree."""
+        self._tags = self._built_tags()
+        self._has_foreign = any(
+            each.namespace is not Namespace.HTML for each in self._elements
+        )
+        self._stack: list[_Open] = []
+        self._open_numbers = set[int]()
+        self._pieces: list[Piece] = []
+        self._copied_from: int | None = None
+        self._copied_text: list[str] = []
+        self._copied_name = ""
+        self._is_copy_nested = True
+        self._has_left_foreign = False
+        """Whether a tag of HTML ended foreign content; older parsers go on with it."""
+
+    def read(self) -> list[Piece]:
+        """All pieces."""
+        # Without its body, the tree no longer says what was in it; nor is it shown.
+        if any(each.tag == "frameset" for each in self._elements):
+            return []
+        place = 0
+        for tag in self._tags:
+            if tag.start < place:
+                continue
+            if self._between(place, tag.start):
+                return self._pieces
+            self._take(tag)
+            place = tag.end
+        self._between(place, len(self._html))
+        self._is_copy_nested = False
+        self._end_copy(len(self._html))
+        return self._pieces
+
+    def _built_tags(self) -> list[_Tag]:
+        """The tags of all elements by their place; a clone of one has none."""
+        document = turbohtml.parse(
+            self._html,
+            source_locations=True,
+            scripting=True,
+            allow_declarative_shadow_roots=False,
+        )
+        tags: list[_Tag] = []
+        waiting: list[Node | int] = [document]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, int):
+                self._last[node] = len(self._elements) - 1
+                continue
+            if isinstance(node, Element):
+                number = len(self._elements)
+                self._elements.append(node)
+                self._last.append(number)
+                waiting.append(number)
+                tags += self._tags_of(node, number)
+            waiting.extend(reversed(node.children))
+        return sorted(tags, key=lambda tag: tag.start)
+
+    def _tags_of(self, element: Element, number: int) -> Iterator[_Tag]:
+        location = element.source_location
+        if location is None:
+            return
+        for span, is_end in ((location.start_tag, False), (location.end_tag, True)):
+            if span is not None and self._html.startswith("<", span.start_offset):
+                yield _Tag(span.start_offset, span.end_offset, is_end, number)
+
+    def _close_those_without(self, number: int, place: int) -> bool:
+        """Close what the element is not within; whether there was anything to close."""
+        depth = len(self._stack)
+        while self._stack and not self._is_within(number, self._stack[-1].number):
+            self._pop(place)
+        return len(self._stack) < depth
+
+    def _is_within(self, number: int, outer: int) -> bool:
+        return outer < number <= self._last[outer]
+
+    def _pop(self, end: int, *, is_tag: bool = False) -> None:
+        """Close the innermost element, which ends there, by a tag or without one."""
+        was_copied = self._copied_from is not None
+        popped = self._stack.pop()
+        self._open_numbers.discard(popped.number)
+        self._is_copy_nested &= is_tag
+        self._has_left_foreign |= popped.is_foreign and not is_tag
+        if was_copied and self._is_translated:
+            self._end_copy(end)
+        elif not was_copied and not self._is_translated:
+            self._copied_from, self._copied_name = end, "div"
+
+    def _take(self, tag: _Tag) -> None:
+        element = self._elements[tag.number]
+        if tag.is_end:
+            self._take_end(tag, element.tag)
+            return
+        is_nested = not self._close_those_without(tag.number, tag.start)
+        opened = self._opened(element, tag)
+        outer = self._is_translated
+        is_kept_open = element.tag not in VOID or opened.is_foreign
+        if is_kept_open:
+            self._stack.append(opened)
+            self._open_numbers.add(opened.number)
+        if outer and opened.is_translated:
+            kind: PieceKind = "start" if is_kept_open else "empty"
+            self._add_tag(kind if is_nested else "block", tag, opened.name)
+        elif outer:
+            self._begin_copy(tag, opened, is_kept_open)
+        elif opened.is_translated:
+            self._is_copy_nested = False  # `translate=yes` within `translate=no`
+            self._end_copy(tag.start)
+            self._pieces.append(Piece("block", tag.start, tag.end, name=opened.name))
+
+    def _take_end(self, tag: _Tag, name: str) -> None:
+        if tag.number not in self._open_numbers:
+            return
+        is_nested = self._stack[-1].number == tag.number
+        while self._stack[-1].number != tag.number:
+            self._pop(tag.start)
+        if self._copied_from is None:
+            self._add_tag("end" if is_nested else "block", tag, name)
+        self._pop(tag.end, is_tag=True)
+
+    @property
+    def _is_translated(self) -> bool:
+        return not self._stack or self._stack[-1].is_translated
+
+    def _opened(self, element: Element, tag: _Tag) -> _Open:
+        is_foreign = element.namespace is not Namespace.HTML
+        outer = self._stack[-1] if self._stack else None
+        is_foreign = is_foreign or (outer is not None and outer.is_foreign)
+        name = element.tag
+        is_translated = self._is_translated
+        asked = self._asked(element, tag)
+        if asked is not None and not is_foreign:
+            is_translated = asked
+        elif name in CODE:
+            is_translated = False
+        is_raw = name in RAW_TEXT and not is_foreign
+        is_in_select = outer is not None and (
+            outer.is_in_select or outer.name == "select"
+        )
+        is_title = name == "title" and not (is_in_select or self._has_left_foreign)
+        if is_foreign or name == "template" or (is_raw and not is_title):
+            is_translated = False
+        return _Open(tag.number, name, is_translated, is_foreign, is_raw, is_in_select)
+
+    def _asked(self, element: Element, tag: _Tag) -> bool | None:
+        """What the element's attributes say of translation."""
+        if "translate" not in self._html[tag.start : tag.end].lower():
+            return None
+        classes = element.attrs.get("class") or ""
+        names = classes.split() if isinstance(classes, str) else classes
+        if "notranslate" in names:
+            return False
+        value = element.attrs.get("translate")
+        if value is None and "translate" not in element.attrs:
+            return None
+        return {"no": False, "yes": True, "": True}.get(str(value or "").lower())
+
+    def _add_tag(self, kind: PieceKind, tag: _Tag, name: str) -> None:
+        if name in BLOCKS:
+            kind = "block"
+        self._pieces.append(Piece(kind, tag.start, tag.end, name=name))
+
+    def _begin_copy(self, tag: _Tag, opened: _Open, is_kept_open: bool) -> None:
+        if not is_kept_open:
+            self._add_tag("empty", tag, opened.name)
+            return
+        self._copied_from, self._copied_name = tag.start, opened.name
+        self._copied_text = []
+        self._is_copy_nested = True
+
+    def _end_copy(self, end: int) -> None:
+        if self._copied_from is None:
+            return
+        name, text = self._copied_name, "".join(self._copied_text)
+        is_inline = name not in BLOCKS and self._is_copy_nested
+        kind: PieceKind = "copied" if is_inline else "block"
+        text = "" if name in UNREADABLE else text
+        self._pieces.append(Piece(kind, self._copied_from, end, text, name))
+        self._copied_from, self._copied_text, self._copied_name = None, [], ""
+
+    def _between(self, start: int, end: int) -> bool:
+        """Take what is between two tags; whether all that follows is to be copied."""
+        inner = self._stack[-1] if self._stack else None
+        if inner is not None and inner.is_raw:
+            if inner.name == "title" and inner.is_translated:
+                self._pieces += _plain_pieces(self._html, start, end)
+            return inner.name == "noscript" and not self._reads_alike(start, end)
+        if start == end or (inner is not None and inner.is_foreign):
+            return False
+        text = self._html[start:end]
+        if RAW_START.search(text) or (self._has_foreign and CHARACTER_DATA in text):
+            self._is_copy_nested = False
+            return False  # the tree has nothing of it
+        for piece in _markup_pieces(text, start):
+            if self._copied_from is not None:
+                self._copied_text.append(piece.text)
+                self._is_copy_nested &= piece.kind != "block"
+            elif self._is_translated:
+                self._pieces.append(piece)
+        return False
+
+    def _reads_alike(self, start: int, end: int) -> bool:
+        """Whether `noscript` ends at the same place for who runs no scripts."""
+        text = self._html[start:end] + END_OF_NOSCRIPT
+        last = None
+        for token in turbohtml.tokenize(text, capture_source=True):
+            last = token
+        return last is not None and last.source == END_OF_NOSCRIPT
+
+
+def _markup_pieces(html: str, first: int) -> Iterator[Piece]:
+    """Text, comments, and tags that built nothing; a tag cut short is left out.
+
+    The places are those in `html` and `first` more.
+    """
+    # The tokenizer says nothing of these, and so joins the text around them.
+    unsaid = [match.start() for match in re.finditer(NO_TAG, html)]
+    place = 0
+    for token in turbohtml.tokenize(
+        html, capture_source=True, resolve_references=False
+    ):
+        is_reference = token.type is TokenType.CHARACTER_REFERENCE
+        left = token.data or ""
+        if token.type is TokenType.TEXT:
+            while left:
+                number = bisect_left(unsaid, place)
+                border = unsaid[number] if number < len(unsaid) else len(html)
+                taken, left = left[: border - place], left[border - place :]
+                end = place + len(taken)
+                if taken:
+                    text = taken.replace("\0", "")
+                    yield Piece("text", first + place, first + end, text)
+                if left:
+                    yield Piece("empty", first + end, first + end + len(NO_TAG))
+                    end += len(NO_TAG)
+                place = end
+            continue
+        while html.startswith(NO_TAG, place):
+            yield Piece("empty", first + place, first + place + len(NO_TAG))
+            place += len(NO_TAG)
+        end = place + len(token.source or "")
+        text = left if is_reference else ""
+        yield Piece(_kind_of(token.type), first + place, first + end, text)
+        place = end
+
+
+def _kind_of(token: TokenType) -> PieceKind:
+    """A doctype, or a tag of no element, parts what is on its two sides."""
+    match token:
+        case TokenType.CHARACTER_REFERENCE:
+            return "text"
+        case TokenType.COMMENT | TokenType.PROCESSING_INSTRUCTION:
+            return "empty"
+    return "block"
+
+
+def _plain_pieces(html: str, start: int, end: int) -> Iterator[Piece]:
+    """Text with references, but without markup."""
+    text = html[start:end].replace("<", "_")
+    for token in turbohtml.tokenize(
+        text, capture_source=True, resolve_references=False
+    ):
+        if token.type is TokenType.CHARACTER_REFERENCE:
+            end = start + len(token.source or "")
+            yield Piece("text", start, end, token.data or "")
+        else:
+            end = start + len(token.data or "")
+            yield Piece("text", start, end, html[start:end].replace("\0", "\ufffd"))
+        start = end
