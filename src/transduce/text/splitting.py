@@ -52,11 +52,7 @@ def split_long(text: str, max_tokens: int, count_tokens: CountTokens) -> list[st
     [length] = count_tokens([text])
     if length <= max_tokens:
         return [text]
-    return [
-        part
-        for sentence in _pieces(text, SENTENCE_END)
-        for part in _fitting(sentence, max_tokens, count_tokens)
-    ]
+    return _fitting(_pieces(text, SENTENCE_END), max_tokens, count_tokens)
 
 
 def is_within_word(text: str, place: int) -> bool:
@@ -74,8 +70,10 @@ def space_between(before: str, after: str) -> str:
     return " " if before and after and is_written else ""
 
 
-def _fitting(sentence: str, max_tokens: int, count_tokens: CountTokens) -> list[str]:
-    parts = [sentence]
+def _fitting(
+    sentences: list[str], max_tokens: int, count_tokens: CountTokens
+) -> list[str]:
+    parts = sentences  # together, as counting has its price for each call
     for end in (CLAUSE_END, WORD_END, CHARACTER_END, ANYWHERE):
         parts = [
             packed
@@ -91,16 +89,16 @@ def _fitting(sentence: str, max_tokens: int, count_tokens: CountTokens) -> list[
 
 def _packed(pieces: list[str], max_tokens: int, count_tokens: CountTokens) -> list[str]:
     """Neighbours put together as long as they fit; what is too long stays alone."""
-    packed: list[str] = []
+    packed: list[list[str]] = []
     room = 0
     for piece, length in zip(pieces, count_tokens(pieces), strict=True):
         if length <= room:
-            packed[-1] += piece
+            packed[-1].append(piece)
         else:
-            packed.append(piece)
+            packed.append([piece])
             room = max_tokens
         room -= length
-    return [part.strip() for part in packed]
+    return ["".join(part).strip() for part in packed]
 
 
 def _pieces(text: str, end: re.Pattern[str]) -> list[str]:
