@@ -4,9 +4,12 @@ A model folder holds `config.json`, `model.safetensors` and `tokenizer.json`, th
 parser `target_tokenizer.json` too. Loading never unpickles. Knows no torch.
 """
 
+import json
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -301,6 +304,29 @@ def _run(content: dict[str, Any], path: Path) -> str | None:
             "checkpoint."
         )
     return run
+
+
+def write_search(folder: Path, search: SearchConfig) -> None:
+    """Put another search into a model folder's settings; all else stays, at any crash.
+
+    `CheckpointError` if that cannot be written.
+    """
+    path = (folder / CONFIG).resolve()  # of a link, the file itself
+    content = {**read_json(path), "search": asdict(search)}
+    new = path.with_name(f".{path.name}.transduce-new")
+    try:
+        with new.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(content, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.chmod(stat.S_IMODE(path.stat().st_mode))
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{path}: the search cannot be written ({error.strerror}); what was there "
+            "stays."
+        ) from None
 
 
 def _language(content: dict[str, Any], name: str, path: Path) -> str | None:

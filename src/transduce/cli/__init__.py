@@ -78,6 +78,7 @@ COMMANDS = {
     "attention": "Show what a model attends to in a sentence, as a page or a picture.",
     "heads": "Survey what each head does over a corpus, and what it is worth.",
     "evaluate": "Score translations against references.",
+    "tune": "Choose beam size and length penalty on the development set.",
     "parse": "Parse sentences, one tree a line.",
     "evaluate-parses": "Score parses against gold trees, as EVALB does.",
     "compare": "Hold systems against each other, with tests of significance.",

@@ -78,7 +78,9 @@ class DevScore:
 
     def kept_behind(self, best: "DevScore") -> str:
         """How one is that is kept all the same."""
-        return f"{self.behind(best)}, but not clearly by its loss, and is kept."
+        is_by_loss = best.loss < self.loss - CHANCE
+        doubt = "by its score" if is_by_loss else "clearly by its loss"
+        return f"{self.behind(best)}, but not {doubt}, and is kept."
 
     def entry(self) -> dict[str, Any]:
         """What the log keeps."""
@@ -134,10 +136,18 @@ class DevHistory:
         """Whether the first score, the best of many, is clearly better by loss too.
 
         The best of many is so by luck in part: alone it can be ahead of an average that
-        does a whole point better on other text. Loss varies less.
+        does a whole point better on other text. Loss varies less. It does not decide
+        here where scores are equal, or tell nothing yet: then the average stays.
         """
         is_lower = _number(one["loss"]) < _number(other["loss"]) - CHANCE
-        return is_lower and self.beats(one, other)
+        return is_lower and self.beats(one, other) and not self._are_level(one, other)
+
+    def _are_level(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+        """Whether only the loss tells the two apart, though it was not asked to."""
+        metric = self._metric([*self.entries, one, other])
+        if metric == "loss":
+            return self.best_by == "auto"
+        return _rank(one, metric)[0] == _rank(other, metric)[0]
 
     def _metric(self, entries: Sequence[dict[str, Any]]) -> str:
         """What decides between these."""

@@ -1,0 +1,239 @@
+"""`transduce tune`: beam size and length penalty, chosen on the development set."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from transduce.cli.files import Files
+from transduce.cli.options import require_both
+from transduce.cli.terminal import error_console, table_console
+from transduce.decoding.next_token_models.ready_model import DecodingPrecision
+from transduce.decoding.translator import Translator, load
+from transduce.errors import ConfigError
+from transduce.evaluation.significance import SIGNIFICANT_P
+from transduce.evaluation.tokenization import Tokenize, choose_tokenization
+from transduce.experiments.tuning import (
+    Grid,
+    Tuning,
+    tune_parsing,
+    tune_translation,
+    tuned,
+)
+from transduce.languages import guess_all
+from transduce.model_folder import find_model, write_search
+from transduce.phrases import counted
+from transduce.preparation.treebank import read_treebank
+from transduce.report.content import Report, Section, Table, columns
+from transduce.report.terminal import show
+from transduce.search_config import SearchConfig
+from transduce.text.corpus import read_pairs
+
+BeamSizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
+Penalties = Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative="")]
+USUAL = Grid()
+PARSING_BEAMS = (1, 4, 10, 21)
+"""The paper's parser has a beam of 21."""
+
+
+def tune(
+    model: Path,
+    /,
+    *,
+    dev_source: Files = (),
+    dev_target: Files = (),
+    dev_trees: Files = (),
+    beam_sizes: BeamSizes = (),
+    length_penalties: Penalties = USUAL.length_penalties,
+    patiences: Penalties = (),
+    tokenize: Tokenize = "auto",
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    device: str = "auto",
+    precision: DecodingPrecision = "fp32",
+    processes: int | None = None,
+) -> None:
+    """Choose beam size and length penalty on the development set (section 6.1).
+
+    Every beam is tried with every penalty, and the best pair becomes the model's own
+    search, by which all commands search unless they are told otherwise. Of a run, it is
+    the model that is served: its average, else its best checkpoint. For example:
+    transduce tune runs/mine --dev-source dev.en --dev-target dev.de
+
+    Parameters
+    ----------
+    model
+        A model or run folder.
+    dev_source
+        Held-out text, one sentence a line; not the text to be reported on.
+    dev_target
+        Its translations, line by line.
+    dev_trees
+        Held-out trees, for a model that parses.
+    beam_sizes
+        Those to try: by default 1 2 4 8, or 1 4 10 21 for trees.
+    length_penalties
+        Those to try (alpha).
+    patiences
+        Those to try beside the model's own.
+    tokenize
+        sacreBLEU's tokenizer; by default the one for the target's language.
+    dry_run
+        Only show what would be chosen; the model stays as it is.
+    json_output
+        Print one JSON object.
+    device
+        auto, cpu or cuda.
+    precision
+        Of matrix products, the one that the model is to be used in.
+    processes
+        Copies of the program that search at the same time, each on one core; by
+        default one for each core, or as many as OMP_NUM_THREADS says, and at most 16.
+    """
+    require_both(dev_source, dev_target)
+    if bool(dev_source) == bool(dev_trees):
+        raise ConfigError(
+            "A development set must be given: either --dev-source and --dev-target, or "
+            "--dev-trees."
+        )
+    folder = find_model(model)
+    if not dry_run and not os.access(folder, os.W_OK):
+        raise ConfigError(
+            f"{folder}: the model must be writable to keep another search, but is not; "
+            "take --dry-run, or copy it."
+        )
+    beams = beam_sizes or (PARSING_BEAMS if dev_trees else USUAL.beam_sizes)
+    grid = Grid(
+        beam_sizes=beams, length_penalties=length_penalties, patiences=patiences
+    )
+    grid.searches(SearchConfig())  # what is impossible is refused before any work
+    translator = load(
+        folder, device=device, precision=precision, num_processes=processes
+    )
+    with error_console().status("Searching...") as status:
+
+        def searching(number: int, total: int, search: SearchConfig) -> None:
+            status.update(f"Search {number} of {total}: {_named(search)}...")
+
+        if dev_trees:
+            gold = read_treebank(dev_trees)
+            tuning = tune_parsing(translator, gold, grid, searching)
+        else:
+            files = (dev_source, dev_target)
+            tuning = _of_text(translator, files, tokenize, grid, searching)
+    chosen = tuned(translator.search, tuning.best.search)
+    is_written = not dry_run and chosen != translator.search
+    if is_written:
+        write_search(folder, chosen)
+    if json_output:
+        print(json.dumps(_as_json(tuning, folder, is_written), indent=2))
+        return
+    show(as_report(tuning), table_console())
+    print(_verdict(tuning, folder, is_written))
+
+
+def _of_text(
+    translator: Translator,
+    files: tuple[Files, Files],
+    tokenize: Tokenize,
+    grid: Grid,
+    searching: Any,
+) -> Tuning:
+    translator.require_translation()
+    pairs = list(read_pairs(*files))
+    if not pairs:
+        raise ConfigError(
+            f"{files[0][0]}: the development set must have at least one line, but is "
+            "empty."
+        )
+    references = [pair.target for pair in pairs]
+    language = translator.target_language or guess_all(files[1])
+    tokenization = choose_tokenization(tokenize, language, references)
+    sources = [pair.source for pair in pairs]
+    return tune_translation(
+        translator, sources, references, tokenization, grid, searching
+    )
+
+
+def as_report(tuning: Tuning) -> Report:
+    """The grid: a table of beams by penalties for each patience."""
+    patiences = dict.fromkeys(cell.search.patience for cell in tuning.cells)
+    tables = tuple(_table(tuning, patience) for patience in patiences)
+    what = f"{tuning.metric} of {counted(tuning.num_sentences, 'sentence')}"
+    section = Section(
+        title="Beam sizes by length penalties", parts=(*tables, tuning.protocol)
+    )
+    return Report(title=what, sections=(section,))
+
+
+def _table(tuning: Tuning, patience: float | None) -> Table:
+    scores = {
+        (cell.search.beam_size, cell.search.length_penalty): cell
+        for cell in tuning.cells
+        if cell.search.patience == patience
+    }
+    penalties = sorted({penalty for beam, penalty in scores if beam > 1})
+    rows = []
+    for beam in sorted({beam for beam, _ in scores}):
+        of_beam = [c for (b, _), c in scores.items() if b == beam]
+        cells = [scores.get((beam, penalty)) for penalty in penalties]
+        if beam == 1:  # one for all penalties
+            cells = [of_beam[0]] * len(penalties)
+        rows.append((f"{beam}", *(_cell(tuning, cell) for cell in cells)))
+    heads = columns("beam", *(f"{penalty:g}" for penalty in penalties))
+    title = "" if patience is None else f"Patience {patience:g}"
+    return Table(columns=heads, rows=tuple(rows), title=title)
+
+
+def _cell(tuning: Tuning, cell: Any) -> str:
+    if cell is None:
+        return ""
+    mark = "*" if cell is tuning.best else "." if cell is tuning.now else ""
+    return f"{cell.score:.2f}{mark}"
+
+
+def _named(search: SearchConfig) -> str:
+    patience = "" if search.patience is None else f", patience {search.patience:g}"
+    if search.beam_size == 1:
+        return "greedy"
+    return (
+        f"beam {search.beam_size}, length penalty {search.length_penalty:g}{patience}"
+    )
+
+
+def _verdict(tuning: Tuning, folder: Path, is_written: bool) -> str:
+    best, now = tuning.best, tuning.now
+    if best is now:
+        return (
+            f"The model's own search ({_named(now.search)}) is the best of these: "
+            f"{now.score:.2f}. {folder} stays as it is."
+        )
+    assert tuning.p is not None
+    is_sure = tuning.p < SIGNIFICANT_P
+    sureness = "significant" if is_sure else "not significant: it may be chance"
+    where = (
+        f"It is now the search of {folder}."
+        if is_written
+        else f"{folder} stays as it is."
+    )
+    return (
+        f"Best: {_named(best.search)}: {best.score:.2f} (*), where the model's own "
+        f"search ({_named(now.search)}) has {now.score:.2f} (.).\nThe gain of "
+        f"{tuning.gain:.2f} {tuning.metric} is {sureness} (p = {tuning.p:.3f}, not "
+        f"corrected for {len(tuning.cells)} searches). {where}"
+    )
+
+
+def _as_json(tuning: Tuning, folder: Path, is_written: bool) -> dict[str, Any]:
+    return {
+        "model": str(folder),
+        "is_written": is_written,
+        "gain": tuning.gain,
+        "best": asdict(tuning.best),
+        "now": asdict(tuning.now),
+        **{k: v for k, v in asdict(tuning).items() if k != "cells"},
+        "cells": [asdict(cell) for cell in tuning.cells],
+    }

@@ -1,0 +1,235 @@
+"""Beam size and length penalty chosen on the development set (sections 6.1 and 6.3).
+
+Each cell of the grid is a search of its own. Rescoring the hypotheses of one search for
+all penalties would find others: a penalty also decides when search ends, and so which
+hypotheses there are.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
+
+import numpy as np
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from transduce.decoding.parsing.parse_scores import score_parses
+from transduce.decoding.translator import Translator
+from transduce.evaluation.bleu import corpus_bleu
+from transduce.evaluation.chrf import corpus_chrf
+from transduce.evaluation.significance import Trials, paired_scores
+from transduce.evaluation.tokenization import Tokenization
+from transduce.experiments.dev_corpus import ENOUGH_4_GRAMS
+from transduce.parsing.bracket_f1 import SentenceCounts
+from transduce.parsing.trees import Tree
+from transduce.search_config import SearchConfig
+
+TRIALS = 1_000
+SEED = 12345
+ROUNDING = 0.005
+"""Scores closer than this print alike, and the cheaper search is taken."""
+
+MetricName = Literal["BLEU", "chrF", "F1"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The searches that are tried."""
+
+    beam_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    length_penalties: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9, 1.2, 1.5)
+    patiences: tuple[float | None, ...] = ()
+    """Those of the model alone, if there are none."""
+
+    def searches(self, now: SearchConfig) -> list[SearchConfig]:
+        """The model's own search, then all others, each once; the best alone is found.
+
+        A greedy search has no use for a penalty or for patience, and a coverage penalty
+        must have a beam.
+        """
+        now = replace(now, num_best=1)
+        found = [now]
+        beams = sorted({*self.beam_sizes, now.beam_size})
+        penalties = sorted({*self.length_penalties, now.length_penalty})
+        patiences = tuple(dict.fromkeys((now.patience, *self.patiences)))
+        for beam, penalty, patience in product(beams, penalties, patiences):
+            if beam == 1 and (
+                now.coverage_penalty > 0 or any(s.beam_size == 1 for s in found)
+            ):
+                continue
+            found.append(
+                replace(now, beam_size=beam, length_penalty=penalty, patience=patience)
+            )
+        return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A search with its score on the dev set."""
+
+    search: SearchConfig
+    score: float
+    """In percent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What came of trying a grid of searches on the dev set."""
+
+    metric: MetricName
+    protocol: str
+    """The metric's signature."""
+    num_sentences: int
+    cells: tuple[Cell, ...]
+    """That of the model's own search first."""
+    p: float | None
+    """How likely the difference of the best from the model's own is by chance; none if
+    they are one."""
+
+    @property
+    def now(self) -> Cell:
+        """The model's own search."""
+        return self.cells[0]
+
+    @property
+    def best(self) -> Cell:
+        """The highest score; of those that print alike, the model's own search, then
+        that of the smallest beam and the least penalty."""
+        highest = max(cell.score for cell in self.cells)
+        alike = [c for c in self.cells if c.score > highest - ROUNDING]
+        if self.now in alike:
+            return self.now
+        return min(alike, key=lambda c: (c.search.beam_size, c.search.length_penalty))
+
+    @property
+    def gain(self) -> float:
+        """By which the best is ahead of the model's own."""
+        return self.best.score - self.now.score
+
+
+OnSearch = Callable[[int, int, SearchConfig], object]
+"""Is told of each search before it: its number, how many there are, its settings."""
+
+
+def tune_translation(
+    translator: Translator,
+    sources: Sequence[str],
+    references: Sequence[str],
+    tokenization: Tokenization,
+    grid: Grid,
+    on_search: OnSearch,
+) -> Tuning:
+    """Score searches by BLEU, or by chrF where too few 4-grams match for BLEU to tell.
+
+    `RequestError` if the model parses.
+    """
+    searches = grid.searches(translator.search)
+    texts = []
+    for search in _told(searches, on_search):
+        found = translator.translate_stream(sources, search)
+        texts.append([each.text for each in found])
+    bleus = [corpus_bleu(t, references, tokenization=tokenization) for t in texts]
+    scores = [bleu.score for bleu in bleus]
+    protocol = bleus[0].signature
+    if by_chrf := max(bleu.matched_4_grams for bleu in bleus) < ENOUGH_4_GRAMS:
+        chrfs = [corpus_chrf(text, references) for text in texts]
+        scores, protocol = [chrf.score for chrf in chrfs], chrfs[0].signature
+    tuning = Tuning(
+        metric="chrF" if by_chrf else "BLEU",
+        protocol=protocol,
+        num_sentences=len(references),
+        cells=_cells(searches, scores),
+        p=None,
+    )
+    if tuning.best is tuning.now:
+        return tuning
+    best = texts[tuning.cells.index(tuning.best)]
+    [paired] = paired_scores(
+        {"now": texts[0], "best": best},
+        references,
+        [CHRF() if by_chrf else BLEU(tokenize=tokenization.name, force=True)],
+        Trials(resamples=TRIALS, shuffles=TRIALS, seed=SEED),
+    )
+    by_bootstrap = paired.systems[1].bootstrap_p
+    by_shuffles = paired.systems[1].randomisation_p
+    assert by_bootstrap is not None
+    assert by_shuffles is not None
+    return replace(tuning, p=max(by_bootstrap, by_shuffles))
+
+
+def tune_parsing(
+    translator: Translator, gold: Sequence[Tree], grid: Grid, on_search: OnSearch
+) -> Tuning:
+    """Score searches by labelled bracket F1; `RequestError` if the model translates."""
+    parser = translator.parser()
+    searches = grid.searches(translator.search)
+    scores = []
+    for search in _told(searches, on_search):
+        parses = list(parser.parse_stream((tree.words for tree in gold), search))
+        scores.append(score_parses(gold, parses).brackets)
+    tuning = Tuning(
+        metric="F1",
+        protocol="labelled brackets as EVALB counts them with COLLINS.prm",
+        num_sentences=len(gold),
+        cells=_cells(searches, [score.all.f1 for score in scores]),
+        p=None,
+    )
+    if tuning.best is tuning.now:
+        return tuning
+    best = scores[tuning.cells.index(tuning.best)]
+    return replace(tuning, p=paired_f1_p(scores[0].sentences, best.sentences))
+
+
+def paired_f1_p(now: Sequence[SentenceCounts], best: Sequence[SentenceCounts]) -> float:
+    """How likely so large a difference of F1 is by chance.
+
+    By approximate randomisation (Riezler and Maxwell, 2005): the two parses of random
+    sentences are swapped.
+    """
+    counts = np.array(
+        [[(s.matched, s.gold + s.predicted) for s in side] for side in (now, best)],
+        dtype=np.int64,
+    )
+    seen = abs(_f1(counts[1].sum(0)) - _f1(counts[0].sum(0)))
+    generator = np.random.default_rng(SEED)
+    as_extreme = 0
+    for _ in range(TRIALS):
+        swapped = generator.random(len(now)) < 0.5
+        one = np.where(swapped[:, None], counts[1], counts[0]).sum(0)
+        other = np.where(swapped[:, None], counts[0], counts[1]).sum(0)
+        as_extreme += abs(_f1(other) - _f1(one)) >= seen
+    return (as_extreme + 1) / (TRIALS + 1)
+
+
+def _f1(counts: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> float:
+    """Of the matched brackets and all of both sides."""
+    return 200 * float(counts[0]) / max(float(counts[1]), 1.0)
+
+
+def _told(
+    searches: Sequence[SearchConfig], on_search: OnSearch
+) -> Iterator[SearchConfig]:
+    for number, search in enumerate(searches, start=1):
+        on_search(number, len(searches), search)
+        yield search
+
+
+def _cells(
+    searches: Sequence[SearchConfig], scores: Sequence[float]
+) -> tuple[Cell, ...]:
+    return tuple(
+        Cell(search=search, score=score)
+        for search, score in zip(searches, scores, strict=True)
+    )
+
+
+def tuned(stored: SearchConfig, best: SearchConfig) -> SearchConfig:
+    """The model's search with the chosen settings; the rest stays."""
+    return replace(
+        stored,
+        beam_size=best.beam_size,
+        length_penalty=best.length_penalty,
+        patience=best.patience,
+        num_best=min(stored.num_best, best.beam_size),
+    )

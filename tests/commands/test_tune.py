@@ -1,0 +1,186 @@
+"""The search of a model is chosen on the development set, and kept in the model."""
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from marian_folder import change_settings
+from transduce.model_folder import open_model
+from transduce.search_config import SearchConfig
+
+POOR = {"beam_size": 1, "max_length": 3, "length_penalty": 0.0, "num_best": 1}
+FEW = ("--beam-sizes", 2, 3, "--length-penalties", 0.0, 1.0)
+
+
+@pytest.fixture
+def folder(model: Path, tmp_path: Path) -> Path:
+    """A copy with a search of its own."""
+    return shutil.copytree(model, tmp_path / "model")
+
+
+@pytest.fixture
+def dev(corpus_files: tuple[Path, Path]) -> tuple[object, ...]:
+    source, target = corpus_files
+    return ("--dev-source", source, "--dev-target", target)
+
+
+def search(model: Path) -> SearchConfig | None:
+    return open_model(model).search
+
+
+def score(succeeds: Callable[..., str], *arguments: object) -> float:
+    return float(json.loads(succeeds("evaluate", *arguments, "--json"))[0]["score"])
+
+
+def test_the_best_of_the_grid_becomes_the_models_search(
+    succeeds: Callable[..., str],
+    folder: Path,
+    dev: tuple[object, ...],
+    corpus_files: tuple[Path, Path],
+) -> None:
+    options = ("--processes", 1, "--json")
+    found = json.loads(succeeds("tune", folder, *dev, *FEW, *options))
+    cells = {
+        (c["search"]["beam_size"], c["search"]["length_penalty"]): c["score"]
+        for c in found["cells"]
+    }
+    # The paper's own, 4 and 0.6, is tried with all others.
+    assert set(cells) == {(b, p) for b in (2, 3, 4) for p in (0.0, 0.6, 1.0)}
+    best = found["best"]["search"]
+    assert found["best"]["score"] == pytest.approx(max(cells.values()), abs=0.005)
+    kept = search(folder)
+    if found["is_written"]:
+        assert kept is not None
+        assert (kept.beam_size, kept.length_penalty) == (
+            best["beam_size"],
+            best["length_penalty"],
+        )
+    source, target = corpus_files
+    for (beam, penalty), expected in cells.items():
+        chosen = ("--beam-size", beam, "--length-penalty", penalty)
+        files = ("--source", source, "--reference", target, "--processes", 1)
+        if found["metric"] == "BLEU":
+            assert score(succeeds, folder, *files, *chosen) == pytest.approx(expected)
+
+
+def test_a_gain_is_written_with_all_else_as_it_was(
+    succeeds: Callable[..., str], folder: Path, dev: tuple[object, ...]
+) -> None:
+    stored = {**POOR, "beam_size": 2, "length_penalty": 9.0, "diversity": 4.0}
+    del stored["max_length"]
+    change_settings(
+        folder / "config.json", search={**stored, "extra_length": 3}, mine=[1]
+    )
+    os.chmod(folder / "config.json", 0o640)
+    before = json.loads((folder / "config.json").read_text())
+    out = succeeds("tune", folder, *dev, *FEW, "--processes", 1)
+    assert f"It is now the search of {folder}." in out
+    assert "(p = " in out
+    after = json.loads((folder / "config.json").read_text())
+    assert after.pop("search") != before.pop("search")
+    assert after == before
+    kept = search(folder)
+    assert kept is not None
+    assert (kept.extra_length, kept.diversity) == (3, 4.0)
+    assert stat.S_IMODE((folder / "config.json").stat().st_mode) == 0o640
+    assert {path.name for path in folder.iterdir()} == {
+        *("config.json", "model.safetensors", "tokenizer.json"),
+    }
+    # Done once more, nothing is better than what is there.
+    again = succeeds("tune", folder, *dev, *FEW, "--processes", 1)
+    assert "The model's own search" in again
+    assert f"{folder} stays as it is." in again
+
+
+def test_a_dry_run_leaves_the_model_as_it_is(
+    succeeds: Callable[..., str], folder: Path, dev: tuple[object, ...]
+) -> None:
+    stored = {"beam_size": 2, "length_penalty": 9.0, "diversity": 4.0}
+    change_settings(folder / "config.json", search=stored)
+    before = (folder / "config.json").read_bytes()
+    out = succeeds("tune", folder, *dev, *FEW, "--dry-run", "--processes", 1)
+    assert f"{folder} stays as it is." in out
+    assert (folder / "config.json").read_bytes() == before
+
+
+def test_the_grid_is_shown_with_greedy_search_once(
+    succeeds: Callable[..., str], folder: Path, dev: tuple[object, ...]
+) -> None:
+    few = ("--beam-sizes", 1, 2, "--length-penalties", 0, 1, "--patiences", 1)
+    out = succeeds("tune", folder, *dev, *few, "--dry-run", "--processes", 1)
+    lines = [line.split() for line in out.splitlines()]
+    heads = [line for line in lines if line[:1] == ["beam"]]
+    assert heads == [["beam", "0", "0.6", "1"]] * 2
+    assert "Patience 1" in out
+    assert "|tok:13a|" in out or "chrF" in out
+    rows = [line for line in lines if line[:1] == ["1"]]
+    assert len(rows) == 1
+    assert len(set(rows[0][1:])) == 1
+    found = json.loads(
+        succeeds("tune", folder, *dev, *few, "--dry-run", "--json", "--processes", 1)
+    )
+    greedy = [c for c in found["cells"] if c["search"]["beam_size"] == 1]
+    assert len(greedy) == 1
+
+
+def test_the_model_of_a_run_that_is_served_is_tuned(
+    succeeds: Callable[..., str], run: Path, tmp_path: Path, dev: tuple[object, ...]
+) -> None:
+    copied = shutil.copytree(run, tmp_path / "run")
+    found = json.loads(succeeds("tune", copied, *dev, *FEW, "--json", "--processes", 1))
+    assert found["model"] == str(copied / "averaged")
+
+
+def test_parsers_are_tuned_by_f1(
+    succeeds: Callable[..., str], parsing_model: Path, tmp_path: Path
+) -> None:
+    trees = tmp_path / "trees"
+    trees.write_text("(S (NP (DT the) (NN dog)) (VP (VBZ runs)))\n" * 3)
+    few = ("--beam-sizes", 1, 2, "--length-penalties", 0.0)
+    out = succeeds("tune", parsing_model, "--dev-trees", trees, *few, "--dry-run")
+    assert out.startswith("F1 of 3 sentences\n")
+    assert "as EVALB counts them" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "A development set must be given: either --dev-source and --dev-target"),
+        (("--dev-source", "x"), "Both sides of a corpus must be given"),
+        (("--beam-sizes", 0), "`search.beam_size` must be "),
+        (("--length-penalties", -1), "`search.length_penalty` must be from 0 to"),
+        (("--patiences", 0), "`search.patience` must be "),
+        (("--tokenize", "words"), 'Invalid value "words"'),
+        (("--dev-trees", "x"), "A development set must be given: either --dev-source"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_told_before_any_search(
+    refuses: Callable[..., str],
+    folder: Path,
+    dev: tuple[object, ...],
+    options: tuple[object, ...],
+    message: str,
+) -> None:
+    given = dev if options and options[0] != "--dev-source" else ()
+    assert message in refuses("tune", folder, *given, *options)
+
+
+def test_a_parser_is_not_tuned_on_text(
+    refuses: Callable[..., str], parsing_model: Path, dev: tuple[object, ...]
+) -> None:
+    assert "this one parses" in refuses("tune", parsing_model, *dev, "--dry-run")
+
+
+def test_a_translator_is_not_tuned_on_trees(
+    refuses: Callable[..., str], folder: Path, tmp_path: Path
+) -> None:
+    trees = tmp_path / "trees"
+    trees.write_text("(S (NP (NN dog)))\n")
+    said = refuses("tune", folder, "--dev-trees", trees)
+    assert "this one translates" in said
