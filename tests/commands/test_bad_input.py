@@ -184,7 +184,7 @@ def test_an_unknown_preset_names_the_nearest(
         ("training.epsilon=-1.0", "`training.epsilon` must be"),
         ("training.seed=-1", "`training.seed` must be"),
         ("model.vocab_size=7", "tokenizer.vocab_size"),
-        ("model.d_model=1000000000000", "memory"),
+        ("model.d_model=1000000000000", "`model.d_model` must be at most 65,536"),
     ],
 )
 def test_an_impossible_setting_is_refused(
@@ -294,10 +294,10 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
         lambda content: content.replace(b'"<s>"', b'"<t>"'),
         "must begin with <pad>, <s>, </s>, but does not",
     ),
-    "tokenizer of another model": (
+    "tokenizer with a gap": (
         "tokenizer.json",
         lambda content: content.replace(b'"</s>":2,', b'"</s>":2,"new":999,'),
-        "the files are of different models",
+        "its ids must be 0, 1, 2 and so on, but some are left out",
     ),
 }
 
@@ -332,10 +332,10 @@ def test_a_model_that_lacks_a_file_is_refused(
     ("change", "message"),
     [
         (
-            {"format": 4},
-            "the format must be from 1 to 3, but is 4; the model was saved by another",
+            {"format": 5},
+            "the format must be from 1 to 4, but is 5; the model was saved by another",
         ),
-        ({"format": None}, "the format must be from 1 to 3, but is None"),
+        ({"format": None}, "the format must be from 1 to 4, but is None"),
         ({"model": None}, "`model` must hold the settings activation, "),
         ({"model": {"colour": "red"}}, "`model` must hold the settings activation, "),
         ({"model": {"num_layers": 2}}, "the weights must fit the settings beside them"),

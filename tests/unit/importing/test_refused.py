@@ -44,7 +44,10 @@ DAMAGED_SETTINGS = [
     ({"dropout": "some"}, "`dropout` must be a number, but is 'some'"),
     ({"attention_dropout": True}, "`attention_dropout` must be a number, but is True"),
     ({"activation_dropout": [0]}, r"`activation_dropout` must be a number, but is "),
-    ({"vocab_size": 10**9}, "`vocab_size` must be at most 16,777,216, but is 1000000"),
+    (
+        {"vocab_size": 10**9, "decoder_vocab_size": 10**9},
+        "`vocab_size` must be at most 16,777,216, but is 1000000",
+    ),
     ({"encoder_layers": 2_000}, "`model.num_layers` must be at most 1,000, but is 2"),
     ({"dropout": 1.5}, "`dropout` must be at least 0 and below 1, but is 1.5"),
     ({"encoder_layers": 0}, "`encoder_layers` must be a whole number of 1 at least"),
