@@ -376,7 +376,7 @@ def _places(
     findings: dict[str, Finding] = {}
     for name, side in _named_sides(splits):
         if side.longest_place:
-            label = f"{name}, longest line: {side.longest:,} tokens"
+            label = f"{name}, longest line: {counted(side.longest, 'token')}"
             places[label] = (side.longest_place,)
         findings[f"{name}, not UTF-8 text"] = side.invalid
         findings |= {f"{name}, {kind}": each for kind, each in side.suspicious.items()}

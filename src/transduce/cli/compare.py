@@ -31,6 +31,7 @@ from transduce.evaluation.tokenization import (
     choose_tokenization,
 )
 from transduce.languages import LanguagesConfig, detect_unspaced, guess
+from transduce.phrases import counted
 from transduce.report.content import (
     Column,
     MarkedText,
@@ -160,7 +161,8 @@ def as_report(
     words = f"Words are those of sacreBLEU's tokenizer {tokenization}."
     baseline, num = comparison.systems[0], comparison.num_sentences
     return Report(
-        title=f"{num:,} sentences by {len(comparison.systems)} systems",
+        title=f"{counted(num, 'sentence')} by "
+        f"{counted(len(comparison.systems), 'system')}",
         sections=(
             Section(title="Scores", parts=(words, *_scores(comparison))),
             Section(

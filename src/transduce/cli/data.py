@@ -58,7 +58,8 @@ class DataDisplay(ProgressDisplay):
             self.console.print(f"{file.name}: {decimal(num_bytes)}")
 
     def waiting(self, file: RemoteFile, reason: str, seconds: float) -> None:
-        self.console.print(f"{file.name}: {reason}; again in {seconds:.0f} seconds.")
+        pause = counted(round(seconds), "second")
+        self.console.print(f"{file.name}: {reason}; again in {pause}.")
 
     def assembled(self, split: str, num_lines: int) -> None:
         self._show(f"Writing {split}", counted(num_lines, "line"), num_lines, None)

@@ -14,6 +14,7 @@ from transduce.decoding.streaming.windows import WINDOW_LINES, full_windows
 from transduce.decoding.translation.target_score import TargetScore
 from transduce.decoding.translator import load
 from transduce.evaluation.perplexity import perplexity
+from transduce.phrases import counted
 from transduce.text.corpus import SentencePair, read_pairs
 
 
@@ -101,6 +102,7 @@ def _total(total: float, num_tokens: int, num_pairs: int, *, jsonl: bool) -> str
         }
         return json.dumps(summary) + "\n"
     return (
-        f"# {num_pairs:,} pairs, {num_tokens:,} tokens: log-probability "
+        f"# {counted(num_pairs, 'pair')}, {counted(num_tokens, 'token')}: "
+        f"log-probability "
         f"{total:.4f}, perplexity {mean:.4f} a token\n"
     )

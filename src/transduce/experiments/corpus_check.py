@@ -473,7 +473,7 @@ def _refusals(name: str, split: SplitReport) -> Iterator[Advice]:
         )
     for files in split.unequal:
         yield Advice(
-            problem=f"{files.source} has {files.source_lines:,} lines, but "
+            problem=f"{files.source} has {counted(files.source_lines, 'line')}, but "
             f"{files.target} has {files.target_lines:,}",
             remedy="find where a line was lost or broken: all after it are mismatched",
             is_refusal=True,

@@ -18,6 +18,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.decoding.translation.parts import MAX_SOURCE_TOKENS
 from transduce.errors import DataError, TransduceError
 from transduce.model.transformer import Transformer
+from transduce.phrases import counted
 from transduce.special_ids import BOS, EOS, PAD
 from transduce.text.tokenizer import Tokenizer
 
@@ -73,8 +74,9 @@ class Proof:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_tokens:,} tokens of {self.num_sentences} sentences are the "
-            f"same by greedy search, and no logit differs by more than "
+            f"{counted(self.num_tokens, 'token')} of "
+            f"{counted(self.num_sentences, 'sentence')} are the same by greedy "
+            f"search, and no logit differs by more than "
             f"{self.max_difference:.1e}"
         )
 

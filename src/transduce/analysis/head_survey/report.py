@@ -13,6 +13,7 @@ from transduce.analysis.head_statistics import (
 from transduce.analysis.head_survey.alignment import AlignmentError, Linking
 from transduce.analysis.head_survey.linking import LinkSurvey
 from transduce.analysis.head_survey.survey import AnnotatedSurvey, HeadSurvey
+from transduce.phrases import counted
 from transduce.report.content import (
     Part,
     Picture,
@@ -37,8 +38,9 @@ def as_report(
             Section(title="Alignment", parts=tuple(_alignment(annotated))),
         ]
     sections.append(Section(title="Without a head", parts=tuple(_pruning(survey))))
+    pairs = counted(survey.num_pairs, "pair")
     return Report(
-        title=f"The heads of {model} on {survey.num_pairs:,} pairs of {corpus}",
+        title=f"The heads of {model} on {pairs} of {corpus}",
         sections=tuple(sections),
     )
 

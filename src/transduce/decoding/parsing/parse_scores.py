@@ -14,6 +14,7 @@ from transduce.parsing.bracket_f1 import (
 )
 from transduce.parsing.delinearization import Repairs
 from transduce.parsing.trees import Tree
+from transduce.phrases import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,8 @@ class ParseScore:
         return (
             f"F1 = {figures.f1:.2f} (recall {figures.recall:.2f}, precision "
             f"{figures.precision:.2f}, complete match {figures.complete_match:.2f}, "
-            f"{figures.valid} of {figures.sentences} sentences, {self.mended:.2f} % "
+            f"{figures.valid} of {counted(figures.sentences, 'sentence')}, "
+            f"{self.mended:.2f} % "
             "mended)"
         )
 

@@ -26,6 +26,7 @@ from transduce.errors import (
     TooLongError,
     TransduceError,
 )
+from transduce.phrases import counted
 from transduce.serving.http.messages import Asked
 from transduce.text.corpus import read_text
 
@@ -169,7 +170,7 @@ class Admission:
             raise RefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"At most {rate.per_minute:,} requests a minute are taken; try again "
-                f"in {seconds} seconds.",
+                f"in {counted(seconds, 'second')}.",
                 retry_after_s=seconds,
             )
 

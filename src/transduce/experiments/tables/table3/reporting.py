@@ -7,6 +7,7 @@ from transduce.evaluation.significance import SIGNIFICANT_P
 from transduce.experiments.tables.table3.paper import PAPER_ROWS
 from transduce.experiments.tables.table3.results import RowResult, Table3
 from transduce.experiments.tables.table3.rows import scaled_base, settings
+from transduce.phrases import counted
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.content import (
     Column,
@@ -187,8 +188,9 @@ def _settings(table: Table3) -> tuple[Part, ...]:
     )
     heads = (Column(name="row", is_text=True), Column(name="change", is_text=True))
     return (
-        f"{texts}. The training text has {table.num_pairs:,} pairs, the dev text "
-        f"{table.num_sentences:,} sentences. Matrix products in {table.precision}.",
+        f"{texts}. The training text has {counted(table.num_pairs, 'pair')}, the dev "
+        f"text {counted(table.num_sentences, 'sentence')}. Matrix products in "
+        f"{table.precision}.",
         SEEN,
         _base(table),
         RULE,
