@@ -5,8 +5,10 @@
 
 Starts `transduce serve` on loopback and lets clients ask, one request after the other,
 for texts of one to four lines of the file, each answer compared with the offline
-translation of its sentences. Then come clients that do harm: slow ones, some that
-leave, malformed and huge bodies, more than the queue holds; and SIGTERM while all ask.
+translation of its sentences. Before, one client asks on one kept connection, beside the
+time that the same texts take offline, one after the other. Then come clients that do
+harm: slow ones, some that leave, malformed and huge bodies, more than the queue holds;
+and SIGTERM while all ask.
 The throughput, of what is answered while clients go on asking, is beside that of
 `Translator.translate` on the same sentences, in lists as long as the server's batches,
 by one process and by as many as the server has, before and after: machines drift.
@@ -25,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -44,6 +46,8 @@ NUM_PARTS = 8
 """Of the time, between which the memory is told."""
 NUM_LEAVING = 50
 HUGE_BYTES = 10_000_000
+NUM_KEPT = 300
+"""Requests on one kept connection."""
 AFTER_S = 60
 """For a server to end once it is told to."""
 
@@ -113,6 +117,15 @@ class Offline:
         self._batch_size = batch_size
         self.speeds: list[float] = []
         """Sentences a second, each time."""
+
+    def latencies_s(self, count: int) -> list[float]:
+        """How long the first texts take, one after the other."""
+        found = []
+        for pieces in self._pieces[:count]:
+            begun = time.perf_counter()
+            self._translator.translate(sentences(pieces))
+            found.append(time.perf_counter() - begun)
+        return found
 
     def translate(self) -> list[str]:
         """The translations of all texts, and how fast they were."""
@@ -200,6 +213,55 @@ async def ask(
         outcome.num_wrong += not is_right
 
 
+async def read_answer(reader: asyncio.StreamReader) -> bytes:
+    """The body of an answer whose length its head tells."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return await reader.readexactly(length)
+
+
+async def kept_latencies_s(port: int, requests: Sequence[bytes]) -> list[float]:
+    """How long each request takes, one after the other on one connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    found = []
+    for request in requests:
+        begun = time.perf_counter()
+        writer.write(request)
+        await read_answer(reader)
+        found.append(time.perf_counter() - begun)
+    writer.close()
+    return found
+
+
+async def describe_kept(
+    server: Server, task: Task, offline: "Offline"
+) -> AsyncIterator[str]:
+    """Lines of a table: a kept connection, beside the same texts offline."""
+    health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    bodies = map(asked, task.texts[:NUM_KEPT])
+    translating = [
+        b"POST /translate HTTP/1.1\r\nhost: localhost\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+        % (len(body), body)
+        for body in bodies
+    ]
+    alone = offline.latencies_s(NUM_KEPT)
+    for name, found in (
+        ("/health on a kept connection", [health] * NUM_KEPT),
+        ("/translate on a kept connection", translating),
+    ):
+        latencies = await kept_latencies_s(server.port, found)
+        yield f"| {name}, p50 and p99 | {milliseconds(latencies)} |"
+    yield f"| the same texts offline, p50 and p99 | {milliseconds(alone)} |"
+
+
+def milliseconds(latencies_s: Sequence[float]) -> str:
+    """Median and 99th percentile."""
+    return " and ".join(
+        f"{percentile(latencies_s, share) * 1000:,.2f} ms" for share in (0.5, 0.99)
+    )
+
+
 async def load_server(
     server: Server, task: Task, num_clients: int, seconds: float
 ) -> tuple[Outcome, list[float]]:
@@ -249,7 +311,9 @@ async def huge_body(port: int) -> str:
 async def slow_client(port: int) -> str:
     """The status of a client that sends a body without end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST /translate HTTP/1.1\r\nhost: a\r\ncontent-length: 9999\r\n\r\n")
+    writer.write(
+        b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9999\r\n\r\n"
+    )
     reading = asyncio.create_task(reader.readline())
     while not reading.done():
         with suppress(ConnectionError):
@@ -263,8 +327,11 @@ async def slow_client(port: int) -> str:
 async def leave(port: int, body: bytes) -> None:
     """Ask, and be gone before the answer."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /translate HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n"
-    writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+    head = (
+        "POST /translate HTTP/1.1\r\nhost: localhost\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
     await writer.drain()
     writer.transport.abort()
 
@@ -327,13 +394,17 @@ async def measure(arguments: argparse.Namespace) -> None:
         num_sentences=[len(sentences(split_text(text))) for text in texts],
     )
     with serving(arguments.model, "--batch-size", str(batch_size)) as server:
+        kept = [
+            line
+            async for line in describe_kept(server, task, offline["as many processes"])
+        ]
         outcome, memory = await load_server(
             server, task, num_clients, arguments.seconds
         )
         for each in offline.values():
             each.translate()
         lines = describe(outcome, memory, arguments.seconds, offline)
-        print("\n".join(lines), flush=True)
+        print("\n".join([*lines, *kept]), flush=True)
         for what, became in (await do_harm(server, task)).items():
             print(f"| {what} | {became} |", flush=True)
         stopped = await stop_under_load(server, task, num_clients)

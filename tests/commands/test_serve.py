@@ -6,11 +6,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from libretranslatepy import LibreTranslateAPI
 from transduce.decoding.translator import load
 from transduce.phrases import missing_package
 from transduce.serving.http.admission import AdmissionConfig
+from transduce.serving.http.connection import ConnectionConfig
 from transduce.serving.request_queue import QueueConfig
 from waiting import wait_until
 
@@ -126,6 +130,15 @@ def test_a_port_that_is_taken_is_refused(
         (("missing", "--timeout", "nan"), "The timeout must be above 0 seconds"),
         (("missing", "--max-characters", "0"), "`max_characters` must be at least 1"),
         (("missing", "--requests-per-minute", "0"), "must be at least 1, but is 0"),
+        (("missing", "--max-tokens", "0"), "`max_tokens` must be at least 1, but is 0"),
+        (("missing", "--timeout", "1e300"), "at most 86,400, but is 1e+300"),
+        (("missing", "--max-connections", "0"), "`max_connections` must be at least 1"),
+        (("missing", "--client-timeout", "0"), "must be above 0, but is 0.0"),
+        (("missing", "--allowed-hosts", "http://a"), "but one is 'http://a'"),
+        (("missing", "--cors-origins", "a"), "must be origins such as"),
+        (("missing", "--trusted-proxies", "a"), "must be addresses or networks"),
+        (("zh-hans-pt-br=missing",), "write them as SOURCE:TARGET=FOLDER"),
+        (("x1:de=missing",), "A language must be a BCP 47 tag, but is 'x1'"),
         (("missing", "--api-keys", "nowhere"), "nowhere: the file cannot be read"),
         (("missing", "--port", "x"), 'unable to convert "x" into int'),
     ],
@@ -160,4 +173,83 @@ def test_the_command_has_the_defaults_of_what_it_sets() -> None:
     assert options["max_waiting"] == queueing.max_waiting
     assert options["timeout"] == queueing.timeout_s
     assert options["batch_size"] == queueing.batch_size
+    assert options["max_tokens"] == queueing.max_tokens
     assert options["max_characters"] == admitting.max_characters
+    assert options["client_timeout"] == admitting.body_timeout_s
+    assert options["client_timeout"] == ConnectionConfig().header_timeout_s
+    assert options["max_connections"] == ConnectionConfig().max_connections
+
+
+CURLED = {"q": "one two", "source": "en", "target": "de"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ["-H", "content-type: application/json", "-d", json.dumps(CURLED)],
+        ["-H", "content-type: application/json; charset=utf-8", "-d",
+         json.dumps(CURLED | {"api_key": None, "format": None})],
+        [each for name in CURLED for each in ("-d", f"{name}={CURLED[name]}")],
+        [each for name in CURLED for each in ("-F", f"{name}={CURLED[name]}")],
+        ["--http1.0", "-d", "q=one two&source=EN&target=de-AT"],
+        ["-H", "transfer-encoding: chunked", "-d", "q=one two&source=en&target=de"],
+        ["-H", "expect: 100-continue", "-F", "q=one two", "-F", "target=de"],
+    ],
+    ids=["json", "nulls", "form", "form data", "http1.0", "chunked", "expect"],
+)  # fmt: skip
+def test_curl_sends_a_body_of_any_kind(
+    serving: Served, model: Path, body: list[str]
+) -> None:
+    if (curl := shutil.which("curl")) is None:
+        pytest.skip("curl is not installed")
+    url = f"{serving.address}/translate"
+    done = subprocess.run([curl, "-sS", url, *body], capture_output=True, check=True)
+    [offline] = load(model).translate(["one two"])
+    assert json.loads(done.stdout)["translatedText"] == offline.text
+
+
+def test_a_site_does_not_reach_the_server_through_a_browser(serving: Served) -> None:
+    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+        form = b"q=one&source=en&target=de"
+        request = urllib.request.Request(f"{serving.address}/translate", form, headers)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request)
+        with refused.value as answer:
+            assert answer.code == 403
+            assert set(json.loads(answer.read())) == {"error"}
+
+
+def test_what_streams_is_ended_in_order(serving: Served) -> None:
+    text = "\n".join(["one two three four five six seven eight"] * 150)
+    body = json.dumps({"q": text, "alternatives": 4}).encode()
+    kind = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{serving.address}/v1/translate", body, kind)
+    with urllib.request.urlopen(request) as answer:
+        first = answer.readline()
+        serving.process.send_signal(signal.SIGTERM)
+        lines = [first, *answer]
+    assert len([json.loads(line) for line in lines]) == 299
+    assert serving.process.wait(60) == 0
+
+
+def test_few_open_files_are_enough_for_many_clients(model: Path) -> None:
+    """And none is told of those that have to wait."""
+    command = [sys.executable, "-m", "transduce", "serve", f"en-de={model}"]
+    with subprocess.Popen(
+        ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *command, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        port = int(address.rpartition(":")[2])
+        with ExitStack() as clients:
+            for _ in range(200):
+                idle = socket.create_connection(("127.0.0.1", port), timeout=60)
+                clients.enter_context(idle)
+            assert Served(process=process, address=address).translate("one")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
