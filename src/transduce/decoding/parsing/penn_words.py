@@ -2,26 +2,47 @@
 
 So are its own sentences cut (Marcus et al., 1993): `don't` is `do n't`, quotes are ``
 and '', brackets -LRB- and -RRB-. One sentence a text: a full stop is parted from its
-word only at the end.
+word only at the end, and before a bracket.
 """
 
 import re
 
-CLOSERS = r"""["'”’)\]}]*"""
+ADDRESS = re.compile(
+    r"""(?ix)
+    (?: (?<![\w/])(?:(?:https?|ftp)://|www\.)[^\s<>"]+
+      | (?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,10}
+      | (?<![\w.@-])(?:[a-z][\w-]{0,62}\.){1,10}[a-z]{2,24}/[^\s<>"]*
+      | (?<![\w@\#])[@\#][a-z]\w* )"""
+)
+"""URLs and e-mail addresses, handles and hashtags, with what may follow them."""
+AFTER_ADDRESS = ".,;:!?'*]}—–"
+"""Signs that end an address without belonging to it."""
+STAND_IN = "\ue000"
+"""Stands for an address while the rules cut what is around it."""
+
+ELISION = r"(?:[Tt](?:is|was|were|will)|[Ee]m|[Nn]|[Cc]ause|[Tt]il|[Bb]out|[Rr]ound)\b"
+QUOTE = re.compile(r"['\"]")
+BEFORE_OPENING = re.compile(r"(?:[\s(\[{<`'\"—–]|--)$")
+NO_QUOTE = re.compile(rf"'(?:\d0s|\d\d(?!\d)|{ELISION})")
+"""An apostrophe for what is left out: '80s, 'tis."""
+CLOSING_SINGLE = re.compile(r"(?<=[^\s'\"])'(?![\w'])")
+
+CLOSERS = r"""['\s)\]}]*"""
 ALTERED = (
-    # Quotes: what begins a word opens.
-    (r'(?:^|(?<=[\s(\[{<]))"|“', " `` "),
-    (r'"|”', " '' "),
-    ("‘", " ` "),
-    ("’", "'"),
     # Dots and dashes.
-    (r"…|\.\.\.+", " ... "),
-    (r"—|--+", " -- "),
+    (r"…|(?<!\.)\.\.\.(?=\.?(?!\.))|\.{5,}", " ... "),
+    (r"—|(?<=\s)–(?=\s)|--+", " -- "),
     # The full stop that ends the text; an abbreviation keeps its own.
-    (rf"(?<!\.)((?:\b[A-Za-z]\.)+)(\s*(?:''|\s|{CLOSERS})*)$", r"\1 . \2"),
-    (rf"(?<=[^\s.])\.(\s*(?:''|\s|{CLOSERS})*)$", r" .\1"),
+    (rf"(?<![.'&\w])((?:[A-Za-z]\.)+)({CLOSERS})$", r"\1 . \2"),
+    (rf"(?<=[^\s.])\.({CLOSERS})$", r" .\1"),
+    # That of a list's number, and that before a bracket.
+    (r"^(\d+)\.(?=\s)", r"\1 ."),
+    (r"(?<![\w.])([A-Z][\w.]{0,40})(?<!\.)\.(?=\s*[({\[]|[)}\]](?!,))", r"\1 ."),
+    (rf"(?<={STAND_IN})\.", " ."),
     # What is a word by itself; between digits , and : are part of a number.
-    (r"[;@#$%&?!]", r" \g<0> "),
+    (r"[;@#?!]|(?<!\w)&|&(?!\w)|%(?!-\w)", r" \g<0> "),
+    (r"(?<![^\W_])([A-Z]{0,3}\$)|\$", r" \g<0> "),
+    (r"[£€¥₹₩₽¢]", r" \g<0> "),
     (r"(?<!\d)[,:]|[,:](?!\d)", r" \g<0> "),
     (r"\(", " -LRB- "),
     (r"\)", " -RRB- "),
@@ -29,19 +50,80 @@ ALTERED = (
     (r"\}", " -RCB- "),
     (r"[\[\]<>]", r" \g<0> "),
     # Contractions and possessives.
-    (r"(?i)(?<=\w)(n't|'(?:s|m|d|ll|re|ve))\b", r" \1"),
+    (rf"(?i)(?<=[\w.{STAND_IN}])(n't|'(?:s|m|d|ll|re|ve))(?!\w)", r" \1"),
     (r"(?i)\b(can)(not)\b", r"\1 \2"),
-    (r"(?i)\b(gon|wan)(na)\b", r"\1 \2"),
-    (r"(?i)\b(got)(ta)\b", r"\1 \2"),
+    # In a title they are names: "You Gotta Have Wa".
+    (r"(^[Gg]|\bg)(on)(na)\b", r"\1\2 \3"),
+    (r"(^[Ww]|\bw)(an)(na)\b", r"\1\2 \3"),
+    (r"(^[Gg]|\bg)(ot)(ta)\b", r"\1\2 \3"),
     (r"(?i)\b(gim|lem)(me)\b", r"\1 \2"),
-    (r"(?i)(?<!\S)('t)(is|was)\b", r"\1 \2"),
-    (r"(?<=[^\s'`])'(?=\s|$)", " '"),
+    (r"(?i)\b(d')(you|ye)\b", r"\1 \2"),
+    (r"(?i)\b(more)('n)\b", r"\1 \2"),
+    (r"(?i)(?<!\S)('t)(is|was|were|will)\b", r"\1 \2"),
+    # What drops its g keeps the mark of it: nothin', Dunkin' Donuts.
+    (r"(?<!\s'n)(?<!\bd)(?<!\bD)(?<=[^\s'`])(?<!\w\win)'(?=\s|$)", " '"),
 )
 RULES = tuple((re.compile(pattern), changed) for pattern, changed in ALTERED)
 
 
 def penn_words(text: str) -> list[str]:
     """The words of one sentence."""
+    text = text.translate({0x201C: '"', 0x201D: '"', 0x2018: "'", 0x2019: "'"})
+    addresses: list[str] = []
+
+    def stand_in(match: re.Match[str]) -> str:
+        address, rest = _without_end(match[0])
+        addresses.append(address)
+        return STAND_IN + (" " if rest.startswith((".", "'s")) else "") + rest
+
+    text = ADDRESS.sub(stand_in, text.replace(STAND_IN, " "))
+    text = _with_quotes(text)
     for pattern, changed in RULES:
         text = pattern.sub(changed, text)
-    return text.split()
+    found = iter(addresses)
+    return [re.sub(STAND_IN, lambda _: next(found), word) for word in text.split()]
+
+
+def _without_end(address: str) -> tuple[str, str]:
+    """The address, and the signs after it; a bracket that it opened is its own."""
+    end = len(address)
+    unopened = address.count(")") - address.count("(")
+    while end > 1:
+        if address.endswith("'s", 0, end):
+            end -= 2
+        elif address[end - 1] in AFTER_ADDRESS:
+            end -= 1
+        elif address[end - 1] == ")" and unopened > 0:
+            end, unopened = end - 1, unopened - 1
+        else:
+            break
+    return address[:end], address[end:]
+
+
+def _with_quotes(text: str) -> str:
+    """Quotes as `` and '', single ones as ` and '; apostrophes stay."""
+    last_closing = max((m.start() for m in CLOSING_SINGLE.finditer(text)), default=-1)
+    written: list[str] = []
+    start = 0
+    for match in QUOTE.finditer(text):
+        place = match.start()
+        is_after_closing = place == start > 0 and "`" not in written[-1]
+        written.append(text[start:place])
+        if is_after_closing and match[0] == "'":
+            written.append("'")
+        else:
+            written.append(_quote(text, place, is_closed=place < last_closing))
+        start = match.end()
+    return "".join(written) + text[start:]
+
+
+def _quote(text: str, place: int, *, is_closed: bool) -> str:
+    """What a quote is: opening or closing, or an apostrophe."""
+    before, after = text[max(place - 2, 0) : place], text[place + 1 : place + 2]
+    can_open = not before or BEFORE_OPENING.search(before) is not None
+    is_before_space = not after or after.isspace()
+    if text[place] == '"':
+        return " `` " if can_open and not is_before_space else " '' "
+    if not can_open or is_before_space or NO_QUOTE.match(text, place):
+        return "'"
+    return " ` " if is_closed or after.isupper() or after == '"' else "'"
