@@ -105,3 +105,25 @@ def test_a_folder_that_is_there_is_refused_by_parsing_too(
 ) -> None:
     message = refuses("quickstart", "--task", "parsing", "--out", out)
     assert "the output folder must be new or empty, but is not" in message
+
+
+def test_the_pair_of_chinese_is_written_trained_and_scored_by_its_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    main(["quickstart", "--pair", "en-zh", "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert "the built-in English-Chinese grammar" in printed
+    assert "Languages: English (en) to Chinese (zh)" in printed
+    assert "tokenizer zh" in printed
+    assert "--target my.zh --dev-source dev.en --dev-target dev.zh" in printed
+    lines = (out / "corpus" / "test.zh").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 8
+    assert all(line.endswith(("。", "？")) for line in lines)
+
+
+def test_parsing_has_no_pair_of_chinese(
+    refuses: Callable[..., str], tmp_path: Path
+) -> None:
+    options = ["--task", "parsing", "--pair", "en-zh", "--out", tmp_path / "out"]
+    assert "must go with --task translation" in refuses("quickstart", *options)

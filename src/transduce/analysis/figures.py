@@ -1,22 +1,28 @@
 """Drawings of attention for papers and reports."""
 
 import os
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 from transduce.analysis.attention_maps import KINDS, AttentionKind
 from transduce.errors import ConfigError, DataError
 from transduce.report.chart import STYLE, new_figure, picture_of
 from transduce.report.content import Picture
+from transduce.report.fonts import drawn_in, fonts_for
 
 HEAD_COLOURS = (
     *("#3b76af", "#d1495b", "#2a9134", "#9b3d9b"),
@@ -30,6 +36,24 @@ LEAST_SHOWN = 0.01
 FIGURE_TYPES = ("png", "svg", "pdf")
 TOKEN_INCHES = 0.28
 """From one token to the next."""
+LETTER_INCHES = 0.11
+"""About the width of a letter; wide ones, such as Han, have two."""
+LONGEST_LABEL = 24
+"""Letters of a label at most: the middle of a longer word is left out."""
+MANY_TOKENS = 40
+"""Maps of more have smaller cells."""
+MOST_INCHES = 60
+"""No side of a picture is longer, as such pictures take gigabytes."""
+DOTS, MOST_DOTS = 200, 8_000
+"""Dots of an inch, and of a side at most."""
+LINES_INCHES = 2.2
+"""Between the words above and those below."""
+LEGEND_INCHES = 0.9
+"""What a head takes in the legend."""
+BAR_INCHES = 0.8
+"""What the bar of colours takes."""
+HEADS_A_ROW = 4
+"""Maps beside each other at most, where they are of long sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,26 +81,79 @@ def draw_lines(
 ) -> Figure:
     """Lines from queries, above, to keys, below, as in Figures 3 to 5.
 
-    Each head has its colour, as strong as its weight. Layer and heads count from 1. If
-    queries are named by their places, only theirs are drawn. The shorter side is
-    spread as wide as the longer.
+    Each head has its colour, which a legend tells, as strong as its weight. Layer and
+    heads count from 1. If queries are named by their places, only theirs are drawn. The
+    shorter side is spread as wide as the longer.
     """
-    num_columns = max(len(labelled.queries), len(labelled.keys))
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(max(TOKEN_INCHES * num_columns, 2) + 0.4, 3.4)
-        axes = figure.subplots()
-        axes.set(xlim=(-0.6, num_columns - 0.4), ylim=(0, 1))
+    above, below = _labels(labelled.queries), _labels(labelled.keys)
+    num_columns = max(len(above), len(below))
+    width = max(TOKEN_INCHES * num_columns, 2.5) + 0.4
+    top, bottom = _inches(above), _inches(below)
+    legend_rows = -(-len(heads) // max(int(width / LEGEND_INCHES), 1))
+    legend = 0.25 * (legend_rows + 1)
+    height = legend + top + LINES_INCHES + bottom
+    with matplotlib.rc_context(STYLE), drawn_in(fonts_for((*above, *below))):
+        figure = new_figure(min(width, MOST_INCHES), height)
+        figure.set_layout_engine("none")
+        axes = figure.add_axes(
+            (0.02, bottom / height, 0.96, LINES_INCHES / height),
+        )
+        axes.set(xlim=(-0.6, max(num_columns, 2) - 0.4), ylim=(0, 1))
         axes.set_axis_off()
         for place, head in enumerate(heads):
             shift = (place - (len(heads) - 1) / 2) / len(heads)
             _draw_head(axes, labelled, layer, head, queries, shift)
-        above, below = (
-            list(zip(_places(len(labels), num_columns), labels, strict=True))
-            for labels in (labelled.queries, labelled.keys)
+        places = [_places(len(side), num_columns) for side in (above, below)]
+        _write_tokens(
+            axes, list(zip(places[0], above, strict=True)), 1.02, "bottom", queries
         )
-        _write_tokens(axes, above, 1.02, "bottom", queries)
-        _write_tokens(axes, below, -0.02, "top", None)
+        _write_tokens(
+            axes, list(zip(places[1], below, strict=True)), -0.02, "top", None
+        )
+        figure.legend(
+            handles=[
+                Line2D([], [], color=_colour(head), linewidth=3) for head in heads
+            ],
+            labels=[f"head {head}" for head in heads],
+            title=f"layer {layer}",
+            loc="upper center",
+            ncols=max(int(width / LEGEND_INCHES), 1),
+            frameon=False,
+            fontsize="small",
+            title_fontsize="small",
+            handlelength=1.2,
+        )
     return figure
+
+
+def _colour(head: int) -> str:
+    return HEAD_COLOURS[(head - 1) % len(HEAD_COLOURS)]
+
+
+def _labels(texts: Sequence[str]) -> list[str]:
+    """The texts as they are drawn: not too long, and of letters that fonts have."""
+    fonts = fonts_for(texts)
+    return [_shortened(fonts.shown(text)) for text in texts]
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= LONGEST_LABEL:
+        return text
+    half = (LONGEST_LABEL - 1) // 2
+    return f"{text[:half]}…{text[-half:]}"
+
+
+def _inches(labels: Sequence[str]) -> float:
+    """What the longest of the labels takes."""
+    return 0.15 + LETTER_INCHES * max(map(_width, labels), default=0)
+
+
+def _width(label: str) -> int:
+    return sum(
+        1 + (unicodedata.east_asian_width(character) in "WF")
+        for character in label
+        if not unicodedata.combining(character)
+    )
 
 
 def _draw_head(
@@ -89,16 +166,24 @@ def _draw_head(
 ) -> None:
     weights = labelled.weights[layer - 1, head - 1].numpy()
     above, below = (_places(count, max(weights.shape)) for count in weights.shape)
-    for i, j in np.argwhere(weights >= LEAST_SHOWN).tolist():
-        if queries is None or i in queries:
-            axes.plot(
-                [above[i] + 0.2 * shift, below[j] + 0.2 * shift],
-                [1, 0],
-                color=HEAD_COLOURS[(head - 1) % len(HEAD_COLOURS)],
-                alpha=float(min(weights[i, j], 1)),
-                linewidth=2,
-                solid_capstyle="round",
-            )
+    drawn = [
+        (i, j)
+        for i, j in np.argwhere(weights >= LEAST_SHOWN).tolist()
+        if queries is None or i in queries
+    ]
+    lines = [
+        [(above[i] + 0.2 * shift, 1), (below[j] + 0.2 * shift, 0)] for i, j in drawn
+    ]
+    axes.add_collection(
+        LineCollection(
+            lines,
+            colors=_colour(head),
+            alpha=[float(min(weights[i, j], 1)) for i, j in drawn],
+            linewidths=2,
+            capstyle="round",
+        ),
+        autolim=False,
+    )
 
 
 def _write_tokens(
@@ -128,19 +213,28 @@ def _places(count: int, num_columns: int) -> list[float]:
 
 
 def draw_maps(labelled: LabelledHeads, layer: int, heads: Sequence[int]) -> Figure:
-    """A heat map of each head, side by side; layer and heads count from 1."""
-    width = TOKEN_INCHES * len(labelled.keys) + 1
-    height = TOKEN_INCHES * len(labelled.queries) + 1
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(width * len(heads), height)
-        grid = figure.subplots(1, len(heads), squeeze=False)
-        for axes, head in zip(grid.flat, heads, strict=True):
+    """A heat map of each head, some beside others; layer and heads count from 1."""
+    rows, columns = _labels(labelled.queries), _labels(labelled.keys)
+    is_dense = max(len(rows), len(columns)) > MANY_TOKENS
+    cell = TOKEN_INCHES / 2 if is_dense else TOKEN_INCHES
+    width = max(cell * len(columns), 1) + _inches(rows) + 0.3
+    height = max(cell * len(rows), 1) + _inches(columns) + 0.5
+    in_a_row = min(len(heads), max(int(MOST_INCHES / width), 1))
+    if len(heads) * width > MOST_INCHES / 2:
+        in_a_row = min(in_a_row, HEADS_A_ROW)
+    num_rows = -(-len(heads) // in_a_row)
+    with matplotlib.rc_context(STYLE), drawn_in(fonts_for((*rows, *columns))):
+        figure = new_figure(width * in_a_row + BAR_INCHES, height * num_rows)
+        grid = figure.subplots(num_rows, in_a_row, squeeze=False)
+        for axes, head in zip(grid.flat, heads, strict=False):
             _draw_map(axes, labelled.weights[layer - 1, head - 1].numpy())
             axes.set_title(f"layer {layer}, head {head}", fontsize="medium")
-            axes.set_xticks(
-                range(len(labelled.keys)), map(_plain, labelled.keys), rotation=90
-            )
-            axes.set_yticks(range(len(labelled.queries)), map(_plain, labelled.queries))
+            axes.set_xticks(range(len(columns)), map(_plain, columns), rotation=90)
+            axes.set_yticks(range(len(rows)), map(_plain, rows))
+            axes.tick_params(labelsize="xx-small" if is_dense else "medium")
+        for axes in grid.flat[len(heads) :]:
+            axes.set_axis_off()
+        _add_bar(figure, grid)
     return figure
 
 
@@ -148,19 +242,36 @@ def draw_overview(labelled: LabelledHeads) -> Figure:
     """All heads of all layers, small."""
     num_layers, num_heads = labelled.weights.shape[:2]
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(1.3 * num_heads + 0.4, 1.3 * num_layers + 0.4)
+        figure = new_figure(1.3 * num_heads + BAR_INCHES + 0.4, 1.3 * num_layers + 0.7)
+        figure.suptitle(
+            "weights of each head, as layer.head; a row for each token that attends",
+            fontsize="small",
+        )
         grid = figure.subplots(num_layers, num_heads, squeeze=False)
         for (layer, head), axes in np.ndenumerate(grid):
-            _draw_map(axes, labelled.weights[layer, head].numpy())
-            axes.set(xticks=[], yticks=[])
+            _draw_map(axes, labelled.weights[layer, head].numpy(), "auto")
+            axes.set(xticks=[], yticks=[], box_aspect=1)
             axes.set_title(f"{layer + 1}.{head + 1}", fontsize="small")
+        _add_bar(figure, grid)
     return figure
 
 
-def _draw_map(axes: Axes, weights: Float[np.ndarray, "queries keys"]) -> None:
-    axes.imshow(weights, cmap="Blues", vmin=0, vmax=1)
+def _draw_map(
+    axes: Axes,
+    weights: Float[np.ndarray, "queries keys"],
+    aspect: Literal["equal", "auto"] = "equal",
+) -> None:
+    axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect=aspect)
     axes.spines[:].set_visible(True)
     axes.tick_params(length=0)
+
+
+def _add_bar(figure: Figure, grid: Any) -> None:
+    """Tell which weight a colour is."""
+    share = 0.3 / figure.get_figwidth()
+    colours = ScalarMappable(Normalize(0, 1), "Blues")
+    bar = figure.colorbar(colours, ax=grid, label="weight", fraction=share, aspect=15)
+    bar.set_ticks([0, 0.5, 1])
 
 
 def draw_heads(name: str, title: str, grids: Sequence[HeadValues]) -> Picture:
@@ -233,7 +344,10 @@ def write_figure(figure: Figure, path: Path) -> None:
     facts = {} if kind == "png" else {"Date" if kind == "svg" else "CreationDate": None}
     try:
         with matplotlib.rc_context(STYLE):
-            figure.savefig(new, format=kind, dpi=200, facecolor="white", metadata=facts)
+            dots = min(DOTS, int(MOST_DOTS / max(figure.get_size_inches())))
+            figure.savefig(
+                new, format=kind, dpi=dots, facecolor="white", metadata=facts
+            )
         if new != path:
             new.replace(path)
     except OSError as error:

@@ -5,28 +5,78 @@ its pieces (Clark et al., 2019). So the weights of a word still sum to one.
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transduce.text.scripts import UNSPACED_LETTER, UNSPACED_LETTERS
+
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_JOINER = "\u200d"
+"""Stands between emoji that are drawn as one."""
+_ENDS_UNSPACED = re.compile(f"[{UNSPACED_LETTERS}]$")
 
 
 def word_starts(pieces: Sequence[str]) -> list[int]:
     """Where words begin among pieces as `Tokenizer.pieces` gives them.
 
     The first piece of a word begins with a space; what has neither letter nor digit
-    is a word of its own.
+    is a word of its own, and so is a piece of a script that writes no spaces.
     """
     starts: list[int] = []
-    for i, piece in enumerate(pieces):
-        is_alone = _is_punctuation(piece) or _is_punctuation(pieces[i - 1])
-        if i == 0 or piece.startswith(" ") or is_alone:
+    before = ""
+    for i, text in enumerate(spelt_letters(pieces)):
+        if i == 0 or (text and _begins_word(text, before)):
             starts.append(i)
+        before = text or before
     return starts
+
+
+def _begins_word(text: str, before: str) -> bool:
+    if text.startswith(" "):
+        return True
+    goes_on = unicodedata.category(text[0])[0] == "M" or text[0] == _JOINER
+    if not before.strip() or goes_on or before.endswith(_JOINER):
+        return False
+    return (
+        _is_punctuation(text)
+        or _is_punctuation(before)
+        or UNSPACED_LETTER.match(text) is not None
+        or _ENDS_UNSPACED.search(before) is not None
+    )
+
+
+def spelt_letters(pieces: Sequence[str]) -> list[str]:
+    """The text of each piece; a letter in bytes is with the first, none with others."""
+    texts: list[str] = []
+    for is_bytes, run in groupby(pieces, lambda piece: bool(_BYTE.fullmatch(piece))):
+        found = list(run)
+        texts += _of_bytes([int(p[3:5], 16) for p in found]) if is_bytes else found
+    return texts
+
+
+def _of_bytes(values: Sequence[int]) -> list[str]:
+    texts: list[str] = []
+    while (start := len(texts)) < len(values):
+        length = next(
+            (n for n in (4, 3, 2) if _begins_letter(values[start : start + n], n)), 1
+        )
+        letter = bytes(values[start : start + length]).decode("utf-8", "replace")
+        texts += [letter, *[""] * (length - 1)]
+    return texts
+
+
+def _begins_letter(values: Sequence[int], length: int) -> bool:
+    """Whether the first bytes are one letter of that length in UTF-8."""
+    try:
+        return len(bytes(values).decode("utf-8")) == 1 and len(values) == length
+    except UnicodeDecodeError:
+        return False
 
 
 def _is_punctuation(piece: str) -> bool:
@@ -56,8 +106,9 @@ def groups_of_words(
     at = 0
     for i, piece in enumerate(pieces):
         count = _num_letters(piece)
-        # The later bytes of a letter begin none.
-        mine = owners[at : at + count] or owners[at - 1 : at]
+        # A space belongs to what follows, the later bytes of a letter to what precedes.
+        other = at if not piece.strip() and at < len(owners) else at - 1
+        mine = owners[at : at + count] or owners[other : other + 1]
         for owner in mine:
             groups[i, owner] += 1 / len(mine)
         at += count

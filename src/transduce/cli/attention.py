@@ -1,5 +1,6 @@
 """`transduce attention`: what a model attends to in a sentence."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +21,7 @@ from transduce.analysis.figures import (
 from transduce.cli.output import Force, require_new, writer
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
+from transduce.report.fonts import advice, fonts_for
 
 View = Literal["lines", "maps", "overview"]
 Heads = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
@@ -97,6 +99,8 @@ def attention(
         labelled = seen.pair.heads_of(kind, granularity)
         layer = layer if layer is not None else len(labelled.weights)
         write_figure(_draw(labelled, view, layer, heads, token), figure)
+        if missing := fonts_for((*labelled.queries, *labelled.keys)).missing:
+            print(advice(missing), file=sys.stderr)
     if out is not None:
         with writer(out) as file:
             file.write(as_page(seen))

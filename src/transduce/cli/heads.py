@@ -76,7 +76,7 @@ def heads(
             _refuse(trees, "translates", "--source and --target")
             corpus = list(islice(read_pairs(source, target), sentences))
             if not source:
-                spoken = grammar_sentences(sentences)
+                spoken = grammar_sentences(sentences, translator.target_language)
                 corpus = [
                     SentencePair(source=s.source, target=s.target) for s in spoken
                 ]

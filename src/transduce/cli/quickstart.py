@@ -19,13 +19,22 @@ from transduce.experiments.quickstart.translation import (
     QuickstartResult,
     run_quickstart,
 )
+from transduce.languages import english_name
+from transduce.text.grammar import Pair
 from transduce.whole_folders import remove_folder
+
+SENTENCES: dict[Pair, str] = {
+    "en-de": "The old lamp fell because it was heavy.",
+    "en-zh": "The king sold the old lamp because it was very heavy.",
+}
+"""A sentence to begin with, of words that the corpus of the pair has."""
 
 
 def quickstart(
     *,
     out: Path = Path("quickstart"),
     task: Literal["translation", "parsing"] = "translation",
+    pair: Pair = "en-de",
     force: Force = False,
     device: str = "auto",
 ) -> None:
@@ -37,23 +46,33 @@ def quickstart(
         A new folder for the corpus and the run.
     task
         What is learned: translation (section 6.1), or parsing (section 6.3).
+    pair
+        The languages to translate from and to: English to German or Chinese.
     force
         Overwrite an older quickstart in that folder.
     device
         auto, cpu or cuda.
     """
+    if task == "parsing" and pair != "en-de":
+        raise ConfigError(
+            f"--pair {pair} must go with --task translation; parsing reads English "
+            "alone."
+        )
     started = time.monotonic()
     hardware = choose_hardware(device, width=PRESETS["quickstart"].model.d_model)
     if force and out.exists():
         _remove_quickstart(out)
-    print("Writing sentences of the built-in English-German grammar ...", flush=True)
+    source, target = map(english_name, pair.split("-"))
+    print(
+        f"Writing sentences of the built-in {source}-{target} grammar ...", flush=True
+    )
     with TrainingDisplay() as display, telling_how_to_go_on(out / "run", device):
         if task == "parsing":
             parsed = run_parsing_quickstart(out, hardware, display)
             _show_parses(parsed, out, (time.monotonic() - started) / 60)
         else:
-            result = run_quickstart(out, hardware, display)
-            _show(result, out, (time.monotonic() - started) / 60)
+            result = run_quickstart(out, pair, hardware, display)
+            _show(result, pair, out, (time.monotonic() - started) / 60)
 
 
 def _remove_quickstart(out: Path) -> None:
@@ -67,7 +86,8 @@ def _remove_quickstart(out: Path) -> None:
     remove_folder(out)
 
 
-def _show(result: QuickstartResult, out: Path, minutes: float) -> None:
+def _show(result: QuickstartResult, pair: Pair, out: Path, minutes: float) -> None:
+    target = pair.split("-")[1]
     console = plain_console()
     console.print("\nFive sentences with combinations of words never seen in training:")
     for example in result.examples:
@@ -81,12 +101,11 @@ def _show(result: QuickstartResult, out: Path, minutes: float) -> None:
         f"Learning curve: {result.picture}\n"
         f"Time: {minutes:.1f} minutes\n\n"
         "Translate a sentence of your own:\n"
-        "  echo 'The old lamp fell because it was heavy.' | "
-        f"{transduce} translate {out}/run\n\n"
+        f"  echo '{SENTENCES[pair]}' | {transduce} translate {out}/run\n\n"
         "Train on your own two text files, line by line translations of each other:\n"
-        f"  {transduce} check --source my.en --target my.de --preset multi30k\n"
-        f"  {transduce} train --source my.en --target my.de --dev-source dev.en "
-        "--dev-target dev.de \\\n"
+        f"  {transduce} check --source my.en --target my.{target} --preset multi30k\n"
+        f"  {transduce} train --source my.en --target my.{target} --dev-source dev.en "
+        f"--dev-target dev.{target} \\\n"
         "    --preset multi30k --out runs/mine\n"
         "(multi30k suits tens of thousands of pairs; base and big, the paper's models, "
         "suit millions.)",

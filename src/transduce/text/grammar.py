@@ -1,9 +1,9 @@
-"""The built-in corpus: English sentences with their German, from a grammar.
+"""The built-in corpora: English with its German or Chinese, from a grammar.
 
-A synchronous grammar, written by hand in a data file that its first lines explain,
-says each sentence in both languages at once: so the translation is a function of the
-English, and tree, word alignment and antecedents come with it. Knows no tokenizer
-and no model.
+A synchronous grammar for each pair, written by hand in a data file, says each sentence
+in both languages at once: so the translation is a function of the English, and tree,
+word alignment and antecedents come with it. The notation is explained at the top of the
+English-German file. Knows no tokenizer and no model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,19 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
 from random import Random
+from typing import Literal
 from zlib import crc32
 
 from transduce.text.grammar_book import Combination, Count, RuleBook
 from transduce.text.grammar_derivation import Derivation, TargetWord, joined
 from transduce.text.grammar_rules import GrammarFile, read_grammar
 
-BUILT_IN = "grammar_en_de.toml"
+Pair = Literal["en-de", "en-zh"]
+BUILT_IN: dict[Pair, str] = {
+    "en-de": "grammar_en_de.toml",
+    "en-zh": "grammar_en_zh.toml",
+}
+"""The data file of each language pair."""
 START = "Sentence"
 HELD_OUT_PERCENT = 6
 CLITIC = "~"
@@ -50,12 +56,14 @@ class Grammar:
         self._book = RuleBook(file)
         self._training_book = RuleBook(file, is_excluded=is_held_out)
         self._contractions = file.contractions
+        self._space = " " if file.spaced else ""
 
     @classmethod
-    def built_in(cls) -> "Grammar":
-        """The grammar that comes with the package: English to German."""
-        text = files("transduce.text").joinpath(BUILT_IN).read_text(encoding="utf-8")
-        return cls(read_grammar(text, BUILT_IN))
+    def built_in(cls, pair: Pair = "en-de") -> "Grammar":
+        """The grammar of a pair that comes with the package."""
+        name = BUILT_IN[pair]
+        text = files("transduce.text").joinpath(name).read_text(encoding="utf-8")
+        return cls(read_grammar(text, name))
 
     def training_sentences(self, seed: int) -> Iterator[GrammarSentence]:
         """Sentences without end, none with a held-out combination; few are equal."""
@@ -80,8 +88,8 @@ class Grammar:
 
     def derive(self, derivation: Derivation) -> GrammarSentence:
         """Say the sentence of a new derivation."""
-        german = derivation.expand(START).fields["all"]
-        return _sentence(derivation, self._written(german))
+        target = derivation.expand(START).fields["all"]
+        return _sentence(derivation, self._written(target), self._space)
 
     def _written(self, words: list[TargetWord]) -> list[TargetWord]:
         """Contract articles, and keep one of the commas that meet."""
@@ -104,18 +112,20 @@ class Grammar:
         return TargetWord(self._contractions[pair], sources)
 
 
-def _sentence(derivation: Derivation, german: list[TargetWord]) -> GrammarSentence:
+def _sentence(
+    derivation: Derivation, target: list[TargetWord], space: str
+) -> GrammarSentence:
     _adapt_articles(derivation)
     derivation.put(0, _capitalised(derivation.words[0]))
-    first, *others = [word.text for word in german]
+    first, *others = [word.text for word in target]
     target_words = (_capitalised(first), *others)
     return GrammarSentence(
         source=_written_out(derivation.words),
-        target=_written_out(target_words),
+        target=_written_out(target_words) if space else "".join(target_words),
         tree=f"(TOP{''.join(derivation.tree)})",
         source_words=tuple(derivation.words),
         target_words=target_words,
-        alignment=_alignment(german),
+        alignment=_alignment(target),
         antecedents=tuple(sorted(derivation.antecedents)),
         combinations=tuple(derivation.combinations),
     )
@@ -132,10 +142,10 @@ def _capitalised(word: str) -> str:
     return word[0].upper() + word[1:]
 
 
-def _alignment(german: list[TargetWord]) -> tuple[tuple[int, int], ...]:
+def _alignment(target: list[TargetWord]) -> tuple[tuple[int, int], ...]:
     pairs = {
         (source, target)
-        for target, word in enumerate(german)
+        for target, word in enumerate(target)
         for source in word.sources
     }
     return tuple(sorted(pairs))
@@ -143,7 +153,7 @@ def _alignment(german: list[TargetWord]) -> tuple[tuple[int, int], ...]:
 
 def _written_out(words: Sequence[str]) -> str:
     text = " ".join(words)
-    for tokens, written in ((" ,", ","), (" .", "."), (" 's", "'s")):
+    for tokens, written in ((" ,", ","), (" .", "."), (" ?", "?"), (" 's", "'s")):
         text = text.replace(tokens, written)
     return text.replace("can not", "cannot")
 

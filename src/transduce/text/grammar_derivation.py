@@ -27,17 +27,17 @@ from transduce.text.grammar_rules import (
     Bracket,
     Call,
     Choice,
-    German,
     Lexeme,
     Path,
     Reference,
     Rule,
+    Target,
     Word,
 )
 
 
 class TargetWord(NamedTuple):
-    """A German word and the positions of the English words that it translates."""
+    """A word of the target, and the English words that it translates, by position."""
 
     text: str
     sources: tuple[int, ...]
@@ -62,7 +62,7 @@ class Derivation:
         self._rng = rng
 
     def expand(self, symbol: str, arguments: Sequence[Value] = ()) -> "Expansion":
-        """Say one phrase: English goes to the sentence, German to the expansion."""
+        """Say one phrase: English goes to the sentence, the target to the expansion."""
         expansion = Expansion(self, *self._draw(symbol, arguments))
         expansion.say()
         expansion.translate()
@@ -234,15 +234,15 @@ class Expansion:
         self._links[link] = (*self._links.get(link, ()), *positions)
 
     def translate(self) -> None:
-        """Fill the German fields, once the English is said."""
+        """Fill the fields of the target, once the English is said."""
         if self._rule.others:
             self.fields.update(self._phrases[self._rule.others])
-        for name, german in self._rule.german.items():
-            self.fields[name] = self._field(german)
+        for name, target in self._rule.target.items():
+            self.fields[name] = self._field(target)
 
-    def _field(self, german: German) -> list[TargetWord]:
+    def _field(self, target: Target) -> list[TargetWord]:
         words: list[TargetWord] = []
-        for slot in german:
+        for slot in target:
             if len(slot) == 1:
                 words += self._part(slot[0])
                 continue
@@ -256,7 +256,7 @@ class Expansion:
         text = part.text
         if isinstance(text, Path):
             lexeme: Any = self._variables[text.root]
-            text = form_at(lexeme.german, text, self._variables)
+            text = form_at(lexeme.target, text, self._variables)
             if not text:
                 return ()
         return [TargetWord(str(text), self._links.get(part.link, ()))]

@@ -28,7 +28,7 @@ class Lexeme:
     lemma: str
     tags: Any
     english: Any
-    german: Any
+    target: Any
     features: dict[str, Any]
 
 
@@ -102,13 +102,13 @@ English = tuple[Bracket | Call | Word, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A German field of a phrase that the English side has called: `VP.finite`."""
+    """A target field of a phrase that the English side has called: `VP.finite`."""
 
     name: str
     field: str
 
 
-German = tuple[tuple[Word | Reference, ...], ...]
+Target = tuple[tuple[Word | Reference, ...], ...]
 """Slots in order; what stands in one slot is written as one word."""
 
 
@@ -128,9 +128,9 @@ class Rule:
     choices: tuple[Choice, ...]
     english: English
     calls: tuple[Call, ...]
-    german: dict[str, German]
+    target: dict[str, Target]
     others: str
-    """The called phrase whose remaining German fields are passed on, if any."""
+    """The called phrase whose remaining target fields are passed on, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +140,8 @@ class GrammarFile:
     tables: dict[str, tuple[Lexeme, ...]]
     rules: dict[str, tuple[Rule, ...]]
     contractions: dict[str, str]
+    spaced: bool
+    """Whether a space stands between the words of the target."""
 
 
 def read_grammar(text: str, name: str) -> GrammarFile:
@@ -162,7 +164,12 @@ def _read(data: Mapping[str, Any]) -> GrammarFile:
         rule = _rule(entry)
         rules[rule.symbol] = (*rules.get(rule.symbol, ()), rule)
     _check_names(rules, tables)
-    return GrammarFile(tables=tables, rules=rules, contractions=data["contractions"])
+    return GrammarFile(
+        tables=tables,
+        rules=rules,
+        contractions=data["contractions"],
+        spaced=data.get("spaced", True),
+    )
 
 
 def _lexemes(table: str, entry: Mapping[str, Any]) -> Iterator[Lexeme]:
@@ -192,7 +199,7 @@ def _lexeme(
         lemma=cells[0],
         tags=entry.get("tags", ""),
         english=forms.get("english", ""),
-        german=forms.get("german", ""),
+        target=forms.get("target", ""),
         features=forms["features"],
     )
 
@@ -215,7 +222,7 @@ def _rule(entry: Mapping[str, Any]) -> Rule:
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"the rule `{entry.get('head')}` must have a readable head, english and "
-            f"german, but {error}."
+            f"target, but {error}."
         ) from error
 
 
@@ -224,8 +231,8 @@ def _read_rule(entry: Mapping[str, Any]) -> Rule:
     english = tuple(_english(entry["english"]))
     calls = tuple(item for item in english if isinstance(item, Call))
     terms = {_key_of(term): term for call in calls for term in call.terms}
-    german = entry.get("german", {})
-    fields = {"all": german} if isinstance(german, str) else dict(german)
+    target = entry.get("target", {})
+    fields = {"all": target} if isinstance(target, str) else dict(target)
     others = fields.pop("others", "")
     names = {call.name for call in calls}
     return Rule(
@@ -244,7 +251,7 @@ def _read_rule(entry: Mapping[str, Any]) -> Rule:
         ),
         english=english,
         calls=calls,
-        german={field: _german(text, names) for field, text in fields.items()},
+        target={field: _target(text, names) for field, text in fields.items()},
         others=others,
     )
 
@@ -303,7 +310,7 @@ def _path(text: str) -> Path:
 def _word(text: str) -> Word:
     text, _, anaphor_of = text.partition("^")
     text, _, link = text.partition("~")
-    if not text.startswith("?"):
+    if text == "?" or not text.startswith("?"):
         return Word(text=text, link=link)
     path = _path(text)
     return Word(text=path, link=link or path.root, anaphor_of=anaphor_of)
@@ -360,14 +367,14 @@ def _arguments(keys: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any
             return itemgetter(*keys)
 
 
-def _german(text: str, names: set[str]) -> German:
+def _target(text: str, names: set[str]) -> Target:
     return tuple(
-        tuple(_german_part(part, names) for part in slot.split("+"))
+        tuple(_target_part(part, names) for part in slot.split("+"))
         for slot in text.split()
     )
 
 
-def _german_part(text: str, names: set[str]) -> Word | Reference:
+def _target_part(text: str, names: set[str]) -> Word | Reference:
     name, _, field = text.partition(".")
     if name in names:
         return Reference(name=name, field=field or "all")

@@ -6,6 +6,7 @@ from transduce.analysis.words import (
     between_words,
     groups_of,
     groups_of_words,
+    spelt_letters,
     word_starts,
 )
 
@@ -19,6 +20,15 @@ from transduce.analysis.words import (
         ([" gr", "<0xC3>", "<0xBC>", "n"], [0]),
         ([" ", "<0x78>", "y", " z"], [0, 3]),
         (["un", "do"], [0]),
+        # Scripts without spaces: a piece is a word, whatever spells it.
+        ([" ", "我们", "喜欢", "猫", "。"], [0, 2, 3, 4]),
+        ([" ", "我", "<0xE9>", "<0xBE>", "<0x98>", "了"], [0, 2, 5]),
+        ([" ", "用", "i", "Phone", "打"], [0, 2, 4]),
+        ([" I", " ", "爱", " you"], [0, 1, 3]),
+        ([" ", "ภา", "ษา", "\u0e31ไทย"], [0, 2]),
+        ([" ", "ラーメン", "を", "食べ"], [0, 2, 3]),
+        ([" ", "<0xE2>", "<0x9D>", "<0xA4>", "!"], [0, 4]),
+        ([" ", "👩", "\u200d", "👧", " a"], [0, 4]),
     ],
     ids=str,
 )
@@ -54,3 +64,17 @@ def test_bytes_belong_to_the_letter_that_they_spell() -> None:
 def test_a_letter_that_a_tokenizer_lost_is_missed() -> None:
     assert are_spelt(["grün", "."], [" gr", "<0xC3>", "<0xBC>", "n", "."])
     assert not are_spelt(["grün", "."], [" gr", "n", "."])
+
+
+def test_a_letter_in_bytes_stands_with_its_first_byte() -> None:
+    pieces = [" a", "<0xE9>", "<0xBE>", "<0x98>", "<0xC3>", "<0xA4>", "<0xA4>", "b"]
+    assert spelt_letters(pieces) == [" a", "龘", "", "", "ä", "", "\ufffd", "b"]
+    assert spelt_letters(["<0xC3>", "<0xA4>", "<0x41>"]) == ["ä", "", "A"]
+
+
+def test_a_space_alone_belongs_to_the_word_after_it() -> None:
+    pieces = [" ", "我们", "走", "<0xE9>", "<0xBE>", "<0x98>"]
+    groups = groups_of_words(pieces, ["我", "们走", "龘"])
+    assert groups.sum(dim=1).tolist() == [1] * 6
+    assert groups[0].tolist() == [1, 0, 0]
+    assert groups[3:].argmax(dim=1).tolist() == [2, 2, 2]

@@ -160,7 +160,7 @@ def from_grammar(file: GrammarFile, source: str) -> GrammarSentence:
     The lexicon is cut down to its words, and a random derivation changed for as long
     as it gets no less far.
     """
-    words = re.findall(r"'s|\w+|[,.]", source.lower().replace("cannot", "can not"))
+    words = re.findall(r"'s|\w+|[,.?]", source.lower().replace("cannot", "can not"))
     wanted = tuple("a" if word == "an" else word for word in words)
     file = with_words(file, wanted)
     grammar, book = Grammar(file), RuleBook(file)
@@ -208,8 +208,10 @@ def forms_in(forms: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def grammar_file() -> GrammarFile:
-    text = files("transduce.text").joinpath(BUILT_IN).read_text(encoding="utf-8")
-    return read_grammar(text, BUILT_IN)
+    text = (
+        files("transduce.text").joinpath(BUILT_IN["en-de"]).read_text(encoding="utf-8")
+    )
+    return read_grammar(text, BUILT_IN["en-de"])
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +225,191 @@ def test_the_german_is_what_a_german_would_write(
 ) -> None:
     sentence = from_grammar(grammar_file, source)
     assert (sentence.source, sentence.target) == (source, target)
+
+
+CHINESE_BY_HAND = {
+    # measure words; the is 那, these is 这些
+    "This woman has two cars.": "这个女人有两辆汽车。",
+    "The nurse bought three books.": "那位护士买了三本书。",
+    "A driver bought these chairs.": "一个司机买了这些椅子。",
+    "The king has an old car.": "那位国王有一辆旧汽车。",
+    "Every girl likes the song.": "每个女孩都喜欢那首歌。",
+    "All boys bought tickets yesterday.": "所有男孩昨天都买了票。",
+    "Many cows are resting.": "很多牛正在休息。",
+    # time and place before the verb
+    "The boy bought a hat in the shop yesterday.": "那个男孩昨天在商店里买了一顶帽子。",
+    "Last week, my aunt visited the museum.": "上个星期我的阿姨参观了那座博物馆。",
+    "Anna is dancing in the park now.": "安娜现在正在公园里跳舞。",
+    "The cat is sitting on the table.": "那只猫正坐在桌子上。",
+    "The queen often sings.": "那位女王经常唱歌。",
+    # 了, 没有, 不
+    "The farmer did not feed the horse.": "那个农民没有喂那匹马。",
+    "The girl does not like this song.": "那个女孩不喜欢这首歌。",
+    "The man will not sell the house tomorrow.": "那个男人明天不会卖那座房子。",
+    "The soldier cannot repair the lamp.": "那个士兵不能修理那盏灯。",
+    # 把, 被, 给, 跟
+    "The boy threw away the old newspaper.": "那个男孩把那份旧报纸扔掉了。",
+    "Because the cup was dirty, the man broke it.": (
+        "因为那个杯子很脏，所以那个男人把它打碎了。"
+    ),
+    "Peter hid the key in the kitchen.": "彼得把那把钥匙藏在了厨房里。",
+    "The cake was eaten by the dog.": "那块蛋糕被那只狗吃掉了。",
+    "The car was not stolen by the thief.": "那辆汽车没有被那个小偷偷走。",
+    "My mother bought a coat for Maria.": "我的母亲给玛丽亚买了一件大衣。",
+    "The woman talked with her daughter.": "那个女人跟她的女儿聊了天。",
+    "Paul gave the boy an apple.": "保罗给了那个男孩一个苹果。",
+    # what describes a noun stands before it
+    "The book that the girl chose is new.": "那个女孩选的那本书很新。",
+    "The man who sold the car laughed.": "卖了那辆汽车的那个男人笑了。",
+    "Martin's red umbrella is under the bed.": "马丁红色的雨伞在床下面。",
+    "Our small dog is hungry.": "我们的小狗很饿。",
+    # comparison and what somebody is
+    "The king is not as tall as the queen.": "那位国王没有那位女王那么高。",
+    "The house is as old as the temple.": "那座房子跟那座寺庙一样旧。",
+    "Lili is a doctor.": "丽丽是一位医生。",
+    # there is
+    "There is a cat under the table.": "桌子下面有一只猫。",
+    "There are five birds on the bridge.": "桥上有五只鸟。",
+    # questions
+    "Did the girl buy the book?": "那个女孩买了那本书吗？",
+    "Will your sister sell the house?": "你的姐姐会卖那座房子吗？",
+    "Is the lamp old?": "那盏灯旧吗？",
+    "Who opened the window?": "谁打开了那扇窗户？",
+    "What did the boy eat?": "那个男孩吃了什么？",
+    "Where is the key?": "那把钥匙在哪里？",
+    # clauses
+    "The man sold the car because it was old.": "那个男人卖了那辆汽车，因为它很旧。",
+    "Although the house was old, the woman sold it.": (
+        "虽然那座房子很旧，但是那个女人卖了它。"
+    ),
+    "If the girl sings, the boy will laugh.": "如果那个女孩唱歌，那个男孩就会笑。",
+    "When the boy opened the door, the dog saw him.": (
+        "那个男孩打开那扇门的时候，那只狗看见了他。"
+    ),
+    "After the women danced, the king greeted them.": (
+        "那些女人跳了舞之后，那位国王问候了她们。"
+    ),
+    "Before the bus arrived, the man bought a ticket.": (
+        "那辆公共汽车到达之前，那个男人买了一张票。"
+    ),
+    "The girl thinks that the boy will swim.": "那个女孩认为那个男孩会游泳。",
+    "The boy wants to buy a bicycle.": "那个男孩想买一辆自行车。",
+}
+
+
+@pytest.fixture(scope="module")
+def chinese_file() -> GrammarFile:
+    text = files("transduce.text").joinpath(BUILT_IN["en-zh"]).read_text("utf-8")
+    return read_grammar(text, BUILT_IN["en-zh"])
+
+
+@pytest.mark.parametrize(("source", "target"), CHINESE_BY_HAND.items())
+def test_the_chinese_is_what_a_chinese_would_write(
+    chinese_file: GrammarFile, source: str, target: str
+) -> None:
+    sentence = from_grammar(chinese_file, source)
+    assert (sentence.source, sentence.target) == (source, target)
+
+
+@pytest.fixture(scope="module")
+def chinese() -> list[GrammarSentence]:
+    grammar = Grammar.built_in("en-zh")
+    training = islice(grammar.training_sentences(1), 3_000)
+    return [*training, *islice(grammar.held_out_sentences(2), 300)]
+
+
+def test_one_english_sentence_has_one_chinese(chinese_file: GrammarFile) -> None:
+    words = "a the this his he her she man women dog lamp saw opened it old because big"
+    file = with_words(chinese_file, tuple(words.split()))
+    grammar, book, rng = Grammar(file), RuleBook(file), Random(3)
+    said: dict[str, tuple[str, str]] = {}
+    for _ in range(4_000):
+        with suppress(DataError):
+            sentence = grammar.derive(Derivation(book, rng))
+            first = said.setdefault(sentence.source, (sentence.target, sentence.tree))
+            assert first == (sentence.target, sentence.tree)
+    assert len(said) > 200
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_sentences_have_one_chinese_each() -> None:
+    said: dict[str, str] = {}
+    for sentence in islice(Grammar.built_in("en-zh").training_sentences(4), 100_000):
+        assert said.setdefault(sentence.source, sentence.target) == sentence.target
+
+
+def test_chinese_is_written_without_spaces_and_with_its_own_stops(
+    chinese: list[GrammarSentence],
+) -> None:
+    for sentence in chinese:
+        assert re.fullmatch(r"[\u4e00-\u9fff，]+[。？]", sentence.target)
+        assert sentence.target == "".join(sentence.target_words)
+        assert sentence.target[-1] == {".": "。", "?": "？"}[sentence.source[-1]]
+        assert "的的" not in sentence.target
+
+
+def test_trees_of_the_chinese_corpus_have_the_source_as_leaves(
+    chinese: list[GrammarSentence],
+) -> None:
+    for sentence in chinese:
+        leaves = re.findall(r"([^\s()]+)\)", sentence.tree)
+        assert tuple(leaves) == sentence.source_words
+        assert depths_of(sentence.tree)[-1] == 0
+        assert not re.search(r"\([^\s()]*\s*\)", sentence.tree)
+        assert all(noun < pronoun for pronoun, noun in sentence.antecedents)
+
+
+def test_a_singular_noun_after_a_determiner_has_its_measure_word(
+    chinese_file: GrammarFile, chinese: list[GrammarSentence]
+) -> None:
+    measures = {
+        noun.target["noun"]: noun.target["measure"]
+        for table in ("noun", "job")
+        for noun in chinese_file.tables[table]
+    }
+    adjectives = {one.target["of"] for one in chinese_file.tables["adjective"]}
+    seen: Counter[str] = Counter()
+    for sentence in chinese:
+        words = sentence.target_words
+        for place, word in enumerate(words[:-3]):
+            if word in ("那", "这", "两"):
+                rest = [w for w in words[place + 2 : place + 4] if w not in adjectives]
+                if rest and rest[0] in measures:
+                    assert words[place + 1] == measures[rest[0]], sentence.target
+                    seen[words[place + 1]] += 1
+    assert len(seen) >= 20
+
+
+def test_every_word_of_the_chinese_corpus_occurs_in_training(
+    chinese_file: GrammarFile,
+) -> None:
+    training = islice(Grammar.built_in("en-zh").training_sentences(1), 8_000)
+    said = {word.lower() for one in training for word in one.source_words}
+    nouns = {noun.english["singular"] for noun in chinese_file.tables["noun"]}
+    verbs = {verb.english["base"] for verb in chinese_file.tables["verb"]}
+    assert nouns | verbs <= said
+
+
+@pytest.mark.parametrize(
+    ("source", "word", "translations"),
+    [
+        ("The boy bought a hat.", "bought", {"买了"}),
+        ("The boy bought a hat.", "a", {"一"}),
+        ("The boy bought a hat.", "hat", {"顶", "帽子"}),
+        ("The cake was eaten by the dog.", "by", {"被"}),
+        ("The book that the girl chose is new.", "that", {"的"}),
+    ],
+)
+def test_chinese_words_are_aligned_to_what_they_translate(
+    chinese_file: GrammarFile, source: str, word: str, translations: set[str]
+) -> None:
+    sentence = from_grammar(chinese_file, source)
+    position = sentence.source_words.index(word)
+    assert translations == {
+        sentence.target_words[target]
+        for source_word, target in sentence.alignment
+        if source_word == position
+    }
 
 
 @pytest.fixture(scope="module")
@@ -470,7 +657,7 @@ def test_there_are_more_than_a_thousand_million_sentences(grammar: Grammar) -> N
 TINY = """
 [contractions]
 [lexicon.noun]
-columns = "english german features.kind"
+columns = "english target features.kind"
 rows = '''
 dog Hund animal
 cat Katze animal
@@ -480,17 +667,17 @@ key Schlüssel thing
 head = "Sentence"
 choose = "?kind in animal|thing"
 english = "(S Noun[?kind] (. .))"
-german = "Noun ."
+target = "Noun ."
 [[rule]]
 head = "Noun[?kind]"
 choose = "?noun in noun[kind=?kind]"
 english = "(NN ?noun)"
-german = "?noun"
+target = "?noun"
 [[rule]]
 head = "Noun[animal]"
 choose = "?noun in noun[kind=animal], ?other in noun"
 english = "(NP (NN ?noun) (CC and) (NN ?other))"
-german = "?noun und ?other"
+target = "?noun und ?other"
 """
 
 

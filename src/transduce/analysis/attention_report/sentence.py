@@ -14,7 +14,12 @@ from transduce.analysis.attention_maps import (
 )
 from transduce.analysis.figures import LabelledHeads
 from transduce.analysis.search_tree import SearchTree, watch_search
-from transduce.analysis.words import between_words, groups_of, word_starts
+from transduce.analysis.words import (
+    between_words,
+    groups_of,
+    spelt_letters,
+    word_starts,
+)
 from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search import require_numbers
 from transduce.decoding.translator import EXCLUDED, Translator
@@ -45,17 +50,21 @@ class Tokens:
 
     @property
     def labels(self) -> list[str]:
-        """The pieces for people to read, a mark before what goes on with a word."""
+        """The pieces for people to read, a mark before what goes on with a word.
+
+        The first byte of a letter is that letter, and the others are marks alone.
+        """
         return [
-            piece.strip() or "␣" if i in self.starts else CONTINUED + piece
-            for i, piece in enumerate(self.pieces)
+            text.strip() or "␣" if i in self.starts else CONTINUED + text
+            for i, text in enumerate(spelt_letters(self.pieces))
         ]
 
     @property
     def words(self) -> list[str]:
         ends = [*self.starts[1:], len(self.pieces)]
+        letters = spelt_letters(self.pieces)
         return [
-            "".join(self.pieces[start:end]).strip()
+            "".join(letters[start:end]).strip()
             for start, end in zip(self.starts, ends, strict=True)
         ]
 

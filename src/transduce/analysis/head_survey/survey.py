@@ -19,6 +19,7 @@ from transduce.analysis.head_survey.reading import ReadPair, loss, maps_of, read
 from transduce.analysis.words import are_spelt
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
+from transduce.languages import base
 from transduce.model.transformer import Transformer
 from transduce.parsing.trees import Tree, without_brackets
 from transduce.parsing.vocabulary import SymbolVocabulary
@@ -127,9 +128,14 @@ def survey_annotated(
     )
 
 
-def grammar_sentences(count: int) -> list[GrammarSentence]:
-    """Different sentences with combinations of words that no training has had."""
-    return list(islice(Grammar.built_in().held_out_sentences(SEED), count))
+def grammar_sentences(count: int, target: str | None) -> list[GrammarSentence]:
+    """Different sentences with combinations of words that no training has had.
+
+    Their translations are Chinese where that is the target language, else German.
+    """
+    is_chinese = target is not None and base(target) == "zh"
+    grammar = Grammar.built_in("en-zh" if is_chinese else "en-de")
+    return list(islice(grammar.held_out_sentences(SEED), count))
 
 
 def tree_pairs(symbols: SymbolVocabulary, trees: Iterable[Tree]) -> list[SentencePair]:

@@ -1,6 +1,5 @@
 """Section 6.1 on the sentences of the built-in grammar."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import PICTURE
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.text.corpus import read_text, write_lines
-from transduce.text.grammar import Grammar, GrammarSentence
+from transduce.text.grammar import Grammar, Pair
 from transduce.whole_folders import write_folder
 
 NUM_TRAINING, NUM_DEV, NUM_TEST = 30_000, 300, 500
@@ -43,30 +42,37 @@ class QuickstartResult:
     examples: tuple[Example, ...]
 
 
-def write_corpus(folder: Path) -> CorpusFiles:
-    """Write training, dev and test sentences of the built-in grammar.
+def write_corpus(folder: Path, pair: Pair) -> CorpusFiles:
+    """Write training, dev and test sentences of the built-in grammar of a pair.
 
     Dev and test hold combinations of words that the training sentences never have.
     """
-    grammar = Grammar.built_in()
+    grammar = Grammar.built_in(pair)
+    source, target = (f".{language}" for language in pair.split("-"))
     held_out = grammar.held_out_sentences(SEED)
 
     def write(new: Path) -> None:
-        _write(new / "train", islice(grammar.training_sentences(SEED), NUM_TRAINING))
-        _write(new / "dev", islice(held_out, NUM_DEV))
-        _write(new / "test", islice(held_out, NUM_TEST))
+        training = islice(grammar.training_sentences(SEED), NUM_TRAINING)
+        for name, sentences in (
+            ("train", training),
+            ("dev", islice(held_out, NUM_DEV)),
+            ("test", islice(held_out, NUM_TEST)),
+        ):
+            written = list(sentences)
+            write_lines(new / (name + source), (s.source for s in written))
+            write_lines(new / (name + target), (s.target for s in written))
 
     write_folder(folder, write)
     return CorpusFiles(
-        source=(folder / "train.en",),
-        target=(folder / "train.de",),
-        dev_source=(folder / "dev.en",),
-        dev_target=(folder / "dev.de",),
+        source=(folder / f"train{source}",),
+        target=(folder / f"train{target}",),
+        dev_source=(folder / f"dev{source}",),
+        dev_target=(folder / f"dev{target}",),
     )
 
 
 def run_quickstart(
-    out: Path, hardware: Hardware, observer: RunObserver
+    out: Path, pair: Pair, hardware: Hardware, observer: RunObserver
 ) -> QuickstartResult:
     """Train on the built-in corpus, translate its test sentences and score them."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -74,10 +80,12 @@ def run_quickstart(
             f"{out}: the output folder must be new or empty, but is not; choose "
             "another by --out, or overwrite it with --force."
         )
-    files = write_corpus(out / "corpus")
+    files = write_corpus(out / "corpus", pair)
     train(files, PRESETS["quickstart"], out / "run", hardware, observer)
-    sources = list(read_text([out / "corpus" / "test.en"]))
-    references = list(read_text([out / "corpus" / "test.de"]))
+    sources, references = (
+        list(read_text([out / "corpus" / f"test.{language}"]))
+        for language in pair.split("-")
+    )
     translator = load(out / "run", device=hardware.device.type)
     language = translator.target_language
     tokenization = choose_tokenization("auto", language, references)
@@ -93,9 +101,3 @@ def run_quickstart(
         bleu=corpus_bleu(translations, references, tokenization=tokenization),
         examples=examples,
     )
-
-
-def _write(stem: Path, sentences: Iterator[GrammarSentence]) -> None:
-    written = list(sentences)
-    write_lines(stem.with_suffix(".en"), (s.source for s in written))
-    write_lines(stem.with_suffix(".de"), (s.target for s in written))

@@ -65,7 +65,12 @@ def test_any_tokenizer_can_be_held_against_the_grammar(
     translator: Translator,
 ) -> None:
     """One that spells nearly every letter in bytes, too."""
-    survey = survey_annotated(translator, grammar_sentences(12))
+    survey = survey_annotated(translator, grammar_sentences(12, None))
     assert len(survey.alignment) == 2 * 3 * (4 + 1)
     assert all(0 <= each.error_rate <= 1 for each in survey.alignment)
     assert {"determiner → noun", "verb → subject"} <= {e.kind for e in survey.links}
+
+
+def test_the_sentences_of_the_survey_are_in_the_models_language() -> None:
+    assert grammar_sentences(2, "de") == grammar_sentences(2, None)
+    assert grammar_sentences(2, "zh-Hans")[0].target.endswith(("。", "？"))
