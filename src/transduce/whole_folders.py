@@ -2,17 +2,20 @@
 
 import errno
 import os
+import re
 import shutil
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from transduce.claims import claim
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, TransduceError
 
 Made = TypeVar("Made")
+
+SYSTEM_ERROR = re.compile(r"\bos error (\d{1,4})\b")
 
 
 def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
@@ -34,7 +37,8 @@ def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
         with claim(new, refusal):
             try:
                 _clear(new)  # a crash may have left something
-                made = write(new)
+                with _system_errors():
+                    made = write(new)
                 _apply_umask(new)
                 _sync(new)
                 _put_in_place(new, folder)
@@ -100,6 +104,20 @@ def _clear(folder: Path) -> None:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _system_errors() -> Iterator[None]:
+    """`OSError` where a library hides the system's error in its text, as Rust's do."""
+    try:
+        yield
+    except (OSError, TransduceError):
+        raise
+    except Exception as error:
+        hidden = SYSTEM_ERROR.search(str(error))
+        if hidden is None:
+            raise
+        raise OSError(int(hidden[1]), os.strerror(int(hidden[1]))) from None
 
 
 def _apply_umask(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The learning curve of a run as a picture."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,7 +56,7 @@ def _line(
     if entries:
         axes.plot(
             [e["step"] for e in entries],
-            [e[key] for e in entries],
+            [e.get(key, math.nan) for e in entries],
             color=color,
             label=label,
             marker=marker,

@@ -16,6 +16,8 @@ DATASET_FILES = ("source.ids", "source.offsets", "target.ids", "target.offsets")
 
 CHUNK_PAIRS = 10_000
 """Written in one go."""
+CHUNK_IDS = 1 << 22
+"""Looked through in one go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +83,27 @@ def write_dataset(pairs: Iterable[EncodedPair], folder: Path) -> Dataset:
 
 def open_dataset(folder: Path) -> Dataset:
     """Map the files that `write_dataset` wrote; `DataError` if they are damaged."""
-    return Dataset(
-        source=_open_side(folder, "source"), target=_open_side(folder, "target")
-    )
+    source, target = (_open_side(folder, side) for side in ("source", "target"))
+    if len(source.offsets) != len(target.offsets):
+        fault = f"{len(target.offsets) - 1:,} for {len(source.offsets) - 1:,} sources"
+        raise _damaged(folder, "target", fault)
+    return Dataset(source=source, target=target)
+
+
+def require_ids_below(
+    dataset: Dataset, folder: Path, source_size: int, target_size: int
+) -> None:
+    """`DataError` if an id of the dataset in a folder is in no vocabulary."""
+    sides = {
+        "source": (dataset.source, source_size),
+        "target": (dataset.target, target_size),
+    }
+    for name, (side, size) in sides.items():
+        for start in range(0, len(side.ids), CHUNK_IDS):
+            largest = int(side.ids[start : start + CHUNK_IDS].max())
+            if largest >= size:
+                fault = f"id {largest:,} is not in a vocabulary of {size:,}"
+                raise _damaged(folder, name, fault)
 
 
 class _SideWriter:
@@ -116,6 +136,8 @@ def _open_side(folder: Path, side: str) -> EncodedSide:
         num_bytes, whole = ids_path.stat().st_size, int(offsets[-1]) * ID_TYPE.itemsize
     except (OSError, ValueError) as error:
         raise _damaged(folder, side, str(error)) from None
+    if offsets[0] != 0 or (np.diff(offsets) < 0).any():
+        raise _damaged(folder, side, "sentences that end before they begin")
     if num_bytes != whole:
         raise _damaged(folder, side, f"{num_bytes:,} bytes of ids instead of {whole:,}")
     # An empty file cannot be mapped; a side of empty sentences is one.

@@ -10,7 +10,7 @@ import torch
 
 from transduce.checkpoint import Checkpoint
 from transduce.data.batches import Batcher
-from transduce.data.dataset import open_dataset
+from transduce.data.dataset import open_dataset, require_ids_below
 from transduce.decoding.parsing.parse_scores import score_parses
 from transduce.decoding.translator import Translator
 from transduce.evaluation.bleu import corpus_bleu
@@ -164,7 +164,7 @@ class DevHistory:
 def _tells_by_bleu(entry: dict[str, Any]) -> bool:
     """Whether BLEU rests on enough matches; older logs did not count them."""
     matched = entry.get("matched_4_grams")
-    return entry["bleu"] > 0 if matched is None else matched >= ENOUGH_4_GRAMS
+    return entry.get("bleu", 0.0) > 0 if matched is None else matched >= ENOUGH_4_GRAMS
 
 
 def _rank(entry: dict[str, Any], metric: str) -> tuple[float, float]:
@@ -197,7 +197,11 @@ class DevCorpus:
         """That of the run, if it was given one."""
         if (path := folder.dev_corpus) is None:
             return None
-        batcher = Batcher(open_dataset(path), config.batching, seed=0)
+        dataset = open_dataset(path)
+        model = config.model
+        target_size = model.target_vocab_size or model.vocab_size
+        require_ids_below(dataset, path, model.vocab_size, target_size)
+        batcher = Batcher(dataset, config.batching, seed=0)
         judge = (
             _judge_of_text(path, config)
             if folder.dev_trees is None

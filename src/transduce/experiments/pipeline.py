@@ -11,7 +11,7 @@ import torch
 from transduce.analysis.learning_curve import draw_learning_curve
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher
-from transduce.data.dataset import open_dataset
+from transduce.data.dataset import open_dataset, require_ids_below
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.evaluation.tokenization import choose_tokenization
@@ -237,10 +237,10 @@ class _Run:
 
         So it goes on: cut otherwise, it would have other dropout.
         """
-        starts = [each for each in self._folder.read_log() if each["kind"] == "start"]
+        starts = self._folder.entries("start", "was_cut")
         if not starts or not starts[-1]["was_cut"]:
             return None
-        return int(starts[-1]["max_positions"])
+        return int(starts[-1].get("max_positions") or 0) or None
 
     def _log_start(self, step: int, fitted: Fit) -> None:
         """On what the run goes on, unless it is done."""
@@ -294,11 +294,13 @@ class _Run:
 
     def _restored_trainer(self) -> Trainer:
         model, state = self._start()
-        batcher = Batcher(
-            open_dataset(self._folder.corpus),
-            self._config.batching,
-            self._config.training.seed,
+        dataset = open_dataset(self._folder.corpus)
+        model_config = self._config.model
+        target_size = model_config.target_vocab_size or model_config.vocab_size
+        require_ids_below(
+            dataset, self._folder.corpus, model_config.vocab_size, target_size
         )
+        batcher = Batcher(dataset, self._config.batching, self._config.training.seed)
         trainer = Trainer(
             model,
             batcher,
@@ -400,7 +402,7 @@ class _Run:
         return replace(self._config.search, beam_size=1, num_best=1)
 
     def _history(self) -> DevHistory:
-        entries = [e for e in self._folder.read_log() if e["kind"] == "dev"]
+        entries = self._folder.entries("dev", "loss")
         return DevHistory(entries=entries, best_by=self._config.training.best_by)
 
     def _is_patience_spent(self) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -218,14 +219,42 @@ class RunFolder:
             file.write(json.dumps(entry) + "\n")
 
     def read_log(self) -> Iterator[dict[str, Any]]:
-        """The lines of the log; a last one cut short by a crash is passed over."""
-        if not (self.path / LOG).is_file():
+        """The lines of the log; a last one cut short by a crash is passed over.
+
+        `CheckpointError` if another one is damaged.
+        """
+        if not os.path.lexists(self.path / LOG):
             return
-        for line in (self.path / LOG).read_text(encoding="utf-8").splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
+        if not (self.path / LOG).is_file():
+            raise CheckpointError(
+                f"{self.path / LOG}: must be the log of the run, but is no file; "
+                "restore it, or remove what stands there."
+            )
+        *lines, last = (self.path / LOG).read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            entry = _entry(line)
+            if entry is None:
+                raise CheckpointError(
+                    f"{self.path / LOG}:{number}: a line of a run's log must hold what "
+                    "the run has logged, but this one is damaged; restore the file, or "
+                    "remove the line."
+                )
+            yield entry
+        if (entry := _entry(last)) is not None:
+            yield entry
+
+    def entries(self, kind: str, *needed: str) -> list[dict[str, Any]]:
+        """The lines of one kind; `CheckpointError` if one lacks what is needed."""
+        entries = [entry for entry in self.read_log() if entry["kind"] == kind]
+        for entry in entries:
+            for name in needed:
+                if name not in entry:
+                    raise CheckpointError(
+                        f"{self.path / LOG}: the line of kind {kind!r} at step "
+                        f"{entry['step']:,} must have `{name}`, but has not; restore "
+                        "the file."
+                    )
+        return entries
 
     def forget_log_after(self, step: int) -> None:
         """Drop what a resumed run will write again."""
@@ -238,6 +267,38 @@ class RunFolder:
         new = self.path / f"{LOG}.new"
         new.write_text("".join(json.dumps(e) + "\n" for e in kept), encoding="utf-8")
         new.replace(self.path / LOG)
+
+
+NUMBERS = {
+    *("epoch", "learning_rate", "seconds", "flops", "bleu", "f1", "chrf"),
+    "matched_4_grams",
+}
+"""What is a number wherever the log has it."""
+OPTIONAL_NUMBERS = {"loss", "perplexity", "max_positions"}
+"""Those that are none if they are infinite, or unbounded."""
+LARGEST = 1e100
+"""Beyond it, a number of the log is damaged."""
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """What a line of the log holds, unless it is damaged."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
+        return None
+    is_sound = _is_number(entry.get("step"), int) and all(
+        _is_number(value, int, float) or (value is None and name in OPTIONAL_NUMBERS)
+        for name, value in entry.items()
+        if name in NUMBERS | OPTIONAL_NUMBERS
+    )
+    has_text = isinstance(entry.get("signature", ""), str)
+    return entry if is_sound and has_text and entry["step"] >= 0 else None
+
+
+def _is_number(value: object, *kinds: type) -> bool:
+    return type(value) in kinds and abs(value) < LARGEST  # type: ignore[arg-type] # a number
 
 
 def _require_new_run(path: Path, *, overwrite: bool) -> None:

@@ -31,7 +31,9 @@ def load_training_state(folder: Path) -> TrainingState:
     try:
         progress = Progress(**content)
         for name, value in asdict(Progress()).items():
-            if type(getattr(progress, name)) is not type(value):
+            found = getattr(progress, name)
+            # No comparison holds for what is no number.
+            if type(found) is not type(value) or not found >= 0:
                 raise TypeError
     except TypeError:
         raise CheckpointError(

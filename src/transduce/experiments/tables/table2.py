@@ -158,7 +158,7 @@ def our_row(
     What is not said of the target is as the run has it. `DataError` if there is no log.
     """
     folder, config = RunFolder.open(run)
-    updates = [entry for entry in folder.read_log() if entry["kind"] == "step"]
+    updates = folder.entries("step", "seconds", "flops")
     if not updates:
         raise DataError(f"{run}: must have the log of its updates, but has none.")
     references = [pair.target for pair in pairs]

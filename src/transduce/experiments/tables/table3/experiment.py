@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from transduce.claims import claim
 from transduce.device import Precision
-from transduce.errors import ConfigError
+from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.presets import TABLE_3, RunConfig
 from transduce.experiments.run_folder import RECORD as RUN_RECORD
 from transduce.experiments.run_folder import RunFolder
@@ -75,7 +75,14 @@ class RowRun:
 
     def last_entry(self, kind: Literal["step", "dev"]) -> dict[str, Any]:
         """What the log says of the newest update, or checkpoint, alone."""
-        return [e for e in RunFolder(self.path).read_log() if e["kind"] == kind][-1]
+        needed = {"step": ("epoch", "learning_rate"), "dev": ("perplexity",)}[kind]
+        entries = RunFolder(self.path).entries(kind, *needed)
+        if not entries:
+            raise CheckpointError(
+                f"{self.path}: the log of the run must have lines of kind {kind!r}, "
+                "but has none; remove the run, to have it trained again."
+            )
+        return entries[-1]
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
@@ -219,8 +226,15 @@ def _require_same(
             f"{begun.get('format')}; the experiment was begun by another version of "
             "transduce."
         )
-    if begun["files"] != asked["files"]:
-        names = begun["files"]["source"] + begun["files"]["target"]
+    if not isinstance(begun.get("settings"), dict) or "precision" not in begun:
+        raise ConfigError(
+            f"{folder / RECORD}: must hold what the experiment was begun with, but is "
+            "damaged; restore the file, or choose another folder."
+        )
+    if begun.get("files") != asked["files"]:
+        files = begun.get("files")
+        parts = files.values() if isinstance(files, dict) else ()
+        names = [str(each) for part in parts if isinstance(part, list) for each in part]
         raise ConfigError(
             f"{folder}: the experiment there was begun with other files "
             f"({', '.join(names)}, ...); give those, or choose another folder."

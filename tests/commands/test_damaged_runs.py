@@ -1,0 +1,169 @@
+"""A damaged run is told of in one sentence, whatever has become of its files."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transduce.data.dataset import ID_TYPE, OFFSET_TYPE
+
+
+@pytest.fixture
+def damaged(run: Path, tmp_path: Path) -> Path:
+    """A copy of a run, to be damaged."""
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+def resume(run: Path) -> tuple[object, ...]:
+    return ("train", "--out", run, "--resume", "--device", "cpu")
+
+
+LINES = [
+    b"[1, 2]",
+    b"\xff",
+    b"null",
+    b"{}",
+    b'{"kind": "step"}',
+    b'{"kind": 1, "step": 1}',
+    b'{"kind": "step", "step": "1"}',
+    b'{"kind": "step", "step": -1}',
+    b'{"kind": "dev", "step": 1, "loss": "low"}',
+    b'{"kind": "dev", "step": 1, "loss": 1, "bleu": null}',
+    b'{"kind": "step", "step": ' + b"9" * 5_000 + b"}",
+    b'{"kind": "step", "step": ' + b"9" * 200 + b"}",
+    b"[" * 100_000,
+    b"\0" * 100,
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: repr(line[:30]))
+def test_a_damaged_line_of_the_log_is_named(refuses, damaged: Path, line) -> None:
+    log = damaged / "log.jsonl"
+    first, *rest = log.read_bytes().split(b"\n")
+    log.write_bytes(b"\n".join([first, line, *rest]))
+    message = refuses(*resume(damaged))
+    assert message.startswith(f"{log}:2: a line of a run's log must hold what")
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: repr(line[:30]))
+def test_a_last_line_that_a_crash_cut_short_is_passed_over(
+    succeeds, damaged: Path, line
+) -> None:
+    with (damaged / "log.jsonl").open("ab") as log:
+        log.write(line)
+    succeeds(*resume(damaged))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("start", "was_cut"), ("dev", "loss"), ("step", "seconds")]
+)
+def test_what_a_line_of_the_log_lacks_is_named(
+    refuses, damaged: Path, corpus_files, kind: str, name: str
+) -> None:
+    log = damaged / "log.jsonl"
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    for entry in entries:
+        if entry["kind"] == kind:
+            del entry[name]
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    source, target = corpus_files
+    table = ("reproduce", "table2", damaged, "--out", damaged.parent / "table")
+    table += ("--source", source, "--reference", target, "--hardware", "P100")
+    message = refuses(*(table if kind == "step" else resume(damaged)))
+    assert f"the line of kind '{kind}' at step" in message
+    assert f"must have `{name}`" in message
+
+
+def flipped(place: int) -> Callable[[np.ndarray], None]:
+    def flip(numbers: np.ndarray) -> None:
+        numbers[place] ^= numbers.dtype.type(1 << (8 * numbers.dtype.itemsize - 6))
+
+    return flip
+
+
+def test_flipped_offsets_are_no_request_for_petabytes(refuses, damaged: Path) -> None:
+    for split in ("training", "dev"):
+        for side in ("source", "target"):
+            path = damaged / "corpus" / split / f"{side}.offsets"
+            before = path.read_bytes()
+            for place in (0, 1, 5, -2, -1):
+                offsets = np.frombuffer(before, dtype=OFFSET_TYPE).copy()
+                flipped(place)(offsets)
+                path.write_bytes(offsets.tobytes())
+                message = refuses(*resume(damaged))
+                assert "the encoded corpus is missing or damaged" in message
+            path.write_bytes(before)
+
+
+def test_ids_of_no_vocabulary_are_told(refuses, damaged: Path) -> None:
+    for split in ("training", "dev"):
+        for side in ("source", "target"):
+            path = damaged / "corpus" / split / f"{side}.ids"
+            before = path.read_bytes()
+            ids = np.frombuffer(before, dtype=ID_TYPE).copy()
+            flipped(-1)(ids)
+            path.write_bytes(ids.tobytes())
+            message = refuses(*resume(damaged))
+            assert f"damaged ({side}: id " in message
+            path.write_bytes(before)
+
+
+def test_sides_of_unequal_length_are_told(refuses, damaged: Path) -> None:
+    path = damaged / "corpus" / "training" / "target.offsets"
+    offsets = np.fromfile(path, dtype=OFFSET_TYPE)
+    np.append(offsets, offsets[-1]).tofile(path)
+    assert "damaged (target: " in refuses(*resume(damaged))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("files", None), ("files", [1]), ("files", {"source": [1]}), ("id", 5),
+     ("precision", "fp64"), ("precision", [])],
+)  # fmt: skip
+def test_a_record_that_is_damaged_is_named(
+    refuses, damaged: Path, corpus_files, name, value
+) -> None:
+    record = json.loads((damaged / "config.json").read_text())
+    record[name] = value
+    if value is None:
+        del record[name]
+    (damaged / "config.json").write_text(json.dumps(record))
+    source, target = corpus_files
+    files = ("--source", source, "--target", target)
+    files += ("--dev-source", source, "--dev-target", target)
+    message = refuses(*resume(damaged), *files)
+    assert message.startswith(f"{damaged / 'config.json'}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("epoch", -1), ("step", -5), ("lowest_loss", float("nan")), ("flops", -1)],
+)
+def test_progress_that_cannot_be_is_set_aside(
+    command, damaged: Path, name: str, value
+) -> None:
+    newest = sorted((damaged / "checkpoints").iterdir())[-1] / "training.json"
+    progress = json.loads(newest.read_text())
+    newest.write_text(json.dumps({**progress, name: value}))
+    outcome = command(*resume(damaged))
+    assert outcome.code == 0, outcome.err
+    assert "must hold a run's progress, but does not" in outcome.out
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to itself"])
+def test_what_is_no_file_is_told(refuses, damaged: Path, name: str, kind: str) -> None:
+    path = damaged / name
+    path.unlink()
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case _:
+            path.symlink_to(path)
+    assert str(damaged) in refuses(*resume(damaged))
