@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from transduce.analysis.attention_maps import attention_maps
+from transduce.cli import main
 from transduce.decoding.translator import load
+from transduce.report import fonts
 from transduce.special_ids import BOS, EOS
 
 TEXT = "one two three"
@@ -161,6 +163,22 @@ def test_a_figure_is_the_same_again_and_names_its_tokens(
         succeeds("attention", model, "--source", "one $two$", "--figure", path)
     assert first.read_bytes() == second.read_bytes()
     assert ">one</text>" in first.read_text(encoding="utf-8")
+
+
+def test_letters_that_no_font_has_are_told_in_one_sentence(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(fonts, "_installed", lambda: ())
+    figure = tmp_path / "figure.png"
+    main(["attention", str(model), "--source", "我们 one", "--figure", str(figure)])
+    told = capfd.readouterr().err
+    assert figure.read_bytes().startswith(BEGINNINGS["png"])
+    assert told.count("\n") == 1
+    assert told.startswith("No font of this machine has ")
+    assert "install a font that has them, such as Noto Sans CJK" in told
 
 
 def test_fewer_lines_are_drawn_for_one_token(

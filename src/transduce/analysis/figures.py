@@ -243,10 +243,7 @@ def draw_overview(labelled: LabelledHeads) -> Figure:
     num_layers, num_heads = labelled.weights.shape[:2]
     with matplotlib.rc_context(STYLE):
         figure = new_figure(1.3 * num_heads + BAR_INCHES + 0.4, 1.3 * num_layers + 0.7)
-        figure.suptitle(
-            "weights of each head, as layer.head; a row for each token that attends",
-            fontsize="small",
-        )
+        figure.suptitle("each head as layer.head", fontsize="small")
         grid = figure.subplots(num_layers, num_heads, squeeze=False)
         for (layer, head), axes in np.ndenumerate(grid):
             _draw_map(axes, labelled.weights[layer, head].numpy(), "auto")

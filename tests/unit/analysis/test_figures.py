@@ -1,0 +1,138 @@
+"""Drawings of attention: every word can be read, whatever its length or script."""
+
+from collections.abc import Sequence
+
+import matplotlib.text
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from transduce.analysis import figures
+from transduce.analysis.figures import (
+    HEAD_COLOURS,
+    LabelledHeads,
+    draw_lines,
+    draw_maps,
+    draw_overview,
+)
+from transduce.report import fonts
+from transduce.report.fonts import Fonts, advice, fonts_for
+
+SENTENCES = {
+    "one": ["Hi"],
+    "usual": ["The", "dog", "that", "barks", "sleeps", ".", "</s>"],
+    "long words": [
+        "Donaudampfschifffahrtsgesellschaft" * 3,
+        "x",
+        "http://a.b/" + "c" * 90,
+    ],
+    "right to left": ["القطة", "על", "השטיח", "."],
+    "formulas": ["$x$", "a_b^c", "\\frac", "100%"],
+    "a hundred": [f"word{i}" for i in range(100)],
+}
+
+
+def labelled(
+    queries: Sequence[str], keys: Sequence[str], num_layers: int = 1, num_heads: int = 2
+) -> LabelledHeads:
+    weights = torch.rand(num_layers, num_heads, len(queries), len(keys))
+    weights /= weights.sum(dim=-1, keepdim=True)
+    return LabelledHeads(weights=weights, queries=tuple(queries), keys=tuple(keys))
+
+
+def texts(figure: Figure) -> list[matplotlib.text.Text]:
+    figure.canvas.draw()  # type: ignore[no-untyped-call]
+    found = figure.findobj(matplotlib.text.Text)
+    return [each for each in found if each.get_visible() and each.get_text()]
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+@pytest.mark.parametrize("view", ["lines", "maps", "overview"])
+def test_every_text_of_a_figure_stands_within_it(name: str, view: str) -> None:
+    heads = labelled(SENTENCES[name], SENTENCES[name])
+    figure = {
+        "lines": lambda: draw_lines(heads, 1, [1, 2]),
+        "maps": lambda: draw_maps(heads, 1, [1, 2]),
+        "overview": lambda: draw_overview(heads),
+    }[view]()
+    width, height = figure.canvas.get_width_height()
+    assert max(figure.get_size_inches()) <= figures.MOST_INCHES
+    for text in texts(figure):
+        box = text.get_window_extent()
+        assert -1 <= box.x0 <= box.x1 <= width + 1, text.get_text()
+        assert -1 <= box.y0 <= box.y1 <= height + 1, text.get_text()
+
+
+@pytest.mark.parametrize("name", ["one", "usual", "long words", "a hundred"])
+def test_words_of_a_figure_do_not_lie_upon_each_other(name: str) -> None:
+    figure = draw_lines(labelled(SENTENCES[name], SENTENCES[name]), 1, [1, 2])
+    boxes = [text.get_window_extent() for text in texts(figure)]
+    assert not [
+        (one, other)
+        for place, one in enumerate(boxes)
+        for other in boxes[:place]
+        if one.shrunk(0.5, 0.9).overlaps(other.shrunk(0.5, 0.9))
+    ]
+
+
+def test_a_legend_tells_the_colour_of_each_head() -> None:
+    figure = draw_lines(labelled(["a", "b"], ["c"], 2, 8), 2, [1, 3, 8])
+    (legend,) = figure.legends
+    assert legend.get_title().get_text() == "layer 2"
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "head 1",
+        "head 3",
+        "head 8",
+    ]
+    colours = [line.get_color() for line in legend.get_lines()]
+    assert colours == [HEAD_COLOURS[0], HEAD_COLOURS[2], HEAD_COLOURS[7]]
+
+
+def test_heat_maps_tell_the_weight_of_a_colour() -> None:
+    for figure in (
+        draw_maps(labelled(["a"], ["b"], 1, 8), 1, range(1, 9)),
+        draw_overview(labelled(["a"], ["b"], 6, 8)),
+    ):
+        assert "weight" in [text.get_text() for text in texts(figure)]
+
+
+def test_the_middle_of_a_long_word_is_left_out() -> None:
+    figure = draw_lines(labelled(["a" * 30 + "b" * 30], ["c" * 24]), 1, [1])
+    written = [text.get_text() for text in texts(figure)]
+    assert "a" * 11 + "…" + "b" * 11 in written
+    assert "c" * 24 in written
+
+
+def test_letters_without_a_font_are_told_by_their_code_points(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fonts, "_installed", lambda: ())
+    figure = draw_lines(labelled(["我们", "é"], ["猫a"]), 1, [1])
+    written = [text.get_text() for text in texts(figure)]
+    assert {"[6211][4EEC]", "é", "[732B]a"} <= {*written}
+
+
+def test_fonts_are_asked_for_letters_that_the_usual_one_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has = {"one": frozenset("我"), "two": frozenset("我们"), "three": frozenset("x")}
+    usual = fonts._characters
+    monkeypatch.setattr(fonts, "_characters", lambda path: has.get(path) or usual(path))
+    monkeypatch.setattr(
+        fonts,
+        "_installed",
+        lambda: (("One", "one"), ("Two", "two"), ("Three", "three")),
+    )
+    found = fonts_for(["我们 ab", "\u200b龘"])
+    assert found.families == (fonts.USUAL, "One", "Two")
+    assert found.missing == {"龘"}
+    assert fonts_for(["plain text"]) == Fonts(
+        families=(fonts.USUAL,), missing=frozenset()
+    )
+    assert "1 of the picture's characters (龘)" in advice(found.missing)
+
+
+def test_no_installed_font_is_the_one_of_boxes() -> None:
+    names = [name for name, _ in fonts._installed()]
+    assert fonts.USUAL in names
+    assert not [name for name in names if name.startswith(fonts.LAST_RESORT)]
