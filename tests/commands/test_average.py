@@ -2,6 +2,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -168,3 +169,15 @@ def test_checkpoints_of_different_runs_are_refused(
     message = refuses("average", run, tmp_path / "run", "--out", tmp_path / "out")
     assert message.startswith("Averaged checkpoints must be of one run, but are of")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_average_among_its_checkpoints_is_warned_of(
+    command: Callable[..., Any], run: Path, tmp_path: Path
+) -> None:
+    outcome = command("average", run, run / "averaged", "--out", tmp_path / "model")
+    assert outcome.code == 0
+    assert outcome.err == (
+        f"Warning: {run}/averaged is an average itself, so the checkpoints that it is "
+        "of count more than the others.\n"
+    )
+    assert outcome.out.startswith("The average of 3 checkpoints is in")

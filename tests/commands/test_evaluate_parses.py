@@ -180,3 +180,13 @@ def test_a_mark_and_crlf_are_no_part_of_the_trees(
     assert succeeds("evaluate-parses", *files) == succeeds(
         "evaluate-parses", folder / "gold", folder / "parses"
     )
+
+
+def test_a_folder_in_the_place_of_trees_is_refused_with_the_remedy(
+    refuses: Callable[..., str], folder: Path
+) -> None:
+    message = refuses("evaluate-parses", folder / "gold", folder)
+    assert message == (
+        f"{folder}: the predicted trees must be a file, but this is a folder; name a "
+        "model that is to parse by --model."
+    )

@@ -1,12 +1,13 @@
 """`transduce average`: the plain mean of checkpoints' weights."""
 
+import sys
 from pathlib import Path
 
 from transduce.checkpoint import load_model, save_model
 from transduce.cli.output import Force, require_new_folder
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.run_folder import is_run, settings_of
-from transduce.model_folder import WEIGHTS, checkpoints_of, find_model
+from transduce.model_folder import AVERAGED, WEIGHTS, checkpoints_of, find_model
 from transduce.phrases import counted
 from transduce.training.averaging import average as average_checkpoints
 
@@ -51,7 +52,15 @@ def average(
             f"{', '.join(map(str, folders))}."
         )
     members = [load_model(folder) for folder in folders]
-    save_model(average_checkpoints(members), out)
+    mean = average_checkpoints(members)
+    for folder in folders:
+        if len(folders) > 1 and folder.resolve().name == AVERAGED:
+            print(
+                f"Warning: {folder} is an average itself, so the checkpoints that it "
+                "is of count more than the others.",
+                file=sys.stderr,
+            )
+    save_model(mean, out)
     print(f"The average of {counted(len(members), 'checkpoint')} is in {out}:")
     for folder, member in zip(folders, members, strict=True):
         print(f"  {folder} (step {member.step:,})")

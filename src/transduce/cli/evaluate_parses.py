@@ -82,6 +82,11 @@ def evaluate_parses(
         Processes that share many sentences, each on one core; by default one for each
         core, or as many as OMP_NUM_THREADS says, and at most 16.
     """
+    if predicted is not None and predicted.is_dir():
+        raise ConfigError(
+            f"{predicted}: the predicted trees must be a file, but this is a folder; "
+            "name a model that is to parse by --model."
+        )
     if predicted is not None and model is None:
         score = _score_of_files(gold, predicted, normalize, gold_tags)
         _print(score, {}, json_output)
