@@ -121,7 +121,7 @@ def test_sides_of_unequal_length_are_told(refuses, damaged: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("files", None), ("files", [1]), ("files", {"source": [1]}), ("id", 5),
+    [("files", None), ("files", [1]), ("files", {"source": [1]}),
      ("precision", "fp64"), ("precision", [])],
 )  # fmt: skip
 def test_a_record_that_is_damaged_is_named(

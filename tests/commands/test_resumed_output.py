@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -333,3 +334,32 @@ def test_one_command_at_a_time_writes_an_output(
             "translate", model, "--input", LINES, "--output", OUTPUT, "--force"
         )
     assert "must be written by one command at a time, but another one is" in message
+
+
+def test_a_disk_that_is_full_at_once_leaves_nothing(refuses, model) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        message = refuses("translate", model, "--input", LINES, "--output", OUTPUT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert message == "output: cannot be written (File too large)."
+    assert not list(Path().glob("output*"))
+
+
+def test_a_disk_that_fills_up_keeps_whole_lines(refuses, succeeds, model) -> None:
+    arguments = ("translate", model, "--input", LINES, "--jsonl", "--device", "cpu")
+    expected = succeeds(*arguments)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(expected) // 2, hard))
+    try:
+        message = refuses(*arguments, "--output", OUTPUT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert message.startswith(
+        "output: cannot be written (File too large). What is done"
+    )
+    assert PART.read_bytes().endswith(b"\n")
+    assert PART.read_bytes().count(b"\n") > 2
+    succeeds(*arguments, "--output", OUTPUT, "--resume")
+    assert OUTPUT.read_text() == expected

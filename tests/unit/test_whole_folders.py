@@ -226,3 +226,13 @@ def test_a_file_shared_with_another_folder_keeps_its_permissions(tmp_path):
     shared.chmod(0o640)
     write_folder(tmp_path / "model", lambda new: os.link(shared, new / "linked"))
     assert stat.S_IMODE(shared.stat().st_mode) == 0o640
+
+
+def test_an_error_of_the_system_that_a_library_hides_is_told(folder):
+    """As the libraries that are written in Rust do."""
+    error = ValueError('Io(Os { code: 28 }): "No space left on device (os error 28)"')
+    with pytest.raises(CheckpointError, match="No space left on device.*free some"):
+        write_folder(folder, failing(error))
+    with pytest.raises(ValueError, match="a slip"):
+        write_folder(folder, failing(ValueError("a slip")))
+    assert (folder / WEIGHTS).read_bytes() == b"weights"

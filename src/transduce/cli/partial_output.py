@@ -198,7 +198,12 @@ class _Part:
             if resume:
                 part._go_on(record, begun, batch_items)
             else:
-                part._begin(begun)
+                try:
+                    part._begin(begun)
+                except OSError:
+                    path.unlink()
+                    record.unlink()
+                    raise
             yield part
 
     def _begin(self, begun: Origin) -> None:
