@@ -1,6 +1,7 @@
 """Fuzz what reads text: its time must grow with its length, and HTML keep its tags.
 
-    python benchmarks/text_fuzz.py time [--seconds 20]
+    python benchmarks/text_fuzz.py time [--seconds 20] [--longest 1000000]
+        [--entries NAME...]
     python benchmarks/text_fuzz.py html [--documents 100000] [--seed 1]
 
 `time` gives texts made to be hard, of 10 kB to 1 MB, to all that scans text, and tells
@@ -249,6 +250,8 @@ HALVES = (
     ("<svg>", "</b>"), ("<i>", "<table>"), ("<p>", "</div>"), ("“", "a. "),
     ("<b>a ", "</b>a "), ("a ", ". "), ("<code>", "</code>"), (" ", "."),
 )  # fmt: skip
+TAILS = (")", "]", "' ", '"', "’”", " ", "!", "」", "»", "\t", "--")
+"""What may come after the stop of a sentence, and then something that may not."""
 Recipe = Callable[[int], str]
 """Makes a hard text of a length."""
 
@@ -266,7 +269,12 @@ def recipes() -> dict[str, Recipe]:
         draw = random.Random(length)
         return "".join(draw.choices(TEXTS + REPEATED, k=length))[:length]
 
+    def cut_short(begin: str, part: str, length: int) -> str:
+        return begin + repeated(part, length - len(begin) - 1) + "x"
+
     made: dict[str, Recipe] = {part: partial(repeated, part) for part in REPEATED}
+    for part in TAILS:
+        made[f"a.{part}...x"] = partial(cut_short, "a.", part)
     for first, second in HALVES:
         made[f"{first} then {second}"] = partial(halves, first, second)
     return made | {"all together": mixed}
@@ -352,11 +360,14 @@ def seconds(entry: Callable[[str], object], text: str) -> float:
 
 
 def growth(
-    entry: Callable[[str], object], recipe: Recipe, most_s: float
+    entry: Callable[[str], object],
+    recipe: Recipe,
+    lengths: Sequence[int],
+    most_s: float,
 ) -> list[float]:
     """Seconds that a hard text takes by its length, up to what takes too long."""
     taken: list[float] = []
-    for length in LENGTHS:
+    for length in lengths:
         taken.append(seconds(entry, recipe(length)))
         if taken[-1] > most_s:
             break
@@ -377,20 +388,24 @@ def exponent(taken: Sequence[float]) -> float:
     )
 
 
-def fuzz_time(most_s: float) -> list[str]:
-    """Report on all entries; those that do not grow with the text alone."""
-    print("| entry | slowest at 1 MB | made of | greatest power | made of |")
+def fuzz_time(most_s: float, longest: int, names: Sequence[str]) -> list[str]:
+    """Report on entries, all by default; those that grow faster than the text."""
+    lengths = [length for length in LENGTHS if length <= longest]
+    print(f"Texts of {', '.join(f'{each:,}' for each in lengths)} characters.\n")
+    print("| entry | slowest of the longest | made of | greatest power | made of |")
     print("|---|---|---|---|---|")
     failures = []
     for name, entry in entries().items():
+        if names and name not in names:
+            continue
         taken, powers = {}, {}
         for part, recipe in recipes().items():
-            taken[part] = growth(entry, recipe, most_s)
+            taken[part] = growth(entry, recipe, lengths, most_s)
             powers[part] = exponent(taken[part])
             if powers[part] > MOST_GROWTH:  # another process may have been at it
-                again = exponent(growth(entry, recipe, most_s))
+                again = exponent(growth(entry, recipe, lengths, most_s))
                 powers[part] = min(powers[part], again)
-            if powers[part] > MOST_GROWTH or len(taken[part]) < len(LENGTHS):
+            if powers[part] > MOST_GROWTH or len(taken[part]) < len(lengths):
                 times = ", ".join(f"{each:.3f}" for each in taken[part])
                 failures.append(f"{name}, {part!r}: {times} s")
         slowest = max(taken, key=lambda part: taken[part][-1])
@@ -409,6 +424,8 @@ def main() -> None:
     kinds = parser.add_subparsers(dest="kind", required=True)
     of_time = kinds.add_parser("time")
     of_time.add_argument("--seconds", type=float, default=20.0)
+    of_time.add_argument("--longest", type=int, default=LENGTHS[-1])
+    of_time.add_argument("--entries", nargs="*", default=[])
     of_html = kinds.add_parser("html")
     of_html.add_argument("--documents", type=int, default=100_000)
     of_html.add_argument("--seed", type=int, default=1)
@@ -418,7 +435,7 @@ def main() -> None:
     )
     print(f"{describe_machine()}- {libraries}\n")
     if asked.kind == "time":
-        failures = fuzz_time(asked.seconds)
+        failures = fuzz_time(asked.seconds, asked.longest, asked.entries)
     else:
         failures = fuzz_html(asked.documents, asked.seed)
     for failure in failures[:50]:

@@ -47,6 +47,11 @@ UNREADABLE = RAW_TEXT | {"template", "object", "canvas", "svg", "math"}
 """Elements whose text is not a part of the sentence around them."""
 RAW_START = re.compile(rf"<(?:{'|'.join(RAW_TEXT)})[\s/>]", re.IGNORECASE)
 CHARACTER_DATA = "<![CDATA["
+FORMATTING = frozenset({
+    "a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike",
+    "strong", "tt", "u",
+})  # fmt: skip
+"""Elements that open anew, where text comes, after what closed them otherwise."""
 NO_TAG = "</>"
 """What looks like an end tag and is nothing."""
 END_OF_NOSCRIPT = "<!---->"
@@ -131,6 +136,8 @@ class _Reader:
         self._copied_text: list[str] = []
         self._copied_name = ""
         self._is_copy_nested = True
+        self._has_dangling = False
+        """Whether formatting goes on: then texts must stay between the same tags."""
         self._has_left_foreign = False
         """Whether a tag of HTML ended foreign content; older parsers go on with it."""
 
@@ -201,6 +208,7 @@ class _Reader:
         self._open_numbers.discard(popped.number)
         self._is_copy_nested &= is_tag
         self._has_left_foreign |= popped.is_foreign and not is_tag
+        self._has_dangling |= popped.name in FORMATTING and not is_tag
         if was_copied and self._is_translated:
             self._end_copy(end)
         elif not was_copied and not self._is_translated:
@@ -276,7 +284,7 @@ class _Reader:
         return {"no": False, "yes": True, "": True}.get(str(value or "").lower())
 
     def _add_tag(self, kind: PieceKind, tag: _Tag, name: str) -> None:
-        if name in BLOCKS:
+        if name in BLOCKS or self._has_dangling:
             kind = "block"
         self._pieces.append(Piece(kind, tag.start, tag.end, name=name))
 
@@ -293,6 +301,7 @@ class _Reader:
             return
         name, text = self._copied_name, "".join(self._copied_text)
         is_inline = name not in BLOCKS and self._is_copy_nested
+        is_inline = is_inline and not self._has_dangling
         kind: PieceKind = "copied" if is_inline else "block"
         text = "" if name in UNREADABLE else text
         self._pieces.append(Piece(kind, self._copied_from, end, text, name))
@@ -302,9 +311,7 @@ class _Reader:
         """Take what is between two tags; whether all that follows is to be copied."""
         inner = self._stack[-1] if self._stack else None
         if inner is not None and inner.is_raw:
-            if inner.name == "title" and inner.is_translated:
-                self._pieces += _plain_pieces(self._html, start, end)
-            return inner.name == "noscript" and not self._reads_alike(start, end)
+            return self._raw(inner, start, end)
         if start == end or (inner is not None and inner.is_foreign):
             return False
         text = self._html[start:end]
@@ -318,6 +325,15 @@ class _Reader:
             elif self._is_translated:
                 self._pieces.append(piece)
         return False
+
+    def _raw(self, inner: _Open, start: int, end: int) -> bool:
+        """Take the content of an element that has no markup, as `_between` does."""
+        if inner.name == "title" and inner.is_translated:
+            self._pieces += _plain_pieces(self._html, start, end)
+        # Older parsers read on within what a `select` may not have.
+        if inner.is_in_select and "<" in self._html[start:end]:
+            return True
+        return inner.name == "noscript" and not self._reads_alike(start, end)
 
     def _reads_alike(self, start: int, end: int) -> bool:
         """Whether `noscript` ends at the same place for who runs no scripts."""

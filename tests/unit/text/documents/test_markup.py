@@ -232,6 +232,9 @@ def test_no_tag_is_lost_or_written_twice(
         "<a title='text",
         "<select><title><a href='x'>text</select>",
         "<svg><title>A <p>text</title></svg>",
+        "<select><noframes><!--</noframes>text<svg></svg>text -->text",
+        "<p>a<a x=1> b<li><a translate=no>c</a>text<li><b></b></li></a>",
+        "a<a><a><li>b<a x=1>c<div></div></a> d</li></a></a>",
     ],
 )
 def test_no_translation_becomes_markup(html: str) -> None:
