@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-SHORT, LONG = 1_000, 8_000
+SHORT, LONG = 500, 4_000
 LINEAR_S = 0.1
-"""What 8 kB may take however it grows: a quadratic scanner takes longer."""
+"""What 4 kB may take however it grows: a quadratic scanner takes longer."""
 
 
 @pytest.fixture(scope="module")
