@@ -641,3 +641,18 @@ def test_a_run_can_be_begun_again(make_trainer):
     again.model.load_state_dict(weights)
     again.restore(None)
     assert [r.loss for r in run(again)] == [r.loss for r in expected]
+
+
+@pytest.mark.parametrize(("share", "seconds"), [(0.0, 8.0), (0.75, 2.0)])
+def test_time_that_other_programs_had_is_no_part_of_the_forecast(
+    make_trainer, monkeypatch, share, seconds
+):
+    class Meter:
+        def share(self) -> float:
+            return share
+
+    monkeypatch.setattr(fitting_module, "WaitingMeter", Meter)
+    monkeypatch.setattr(fitting_module, "_try", lambda *_: 8.0)
+    fit = make_trainer().fit()
+    assert fit.seconds * fit.max_positions == pytest.approx(seconds)
+    assert fit.waiting_share == share
