@@ -5,7 +5,7 @@ told in arrays of numpy; logits may also be a tensor, on any device. Knows no to
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -132,16 +132,20 @@ class Decoding:
             self._model.reorder(rows)
             self._last_ids = last_ids
 
-    def advance_until_some_are_done(self, few: int) -> None:
+    def advance_until_some_are_done(
+        self, few: int, on_step: Callable[[], object] | None = None
+    ) -> None:
         """Grow all that is live, token by token, until a sentence at least is done.
 
         A model that takes several steps at once may go on until no more than `few` are
-        left.
+        left. `on_step` is called between steps, and what it raises ends the search.
         """
         num_live = len(self.search.live)
         assert num_live
         few = min(few, num_live - 1)
         while len(self.search.live) == num_live:
+            if on_step is not None:
+                on_step()
             if self._searching is None:
                 last_ids = None
             else:

@@ -31,6 +31,8 @@ Found = TypeVar("Found", covariant=True)
 MAX_WORK = 64
 """Requests that wait for something other than a translation."""
 MAX_TIMEOUT_S = 86_400.0
+IN_THREAD_S = 30.0
+"""How long texts may be split and put together."""
 STUCK_AFTER_S = 5.0
 """How long work that was given up may take to notice."""
 
@@ -489,7 +491,8 @@ class RequestQueue:
 async def in_thread(work: Callable[..., Result], *arguments: object) -> Result:
     """What work returns that would keep the event loop from all else.
 
-    What it fails by ends no more than the request.
+    What it fails by ends no more than the request. `TimeLimitError` if it takes longer
+    than such work ever should.
     """
 
     def contained() -> Result:
@@ -500,7 +503,11 @@ async def in_thread(work: Callable[..., Result], *arguments: object) -> Result:
         except BaseException as error:
             raise _told(error) from error
 
-    return await asyncio.to_thread(contained)
+    try:
+        async with asyncio.timeout(IN_THREAD_S):
+            return await asyncio.to_thread(contained)
+    except TimeoutError:
+        raise _took_too_long(f"{IN_THREAD_S:g} seconds") from None
 
 
 def _had_no_turn(seconds: str) -> OverdueError:

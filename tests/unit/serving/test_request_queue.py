@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.search import Decoding
 from transduce.decoding.translator import Translator
 from transduce.errors import (
     BusyError,
@@ -305,27 +304,18 @@ def test_other_work_is_answered_in_time_though_it_does_not_end(
 
 
 def test_a_search_that_nobody_waits_for_ends_between_two_steps(
-    queue: RequestQueue, monkeypatch: pytest.MonkeyPatch
+    trained_checkpoint: Checkpoint,
 ) -> None:
-    steps, begun, go_on = [], threading.Event(), threading.Event()
-    advance = Decoding.advance_until_some_are_done
-
-    def slow(self: Decoding, few: int) -> None:
-        steps.append(few)
-        begun.set()
-        go_on.wait()
-        advance(self, few)
-
-    monkeypatch.setattr(Decoding, "advance_until_some_are_done", slow)
-    futures = queue.submit(["one", "two three four", "five six seven eight nine ten"])
-    begun.wait()
-    for future in futures:
-        future.cancel()
-    go_on.set()
-    [kept] = queue.submit(["one"])
-    kept.result()
-    # Else there would be one for each length, and then that of the other batch.
-    assert steps == [2, 0]
+    endless = SearchConfig(beam_size=2, min_length=10**6, extra_length=10**6)
+    own = replace(trained_checkpoint, search=endless)
+    with RequestQueue(Translator(own, torch.device("cpu"))) as queue:
+        futures = queue.submit(["one", "two three four", "five six"])
+        while queue.num_waiting:
+            time.sleep(0.001)
+        for future in futures:
+            future.cancel()
+        [kept] = queue.submit(["one"], SearchConfig(beam_size=1))
+        assert kept.result().text
 
 
 def test_what_copies_search_for_ends_when_nobody_waits(

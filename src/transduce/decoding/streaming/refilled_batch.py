@@ -43,18 +43,16 @@ def search_in_steps(
     Those are together that are done by the same steps, of which some do none. The batch
     has `room` for so many positions, padding included, or for one sentence that is
     longer. The longest come first, so that few are padded much. `on_step` is called
-    whenever some sentences are done, and what it raises ends the search.
+    between steps, and what it raises ends the search.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     waiting = deque(order)
     batch = _Batch(lengths, room)
     while waiting or batch.is_live:
-        if on_step is not None:
-            on_step()
         if waiting and batch.has_room_for(waiting[0]):
             batch.add(batch.take(waiting), begin)
         else:
-            batch.advance(batch.num_to_go_on(waiting, is_watched=on_step is not None))
+            batch.advance(batch.num_to_go_on(waiting), on_step)
         yield batch.take_done()
 
 
@@ -79,13 +77,8 @@ class _Batch:
         capacity, num_live = self._capacity(number), len(self._live)
         return num_live < capacity and num_live <= self._few(capacity)
 
-    def num_to_go_on(self, waiting: Sequence[int], *, is_watched: bool) -> int:
-        """Of the sentences, before others may join; none if none waits.
-
-        All but one if it is watched whether the search is to go on.
-        """
-        if is_watched:
-            return len(self._live) - 1
+    def num_to_go_on(self, waiting: Sequence[int]) -> int:
+        """Of the sentences, before others may join; none if none waits."""
         return self._few(self._capacity(waiting[0])) if waiting else 0
 
     def take(self, waiting: deque[int]) -> list[int]:
@@ -103,10 +96,10 @@ class _Batch:
         elif newcomers.search.live:
             self._running.join(newcomers)
 
-    def advance(self, few: int) -> None:
+    def advance(self, few: int, on_step: Callable[[], object] | None) -> None:
         """Until some of the sentences are done; no more steps once so few go on."""
         assert self._running is not None
-        self._running.advance_until_some_are_done(few)
+        self._running.advance_until_some_are_done(few, on_step)
 
     def take_done(self) -> list[tuple[int, list[Hypothesis]]]:
         """Those that are done and have not been taken, by number."""
