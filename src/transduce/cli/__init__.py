@@ -70,6 +70,7 @@ def _no_whole_number(token: Token) -> CoercionError:
 COMMANDS = {
     "quickstart": "Train, average, translate and score on the built-in corpus.",
     "check": "Report on a parallel corpus, or on treebanks, before training.",
+    "split": "Split a parallel corpus into training, development and test text.",
     "train": "Train a model: text files to averaged, scored model.",
     "average": "Average the weights of a run's last checkpoints, or of models.",
     "translate": "Translate raw text, one line for one line, in order.",

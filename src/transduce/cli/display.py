@@ -63,7 +63,14 @@ class TrainingDisplay(ProgressDisplay):
         if corpus.target_vocab_size is not None:
             augmentation = start.config.treebank.augmentation
             self.console.print(_augmented(corpus.training.total, augmentation))
-        if corpus.dev is not None:
+        if corpus.dev is None:
+            self.console.print("Dev pairs: none, so nothing is scored while training")
+        elif corpus.is_held_out:
+            self.console.print(
+                f"Dev pairs: {corpus.dev}, held out of the training corpus (--no-dev "
+                "trains on all)"
+            )
+        else:
             self.console.print(f"Dev pairs: {corpus.dev}")
         if corpus.shared_with is not None:
             self.console.print(f"Prepared before, and shared: {corpus.shared_with}")

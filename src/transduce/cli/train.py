@@ -28,7 +28,7 @@ from transduce.experiments.observation import Observers
 from transduce.experiments.pipeline import Consent
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
-from transduce.experiments.presets import FITTING, RunConfig, Task, require_task
+from transduce.experiments.presets import FITTING, RunConfig, require_task
 from transduce.experiments.run_folder import (
     RunFiles,
     is_run,
@@ -51,6 +51,7 @@ def train(
     dev_target: Files = (),
     trees: Files = (),
     dev_trees: Files = (),
+    no_dev: Annotated[bool, Parameter(negative="")] = False,
     source_language: str | None = None,
     target_language: str | None = None,
     config: Path | None = None,
@@ -87,6 +88,9 @@ def train(
         given twice counts twice.
     dev_trees
         Held-out trees, scored at each checkpoint.
+    no_dev
+        Train on all pairs. Without a dev corpus, 1 % of the training corpus is held out
+        otherwise, at least 200 pairs and at most 2,000.
     source_language
         Language of the source, as a BCP 47 tag such as en or pt-BR. The model keeps
         it. By default the files' endings tell: train.en, train.pt-BR.gz.
@@ -129,10 +133,10 @@ def train(
     )
     if preset is not None and files is not None:
         require_task(preset, files.task)
-    task = "translation" if files is None else files.task
-    run = _run_config(out if resume else None, preset, config, settings, task)
-    named = {"source": source_language, "target": target_language}
-    run = replace(run, languages=run.languages.given(named))
+    run = _run_config(out if resume else None, preset, config, settings, files)
+    languages = {"source": source_language, "target": target_language}
+    run = replace(run, languages=run.languages.given(languages))
+    run = _without_dev(run, files) if no_dev else run
     if resume and precision == "auto":
         precision = precision_of(out)
     hardware = choose_hardware(device, precision, local_rank(), run.model.d_model)
@@ -171,6 +175,16 @@ def _require_overwritable(out: Path, *, resume: bool, is_chosen: bool) -> None:
         )
 
 
+def _without_dev(run: RunConfig, files: RunFiles | None) -> RunConfig:
+    """Training on all pairs; `ConfigError` if a dev corpus is given all the same."""
+    if files is not None and files.has_dev:
+        raise ConfigError(
+            "Either a dev corpus or --no-dev must be given, but both are; leave one "
+            "out."
+        )
+    return replace(run, evaluation=replace(run.evaluation, hold_out=False))
+
+
 def _command(options: Mapping[str, Any]) -> list[str]:
     """The same one again, for each of several processes."""
     command = [sys.executable, "-m", "transduce", "train"]
@@ -189,12 +203,12 @@ def _run_config(
     preset: str | None,
     config: Path | None,
     settings: tuple[str, ...],
-    task: Task,
+    files: RunFiles | None,
 ) -> RunConfig:
     """The settings asked for; without a preset, on top of those of a resumed run."""
     if resumed is not None and preset is None:
         return changed(settings_of(resumed), config, settings)
-    large, _ = FITTING[task]
+    large, _ = FITTING["translation" if files is None else files.task]
     return run_config(preset or large, config, settings)
 
 

@@ -37,6 +37,9 @@ class EvaluationConfig:
 
     tokenize: Tokenize = "auto"
     """Tokenizer of sacreBLEU; auto: by the target's language, else by its script."""
+    hold_out: bool = True
+    """Without a dev corpus, hold 1 % of the training corpus out: at least 200 pairs,
+    and at most 2,000; none of a corpus of fewer than 400."""
 
     def __post_init__(self) -> None:
         if self.tokenize not in get_args(Tokenize):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ from transduce.experiments.observation import (
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_checkpoints import RunCheckpoints
 from transduce.experiments.run_folder import (
+    NO_DEV,
     PICTURE,
     RunFiles,
     RunFolder,
@@ -44,6 +46,7 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder import AVERAGED, BEST
 from transduce.phrases import WEEK, duration
 from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.held_out import MOST
 from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_text
@@ -133,25 +136,21 @@ def train(
 
 def _require_consistent(files: RunFiles, config: RunConfig) -> None:
     """`ConfigError` if the settings ask for what the corpus does not have."""
-    if config.training.patience is not None and not files.has_dev:
-        raise ConfigError(
-            "`training.patience` must have a dev corpus to go by, but there is none; "
-            "add --dev-source and --dev-target, or --dev-trees."
-        )
+    will_have_dev = files.has_dev or config.evaluation.hold_out
+    if config.training.patience is not None and not will_have_dev:
+        raise ConfigError(NO_DEV)
     metrics = ("auto", *files.metrics, "loss")
-    if files.has_dev and config.training.best_by not in metrics:
+    if will_have_dev and config.training.best_by not in metrics:
         known = ", ".join(f'"{metric}"' for metric in metrics)
         raise ConfigError(
             f"`training.best_by` must be one of {known} on this dev corpus, but is "
             f'"{config.training.best_by}".'
         )
-    if isinstance(files, CorpusFiles) and files.has_dev:
+    if isinstance(files, CorpusFiles) and will_have_dev:
         # What scoring needs is missed before training, not at its first checkpoint.
-        choose_tokenization(
-            config.evaluation.tokenize,
-            config.languages.target,
-            read_text(files.dev_target),
-        )
+        references = islice(read_text(files.dev_target or files.target), MOST)
+        language = config.languages.target
+        choose_tokenization(config.evaluation.tokenize, language, references)
 
 
 def resume(

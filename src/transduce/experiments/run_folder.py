@@ -21,6 +21,7 @@ from transduce.languages import LanguagesConfig, guess_all
 from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.held_out import hold_out_pairs
 from transduce.preparation.prepared_corpus import (
     DEV,
     TRAINING,
@@ -40,6 +41,12 @@ RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
 
 
 Value = TypeVar("Value", str, dict[str, Any])
+
+NO_DEV = (
+    "`training.patience` must have a dev corpus to go by, but there is none; add "
+    "--dev-source and --dev-target, or --dev-trees."
+)
+
 
 RunFiles = CorpusFiles | TreebankFiles
 """What a run is begun with."""
@@ -78,6 +85,8 @@ class RunFolder:
         def write(new: Path) -> PreparedCorpus:
             _require_new_run(path, overwrite=overwrite)
             corpus = _prepare(files, config, new, neighbours)
+            if config.training.patience is not None and corpus.dev is None:
+                raise ConfigError(NO_DEV)
             accept(new, corpus)
             model = replace(
                 config.model,
@@ -323,13 +332,22 @@ def _prepare(
     files: RunFiles, config: RunConfig, folder: Path, neighbours: Sequence[Path]
 ) -> PreparedCorpus:
     tokenizer, max_length = config.tokenizer, config.batching.max_length
-    match files:
-        case CorpusFiles():
-            return prepare(files, tokenizer, max_length, folder, neighbours)
-        case TreebankFiles():
-            return prepare_treebank(
-                files, config.treebank, tokenizer, max_length, folder, neighbours
-            )
+    seed = None
+    if config.evaluation.hold_out and not files.has_dev:
+        seed = config.training.seed
+    if isinstance(files, TreebankFiles):
+        return prepare_treebank(
+            files, config.treebank, tokenizer, max_length, folder, neighbours, seed
+        )
+    if seed is None:
+        return prepare(files, tokenizer, max_length, folder, neighbours)
+    text = folder / "text"
+    parts = hold_out_pairs(files, text, seed)
+    if parts is None:
+        return prepare(files, tokenizer, max_length, folder, neighbours)
+    corpus = prepare(parts, tokenizer, max_length, folder, neighbours)
+    shutil.rmtree(text)
+    return replace(corpus, is_held_out=True)
 
 
 def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:

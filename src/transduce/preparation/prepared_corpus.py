@@ -54,6 +54,8 @@ class PreparedCorpus:
     """By split, "training" and "dev", what was read of the files."""
     shared_with: Path | None = None
     """The folder whose files these are, if they were there before."""
+    is_held_out: bool = False
+    """Whether the dev corpus was taken from the training corpus."""
 
 
 def prepare(
@@ -90,7 +92,7 @@ def prepare(
             _discard(folder)
     prepared = _make(files, recipe, folder)
     record = asdict(prepared)
-    del record["shared_with"], record["readings"]
+    del record["shared_with"], record["readings"], record["is_held_out"]
     text = json.dumps(record, indent=2) + "\n"
     (folder / RECORD).write_text(text, encoding="utf-8")
     return replace(prepared, readings=recipe.readings)

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
@@ -13,6 +13,7 @@ from transduce.parsing.trees import Tree, read_parses, read_trees
 from transduce.parsing.vocabulary import SymbolVocabulary, learn_symbols
 from transduce.preparation.augmentation import AugmentationConfig, augmented
 from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.held_out import hold_out
 from transduce.preparation.prepared_corpus import DEV, PreparedCorpus, prepare
 from transduce.settings import require_between
 from transduce.text.corpus import read_text, write_lines
@@ -76,13 +77,20 @@ def prepare_treebank(
     max_length: int,
     folder: Path,
     neighbours: Iterable[Path] = (),
+    held_out_by: int | None = None,
 ) -> PreparedCorpus:
     """What `prepare` does of text, of treebanks; the dev trees are kept, normalised.
 
+    With a seed to hold trees out by, those are the dev trees where there are enough.
     `DataError` if a file cannot be used.
     """
     trees = read_treebank(files.trees)
     dev_trees = read_treebank(files.dev_trees) if files.dev_trees else []
+    is_held_out = False
+    if held_out_by is not None:
+        sentences = [" ".join(tree.words) for tree in trees]
+        if (parts := hold_out(trees, sentences, held_out_by)) is not None:
+            (trees, dev_trees), is_held_out = parts, True
     symbols = learn_symbols(trees, config.style)
     text = folder / TEXT
     training = _write_text(
@@ -99,7 +107,7 @@ def prepare_treebank(
     if dev_trees:
         write_lines(folder / DEV_TREES, map(str, dev_trees))
     shutil.rmtree(text)
-    return corpus
+    return replace(corpus, is_held_out=is_held_out)
 
 
 def read_treebank(paths: Sequence[Path]) -> list[Tree]:

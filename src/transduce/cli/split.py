@@ -1,0 +1,118 @@
+"""`transduce split`: training, development and test text from one corpus."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from transduce.cli.files import Files
+from transduce.cli.options import require_both
+from transduce.cli.terminal import program
+from transduce.errors import ConfigError
+from transduce.languages import guess_all
+from transduce.phrases import counted
+from transduce.preparation.corpus_files import read_through
+from transduce.preparation.held_out import require_choice, usual_number, write_split
+from transduce.text.corpus import aligned_lines
+from transduce.whole_folders import write_folder
+
+
+def split(
+    *,
+    source: Files,
+    target: Files,
+    out: Path,
+    dev: int | None = None,
+    test: int | None = None,
+    seed: int = 1,
+    force: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Split a parallel corpus into training, development and test text.
+
+    Pairs are drawn at random by their source, and all pairs of one source stay
+    together, so that no held-out sentence is also in training. For example:
+    transduce split --source my.en --target my.de --test 1000 --out split
+
+    Parameters
+    ----------
+    source
+        Text files, one sentence a line, plain or gzip.
+    target
+        Their translations, line by line.
+    out
+        The folder of the files: train.en, train.de, dev.en, ..., with the endings that
+        name the languages, else .source and .target.
+    dev
+        Pairs of the development text: by default one in a hundred, at least 200 and at
+        most 2,000.
+    test
+        Pairs of the test text; by default there is none.
+    seed
+        Another one draws other pairs.
+    force
+        Replace the output folder.
+    """
+    require_both(source, target)
+    if not source:
+        raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
+    _require_replaceable(out, (*source, *target), force=force)
+    read_through(source, target)
+    sizes = [_usual(source, target) if dev is None else dev]
+    sizes += [] if test is None else [test]
+    choice = require_choice(source, target, sizes, seed)
+    names = ("train", "dev", "test")[: 1 + len(sizes)]
+    endings = guess_all(source) or "source", guess_all(target) or "target"
+    if endings[0] == endings[1]:
+        endings = "source", "target"
+
+    def write(new: Path) -> list[int]:
+        outputs = [
+            (new / f"{name}.{endings[0]}", new / f"{name}.{endings[1]}")
+            for name in names
+        ]
+        return write_split(source, target, choice, outputs)
+
+    counts = write_folder(out, write)
+    for name, count in zip(names, counts, strict=True):
+        files = " ".join(f"{name}.{ending}" for ending in endings)
+        print(f"{counted(count, 'pair'):>20}  {files}")
+    if (left_out := choice.num_read - sum(counts)) > 0:
+        print(
+            f"Left out, as their source or its translation was held out already: "
+            f"{counted(left_out, 'pair')}."
+        )
+    train, held_out = (
+        [f"{out}/{name}.{ending}" for ending in endings] for name in names[:2]
+    )
+    print(
+        f"Train on them:\n  {program()} train --source {train[0]} "
+        f"--target {train[1]} \\\n"
+        f"    --dev-source {held_out[0]} --dev-target {held_out[1]} --out runs/mine"
+    )
+
+
+def _usual(source: Files, target: Files) -> int:
+    num_pairs = sum(1 for _ in aligned_lines(source, target))
+    if (number := usual_number(num_pairs)) is None:
+        raise ConfigError(
+            f"{source[0]}: {counted(num_pairs, 'pair')} must be split by sizes of "
+            "yours, as they are few; give --dev NUMBER."
+        )
+    return number
+
+
+def _require_replaceable(out: Path, files: Files, *, force: bool) -> None:
+    """`ConfigError` if something is there, or would be lost that is to be read."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not force:
+        raise ConfigError(
+            f"{out}: the output folder must be new or empty, but is not; choose "
+            "another, or replace it by --force."
+        )
+    inside = [file for file in files if out.resolve() in file.resolve().parents]
+    if not out.is_dir() or inside:
+        raise ConfigError(
+            f"{out}: the output must be a folder without the corpus in it, but is not; "
+            "choose another."
+        )

@@ -1,0 +1,166 @@
+"""A corpus is split into files, and training holds text out by itself."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TINY = ("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu")
+FEW = ("--set", "training.steps=2", "training.checkpoint_steps=1")
+WORDS = ["dog", "cat", "house", "lamp", "tree", "book", "child", "river", "road", "cup"]
+
+
+@pytest.fixture
+def my_corpus(tmp_path: Path) -> tuple[Path, Path]:
+    """Five hundred pairs."""
+    names = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS[:5]]
+    sides = tmp_path / "my.en", tmp_path / "my.de"
+    sides[0].write_text("".join(f"a {n}\n" for n in names), encoding="utf-8")
+    sides[1].write_text("".join(f"ein {n}\n" for n in names), encoding="utf-8")
+    return sides
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def files(my_corpus: tuple[Path, Path]) -> tuple[object, ...]:
+    return ("--source", my_corpus[0], "--target", my_corpus[1])
+
+
+def test_a_corpus_is_split_into_files_that_can_be_trained_on(
+    succeeds: Callable[..., str], my_corpus: tuple[Path, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "parts"
+    said = succeeds("split", *files(my_corpus), "--dev", 40, "--test", 10, "--out", out)
+    assert "450 pairs  train.en train.de" in said
+    assert "40 pairs  dev.en dev.de" in said
+    assert "10 pairs  test.en test.de" in said
+    parts = {name: lines(out / f"{name}.en") for name in ("train", "dev", "test")}
+    assert [len(part) for part in parts.values()] == [450, 40, 10]
+    assert sorted(line for part in parts.values() for line in part) == sorted(
+        lines(my_corpus[0])
+    )
+    for name, part in parts.items():
+        assert [f"ein{line[1:]}" for line in part] == lines(out / f"{name}.de")
+    train = ("--source", out / "train.en", "--target", out / "train.de")
+    dev = ("--dev-source", out / "dev.en", "--dev-target", out / "dev.de")
+    said = succeeds(*TINY, *FEW, *train, *dev, "--out", tmp_path / "run")
+    assert "Dev pairs: 40 of 40 pairs kept " in said
+
+
+def test_what_is_there_is_replaced_by_force_alone(
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    my_corpus: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "parts"
+    call = ("split", *files(my_corpus), "--dev", 40, "--out", out)
+    succeeds(*call)
+    first = lines(out / "dev.en")
+    (out / "mine").touch()
+    assert "the output folder must be new or empty" in refuses(*call)
+    assert (out / "mine").exists()
+    succeeds(*call, "--force")
+    assert lines(out / "dev.en") == first
+    succeeds(*call, "--force", "--seed", 2)
+    assert lines(out / "dev.en") != first
+
+
+def test_the_corpus_itself_is_not_replaced(
+    refuses: Callable[..., str], my_corpus: tuple[Path, Path], tmp_path: Path
+) -> None:
+    said = refuses(
+        "split", *files(my_corpus), "--dev", 40, "--out", tmp_path, "--force"
+    )
+    assert "must be a folder without the corpus in it" in said
+    assert my_corpus[0].exists()
+
+
+def test_few_pairs_must_be_split_by_sizes_that_are_given(
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    call = ("split", *files(corpus_files), "--out", tmp_path / "parts")
+    assert "give --dev NUMBER" in refuses(*call)
+    assert "hold out fewer" in refuses(*call, "--dev", 30)
+    assert not (tmp_path / "parts").exists()
+    assert "5 pairs  dev.en dev.de" in succeeds(*call, "--dev", 5)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_training_holds_text_out_and_says_so(
+    succeeds: Callable[..., str],
+    my_corpus: tuple[Path, Path],
+    tmp_path: Path,
+    *,
+    is_resumed: bool,
+) -> None:
+    call = (*TINY, *FEW, *files(my_corpus), "--out", tmp_path / "run")
+    said = succeeds(*call)
+    assert "Training pairs: 300 of 300 pairs kept " in said
+    assert "Dev pairs: 200 of 200 pairs kept " in said
+    assert ", held out of the training corpus (--no-dev trains on all)\n" in said
+    assert "step 1: dev: loss " in said
+    assert not (tmp_path / "run" / "text").exists()
+    if is_resumed:
+        assert "dev: loss" in succeeds(*call, "--resume")
+    record = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert record["files"]["dev_source"] == []
+
+
+def test_training_is_on_all_where_that_is_asked_for(
+    succeeds: Callable[..., str], my_corpus: tuple[Path, Path], tmp_path: Path
+) -> None:
+    call = (*TINY, *FEW, *files(my_corpus), "--no-dev", "--out", tmp_path / "run")
+    said = succeeds(*call)
+    assert "Training pairs: 500 of 500 pairs kept " in said
+    assert "Dev pairs: none, so nothing is scored while training\n" in said
+    succeeds(*call, "--resume")
+
+
+def test_a_dev_corpus_is_not_given_and_refused(
+    refuses: Callable[..., str], my_corpus: tuple[Path, Path], tmp_path: Path
+) -> None:
+    dev = ("--dev-source", my_corpus[0], "--dev-target", my_corpus[1], "--no-dev")
+    said = refuses(*TINY, *files(my_corpus), *dev, "--out", tmp_path / "run")
+    assert said.startswith("Either a dev corpus or --no-dev must be given")
+
+
+def test_patience_goes_by_what_is_held_out(
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    my_corpus: tuple[Path, Path],
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    patient = (*TINY, *FEW, "training.patience=5", "--out", tmp_path / "run")
+    for call in ((*files(my_corpus), "--no-dev"), files(corpus_files)):
+        said = refuses(*patient, *call)
+        assert said.startswith("`training.patience` must have a dev corpus to go by")
+        assert not (tmp_path / "run").exists()
+    succeeds(*patient, *files(my_corpus))
+
+
+def test_trees_are_held_out_too(succeeds: Callable[..., str], tmp_path: Path) -> None:
+    trees = tmp_path / "my.trees"
+    trees.write_text(
+        "".join(
+            f"(S (NP (DT the) (NN {a})) (VP (VBZ {b}s) (NP (NN {c}))))\n"
+            for a in WORDS
+            for b in WORDS
+            for c in WORDS[:4]
+        )
+        * 2
+    )
+    call = (*TINY, *FEW, "--trees", trees, "--out", tmp_path / "run")
+    said = succeeds(*call)
+    assert "Dev pairs: 200 of 200 pairs kept " in said
+    assert ", held out of the training corpus (--no-dev trains on all)\n" in said
+    assert "Training pairs: 400 of 400 pairs kept" in said
+    assert "F1" in said
+    succeeds(*call, "--resume")
