@@ -28,6 +28,7 @@ from transduce.text.tokenizer import (
     TokenizerConfig,
     learn_tokenizer,
     load_tokenizer,
+    word_pattern,
 )
 
 FORMAT = 1
@@ -139,6 +140,7 @@ class _Recipe:
             "format": FORMAT,
             "tokenizers": tokenizers.__version__,
             "tokenizer": asdict(self.tokenizer),
+            "words": word_pattern(self.tokenizer.kind),
             "max_length": self.max_length,
             "training": self.training.digest,
             "dev": self.dev and self.dev.digest,

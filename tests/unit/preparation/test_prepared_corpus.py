@@ -264,6 +264,17 @@ def test_what_lies_on_another_disk_is_shared(
     assert content(second) == before
 
 
+def test_nothing_is_shared_that_was_cut_into_other_words(
+    files: CorpusFiles, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    second = tmp_path / "second"
+    second.mkdir()
+    monkeypatch.setattr(prepared_corpus, "word_pattern", lambda _: r" ?\S+")
+    prepared = prepare(files, TOKENIZER, MAX_LENGTH, second, [folder])
+    assert prepared.shared_with is None
+
+
 @pytest.mark.parametrize("side", ["source", "dev_source"])
 def test_a_file_that_changes_while_it_is_prepared_is_told_of(
     files: CorpusFiles, folder: Path, monkeypatch: pytest.MonkeyPatch, side: str
