@@ -196,8 +196,8 @@ def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Ser
     config = config or ServerConfig()
     connections, backlog = _that_can_be_open(config.connections)
     protocol = partial(Connection, shared=OpenConnections(connections, backlog))
-    # Its warnings are of what clients send.
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    # What it tells is of what clients send, and they are told.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     settings = uvicorn.Config(
         app,
         http=protocol,  # type: ignore[arg-type] # what makes one is as good as a class

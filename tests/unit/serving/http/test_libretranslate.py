@@ -94,11 +94,16 @@ def test_the_page_of_libretranslate_sends_form_data(http: RunningServer) -> None
     ids=range(8),
 )  # fmt: skip
 def test_form_data_that_cannot_be_read_is_refused(
-    http: RunningServer, body: bytes, kind: str, error: str
+    http: RunningServer,
+    caplog: pytest.LogCaptureFixture,
+    body: bytes,
+    kind: str,
+    error: str,
 ) -> None:
     answer = http.post("/translate", body, content_type=kind)
     assert answer.status == 400
     assert error in answer.json["error"]
+    assert caplog.text == ""
 
 
 def test_fields_may_be_in_the_address_and_in_the_form(http: RunningServer) -> None:
