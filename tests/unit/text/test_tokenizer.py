@@ -554,3 +554,10 @@ def test_words_are_cut_in_linear_time(kind):
         text = run * 100_000
         cut = words.pre_tokenize_str(text)
         assert "".join(piece for piece, _ in cut) == text
+
+
+def test_what_came_once_without_spaces_is_no_piece():
+    lines = ["我们喜欢猫", "我们需要水", "你听见雷声"] + ["a cat"] * 3
+    tokenizer = learn_tokenizer(lines, TokenizerConfig(vocab_size=2_000))
+    pieces = learned_pieces(tokenizer)
+    assert [p for p in pieces if len(p) > 1 and script_of(p[0]) == "CJK"] == ["我们"]
