@@ -84,6 +84,8 @@ def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLink
         ("<b>a<i>b</b>c</i>", ["ab", "c"]),
         ("Am 3.<b> Mai</b> kam er.", ["Am 3. Mai kam er."]),
         ("a</>b", ["ab"]),
+        ("a <span translate=no>b<q>c</span>d", ["a", "d"]),
+        ("<math></br><title><b>no</title>", []),
     ],
 )
 def test_html_is_read_as_a_browser_reads_it(html: str, expected: list[str]) -> None:
@@ -176,6 +178,12 @@ def test_what_has_no_translation_stays() -> None:
             "Groß ist Paris1.",
             {"Groß": "big", "ist": "is", "Paris": "Paris", "1": "1"},
             "Groß ist Paris<sup>1</sup>.",
+        ),
+        (
+            "A <b>red old</b> dog sleeps.",
+            "Rot alt der Hund schläft so.",
+            {"Rot": "red", "alt": "old", "so": "red"},
+            "<b>Rot alt</b> der Hund schläft so.",
         ),
         (
             "<b>A dog barks. The</b> cat runs.",

@@ -22,6 +22,7 @@ TABLE = [
     ("de", "Dr. Müller und Prof. Weber kamen. |Herr Dr. med. Schmidt nicht."),
     ("de", "Am 10. Oktober war es kalt."),
     ("de", "Nr. 7 ist da. |Siehe Abb. 2 auf S. 15. |Es gilt Art. 5 GG."),
+    ("de", "Sie feiern das 100. Jubiläum."),
     ("de", "Das 20. Jahrhundert begann. |Er wurde 3. |Dann ging er."),
     (
         "de",
