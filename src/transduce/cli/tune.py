@@ -47,7 +47,7 @@ def tune(
     dev_target: Files = (),
     dev_trees: Files = (),
     beam_sizes: BeamSizes = (),
-    length_penalties: Penalties = USUAL.length_penalties,
+    length_penalties: Penalties = (0.0, 0.3, 0.6, 0.9, 1.2, 1.5),
     patiences: Penalties = (),
     tokenize: Tokenize = "auto",
     dry_run: Annotated[bool, Parameter(negative="")] = False,

@@ -76,6 +76,11 @@ class DevScore:
             f"{best.step:,} alone ({best.quality}, {best.loss:.3f})"
         )
 
+    def is_level(self, best: "DevScore") -> bool:
+        """Whether the scores are equal, and the losses but for chance."""
+        is_equal = self.quality.score == best.quality.score
+        return is_equal and abs(self.loss - best.loss) <= CHANCE
+
     def kept_behind(self, best: "DevScore") -> str:
         """How one is that is kept all the same."""
         is_by_loss = best.loss < self.loss - CHANCE

@@ -426,7 +426,7 @@ class _Run:
             if (self._folder.path / AVERAGED).exists():
                 remove_folder(self._folder.path / AVERAGED)
         else:
-            if dev and best and self._history().beats(best.entry(), dev.entry()):
+            if dev and best and self._is_ahead(best, dev):
                 self._observer.warned(dev.kept_behind(best))
             save_model(model, self._folder.path / AVERAGED)
         # A run that was done already says so again, but does not log it.
@@ -440,6 +440,10 @@ class _Run:
             dev=dev,
             picture=self._folder.path / PICTURE,
         )
+
+    def _is_ahead(self, best: DevScore, dev: DevScore) -> bool:
+        is_better = self._history().beats(best.entry(), dev.entry())
+        return is_better and not dev.is_level(best)
 
     def _best_alone(
         self, trainer: Trainer, averaged: Sequence[Checkpoint]
