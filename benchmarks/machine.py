@@ -5,7 +5,7 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-from transduce.benchmark.machine import describe_processor
+from transduce.machine import describe_processor
 
 
 def describe_machine() -> str:

@@ -29,6 +29,16 @@ PROC = Path("/proc")
 
 CORES = Path("/sys/devices/system/cpu")
 """Where it tells of each of the processor's threads."""
+MATRIX_FLAGS = (
+    "avx2",
+    "avx_vnni",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+    "amx_int8",
+)
+"""Instructions that decide how fast matrix products are."""
 
 
 def free_memory(num_processes: int) -> float:
@@ -191,6 +201,18 @@ def processor_flags() -> frozenset[str]:
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
     return frozenset(flags[1].split()) if flags else frozenset()
+
+
+def describe_processor() -> str:
+    """How many cores of which kind, and what they multiply with."""
+    path = PROC / "cpuinfo"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    names = re.findall(r"^model name\s*: (.*)", text, flags=re.MULTILINE)
+    if not names:
+        return platform.processor() or platform.machine()
+    flags = processor_flags()
+    found = [flag for flag in MATRIX_FLAGS if flag in flags]
+    return f"{len(names)} x {names[0]} ({', '.join(found)})"
 
 
 def torch_folder() -> Path:

@@ -1,5 +1,6 @@
 """A run that was stopped and resumed is the run that was not, bit for bit."""
 
+import json
 import os
 import re
 import shutil
@@ -167,6 +168,50 @@ def test_a_run_stopped_at_any_step_ends_at_the_same_average(
     assert_same_weights(tmp_path / "run", uninterrupted)
 
 
+def test_a_run_that_goes_on_in_as_many_threads_says_nothing(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    start_and_stop(files, tmp_path / "run", 7)
+    observer = SendsSignal()
+    resume(tmp_path / "run", CPU, observer)
+    assert observer.warnings == []
+    log = list(RunFolder(tmp_path / "run").read_log())
+    starts = [entry["computing"] for entry in log if entry["kind"] == "start"]
+    assert [each["num_threads"] for each in starts] == [1, 1]
+    waits = [entry["waited"] for entry in log if entry["kind"] == "step"]
+    assert waits
+    assert all(0 <= each < 1 for each in waits)
+
+
+def test_a_run_that_goes_on_in_more_threads_says_so(
+    files: CorpusFiles, tmp_path: Path, two_threads: None
+) -> None:
+    torch.set_num_threads(1)
+    start_and_stop(files, tmp_path / "run", 7)
+    torch.set_num_threads(2)
+    observer = SendsSignal()
+    resume(tmp_path / "run", CPU, observer)
+    [warning] = observer.warnings
+    assert "not be bit for bit those of a run that was never interrupted" in warning
+    assert "(threads: 1 before, 2 now)" in warning
+
+
+def test_a_run_of_an_older_version_goes_on_without_a_word(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    start_and_stop(files, tmp_path / "run", 7)
+    folder = RunFolder(tmp_path / "run")
+    entries = list(folder.read_log())
+    for entry in entries:
+        entry.pop("computing", None)
+        entry.pop("waited", None)
+    lines = [json.dumps(entry) + "\n" for entry in entries]
+    (tmp_path / "run" / "log.jsonl").write_text("".join(lines), encoding="utf-8")
+    observer = SendsSignal()
+    resume(tmp_path / "run", CPU, observer)
+    assert observer.warnings == []
+
+
 def with_dev(files: CorpusFiles) -> CorpusFiles:
     return replace(files, dev_source=files.source, dev_target=files.target)
 
@@ -302,8 +347,8 @@ def test_a_checkpoint_of_another_version_is_left_as_it_is(
 ) -> None:
     start_and_stop(files, tmp_path / "run", 7)
     config = newest(tmp_path / "run") / "config.json"
-    config.write_text(config.read_text().replace('"format": 3', '"format": 4'))
-    with pytest.raises(VersionError, match="the format must be from 1 to 3, but is 4"):
+    config.write_text(config.read_text().replace('"format": 4', '"format": 5'))
+    with pytest.raises(VersionError, match="the format must be from 1 to 4, but is 5"):
         resume(tmp_path / "run", CPU, SendsSignal())
     assert config.is_file()
 

@@ -1,25 +1,12 @@
 """What a figure was measured on: processor, threads, versions."""
 
 import platform
-import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
-from transduce.machine import processor_flags
-
-MATRIX_FLAGS = (
-    "avx2",
-    "avx_vnni",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx_bf16",
-    "amx_int8",
-)
-"""Instructions that decide how fast matrix products are."""
+from transduce.machine import describe_processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +40,6 @@ def describe_machine(packages: tuple[str, ...], device: torch.device) -> Machine
         num_threads=torch.get_num_threads(),
         versions=versions,
     )
-
-
-def describe_processor() -> str:
-    """How many cores of which kind, and what they multiply with."""
-    path = Path("/proc/cpuinfo")
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    names = re.findall(r"^model name\s*: (.*)", text, flags=re.MULTILINE)
-    if not names:
-        return platform.processor() or platform.machine()
-    flags = processor_flags()
-    found = [flag for flag in MATRIX_FLAGS if flag in flags]
-    return f"{len(names)} x {names[0]} ({', '.join(found)})"
 
 
 def installed_version(package: str) -> str | None:

@@ -27,6 +27,7 @@ from transduce.device import Precision, choose_hardware
 from transduce.errors import ConfigError
 from transduce.evaluation.significance import Trials
 from transduce.evaluation.tokenization import Tokenize
+from transduce.experiments.computing import computing_of
 from transduce.experiments.tables.table1 import as_report as table1_report
 from transduce.experiments.tables.table1 import measure_table1
 from transduce.experiments.tables.table2 import (
@@ -55,7 +56,7 @@ from transduce.experiments.tables.table3.rows import base_for, require_rows
 from transduce.experiments.tables.table4 import Setting, Table4, our_parser, our_parses
 from transduce.experiments.tables.table4 import as_report as table4_report
 from transduce.languages import LanguagesConfig, guess_all
-from transduce.machine import keep_freed_memory
+from transduce.machine import WaitingMeter, keep_freed_memory
 from transduce.text.corpus import read_pairs
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
@@ -150,7 +151,9 @@ def table2(
     costs = tuple(training_cost(name) for name in presets)
     load = os.getloadavg()[0]
     with error_console().status("Measuring the speed of this machine...") as status:
+        meter = WaitingMeter()
         cluster = _cluster(hardware, tflops, devices, device)
+        waited = meter.share()
         pairs = list(read_pairs(source, reference))
         ours = []
         for run in runs:
@@ -162,6 +165,10 @@ def table2(
         costs=costs,
         cluster=cluster,
         load=load if is_measured else None,
+        measured=computing_of(choose_hardware(device), devices)
+        if is_measured
+        else None,
+        waited=waited if is_measured else None,
     )
     finish(table2_report(table), asdict(table), out, "table2")
 

@@ -16,6 +16,7 @@ from transduce.data.dataset import open_dataset, require_ids_below
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.evaluation.tokenization import choose_tokenization
+from transduce.experiments.computing import changes, computing_of, recorded
 from transduce.experiments.corpus_check import (
     Advice,
     advise,
@@ -41,7 +42,7 @@ from transduce.experiments.run_folder import (
     refuse_changed_precision,
 )
 from transduce.interruption import stop_on_signal, unwound_on_termination
-from transduce.machine import keep_freed_memory
+from transduce.machine import WaitingMeter, keep_freed_memory
 from transduce.model.transformer import Transformer
 from transduce.model_folder import AVERAGED, BEST
 from transduce.phrases import WEEK, duration
@@ -196,6 +197,7 @@ class _Run:
         self._observer = observer if processes.is_first else Observers()
         self._dev = DevCorpus.open(folder, self._config, hardware.device)
         self._checkpoints = RunCheckpoints(folder, config.training)
+        self._meter = WaitingMeter()
 
     def train(
         self,
@@ -225,6 +227,7 @@ class _Run:
             )
         self._observer.started(start)
         if self._processes.is_first:
+            self._warn_of_other_bits()
             self._score_if_missed(trainer)
             self._log_start(trainer.progress.step, fitted)
         self._train_to_the_end(trainer)
@@ -241,6 +244,20 @@ class _Run:
             return None
         return int(starts[-1].get("max_positions") or 0) or None
 
+    def _warn_of_other_bits(self) -> None:
+        """What goes on by other means is as good, but not the same bit for bit."""
+        starts = self._folder.entries("start")
+        before = recorded(starts[-1]) if starts else None
+        if before is None:
+            return
+        now = computing_of(self._hardware, self._processes.count)
+        if (told := changes(before, now)) is not None:
+            self._observer.warned(
+                "The run goes on by other means than before, so that its weights will "
+                "not be bit for bit those of a run that was never interrupted "
+                f"({told})."
+            )
+
     def _log_start(self, step: int, fitted: Fit) -> None:
         """On what the run goes on, unless it is done."""
         if step < self._config.training.steps:
@@ -252,7 +269,9 @@ class _Run:
                 num_processes=self._processes.count,
                 max_positions=fitted.max_positions,
                 was_cut=fitted.was_cut,
+                computing=asdict(computing_of(self._hardware, self._processes.count)),
             )
+            self._meter = WaitingMeter()
 
     def _train_to_the_end(self, trainer: Trainer) -> None:
         """Train; once, if the loss diverges, from a good checkpoint more slowly."""
@@ -359,7 +378,8 @@ class _Run:
     def _stepped(self, report: StepReport) -> None:
         is_last = report.step == self._config.training.steps
         if self._processes.is_first and (report.step % LOG_STEPS == 0 or is_last):
-            self._folder.log("step", **asdict(report))
+            self._folder.log("step", **asdict(report), waited=self._meter.share())
+            self._meter = WaitingMeter()
         self._observer.stepped(report)
 
     def _save(self, trainer: Trainer) -> None:

@@ -6,9 +6,9 @@ import torch
 from transduce.benchmark.machine import (
     Machine,
     describe_machine,
-    describe_processor,
     installed_version,
 )
+from transduce.machine import describe_processor
 
 CPU_INFO = """\
 processor\t: 0

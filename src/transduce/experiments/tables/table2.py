@@ -19,6 +19,7 @@ from transduce.decoding.translator import load
 from transduce.errors import DataError
 from transduce.evaluation.bleu import BleuScore, corpus_bleu, paper_bleu
 from transduce.evaluation.tokenization import Tokenize, choose_tokenization
+from transduce.experiments.computing import Computing, recorded
 from transduce.experiments.presets import preset
 from transduce.experiments.run_folder import RunFolder
 from transduce.languages import base, detect_unspaced, is_unspaced
@@ -40,6 +41,12 @@ P100S = Cluster(name="P100", tflops=SUSTAINED_TFLOPS["P100"], num_devices=8)
 """The paper's machine (section 5.2)."""
 PAPER_HOURS = {"base": 12.0, "big": 3.5 * 24}
 """Of the paper's trainings, by preset (section 5.2)."""
+
+
+BUSY_SHARE = 0.1
+"""Of the time spent in waiting for a core: above it speeds are not comparable."""
+NOTHING = "–"
+"""In the place of a figure that is not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +130,10 @@ class OurRow:
     """Of all updates, by the mean of those in the log."""
     flops: float
     """Counted while it trained."""
+    computing: Computing | None = None
+    """What it was last computed by; none of an older log."""
+    waited: float | None = None
+    """Share of their time that its threads waited for a core; none of an older log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +147,10 @@ class Table2:
     load: float | None = None
     """Programs that wanted to run in the minute before its speed was measured, on
     average; none if it was not."""
+    measured: Computing | None = None
+    """What its speed was measured by; none if it was not."""
+    waited: float | None = None
+    """Share of its time that the measuring waited for a core; none if it was not."""
 
 
 def training_cost(name: str) -> TrainingCost:
@@ -159,6 +174,9 @@ def our_row(
     """
     folder, config = RunFolder.open(run)
     updates = folder.entries("step", "seconds", "flops")
+    starts = folder.entries("start")
+    noted = [entry.get("waited") for entry in updates]
+    waits = [each for each in noted if isinstance(each, float)]
     if not updates:
         raise DataError(f"{run}: must have the log of its updates, but has none.")
     references = [pair.target for pair in pairs]
@@ -177,6 +195,8 @@ def our_row(
         else paper_bleu(texts, references, base(spoken)),
         seconds=fmean(entry["seconds"] for entry in updates) * updates[-1]["step"],
         flops=float(updates[-1]["flops"]),
+        computing=recorded(starts[-1]) if starts else None,
+        waited=fmean(waits) if waits else None,
     )
 
 
@@ -249,7 +269,8 @@ def _our_section(table: Table2) -> Section:
             _bleu(row.paper_bleu.score if row.paper_bleu else None),
             _bleu(row.bleu.score),
             _time(row.seconds),
-            *_costs(row.flops, row.seconds, table.cluster),
+            *_costs(row.flops, row.seconds, table.cluster)[:2],
+            _utilisation(row, table),
         )
         for row in table.ours
     )
@@ -258,7 +279,53 @@ def _our_section(table: Table2) -> Section:
         Table(columns=columns("run", *heads), rows=rows),
     ]
     parts += [f"{row.run}: {score}" for row in table.ours for score in _scores(row)]
+    parts += [
+        f"{row.run}: no utilisation is told, as {reason}."
+        for row in table.ours
+        if (reason := _obstacle(row, table)) is not None
+    ]
     return Section(title="Our runs", parts=tuple(parts))
+
+
+def _utilisation(row: OurRow, table: Table2) -> str:
+    if _obstacle(row, table) is not None:
+        return NOTHING
+    return f"{utilisation(row.flops, row.seconds, table.cluster):.1%}"
+
+
+def _obstacle(row: OurRow, table: Table2) -> str | None:
+    """Why the run's speed cannot be held against the cluster's; none if it can."""
+    if table.measured is not None:
+        if (table.waited or 0.0) > BUSY_SHARE:
+            return (
+                "this machine was busy when its speed was measured: "
+                f"{table.waited:.0%} of the time went by in waiting for a core"
+            )
+        if row.computing is None or row.waited is None:
+            return "an older version wrote its log, which does not say how it computed"
+        if row.waited > BUSY_SHARE:
+            return (
+                f"the machine was busy while it trained: {row.waited:.0%} of the time "
+                "went by in waiting for a core"
+            )
+        if (told := _other_means(row.computing, table.measured)) is not None:
+            return told
+    if (share := utilisation(row.flops, row.seconds, table.cluster)) > 1:
+        return (
+            f"{share:.0%} is more than there is: the run computed faster than "
+            f"{table.cluster}"
+        )
+    return None
+
+
+def _other_means(run: Computing, measured: Computing) -> str | None:
+    """Other means than those whose speed was measured; none if they are the same."""
+    for name in ("device", "processor", "precision", "num_workers"):
+        one, other = getattr(run, name), getattr(measured, name)
+        if one != other:
+            word = name.replace("num_", "").replace("workers", "threads or devices")
+            return f"its {word} was {one}, but the speed is that of {other}"
+    return None
 
 
 def _scores(row: OurRow) -> tuple[BleuScore, ...]:

@@ -7,6 +7,7 @@ import pytest
 from transduce.analysis.cost import Cluster, estimate_flops, forecast, utilisation
 from transduce.errors import ConfigError
 from transduce.evaluation.bleu import corpus_bleu, paper_bleu
+from transduce.experiments.computing import Computing
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.tables.table2 import (
     P100S,
@@ -162,3 +163,70 @@ def test_the_papers_own_machine_is_told_once() -> None:
 def test_time_is_told_in_the_unit_that_suits_it(seconds: float, text: str) -> None:
     ours = replace(OURS, seconds=seconds)
     assert tables(as_report(replace(TABLE, ours=(ours,))))[1][0][3] == text
+
+
+HERE = Computing(
+    device="cpu", processor="Abacus", precision="fp32", num_processes=1,
+    num_threads=2, instructions="avx2", torch="2", transduce="1",
+)  # fmt: skip
+RUN_HERE = replace(OURS, computing=HERE, waited=0.01)
+MEASURED = replace(TABLE, ours=(RUN_HERE,), measured=HERE, waited=0.02)
+
+
+def told_utilisation(table: Table2) -> tuple[str, str]:
+    """What stands in the column, and what is said beside it."""
+    text = str(as_report(table))
+    [row] = [
+        row
+        for part in tables(as_report(table))
+        for row in part
+        if row[0] == "runs/mine"
+    ]
+    reason = text.partition("no utilisation is told, as ")[2]
+    return row[-1], reason
+
+
+def test_utilisation_is_told_of_a_run_in_the_state_that_was_measured() -> None:
+    assert told_utilisation(MEASURED) == ("10.0%", "")
+    two = replace(HERE, num_processes=2, num_threads=1)  # as many threads
+    same = replace(MEASURED, ours=(replace(RUN_HERE, computing=two),))
+    assert told_utilisation(same)[0] == "10.0%"
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        (replace(MEASURED, waited=0.5), "this machine was busy when its speed was"),
+        (
+            replace(MEASURED, ours=(replace(RUN_HERE, waited=0.4),)),
+            "the machine was busy while it trained: 40% of the time",
+        ),
+        (replace(MEASURED, ours=(OURS,)), "an older version wrote its log"),
+        (
+            replace(MEASURED, measured=replace(HERE, num_threads=1)),
+            "its threads or devices was 2, but the speed is that of 1",
+        ),
+        (
+            replace(MEASURED, measured=replace(HERE, precision="bf16")),
+            "its precision was fp32, but the speed is that of bf16",
+        ),
+        (
+            replace(MEASURED, measured=replace(HERE, processor="Pascaline")),
+            "its processor was Abacus, but the speed is that of Pascaline",
+        ),
+        (
+            replace(MEASURED, ours=(replace(RUN_HERE, flops=3.6e16),)),
+            "200% is more than there is",
+        ),
+        (
+            replace(TABLE, ours=(replace(OURS, flops=3.6e16),)),
+            "200% is more than there is",
+        ),
+    ],
+)
+def test_utilisation_is_not_told_where_states_differ(
+    table: Table2, reason: str
+) -> None:
+    told, said = told_utilisation(table)
+    assert told == "–"
+    assert said.startswith(reason)

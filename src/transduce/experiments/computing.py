@@ -1,0 +1,98 @@
+"""What a training is computed by: kept in its log, as other means give other bits.
+
+Sums are taken in another order by other numbers of threads or processes, and other
+versions and processors have other kernels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import transduce
+from transduce.device import Hardware
+from transduce.machine import describe_processor
+from transduce.model.operators.kernels.library import kernels, uses_matrix_unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """What decides the bits of a training, and its speed."""
+
+    device: str
+    """Its type: cpu or cuda."""
+    processor: str
+    """Or the accelerator's name."""
+    precision: str
+    num_processes: int
+    num_threads: int
+    """Of each process."""
+    instructions: str
+    """Which library of kernels runs; none, if PyTorch's own run alone."""
+    torch: str
+    transduce: str
+
+    @property
+    def num_workers(self) -> int:
+        """Threads that compute at once on a processor, or devices."""
+        return self.num_processes * (self.num_threads if self.device == "cpu" else 1)
+
+
+def computing_of(hardware: Hardware, num_processes: int) -> Computing:
+    """What this process computes by."""
+    is_cuda = hardware.device.type == "cuda"
+    return Computing(
+        device=hardware.device.type,
+        processor=torch.cuda.get_device_name(hardware.device)
+        if is_cuda
+        else describe_processor(),
+        precision=hardware.precision,
+        num_processes=num_processes,
+        num_threads=torch.get_num_threads(),
+        instructions="none" if is_cuda else _instructions(hardware.precision),
+        torch=str(torch.__version__),
+        transduce=transduce.__version__,
+    )
+
+
+def _instructions(precision: str) -> str:
+    library = kernels()
+    if library is None:
+        return "none"
+    build = Path(library._name).name.partition(".")[0]
+    return f"{build} amx" if precision == "bf16" and uses_matrix_unit() else build
+
+
+def recorded(entry: Mapping[str, Any]) -> Computing | None:
+    """That of a line of a log; none if an older version wrote it."""
+    content = entry.get("computing")
+    known = {field.name: field.type for field in fields(Computing)}
+    if not isinstance(content, dict) or set(content) != set(known):
+        return None
+    if any(type(value) is not known[name] for name, value in content.items()):
+        return None
+    return Computing(**content)
+
+
+def changes(before: Computing, now: Computing) -> str | None:
+    """What gives other bits now than before, in words; none if nothing does."""
+    names = {
+        "num_threads": "threads",
+        "num_processes": "processes",
+        "instructions": "kernels for",
+        "torch": "torch",
+        "transduce": "transduce",
+        "processor": "processor",
+        "device": "device",
+    }
+    if {before.device, now.device} == {"cuda"}:
+        del names["num_threads"]
+    old, new = asdict(before), asdict(now)
+    told = [
+        f"{word}: {old[name]} before, {new[name]} now"
+        for name, word in names.items()
+        if old[name] != new[name]
+    ]
+    return "; ".join(told) or None

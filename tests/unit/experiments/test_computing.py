@@ -1,0 +1,67 @@
+"""What a run is computed by is noted, and told where it changes bits."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from transduce.device import Hardware
+from transduce.experiments.computing import (
+    Computing,
+    changes,
+    computing_of,
+    recorded,
+)
+
+
+@pytest.fixture
+def here(cpu: Hardware) -> Computing:
+    return computing_of(cpu, num_processes=2)
+
+
+def test_it_is_that_of_this_process(here: Computing) -> None:
+    assert here.num_threads == torch.get_num_threads()
+    assert here.torch == torch.__version__
+    assert (here.device, here.num_processes) == ("cpu", 2)
+    assert here.num_workers == 2 * here.num_threads
+
+
+def test_it_comes_back_from_a_log(here: Computing) -> None:
+    assert recorded({"kind": "start", "computing": asdict(here)}) == here
+
+
+@pytest.mark.parametrize(
+    "damage", [{}, {"num_threads": "2"}, {"num_threads": True}, {"more": 1}]
+)
+def test_what_an_older_log_does_not_say_is_not_guessed(
+    here: Computing, damage: dict[str, object]
+) -> None:
+    content = asdict(here) | damage if damage else None
+    assert recorded({"computing": content}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("num_threads", 9, "threads: 1 before, 9 now"),
+        ("num_processes", 3, "processes: 2 before, 3 now"),
+        ("instructions", "avx1", "now"),
+        ("torch", "1.0", "1.0 now"),
+        ("processor", "Abacus", "Abacus now"),
+    ],
+)
+def test_what_changes_bits_is_told(
+    here: Computing, name: str, value: object, said: str
+) -> None:
+    told = changes(here, replace(here, **{name: value}))
+    assert told is not None
+    assert said in told
+
+
+def test_nothing_is_told_where_nothing_changed(here: Computing) -> None:
+    assert changes(here, here) is None
+
+
+def test_threads_of_the_processor_do_not_count_on_a_gpu(here: Computing) -> None:
+    gpu = replace(here, device="cuda", instructions="none")
+    assert changes(gpu, replace(gpu, num_threads=7)) is None
