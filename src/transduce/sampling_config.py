@@ -3,10 +3,16 @@
 from dataclasses import dataclass
 
 from transduce.errors import ConfigError
-from transduce.settings import require_types
+from transduce.search_config import MAX_TOKENS
+from transduce.settings import require_between, require_types
 
+MAX_TOP_K = 10_000_000
+"""More tokens than any vocabulary has."""
+MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 1_000
 """Colder, only the likeliest is drawn; hotter, all alike."""
+MAX_DRAWS = 100_000
+"""Of a sentence; memory may have room for fewer, as each has logits of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +34,13 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         require_types(self)
-        for name in ("number", "top_k"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"`{name}` must be at least 1, but is {value}.")
+        for name, least, most in (
+            ("number", 1, MAX_DRAWS),
+            ("top_k", 1, MAX_TOP_K),
+            ("extra_length", 0, MAX_TOKENS),
+            ("seed", 0, MAX_SEED),
+        ):
+            require_between(name, getattr(self, name), least, most)
         if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
             raise ConfigError(
                 f"`temperature` must be from {MIN_TEMPERATURE} to "
@@ -40,6 +50,3 @@ class SamplingConfig:
             raise ConfigError(
                 f"`top_p` must be above 0 and at most 1, but is {self.top_p}."
             )
-        for name in ("extra_length", "seed"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"`{name}` must be at least 0, but is {value}.")

@@ -1,17 +1,27 @@
 """How a translation is searched for (section 6.1)."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from transduce.errors import ConfigError
-from transduce.settings import require_types
+from transduce.settings import require_between, require_types
 
+MAX_BEAM_SIZE = 1_000
+"""Ten times as wide as where translations only get worse (Stahlberg & Byrne, 2019)."""
 MAX_LENGTH_PENALTY = 10
 """Beyond all sense, but the penalty of the longest line is still a number."""
+MAX_WEIGHT = 1_000
+"""Of patience, coverage and diversity: beyond all sense too."""
+MAX_TOKENS = 100_000
+"""Of a translation: more than of any sentence, and search still ends."""
 
 LengthPenalty = Literal["gnmt", "power"]
+
+NOT_GREEDY = ("num_best", "patience", "coverage_penalty", "diversity")
+"""Settings that mean nothing where the beam is one hypothesis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +60,7 @@ class SearchConfig:
         self._require_numbers()
 
     def _require_sizes(self) -> None:
-        if self.beam_size < 1:
-            raise ConfigError(
-                f"`search.beam_size` must be at least 1, but is {self.beam_size}."
-            )
+        require_between("search.beam_size", self.beam_size, 1, MAX_BEAM_SIZE)
         if not 1 <= self.num_best <= self.beam_size:
             raise ConfigError(
                 f"`search.num_best` must be from 1 to the beam size {self.beam_size}, "
@@ -71,26 +78,95 @@ class SearchConfig:
                 f"`search.length_penalty` must be from 0 to {MAX_LENGTH_PENALTY}, but "
                 f"is {self.length_penalty}."
             )
-        if self.patience is not None and not 0 < self.patience < math.inf:
+        if self.patience is not None and not self.patience > 0:
             raise ConfigError(
                 f"`search.patience` must be a number above 0, but is {self.patience}."
             )
-        for name in ("diversity", "coverage_penalty", "min_length", "extra_length"):
-            if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise ConfigError(
-                    f"`search.{name}` must be at least 0, but is {value}."
-                )
-
+        require_between("search.patience", self.patience, 0, MAX_WEIGHT)
+        for name, most in (
+            ("diversity", MAX_WEIGHT),
+            ("coverage_penalty", MAX_WEIGHT),
+            ("min_length", MAX_TOKENS),
+            ("extra_length", MAX_TOKENS),
+        ):
+            require_between(f"search.{name}", getattr(self, name), 0, most)
         if self.max_length is not None and self.max_length <= self.min_length:
             raise ConfigError(
                 f"`search.max_length` must be at least {self.min_length + 1}, one more "
                 f"than `search.min_length`, but is {self.max_length}."
             )
+        require_between("search.max_length", self.max_length, 1, MAX_TOKENS + 1)
 
     def given(self, settings: Mapping[str, Any]) -> "SearchConfig":
-        """With those of the settings that are not none."""
-        chosen = {k: value for k, value in settings.items() if value is not None}
-        return replace(self, **chosen)
+        """The config changed by those settings that are not none.
+
+        These override its own; what of its own they leave without a meaning is dropped,
+        with a warning. `ConfigError` if the settings contradict each other.
+        """
+        config, dropped = self.changed(settings)
+        for each in dropped:
+            warnings.warn(each, UserWarning, stacklevel=2)
+        return config
+
+    def changed(
+        self, settings: Mapping[str, Any]
+    ) -> tuple["SearchConfig", tuple[str, ...]]:
+        """The same, and sentences that say what is dropped.
+
+        A patience of "none" is none, which overrides that of the config.
+        """
+        given = {k: value for k, value in settings.items() if value is not None}
+        if given.get("patience") == "none":
+            given["patience"] = None
+        usual = SearchConfig()
+        beam_size = given.get("beam_size", self.beam_size)
+        dropped: dict[str, tuple[Any, str]] = {}
+        if beam_size == 1:
+            for name in NOT_GREEDY:
+                reason = "is of no use to greedy search, whose beam size is 1"
+                dropped[name] = getattr(usual, name), reason
+        elif given.get("num_best") is None and self.num_best > beam_size:
+            reason = f"cannot be above the beam size {beam_size}"
+            dropped["num_best"] = beam_size, reason
+        dropped |= self._impossible_lengths(given)
+        for name, (value, reason) in dropped.items():
+            if given.get(name, value) != value:
+                raise ConfigError(
+                    f"`search.{name}` {reason}; choose a larger beam, or leave it out."
+                )
+        lost = {
+            name: (value, reason)
+            for name, (value, reason) in dropped.items()
+            if name not in given and getattr(self, name) != value
+        }
+        config = replace(self, **{**given, **{k: v for k, (v, _) in lost.items()}})
+        was_lost = NOT_GREEDY if self.beam_size == 1 else ()
+        return config, tuple(
+            f"The model's own `search.{name}` of {getattr(self, name)} {reason}, and "
+            "is left out."
+            for name, (_, reason) in lost.items()
+            if name not in was_lost
+        )
+
+    def _impossible_lengths(
+        self, given: Mapping[str, Any]
+    ) -> dict[str, tuple[int | None, str]]:
+        """Own lengths that those that are given leave no room for."""
+        own_min, own_max = self.min_length, self.max_length
+        least, most = given.get("min_length"), given.get("max_length")
+        if most is not None and least is None and own_min >= most > 0:
+            return {"min_length": (0, f"is above the greatest length of {most - 1}")}
+        if least is None or most is not None or own_max is None:
+            return {}
+        if own_max <= least:
+            return {"max_length": (None, f"leaves no room for {least} tokens")}
+        return {}
+
+    def greedy(self) -> "SearchConfig":
+        """The greedy search of the same lengths, whatever else the config asks for."""
+        usual = SearchConfig()
+        unused = {name: getattr(usual, name) for name in NOT_GREEDY}
+        return replace(self, beam_size=1, **unused)
 
     def limit(self, source_length: int, least: int = 0) -> int:
         """Tokens of an output at most; the end counts on both sides.

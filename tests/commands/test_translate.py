@@ -613,7 +613,7 @@ def test_coverage_is_counted_in_scores(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--beam-size", 1), "`search.beam_size` must be at least 2 if there is a cov"),
+        (("--beam-size", 1), "`search.coverage_penalty` is of no use to greedy search"),
         (
             ("--ensemble", "itself"),
             "A coverage penalty must be used with one model, wh",

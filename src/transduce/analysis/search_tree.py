@@ -11,8 +11,10 @@ from torch import Tensor
 
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.kernels.compiled_beams import Coverage
+from transduce.decoding.next_token_models.coverage import CoverageDecoder
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.search import Decoding
+from transduce.decoding.search import Decoding, NextTokenModel
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS
@@ -53,9 +55,13 @@ class _WatchedSearch(BeamSearch):
     """A search for one sentence that is written down while it goes on."""
 
     def __init__(
-        self, limit: int, config: SearchConfig, excluded: Sequence[int]
+        self,
+        limit: int,
+        config: SearchConfig,
+        excluded: Sequence[int],
+        coverage: Coverage | None,
     ) -> None:
-        super().__init__([limit], config, EOS, excluded)
+        super().__init__([limit], config, EOS, excluded, coverage=coverage)
         self.steps: list[tuple[Branch, ...]] = []
 
     def grow(
@@ -102,9 +108,17 @@ def watch_search(
 
     What is excluded is never put out.
     """
-    search = _WatchedSearch(config.limit(source.size(1)), config, excluded)
+    memory = model.encode(source)
+    decoder: NextTokenModel
+    coverage: Coverage | None = None
+    if config.coverage_penalty > 0:
+        decoder = covered = CoverageDecoder(model, memory)
+        coverage = covered.coverage
+    else:
+        decoder = IncrementalDecoder(model, memory)
+    limit = config.limit(source.size(1))
+    search = _WatchedSearch(limit, config, excluded, coverage)
     (sentence,) = search.live
-    decoder = IncrementalDecoder(model, model.encode(source))
     Decoding(decoder, search, BOS).finish()
     return SearchTree(
         steps=tuple(search.steps), hypotheses=tuple(sentence.hypotheses())

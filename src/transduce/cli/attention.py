@@ -19,6 +19,7 @@ from transduce.analysis.figures import (
     write_figure,
 )
 from transduce.cli.output import Force, require_new, writer
+from transduce.cli.searching import search_of
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.report.fonts import advice, fonts_for
@@ -92,9 +93,17 @@ def attention(
     require_new(figure, force=force)
     if figure is not None:
         check_figure_path(figure)
+    elif (view, kind, granularity) != ("lines", "encoder-decoder", "words") or (
+        heads or layer is not None or token is not None
+    ):
+        raise ConfigError(
+            "--view, --kind, --layer, --heads, --token and --granularity say what a "
+            "picture shows, but none is asked for; add --figure, or leave them out, as "
+            "the page shows all."
+        )
     translator = load(model, device=device)
     settings = {"beam_size": beam_size, "length_penalty": length_penalty}
-    seen = look_into(translator, source, target, translator.search.given(settings))
+    seen = look_into(translator, source, target, search_of(translator.search, settings))
     if figure is not None:
         labelled = seen.pair.heads_of(kind, granularity)
         layer = layer if layer is not None else len(labelled.weights)

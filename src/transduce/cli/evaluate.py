@@ -1,13 +1,15 @@
 """`transduce evaluate`: translations against references, by every protocol named."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from transduce.cli.files import Files
+from transduce.cli.searching import require_no_search, search_of
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
@@ -90,12 +92,14 @@ def evaluate(
         Processes that share many sentences, each on one core; by default one for each
         core, or as many as OMP_NUM_THREADS says, and at most 16.
     """
-    if (model is None) == (not hypothesis):
-        raise ConfigError(
-            "Either a model with --source or --hypothesis must be given, but not both."
-        )
-    if (model is None) != (not source):
-        raise ConfigError("A --source and a model to translate it must go together.")
+    options = {
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
+        "device": device,
+        "precision": precision,
+        "processes": processes,
+    }
+    _require_either(model, source, hypothesis, options)
     language = LanguagesConfig(target=language).target
     # Both are read, and found to be aligned, before anything is translated.
     pairs = list(read_pairs(hypothesis or source, reference))
@@ -111,7 +115,9 @@ def evaluate(
     language = language or guess_all(reference)
     tokenization = choose_tokenization(tokenize, language, references)
     if translator is not None:
-        found = translator.translate_stream(texts, translator.search.given(settings))
+        found = translator.translate_stream(
+            texts, search_of(translator.search, settings)
+        )
         texts = [translation.text for translation in found]
     scores = score_hypotheses(texts, references, language, tokenization)
     if tokenized:
@@ -121,6 +127,23 @@ def evaluate(
     else:
         for score in scores:
             print(score)
+
+
+def _require_either(
+    model: Path | None,
+    source: Sequence[Path],
+    hypothesis: Sequence[Path],
+    options: Mapping[str, Any],
+) -> None:
+    """`ConfigError` unless there is a model with a source, or translations alone."""
+    if (model is None) == (not hypothesis):
+        raise ConfigError(
+            "Either a model with --source or --hypothesis must be given, but not both."
+        )
+    if (model is None) != (not source):
+        raise ConfigError("A --source and a model to translate it must go together.")
+    if model is None:
+        require_no_search(options, "a model with --source")
 
 
 def score_hypotheses(

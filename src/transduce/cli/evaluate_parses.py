@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from transduce.cli.searching import require_no_search, search_of
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.parsing.parse_scores import score_parses
 from transduce.decoding.translator import load
@@ -88,16 +89,31 @@ def evaluate_parses(
             "name a model that is to parse by --model."
         )
     if predicted is not None and model is None:
+        options = {
+            "beam_size": beam_size,
+            "length_penalty": length_penalty,
+            "constrained": constrained,
+            "device": device,
+            "precision": precision,
+            "processes": processes,
+        }
+        require_no_search(options, "--model instead of predicted trees")
         score = _score_of_files(gold, predicted, normalize, gold_tags)
         _print(score, {}, json_output)
         _refuse_dropped(score, predicted, allow_dropped)
     elif model is not None and predicted is None:
+        if normalize or gold_tags or allow_dropped:
+            raise ConfigError(
+                "--normalize, --gold-tags and --allow-dropped are for predicted trees, "
+                "but a model is given, whose trees are normalised and have the gold "
+                "tree's words and tags; leave them out."
+            )
         trees = read_treebank([gold])
         translator = load(
             model, device=device, precision=precision, num_processes=processes
         )
         settings = {"beam_size": beam_size, "length_penalty": length_penalty}
-        search, parser = translator.search.given(settings), translator.parser()
+        search, parser = search_of(translator.search, settings), translator.parser()
         words = (tree.words for tree in trees)
         parses = list(parser.parse_stream(words, search, constrained=constrained))
         found = score_parses(trees, parses)

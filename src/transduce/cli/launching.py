@@ -14,9 +14,10 @@ from types import FrameType
 from typing import IO
 
 from transduce.cli import USER_ERROR
-from transduce.errors import ConfigError, TransduceError
+from transduce.errors import TransduceError
 from transduce.interruption import end_with_parent, terminations
 from transduce.machine import num_cores
+from transduce.settings import require_between
 from transduce.training.distributed import (
     LOST,
     Processes,
@@ -27,6 +28,8 @@ from transduce.training.distributed import (
 from transduce.training.trainer import TrainingStoppedError
 
 POLL_SECONDS = 0.1
+MAX_DEVICES = 16
+"""GPUs of a machine at most; else there are no more processes than cores."""
 GRACE_SECONDS = 10.0
 """For the others to end by themselves when one has ended badly."""
 LEFT_BEHIND = 3
@@ -95,8 +98,7 @@ def run_processes(command: Sequence[str], count: int) -> int:
     why, else its exit code. The first one prints; what another says is shown only if
     that is the cause.
     """
-    if count < 1:
-        raise ConfigError(f"`--devices` must be at least 1, but is {count}.")
+    require_between("--devices", count, 1, max(num_cores() or 1, MAX_DEVICES))
     with ExitStack() as stack:
         port = _free_port()
         workers: list[_Worker] = []

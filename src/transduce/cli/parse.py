@@ -12,6 +12,7 @@ from transduce.analysis.tree_drawing import indented, svg
 from transduce.cli.lines import lines_found_together, source_lines
 from transduce.cli.output import STANDARD_OUTPUT, Force, require_new, writer
 from transduce.cli.partial_output import Destination, Origin, Resume, model_sum
+from transduce.cli.searching import search_of
 from transduce.cli.terminal import counted_lines
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.parsing.parser import Parse
@@ -97,7 +98,7 @@ def parse(
         "length_penalty": length_penalty,
         "extra_length": extra_length,
     }
-    config, parser = translator.search.given(settings), translator.parser()
+    config, parser = search_of(translator.search, settings), translator.parser()
     is_on_screen = output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
 
     def origin() -> Origin:

@@ -1,7 +1,7 @@
 """`transduce translate`: raw text in, raw text out."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,6 +22,7 @@ from transduce.cli.partial_output import (
     Resume,
     model_sum,
 )
+from transduce.cli.searching import search_of
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.streaming.windows import Pace
 from transduce.decoding.translation.translations import Translation
@@ -50,7 +51,7 @@ def translate(
     min_length: int | None = None,
     extra_length: int | None = None,
     max_length: int | None = None,
-    nbest: int = 1,
+    nbest: int | None = None,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
     precision: DecodingPrecision = "fp32",
@@ -102,10 +103,12 @@ def translate(
         The most tokens of a translation beyond the number of its source's tokens.
     max_length
         Tokens of a translation at most, its end counted, however long its source; but
-        there is room for a prefix and one token in any case.
+        there is room for a prefix and one token in any case. If a line is translated
+        in parts, the limits of length are those of each part.
     nbest
         Number of translations of each line, best first, no two alike, one a line. Blank
-        lines stand for missing ones; a line translated in parts has only one.
+        lines stand for missing ones; a line translated in parts has only one. By
+        default that of the model's settings, which is 1 unless it was changed.
     jsonl
         Write a JSON object a line, with scores and tokens.
     device
@@ -129,7 +132,7 @@ def translate(
         model, *ensemble, device=device, precision=precision, num_processes=processes
     )
     width = translator.search.beam_size if beam_size is None else beam_size
-    if not 1 <= nbest <= max(width, 1):
+    if nbest is not None and not 1 <= nbest <= max(width, 1):
         raise ConfigError(
             f"`nbest` must be from 1 to the beam size {width}, but is {nbest}; see "
             "`--beam-size`."
@@ -137,7 +140,7 @@ def translate(
     settings = {
         "beam_size": beam_size,
         "num_best": nbest,
-        "patience": None if patience == "none" else patience,
+        "patience": patience,
         "length_penalty": length_penalty,
         "penalty": penalty,
         "coverage_penalty": coverage_penalty,
@@ -146,9 +149,7 @@ def translate(
         "extra_length": extra_length,
         "max_length": max_length,
     }
-    config = translator.search.given(settings)
-    if patience == "none":
-        config = replace(config, patience=None)
+    config = search_of(translator.search, settings)
     begun = None if prefixes is None else read_text([prefixes])
 
     def origin() -> Origin:
@@ -171,6 +172,6 @@ def translate(
         source.windows,
         destination,
         origin,
-        Form(num_best=nbest, jsonl=jsonl),
+        Form(num_best=config.num_best, jsonl=jsonl),
         lines_found_together(translator, precision, told=jsonl),
     )

@@ -46,7 +46,7 @@ from transduce.decoding.translation.translations import (
     spelt,
 )
 from transduce.errors import RequestError
-from transduce.machine import may_have_gpu
+from transduce.machine import free_memory, may_have_gpu
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelAtRest, open_model
 from transduce.phrases import counted
@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 
 EXCLUDED = (PAD, BOS)
 """Ids that are never put out."""
+DRAWN_BYTES = 48
+"""Of memory for each token that could be drawn: logits and probabilities, and these
+sorted and summed up."""
 COVERAGE = "transduce.decoding.next_token_models.coverage"
 ENSEMBLE = "transduce.decoding.next_token_models.ensemble"
 SAMPLING = "transduce.decoding.sampling"
@@ -287,6 +290,7 @@ class Translator:
         """Draw as `sample` does, without end, each as soon as it is done."""
         self.require_translation()
         require_lists(sources)
+        self._require_memory_for(config.number)
         self._load_for_all(SAMPLING)
         begin = partial(Translator._sample, config=config)
         pairs = paired(sources, None)
@@ -374,6 +378,16 @@ class Translator:
             )
         if self.models[0].needs_torch:
             self._load_for_all(COVERAGE)
+
+    def _require_memory_for(self, draws: int) -> None:
+        """`RequestError` if the draws of a single sentence have no room in memory."""
+        symbols = self.tokenizer if self.symbols is None else self.symbols
+        needed, free = draws * symbols.vocab_size * DRAWN_BYTES, free_memory(1)
+        if self.device == "cpu" and needed > free:
+            raise RequestError(
+                f"{draws:,} draws of a sentence must have {needed / 2**30:,.1f} GiB, "
+                f"but {free / 2**30:,.1f} GiB are free; draw fewer at a time."
+            )
 
     def _load_for_all(self, part: str) -> None:
         """Load what needs PyTorch, once, not in each copy of this process."""

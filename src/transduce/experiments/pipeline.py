@@ -17,6 +17,10 @@ from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.evaluation.tokenization import choose_tokenization
 from transduce.experiments.computing import changes, computing_of, recorded
+from transduce.experiments.contradictions import (
+    refuse_contradictions,
+    settings_without_effect,
+)
 from transduce.experiments.corpus_check import (
     Advice,
     advise,
@@ -34,7 +38,6 @@ from transduce.experiments.observation import (
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_checkpoints import RunCheckpoints
 from transduce.experiments.run_folder import (
-    NO_DEV,
     PICTURE,
     RunFiles,
     RunFolder,
@@ -49,7 +52,6 @@ from transduce.phrases import WEEK, duration
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.held_out import MOST
 from transduce.preparation.prepared_corpus import PreparedCorpus
-from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.averaging import average
@@ -99,9 +101,9 @@ def train(
 ) -> None:
     """Train a new run in the folder `out`, which may overwrite an older run.
 
-    `ConfigError` if the model cannot fit in memory, or the settings ask for a dev
-    corpus that is not there. If nobody chose the settings, also if they are for much
-    larger corpora, or training would take more than a week.
+    `ConfigError` if the model cannot fit in memory, or settings contradict each other
+    or the corpus. If nobody chose the settings, also if they are for much larger
+    corpora, or training would take more than a week.
     """
     largest = replace(config.model, vocab_size=config.tokenizer.vocab_size)
     require_memory(largest, hardware)
@@ -117,6 +119,8 @@ def train(
         advice.extend(advise(report) if is_text else advise_on_treebank(report))
 
     if processes.is_first:
+        for each in settings_without_effect(config):
+            observer.warned(each)
         with unwound_on_termination():  # so that half a corpus is not left behind
             precision = hardware.precision
             _, corpus = RunFolder.create(
@@ -136,17 +140,9 @@ def train(
 
 
 def _require_consistent(files: RunFiles, config: RunConfig) -> None:
-    """`ConfigError` if the settings ask for what the corpus does not have."""
+    """`ConfigError` if settings contradict each other, or the corpus."""
+    refuse_contradictions(config, files)
     will_have_dev = files.has_dev or config.evaluation.hold_out
-    if config.training.patience is not None and not will_have_dev:
-        raise ConfigError(NO_DEV)
-    metrics = ("auto", *files.metrics, "loss")
-    if will_have_dev and config.training.best_by not in metrics:
-        known = ", ".join(f'"{metric}"' for metric in metrics)
-        raise ConfigError(
-            f"`training.best_by` must be one of {known} on this dev corpus, but is "
-            f'"{config.training.best_by}".'
-        )
     if isinstance(files, CorpusFiles) and will_have_dev:
         # What scoring needs is missed before training, not at its first checkpoint.
         references = islice(read_text(files.dev_target or files.target), MOST)
@@ -407,7 +403,7 @@ class _Run:
             return False
         if self._dev is not None:
             checkpoint = self._at_rest(trainer.model, trainer.progress.step)
-            score = self._dev.score(checkpoint, trainer, self._greedy)
+            score = self._dev.score(checkpoint, trainer, self._config.search.greedy())
             if self._history().is_best(score.entry()):
                 save_model(checkpoint, self._folder.path / BEST)
             # Logged last: what the log calls best is saved, even after a crash here.
@@ -415,10 +411,6 @@ class _Run:
             self._observer.scored(score)
         self._draw()
         return self._is_patience_spent()
-
-    @property
-    def _greedy(self) -> SearchConfig:
-        return replace(self._config.search, beam_size=1, num_best=1)
 
     def _history(self) -> DevHistory:
         entries = self._folder.entries("dev", "loss")

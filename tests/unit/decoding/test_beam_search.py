@@ -315,7 +315,7 @@ LATER_IS_BETTER: Table = {(A,) * length: {EOS: 0.5, A: 0.5} for length in range(
         (1.5, 1, [2, 1]),
         (2, 1, [3, 2]),
         (100, 1, [5, 4]),
-        (1e300, 1, [5, 4]),
+        (1e3, 1, [5, 4]),
     ],
 )
 def test_a_search_with_patience_ends_once_enough_hypotheses_have(
@@ -398,7 +398,13 @@ def test_the_best_candidates_are_those_of_sorting_all(
         ("patience", 0, "a number above 0, but is 0"),
         ("patience", -1.0, "a number above 0, but is -1.0"),
         ("patience", math.nan, "a number above 0, but is nan"),
-        ("patience", math.inf, "a number above 0, but is inf"),
+        ("patience", math.inf, "at most 1,000, but is inf"),
+        ("patience", 1e300, "at most 1,000, but is 1e[+]300"),
+        ("beam_size", 100_000, "at most 1,000, but is 100000"),
+        ("min_length", 10**9, "at most 100,000, but is 1000000000"),
+        ("extra_length", 10**12, "at most 100,000, but is 1000000000000"),
+        ("max_length", 10**9, "at most 100,001, but is 1000000000"),
+        ("coverage_penalty", 1e300, "at most 1,000, but is 1e[+]300"),
         ("length_penalty", -0.1, "from 0 to 10, but is -0.1"),
         ("extra_length", -1, "at least 0, but is -1"),
         ("min_length", -1, "at least 0, but is -1"),
@@ -412,7 +418,7 @@ def test_the_best_candidates_are_those_of_sorting_all(
         ("diversity", -0.5, "at least 0, but is -0.5"),
         ("coverage_penalty", -0.5, "at least 0, but is -0.5"),
         ("diversity", math.nan, "at least 0, but is nan"),
-        ("diversity", math.inf, "at least 0, but is inf"),
+        ("diversity", math.inf, "at most 1,000, but is inf"),
     ],
 )
 def test_an_impossible_setting_is_refused(

@@ -127,6 +127,16 @@ def test_the_seed_decides() -> None:
         ("top_p", 1.1, "above 0 and at most 1, but is 1.1"),
         ("extra_length", -1, "at least 0, but is -1"),
         ("seed", -1, "at least 0, but is -1"),
+        (
+            "seed",
+            2**70,
+            "at most 9,223,372,036,854,775,807, but is 1180591620717411303424",
+        ),
+        ("number", 10**9, "at most 100,000, but is 1000000000"),
+        ("top_k", 10**12, "at most 10,000,000, but is 1000000000000"),
+        ("extra_length", 10**12, "at most 100,000, but is 1000000000000"),
+        ("temperature", 1e-300, "from 0.001 to 1,000, but is 1e-300"),
+        ("temperature", 1e300, "from 0.001 to 1,000, but is 1e[+]300"),
     ],
 )
 def test_an_impossible_setting_is_refused(

@@ -64,12 +64,12 @@ class CompiledModel:
         self._encoder = EncoderFields(
             stack=layers.encoder,
             embedding=_embedding(self._embedding),
-            neighbourhood=config.neighbourhood or FAR,
+            neighbourhood=min(config.neighbourhood or FAR, FAR),
         )
         self.fields = DecoderFields(
             stack=layers.decoder,
             embedding=_embedding(self._target_embedding),
-            neighbourhood=config.neighbourhood or FAR,
+            neighbourhood=min(config.neighbourhood or FAR, FAR),
             output=layers.linear(self._target_embedding, bias),
         )
         """Of the decoder."""

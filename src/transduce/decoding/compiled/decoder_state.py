@@ -16,12 +16,17 @@ from jaxtyping import Bool, Float32, Int64
 
 from transduce.decoding.compiled.positions import Positions
 from transduce.decoding.kernels.fields import StateFields
+from transduce.errors import RequestError
 from transduce.kernels.loading import address, room_for
+from transduce.machine import free_memory
 from transduce.model.config import ModelConfig
 
 MOST_LANES = 16
 """Numbers that a kernel of any build reads at once, of the memory's keys without asking
 how many there are."""
+
+MUCH_MEMORY = 2**28
+"""Bytes of stores that are asked for only if so many are free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,7 @@ class Stores:
     def __init__(self, config: ModelConfig, sizes: StateSizes) -> None:
         layers, heads = config.num_decoder_layers, config.num_heads
         first = layers, sizes.sentences
+        _require_memory(config, sizes)
         # All heads of a slot side by side, as those of a hypothesis lie far apart.
         own = [
             room_for(*first, sizes.room, heads, width).swapaxes(2, 3)
@@ -63,6 +69,23 @@ class Stores:
                 numbers += _store(store[layer])
         self.fields = (ctypes.c_int64 * len(numbers))(*numbers)
         """`LayerCache` of decoder.h for each: four times `Store`, all of 64 bits."""
+
+
+def _require_memory(config: ModelConfig, sizes: StateSizes) -> None:
+    """`RequestError` if stores have no room in memory, where they would be large."""
+    positions = sizes.sentences * (sizes.room + sizes.source)
+    of_position = config.num_heads * (config.d_k + config.d_v)
+    pasts = sizes.sentences * sizes.group * sizes.room
+    needed = 4 * (config.num_decoder_layers * positions * of_position + pasts)
+    if needed < MUCH_MEMORY:
+        return  # asking how much is free would take longer than a step
+    if needed > (free := free_memory(1)):
+        raise RequestError(
+            f"Decoding must have {needed / 2**30:,.1f} GiB for what {sizes.group:,} "
+            f"hypotheses of {sizes.sentences:,} sentences have read, but "
+            f"{free / 2**30:,.1f} GiB are free; search with a smaller beam, or for "
+            "shorter translations."
+        )
 
 
 def _store(array: Float32[np.ndarray, "sentences heads rows width"]) -> list[int]:

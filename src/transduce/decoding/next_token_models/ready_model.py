@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
 from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sources
 from transduce.decoding.compiled.packed_layers import Pack, has_kernels_for
+from transduce.decoding.kernels.compiled_beams import Coverage
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
 from transduce.decoding.search import JoinableModel, WatchedModel
 from transduce.errors import ConfigError
 from transduce.machine import has_matrix_unit, keep_freed_memory
 from transduce.model_folder import ModelAtRest
+from transduce.search_config import SearchConfig
 
 if TYPE_CHECKING:
     import transduce.decoding.next_token_models.prepared_model
@@ -111,6 +113,15 @@ class ReadyModel:
 
         operators = self.operators
         return CoverageDecoder(operators.model, memory, operators.step)
+
+    def read_for(
+        self, config: SearchConfig, sources: Sequence[Sequence[int]]
+    ) -> tuple[JoinableModel, Coverage | None]:
+        """The model, and what its hypotheses have attended to, if that counts."""
+        if config.coverage_penalty == 0:
+            return self.read(sources), None
+        watched = self.read_watched(sources)
+        return watched, watched.coverage
 
     @property
     def needs_torch(self) -> bool:

@@ -161,7 +161,8 @@ class Parser:
         constrained: bool,
     ) -> Decoding:
         limits = [each.limit(config) for each in sentences]
-        decoder = self._read(sentences)
+        sources = [[*each.source, EOS] for each in sentences]
+        decoder, coverage = self._model.read_for(config, sources)
         excluded: Excluded = NEVER_WRITTEN
         if constrained:
             # Unlike the paper: only what can become a tree over the words is written,
@@ -171,7 +172,9 @@ class Parser:
         if config.beam_size == 1:
             greedy = GreedySearch(limits, config, EOS, excluded)
             return Decoding(decoder, greedy, BOS)
-        beams = BeamSearch(limits, config, EOS, excluded, most_told=1)
+        beams = BeamSearch(
+            limits, config, EOS, excluded, coverage=coverage, most_told=1
+        )
         return Decoding(decoder, beams, BOS)
 
     def _watched(
@@ -182,9 +185,6 @@ class Parser:
             for each, limit in zip(sentences, limits, strict=True)
         ]
         return TreeWatcher(decoder, trees, self._symbols, EOS)
-
-    def _read(self, sentences: Sequence[_Sentence]) -> JoinableModel:
-        return self._model.read([[*each.source, EOS] for each in sentences])
 
     def _tree(self, sentence: _Sentence, found: Hypothesis | None) -> Parse:
         symbols = [] if found is None else [self._symbols[i] for i in found.ids]

@@ -32,12 +32,14 @@ from transduce.decoding.streaming.shares import (
 from transduce.errors import ConfigError, RequestError
 from transduce.interruption import end_with_parent, terminations
 from transduce.kernels.openmp import num_threads, use_threads
+from transduce.machine import num_cores
 
 Searcher = TypeVar("Searcher")
 Sentence = TypeVar("Sentence")
 
 MAX_PROCESSES = 16
-"""By default: each has some hundred megabytes of its own."""
+"""By default: each has some hundred megabytes of its own. More must be as many as there
+are cores at most."""
 MOMENT_S = 0.02
 """Between two messages of a copy, as each interrupts the search of another."""
 WATCH_S = 0.05
@@ -136,6 +138,11 @@ class SearchProcesses(Generic[Searcher]):
         if number < 1:
             raise ConfigError(
                 f"The number of processes must be at least 1, but is {number}."
+            )
+        if number > (most := max(num_cores() or 1, MAX_PROCESSES)):
+            raise ConfigError(
+                f"The number of processes must be at most {most} on this machine, but "
+                f"is {number:,}; more than its cores only slow each other down."
             )
         if number > 1 and not _can_fork(device):
             raise RequestError(

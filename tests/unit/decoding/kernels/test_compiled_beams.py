@@ -30,7 +30,7 @@ searches = st.builds(
     ),
     beam_size=st.sampled_from([1, 2, 4, 7]),
     num_best=st.integers(1, 7),
-    patience=st.sampled_from([None, 0.3, 1.0, 2.5, 1e300]),
+    patience=st.sampled_from([None, 0.3, 1.0, 2.5, 1e3]),
     length_penalty=st.sampled_from([0.0, 0.6, 1.3]),
     penalty=st.sampled_from(["gnmt", "power"]),
     diversity=st.sampled_from([0.0, 0.4]),

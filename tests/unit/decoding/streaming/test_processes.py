@@ -388,9 +388,21 @@ def test_a_system_that_allows_no_process_is_told_of(
         SearchProcesses(alone, 2, "cpu")
 
 
-@pytest.mark.parametrize("number", [0, -1])
-def test_there_must_be_a_process(trained_checkpoint: Checkpoint, number: int) -> None:
-    with pytest.raises(ConfigError, match=f"at least 1, but is {number}"):
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (0, "at least 1, but is 0"),
+        (-1, "at least 1, but is -1"),
+        (
+            100_000,
+            "at most [0-9]+ on this machine, but is 100,000; more than its cores",
+        ),
+    ],
+)
+def test_there_must_be_a_process_and_no_more_than_the_machine_bears(
+    trained_checkpoint: Checkpoint, number: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         Translator(trained_checkpoint, CPU, num_processes=number)
 
 

@@ -1,0 +1,135 @@
+"""Settings of a run that contradict each other, or that nothing heeds.
+
+They are found before the first step, or it would be a checkpoint, hours later, that
+finds them. What contradicts itself is refused. What only has no effect is told, as long
+as the run is what it seems to be.
+"""
+
+from collections.abc import Iterator
+
+from transduce.errors import ConfigError
+from transduce.experiments.presets import RunConfig
+from transduce.experiments.run_folder import NO_DEV, RunFiles
+from transduce.model.config import ModelConfig
+from transduce.preparation.augmentation import AugmentationConfig
+from transduce.preparation.treebank import TreebankConfig, TreebankFiles
+from transduce.search_config import NOT_GREEDY, SearchConfig
+from transduce.training.config import TrainingConfig
+
+
+def refuse_contradictions(config: RunConfig, files: RunFiles) -> None:
+    """`ConfigError` if settings contradict each other, or what is trained on."""
+    for message in _contradictions(config, files):
+        raise ConfigError(message)
+
+
+def settings_without_effect(config: RunConfig) -> list[str]:
+    """Sentences about settings that change nothing, beside others."""
+    return list(_without_effect(config))
+
+
+def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
+    training, is_parser = config.training, isinstance(files, TreebankFiles)
+    will_have_dev = files.has_dev or config.evaluation.hold_out
+    if training.patience is not None and not will_have_dev:
+        yield NO_DEV
+    metrics = ("auto", *files.metrics, "loss")
+    if will_have_dev and training.best_by not in metrics:
+        known = ", ".join(f'"{metric}"' for metric in metrics)
+        yield (
+            f"`training.best_by` must be one of {known} on this dev corpus, but is "
+            f'"{training.best_by}".'
+        )
+    if training.best_by == "loss" and not will_have_dev:
+        yield (
+            '`training.best_by` is "loss", that on a dev corpus, but there is none; '
+            "add --dev-source and --dev-target, or --dev-trees, or leave it out."
+        )
+    if not is_parser and (name := _changed(config.treebank, TreebankConfig())):
+        yield (
+            f"`treebank.{name}` is a setting of parsers, but this run is trained on "
+            "text; leave it out, or give --trees."
+        )
+    augmentation = config.treebank.augmentation
+    name = _changed(augmentation, AugmentationConfig())
+    if name and augmentation.copies == 0:
+        yield (
+            f"`treebank.augmentation.{name}` says how trees are varied, but "
+            "`treebank.augmentation.copies` is 0; leave it out, or ask for copies."
+        )
+    yield from _contradictions_of_lengths(config)
+    yield from _contradictions_of_search(config.search)
+
+
+def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
+    model, longest = config.model, config.batching.max_length
+    usual = ModelConfig().max_positions
+    if model.positions == "learned" and model.max_positions < longest:
+        yield (
+            "`model.max_positions` must be at least `batching.max_length`, "
+            f"{longest:,}, as later positions would all be learned as one, but is "
+            f"{model.max_positions:,}; raise it, or lower that."
+        )
+    if model.positions == "sinusoidal" and model.max_positions != usual:
+        yield (
+            f"`model.max_positions` is {model.max_positions:,}, but sinusoids know no "
+            'limit; leave it out, or let `model.positions` be "learned".'
+        )
+    training = config.training
+    steps, minutes = training.checkpoint_steps, training.checkpoint_minutes
+    if steps is not None and minutes != TrainingConfig().checkpoint_minutes:
+        yield (
+            f"`training.checkpoint_minutes` is {minutes:g}, but checkpoints come every "
+            f"{steps:,} updates, `training.checkpoint_steps`; set that to none, or "
+            "leave the minutes out."
+        )
+
+
+def _contradictions_of_search(search: SearchConfig) -> Iterator[str]:
+    if search.beam_size > 1:
+        return
+    if name := _changed(search, SearchConfig(), among=NOT_GREEDY):
+        yield (
+            f"`search.{name}` is of no use to greedy search, but `search.beam_size` is "
+            "1; leave it out, or search with a larger beam."
+        )
+
+
+def _without_effect(config: RunConfig) -> Iterator[str]:
+    training, batching = config.training, config.batching
+    if training.warmup_steps > training.steps:
+        yield (
+            f"The warm-up of {training.warmup_steps:,} updates does not end in "
+            f"{training.steps:,}: the learning rate never reaches its height. See "
+            "`training.warmup_steps`."
+        )
+    elif training.warmup_steps > training.steps * (1 - training.cooldown_share):
+        yield (
+            "The learning rate falls before its warm-up ends; see "
+            "`training.warmup_steps` and `training.cooldown_share`."
+        )
+    if (every := training.checkpoint_steps) and every > training.steps:
+        yield (
+            f"A checkpoint every {every:,} updates comes but once in "
+            f"{training.steps:,}, at the end; see `training.checkpoint_steps`."
+        )
+    if batching.batch_tokens > max(batching.source_tokens, batching.target_tokens):
+        yield (
+            f"A batch of {batching.batch_tokens:,} positions may hold more than an "
+            f"update of {batching.source_tokens:,} and {batching.target_tokens:,} "
+            "tokens, which is then that large; see `batching.batch_tokens`."
+        )
+    near = config.model.neighbourhood
+    if near is not None and near >= batching.max_length:
+        yield (
+            f"`model.neighbourhood`, {near:,}, hides nothing in sentences of at most "
+            f"{batching.max_length:,} tokens."
+        )
+    if config.search.penalty == "power" and config.search.length_penalty == 0:
+        yield "`search.penalty` changes nothing where `search.length_penalty` is 0."
+
+
+def _changed(config: object, usual: object, among: tuple[str, ...] = ()) -> str | None:
+    """The first setting that is not as usual."""
+    names = among or type(config).__dataclass_fields__  # type: ignore[attr-defined]
+    return next((n for n in names if getattr(config, n) != getattr(usual, n)), None)

@@ -1,0 +1,67 @@
+"""What memory has no room for is refused before it is asked for."""
+
+import pytest
+
+from transduce.checkpoint import Checkpoint
+from transduce.decoding.compiled import decoder_state
+from transduce.decoding.kernels.library import kernels
+from transduce.decoding.translator import Translator
+from transduce.errors import RequestError
+from transduce.sampling_config import SamplingConfig
+from transduce.search_config import SearchConfig
+
+needs_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("least", "free", "is_refused"),
+    [(0, 2**10, True), (0, 2**40, False), (2**40, 2**10, False)],
+)
+def test_a_search_that_has_no_room_is_refused(
+    trained_checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    least: int,
+    free: int,
+    is_refused: bool,
+) -> None:
+    """How much is free is asked only where much is needed."""
+    monkeypatch.setattr(decoder_state, "MUCH_MEMORY", least)
+    monkeypatch.setattr(decoder_state, "free_memory", lambda _: float(free))
+    translator = Translator(trained_checkpoint, "cpu")
+    if is_refused:
+        with pytest.raises(
+            RequestError, match="GiB are free; search with a smaller be"
+        ):
+            translator.translate(["one two"])
+    else:
+        assert translator.translate(["one two"])[0].hypotheses
+
+
+@needs_kernels
+def test_what_many_hypotheses_have_read_is_foretold(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    """The slots of each grow with their number, and so do slots of all."""
+    translator = Translator(trained_checkpoint, "cpu")
+    with pytest.raises(RequestError, match=r"must have [\d,.]+ GiB"):
+        list(translator.sample(["one two"], SamplingConfig(number=100_000)))
+
+
+def test_draws_that_have_no_room_are_refused(
+    trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "transduce.decoding.translator.free_memory", lambda _: float(2**20)
+    )
+    translator = Translator(trained_checkpoint, "cpu")
+    assert list(translator.sample(["one"], SamplingConfig(number=2)))
+    with pytest.raises(RequestError, match="GiB are free; draw fewer at a time"):
+        list(translator.sample(["one"], SamplingConfig(number=500)))
+
+
+def test_the_widest_beam_finds_translations(trained_checkpoint: Checkpoint) -> None:
+    translator = Translator(trained_checkpoint, "cpu")
+    config = SearchConfig(beam_size=1_000, num_best=20, max_length=6)
+    [found] = translator.translate_stream(["one two"], config)
+    assert len(found.hypotheses) > 10

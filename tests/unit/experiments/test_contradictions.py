@@ -1,0 +1,141 @@
+"""Settings that contradict each other are found before anything is done."""
+
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import ConfigError
+from transduce.experiments.contradictions import (
+    refuse_contradictions,
+    settings_without_effect,
+)
+from transduce.experiments.presets import PRESETS, RunConfig
+from transduce.experiments.run_folder import RunFiles
+from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.treebank import TreebankFiles
+from transduce.settings import apply_assignments
+
+SIDE = (Path("text"),)
+TEXT = CorpusFiles(source=SIDE, target=SIDE)
+TEXT_WITH_DEV = CorpusFiles(source=SIDE, target=SIDE, dev_source=SIDE, dev_target=SIDE)
+TREES = TreebankFiles(trees=SIDE)
+TREES_WITH_DEV = TreebankFiles(trees=SIDE, dev_trees=SIDE)
+BASE = PRESETS["multi30k"]
+NONE_HELD_OUT = "evaluation.hold_out=false"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_preset_contradicts_itself(name: str) -> None:
+    is_parser = name.startswith("parsing")
+    for files in (TREES, TREES_WITH_DEV) if is_parser else (TEXT, TEXT_WITH_DEV):
+        refuse_contradictions(PRESETS[name], files)
+    assert settings_without_effect(PRESETS[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "assignments", "message"),
+    [
+        (
+            TEXT,
+            ["training.patience=3", NONE_HELD_OUT],
+            "`training.patience` must have a dev corpus",
+        ),
+        (
+            TEXT,
+            ["training.best_by=loss", NONE_HELD_OUT],
+            '`training.best_by` is "loss", that on a dev',
+        ),
+        (
+            TREES,
+            ["training.best_by=loss", NONE_HELD_OUT],
+            '`training.best_by` is "loss", that on a de',
+        ),
+        (
+            TEXT_WITH_DEV,
+            ["training.best_by=f1"],
+            '"loss" on this dev corpus, but is "f',
+        ),
+        (TREES_WITH_DEV, ["training.best_by=bleu"], 'corpus, but is "bleu"'),
+        (TEXT, ["treebank.style=pos"], "`treebank.style` is a setting of parsers, but"),
+        (
+            TEXT,
+            ["treebank.guidance=0.5"],
+            "`treebank.guidance` is a setting of parsers",
+        ),
+        (TEXT, ["treebank.augmentation.copies=2"], "`treebank.augmentation` is a sett"),
+        (TREES, ["treebank.augmentation.cut=0.5"], "`treebank.augmentation.cut` says"),
+        (TREES, ["treebank.augmentation.seed=5"], "`treebank.augmentation.seed` says"),
+        (
+            TEXT,
+            ["model.positions=learned", "model.max_positions=99"],
+            r"must be at least `batching.max_length`, 256, .* but is 99; raise it",
+        ),
+        (TEXT, ["model.max_positions=2000"], "is 2,000, but sinusoids know no limit"),
+        (
+            TEXT,
+            ["training.checkpoint_minutes=5"],
+            "`training.checkpoint_minutes` is 5, but checkpoints come every 250 upd",
+        ),
+        (
+            TEXT,
+            ["search.beam_size=1", "search.diversity=1"],
+            "`search.diversity` is of",
+        ),
+        (
+            TEXT,
+            ["search.beam_size=1", "search.patience=1"],
+            "`search.patience` is of n",
+        ),
+    ],
+)
+def test_a_contradiction_is_refused(
+    files: RunFiles, assignments: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        refuse_contradictions(apply_assignments(BASE, assignments), files)
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ["training.checkpoint_minutes=5", "training.checkpoint_steps=none"],
+        ["model.positions=learned", "model.max_positions=256"],
+        ["search.coverage_penalty=0.2", "search.patience=1", "search.num_best=2"],
+    ],
+)
+def test_what_goes_together_is_not_refused(assignments: list[str]) -> None:
+    refuse_contradictions(apply_assignments(BASE, assignments), TEXT)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["training.steps=1000"], "The warm-up of 1,500 updates does not end in 1,000"),
+        (
+            ["training.cooldown_share=0.95"],
+            "The learning rate falls before its warm-up",
+        ),
+        (
+            ["training.steps=2000", "training.checkpoint_steps=3000"],
+            "A checkpoint every 3,000 updates comes but once in 2,000, at the end",
+        ),
+        (
+            ["batching.batch_tokens=4096"],
+            "A batch of 4,096 positions may hold more than",
+        ),
+        (["model.neighbourhood=400"], "`model.neighbourhood`, 400, hides nothing in"),
+        (
+            ["search.penalty=power", "search.length_penalty=0"],
+            "`search.penalty` changes nothing where `search.length_penalty` is 0",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_told(assignments: list[str], message: str) -> None:
+    config = apply_assignments(BASE, assignments)
+    refuse_contradictions(config, TEXT)
+    assert any(each.startswith(message) for each in settings_without_effect(config))
+
+
+def test_settings_of_no_preset_say_nothing_either() -> None:
+    refuse_contradictions(RunConfig(), TEXT)
+    assert settings_without_effect(RunConfig()) == []

@@ -1,0 +1,120 @@
+"""A model's own search, and what overrides it."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from transduce.errors import ConfigError
+from transduce.search_config import NOT_GREEDY, SearchConfig
+
+OWN = SearchConfig(
+    beam_size=6,
+    num_best=5,
+    patience=1.0,
+    coverage_penalty=0.2,
+    diversity=0.4,
+    min_length=3,
+    max_length=40,
+)
+
+
+@pytest.mark.parametrize(
+    "own", [SearchConfig(), OWN, SearchConfig(beam_size=1, diversity=0.4)]
+)
+def test_there_is_a_greedy_search_of_every_search(own: SearchConfig) -> None:
+    greedy = own.greedy()
+    assert greedy.beam_size == 1
+    usual = SearchConfig()
+    assert all(getattr(greedy, name) == getattr(usual, name) for name in NOT_GREEDY)
+    assert (greedy.min_length, greedy.limit(9)) == (own.min_length, own.limit(9))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"beam_size": 8}, {"num_best": 2}, {"length_penalty": 1.0}, {"min_length": 9}],
+)
+def test_a_setting_overrides_the_models_own_and_leaves_the_others(
+    settings: dict[str, Any],
+) -> None:
+    assert OWN.changed(settings) == (replace(OWN, **settings), ())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert OWN.given({**settings, "penalty": None}) == replace(OWN, **settings)
+
+
+def test_a_patience_of_none_overrides_the_models_own() -> None:
+    config, dropped = OWN.changed({"patience": "none"})
+    assert (config, dropped) == (replace(OWN, patience=None), ())
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected", "names"),
+    [
+        ({"beam_size": 1}, OWN.greedy(), NOT_GREEDY),
+        ({"beam_size": 3}, replace(OWN, beam_size=3, num_best=3), ["num_best"]),
+        ({"max_length": 3}, replace(OWN, max_length=3, min_length=0), ["min_length"]),
+        (
+            {"min_length": 40},
+            replace(OWN, max_length=None, min_length=40),
+            ["max_length"],
+        ),
+    ],
+)
+def test_what_an_override_leaves_without_meaning_is_dropped_and_told(
+    settings: dict[str, Any], expected: SearchConfig, names: list[str]
+) -> None:
+    config, dropped = OWN.changed(settings)
+    assert config == expected
+    assert len(dropped) == len(names)
+    for name, message in zip(names, dropped, strict=True):
+        said = f"The model's own `search.{name}` of {getattr(OWN, name)} "
+        assert message.startswith(said)
+        assert message.endswith(", and is left out.")
+    with pytest.warns(UserWarning, match="is left out") as warned:
+        assert OWN.given(settings) == expected
+    assert len(warned) == len(names)
+
+
+def test_what_meant_nothing_before_is_dropped_without_a_word() -> None:
+    own = SearchConfig(beam_size=1, patience=1.0)
+    assert own.changed({}) == (SearchConfig(beam_size=1), ())
+
+
+@pytest.mark.parametrize(
+    ("own", "settings", "message"),
+    [
+        (OWN, {"beam_size": 1, "diversity": 0.5}, "`search.diversity` is of no use to"),
+        (OWN, {"beam_size": 1, "patience": 2.0}, "`search.patience` is of no use to"),
+        (OWN, {"beam_size": 1, "num_best": 2}, "`search.num_best` is of no use to gr"),
+        (OWN, {"beam_size": 1, "coverage_penalty": 1.0}, "`search.coverage_penalty` i"),
+        (
+            SearchConfig(beam_size=1),
+            {"patience": 1.0},
+            "`search.patience` is of no use",
+        ),
+        (OWN, {"beam_size": 2, "num_best": 3}, "from 1 to the beam size 2, but is 3"),
+        (OWN, {"min_length": 9, "max_length": 9}, "at least 10, one more than"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    own: SearchConfig, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        own.changed(settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_best": 1},
+        {"patience": "none"},
+        {"diversity": 0.0, "coverage_penalty": 0.0},
+    ],
+)
+def test_a_greedy_search_takes_settings_that_say_nothing(
+    settings: dict[str, Any],
+) -> None:
+    config, _ = OWN.changed({"beam_size": 1, **settings})
+    assert config == OWN.greedy()
