@@ -27,13 +27,15 @@ NO_QUOTE = re.compile(rf"'(?:\d0s|\d\d(?!\d)|{ELISION})")
 """An apostrophe for what is left out: '80s, 'tis."""
 CLOSING_SINGLE = re.compile(r"(?<=[^\s'\"])'(?![\w'])")
 
-CLOSERS = r"""['\s)\]}]*"""
+CLOSERS = r"""['`\s)\]}]*"""
 ALTERED = (
     # Dots and dashes.
     (r"…|(?<!\.)\.\.\.(?=\.?(?!\.))|\.{5,}", " ... "),
     (r"—|(?<=\s)–(?=\s)|--+", " -- "),
-    # The full stop that ends the text; an abbreviation keeps its own.
-    (rf"(?<![.'&\w])((?:[A-Za-z]\.)+)({CLOSERS})$", r"\1 . \2"),
+    # The full stop that ends the text, an abbreviation's too; but as the treebank has
+    # it, U.S. keeps its own beside it, there and before a bracket.
+    (rf"(?<![.'&\w])(U\.S\.)({CLOSERS})$", r"\1 . \2"),
+    (r"(?<![.'&\w])(U\.S\.)(?=[)}\]](?!,))", r"\1 . "),
     (rf"(?<=[^\s.])\.({CLOSERS})$", r" .\1"),
     # That of a list's number, and that before a bracket.
     (r"^(\d+)\.(?=\s)", r"\1 ."),
@@ -104,7 +106,7 @@ def _with_quotes(text: str) -> str:
     """Quotes as `` and '', single ones as ` and '; apostrophes stay."""
     last_closing = max((m.start() for m in CLOSING_SINGLE.finditer(text)), default=-1)
     written: list[str] = []
-    start = 0
+    start, is_open = 0, False
     for match in QUOTE.finditer(text):
         place = match.start()
         is_after_closing = place == start > 0 and "`" not in written[-1]
@@ -112,18 +114,29 @@ def _with_quotes(text: str) -> str:
         if is_after_closing and match[0] == "'":
             written.append("'")
         else:
-            written.append(_quote(text, place, is_closed=place < last_closing))
+            is_closed = place < last_closing
+            written.append(_quote(text, place, is_open=is_open, is_closed=is_closed))
+        if match[0] == '"':
+            is_open = "`" in written[-1]
         start = match.end()
     return "".join(written) + text[start:]
 
 
-def _quote(text: str, place: int, *, is_closed: bool) -> str:
-    """What a quote is: opening or closing, or an apostrophe."""
+def _quote(text: str, place: int, *, is_open: bool, is_closed: bool) -> str:
+    """What a quote is: opening or closing, or an apostrophe.
+
+    A double one between spaces closes where another `is_open`; one that is alone is of
+    the sentence before, or of that to come. A single one opens if another `is_closed`.
+    """
     before, after = text[max(place - 2, 0) : place], text[place + 1 : place + 2]
     can_open = not before or BEFORE_OPENING.search(before) is not None
     is_before_space = not after or after.isspace()
     if text[place] == '"':
-        return " `` " if can_open and not is_before_space else " '' "
+        if is_before_space:
+            is_apart = can_open and (not before or before[-1].isspace())
+            is_paired = is_open if before else text.count('"') % 2 == 1
+            can_open = is_apart and not is_paired
+        return " `` " if can_open else " '' "
     if not can_open or is_before_space or NO_QUOTE.match(text, place):
         return "'"
     return " ` " if is_closed or after.isupper() or after == '"' else "'"
