@@ -416,7 +416,9 @@ class Translator:
     ) -> Iterator[Translation]:
         for window in pace.windows(zip(count(pace.first_line), pairs)):
             encoded = lines_of(window, self.tokenizer)
-            lines = [parts_of(line, self.tokenizer) for line in encoded]
+            lines = [
+                parts_of(line, self.tokenizer, self.source_language) for line in encoded
+            ]
             found = in_order(self._translations(lines, asked, pace))
             for parts in lines:
                 yield joined(parts, list(islice(found, len(parts))))

@@ -3,25 +3,13 @@
 import re
 from collections.abc import Callable, Sequence
 
+from transduce.languages import base
+from transduce.text.documents.sentence_ends import sentence_spans
 from transduce.text.scripts import UNSPACED_LETTERS
 
 CountTokens = Callable[[Sequence[str]], list[int]]
 """The number of tokens of each text; of two with a space between it is the sum."""
 
-TITLES = ("Dr", "Fr", "Hr", "Mme", "Mr", "Mrs", "Ms", "Prof", "St", "vs")
-NO_ABBREVIATION = r"(?<!\b[^\W\d_]\.)" + "".join(
-    rf"(?<!\b{title}\.)" for title in TITLES
-)
-"""A full stop after a single letter or a title ends no sentence."""
-STOPS = "。！？｡．‼⁇⁈⁉।॥۔؟։።፧။។៕།༎"
-"""Signs of other scripts that end a sentence, often with no space after them."""
-CLOSING = "」』”’）］】》〉｣»\"')\\]"
-SENTENCE_END = re.compile(
-    rf"""(?<=[.!?…]){NO_ABBREVIATION}\s+|(?<=[.!?…]["'»«“”’)\]])\s+"""
-    rf"|(?<=[{STOPS}])(?![{STOPS}{CLOSING}])(?!(?<=．)\d)\s*"
-    # In Japanese, what is quoted often stands within a sentence.
-    rf"|(?<=[{STOPS}][{CLOSING}])(?![{CLOSING}、，と]|って)\s*"
-)
 CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、､،؛፣၊])|(?<=……)|(?<=——)")
 WORD_END = re.compile(r"(?<=\s)")
 JOINED_AFTER = (
@@ -43,16 +31,21 @@ and none parts sentences either, as it does in Thai."""
 WITHIN_WORD = re.compile(rf"(?![{UNSPACED_LETTERS}])\w(?![{UNSPACED_LETTERS}])\w")
 
 
-def split_long(text: str, max_tokens: int, count_tokens: CountTokens) -> list[str]:
+def split_long(
+    text: str, max_tokens: int, count_tokens: CountTokens, language: str | None = None
+) -> list[str]:
     """The text in parts of at most so many tokens; itself if it is short enough.
 
-    Each sentence is a part. One that is too long is split at clauses, else between
-    words, into as few parts as hold it; else anywhere, each character counted alone.
+    Each sentence is a part, as sentences end in the language, a BCP 47 tag. One that is
+    too long is split at clauses, else between words, into as few parts as hold it; else
+    anywhere, each character counted alone.
     """
     [length] = count_tokens([text])
     if length <= max_tokens:
         return [text]
-    return _fitting(_pieces(text, SENTENCE_END), max_tokens, count_tokens)
+    spans = sentence_spans(text, None if language is None else base(language))
+    sentences = [text[begin:end] for begin, end in spans]
+    return _fitting(sentences, max_tokens, count_tokens)
 
 
 def is_within_word(text: str, place: int) -> bool:
@@ -92,7 +85,7 @@ def _packed(pieces: list[str], max_tokens: int, count_tokens: CountTokens) -> li
     packed: list[list[str]] = []
     room = 0
     for piece, length in zip(pieces, count_tokens(pieces), strict=True):
-        if length <= room:
+        if packed and length <= room:
             packed[-1].append(piece)
         else:
             packed.append([piece])

@@ -60,8 +60,13 @@ def lines_of(
     ]
 
 
-def parts_of(line: Line, tokenizer: Tokenizer) -> list[Part]:
-    """One, unless the source is too long for the model."""
+def parts_of(
+    line: Line, tokenizer: Tokenizer, language: str | None = None
+) -> list[Part]:
+    """One, unless the source is too long for the model: then sentences, or less.
+
+    Sentences end as they do in the language, a BCP 47 tag.
+    """
     if len(line.source) <= MAX_SOURCE_TOKENS:
         whole = Part(line=line.number, number=0, source=line.source, prefix=line.prefix)
         return [whole]
@@ -71,7 +76,7 @@ def parts_of(line: Line, tokenizer: Tokenizer) -> list[Part]:
     def count_tokens(texts: Sequence[str]) -> list[int]:
         return list(map(len, tokenizer.encode_sources(texts)))
 
-    texts = split_long(rest, MAX_SOURCE_TOKENS, count_tokens)
+    texts = split_long(rest, MAX_SOURCE_TOKENS, count_tokens, language)
     sources = tokenizer.encode_sources([code + text for text in texts])
     return [
         Part(

@@ -41,7 +41,12 @@ from transduce.serving.translation import (
     translate_documents,
     translated_stretches,
 )
-from transduce.text.documents.running_text import Stretch, sentences, split_text
+from transduce.text.documents.running_text import (
+    Stretch,
+    has_sign,
+    sentences,
+    split_text,
+)
 
 ENGLISH = "en"
 """What is parsed."""
@@ -172,7 +177,9 @@ class Endpoints:
         """
         asked = await self._admission.admit(request, messages.ParseRequest)
         queue = by_name(self._parsing, asked.model).queue
-        splits = partial(split_text, splits_lines=asked.split_sentences)
+        splits = partial(
+            split_text, splits_lines=asked.split_sentences, is_read=has_sign
+        )
         stretches = await in_thread(splits, asked.q, ENGLISH)
         await queue.require_short(sentences(stretches))
         futures = queue.submit_to_parser(

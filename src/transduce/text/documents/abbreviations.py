@@ -77,7 +77,7 @@ GERMAN = Abbreviations(
         "habil h.c bzw vgl ca evtl ggf inkl exkl zzgl abzgl einschl ausschl bspw sog "
         "insb insbes gem lt zz zzt ggü betr bes urspr eigtl allg näml dgl mind höchst "
         "geb verh gest verw gesch u.a z.b d.h z.t i.d.r u.u s.o s.u o.ä i.a z.zt dt "
-        "engl frz lat griech ital span russ amerik brit österr schweiz evang kath "
+        "engl frz lat griech ital span russ amerik brit österr schweiz evang kath co "
         "sankt hl frhr gr kl ver hg hrsg mio mrd tsd std stdn min sek jh jhd jhdt chr "
         "n.chr v.chr tel str pl f ff u.ä o.ä"
     ),
@@ -273,7 +273,7 @@ FINNISH = Abbreviations(
 POLISH = Abbreviations(
     never=_words(
         "dr prof mgr inż lic hab doc gen płk mjr kpt por ks o św bł np tj tzn tzw m.in "
-        "ok zob por wg al ul pl os im red ww jw r w"
+        "ok zob por wg al ul pl os im red ww jw r w ur zm"
     ),
     numeric=_words("nr s str rys tab art ust pkt poz t rozdz tel par zob"),
     final=_words("itd itp etc in r w zł gr godz min tys mln mld n.e p.n.e"),

@@ -20,11 +20,8 @@ from transduce.text.documents.inline_tags import (
     links_by_place,
     with_tags,
 )
-from transduce.text.documents.running_text import (
-    Stretch,
-    has_letter,
-    sentence_spans,
-)
+from transduce.text.documents.running_text import Stretch, has_letter
+from transduce.text.documents.sentence_ends import sentence_spans
 
 WORD_OR_SPACE = re.compile(r"[ \t\n\f\r]+|[^ \t\n\f\r]+")
 MARK = re.compile(r"[^\w\s]")
@@ -201,7 +198,7 @@ def _sentences(
     readable = block.readable()
     sentences = [
         _Sentence(begin, end, *block.source_of(begin, end))
-        for begin, end in sentence_spans(readable, language, splits_lines)
+        for begin, end in sentence_spans(readable, language, splits_lines=splits_lines)
         if _has_own_letter(block, begin, end)
     ]
     found: list[tuple[Stretch, int, int]] = []

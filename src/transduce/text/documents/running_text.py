@@ -1,12 +1,12 @@
 """Running text as sentences, and what stands between them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transduce.languages import base
 from transduce.text.documents.inline_tags import SentenceTags
-from transduce.text.documents.sentence_ends import sentence_ends
+from transduce.text.documents.sentence_ends import sentence_spans
 
 LINE = re.compile(r"[^\r\n]+|[\r\n]+")
 """A line, or what ends lines."""
@@ -28,44 +28,44 @@ class Stretch:
         return self.sentence is not None
 
 
+def has_letter(text: str) -> bool:
+    """Whether there is anything to translate."""
+    return any(map(str.isalpha, text))
+
+
+def has_sign(text: str) -> bool:
+    """Whether there is anything to parse: letters, digits or signs."""
+    return text != "" and not text.isspace()
+
+
 def split_text(
-    text: str, language: str | None = None, *, splits_lines: bool = True
+    text: str,
+    language: str | None = None,
+    *,
+    splits_lines: bool = True,
+    is_read: Callable[[str], bool] = has_letter,
 ) -> list[Stretch]:
     """Stretches that in a row are the text; a sentence is within a line.
 
     Sentences end as they do in the language, a BCP 47 tag. Without `splits_lines` each
-    line is one sentence. What has no letter is copied.
+    line is one sentence. What `is_read` refuses is copied: here, what has no letter.
     """
     code = None if language is None else base(language)
     stretches: list[Stretch] = []
     for match in LINE.finditer(text):
-        if not has_letter(match[0]):
+        if not is_read(match[0]):
             stretches.append(Stretch(match[0]))
             continue
         start = 0
-        for begin, end in sentence_spans(match[0], code, splits_lines):
+        for begin, end in sentence_spans(match[0], code, splits_lines=splits_lines):
             stretches += _copied(match[0][start:begin])
-            stretches.append(_stretch(match[0][begin:end]))
+            sentence = match[0][begin:end]
+            stretches.append(
+                Stretch(sentence, sentence=sentence if is_read(sentence) else None)
+            )
             start = end
         stretches += _copied(match[0][start:])
     return stretches
-
-
-def sentence_spans(
-    line: str, language: str | None, splits_lines: bool
-) -> Iterator[tuple[int, int]]:
-    """Where the sentences of a line begin and end, without the space around them."""
-    begin, last = len(line) - len(line.lstrip()), len(line.rstrip())
-    for end, next_begin in sentence_ends(line, language) if splits_lines else ():
-        yield begin, end
-        begin = next_begin
-    if begin < last:
-        yield begin, last
-
-
-def has_letter(text: str) -> bool:
-    """Whether there is anything to translate."""
-    return any(map(str.isalpha, text))
 
 
 def sentences(stretches: Sequence[Stretch]) -> list[str]:
@@ -77,10 +77,6 @@ def join_text(stretches: Sequence[Stretch], translations: Sequence[str]) -> str:
     """The stretches in a row, each sentence replaced by its translation."""
     found = iter(translations)
     return "".join(next(found) if p.is_sentence else p.text for p in stretches)
-
-
-def _stretch(text: str) -> Stretch:
-    return Stretch(text, sentence=text if has_letter(text) else None)
 
 
 def _copied(text: str) -> list[Stretch]:

@@ -34,7 +34,10 @@ SPACE = re.compile(r"\s*")
 OPENERS = "\"'(\\[{«»‹›„“”‚‘’¿¡「『（【〈《*_#–—\\-"
 NEXT_WORD = re.compile(rf"[{OPENERS}\s]{{0,16}}([^\s{CLOSERS},;:.!?…]{{0,32}})")
 LAST_WORD = re.compile(r"\S{1,48}$")
-LEADING = re.compile(r"^[\"'(\[{«»‹›„“”‚‘’¿¡「『（【*_#/–—-]+")
+UNSPACED = "\\u2e80-\\u30ff\\u31c0-\\u9fff\\uf900-\\ufaff\\uff00-\\uffef"
+UNSPACED_SCRIPT = re.compile(rf"[{UNSPACED}]")
+LEADING = re.compile(rf"^(?:.*[{UNSPACED}])?[\"'(\[{{«»‹›„“”‚‘’¿¡「『（【*_#/–—-]*")
+"""Signs that open before a word, and Chinese or Japanese that it stands in."""
 NUMBER = re.compile(r"[0-9]{1,9}\Z")
 ROMAN = re.compile(r"[IVXLCDM]{1,7}\Z")
 COUNTED = re.compile(r"[0-9(#]|[IVXLC]+\b|[A-Z]?[0-9]|[A-Z]\b")
@@ -42,8 +45,11 @@ COUNTED = re.compile(r"[0-9(#]|[IVXLC]+\b|[A-Z]?[0-9]|[A-Z]\b")
 PARTS = re.compile(r"[^\W\d_]{1,3}(?:[.\u00a0\u202f]{1,2}[^\W\d_]{1,3})+\Z")
 """A word of short parts with stops between, such as "U.S" or "e.g"."""
 LIST_MARKER = re.compile(r"\s*[(\[]?(?:[0-9]{1,3}|[A-Za-z]|[ivxIVX]{1,5})\Z")
+BOUND_BEFORE = re.compile(r"^.*[-/](?=.)|^[^\W\d_]{1,5}['\u2019](?=[^\W\d_]{3})")
+"""What is written together with a word: "und/" in "und/bzw.", "l'" in "l'art."."""
+LIST_NUMBER = re.compile(r"\s+[0-9]{1,3}[.)]\s")
+WIDE_NUMBER = re.compile(r"\d{1,3}")
 CASED_LIKE_A_NAME = re.compile(r"[a-z]{1,2}[A-Z]")
-UNSPACED_SCRIPT = re.compile(r"[\u2e80-\u30ff\u31c0-\u9fff\uf900-\ufaff\uff00-\uffef]")
 GOES_ON_AFTER_QUOTE = re.compile(
     "[とはがをのにもへでや、，：；:,;～)）」』】]|って|だ|です"
 )
@@ -83,7 +89,8 @@ class _Stop:
     @property
     def before(self) -> str:
         """The word that the marks end, without what opens before it."""
-        found = LAST_WORD.search(self.line[max(self.start - LOOK_BACK, 0) : self.start])
+        begin = max(self.start - LOOK_BACK, self.begin)
+        found = LAST_WORD.search(self.line[begin : self.start])
         return LEADING.sub("", found[0]) if found else ""
 
     @property
@@ -159,6 +166,21 @@ def sentence_ends(line: str, language: str | None = None) -> list[tuple[int, int
     return found
 
 
+def sentence_spans(
+    line: str, language: str | None = None, *, splits_lines: bool = True
+) -> Iterator[tuple[int, int]]:
+    """Where the sentences of a line begin and end, without the space around them.
+
+    The line is one sentence without `splits_lines`.
+    """
+    begin, last = len(line) - len(line.lstrip()), len(line.rstrip())
+    for end, next_begin in sentence_ends(line, language) if splits_lines else ():
+        yield begin, end
+        begin = next_begin
+    if begin < last:
+        yield begin, last
+
+
 def _judge(stop: _Stop, table: Abbreviations) -> Judgement:
     """What shape and table tell of a stop."""
     if stop.marks[-1] in SPACED_STOPS:
@@ -177,11 +199,19 @@ def _judge(stop: _Stop, table: Abbreviations) -> Judgement:
 
 def _judge_unspaced(stop: _Stop) -> Judgement:
     """Of Chinese and Japanese: a quotation's end may be within the sentence."""
-    if set(stop.marks) <= {"…"}:
+    if set(stop.marks) <= {"…"} or _is_wide_point(stop):
         return "inside"
     is_quote = CLOSES_QUOTE.search(stop.line[stop.end - 1 : stop.end])
     goes_on = GOES_ON_AFTER_QUOTE.match(stop.line, stop.end)
     return "inside" if is_quote and goes_on else "end"
+
+
+def _is_wide_point(stop: _Stop) -> bool:
+    """Whether a full-width point stands within a number, or after a list's number."""
+    if stop.marks != "．" or not stop.line[stop.start - 1 : stop.start].isdecimal():
+        return False
+    is_list_number = WIDE_NUMBER.fullmatch(stop.line, stop.begin, stop.start)
+    return bool(is_list_number) or stop.line[stop.end : stop.end + 1].isdecimal()
 
 
 def _judge_closed(stop: _Stop, table: Abbreviations) -> Judgement:
@@ -246,11 +276,14 @@ def _judge_initial(stop: _Stop, starts: bool) -> Judgement:
 
 
 def _judge_word(stop: _Stop, table: Abbreviations, starts: bool) -> Judgement:
-    word, after = stop.before.lower().rpartition("-")[2], stop.after
+    word, after = BOUND_BEFORE.sub("", stop.before.lower()), stop.after
     is_street = word.endswith(table.street_endings) and after[:1].isdigit()
     if is_street or (word in table.numeric and COUNTED.match(after)):
         starts_one = starts and (stop.before.islower() or word == "no")
         return "end" if starts_one else "inside"
+    is_known = word in table.never or word in table.numeric
+    if not is_known and LIST_NUMBER.match(stop.line, stop.end):
+        return "end"
     if word in table.final:
         return "end" if starts or _ends_clause(word, after, table) else "inside"
     if word in table.never:

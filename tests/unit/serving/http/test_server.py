@@ -190,6 +190,17 @@ def test_a_text_is_parsed_sentence_by_sentence(
     assert constrained <= (first["num_repairs"] == 0)
 
 
+def test_what_has_no_letter_is_parsed_as_offline(http: RunningServer) -> None:
+    answer = http.post("/v1/parse", {"q": "1995\n \n-- 3.\n…"})
+    pieces = [json.loads(line) for line in answer.body.splitlines()]
+    parser = http.models[2].queue.translator.parser()
+    lines = ["1995", "-- 3.", "…"]
+    offline = [str(each.tree) for each in parser.parse(lines)]
+    found = [each for each in pieces if each["tree"] is not None]
+    assert [each["source"] for each in found] == lines
+    assert [each["tree"] for each in found] == offline
+
+
 def test_attention_of_a_tree_is_between_words_and_symbols(http: RunningServer) -> None:
     body = {"source": "one two", "target": "(S (NP (X one)) (VP (X two)))"}
     answer = http.post("/v1/attention", body | {"model": "trees"}).json

@@ -88,6 +88,14 @@ TABLE = [
     ("el", "Ο κ. Παπαδόπουλος ήρθε. |Έφυγε."),
     ("tr", "Dr. Yılmaz geldi. |3. Mayıs günü. |Gitti."),
     ("hu", "Május 3. napján jött. |Elment."),
+    ("it", "L'art. 5 e l'ing. Rossi. |Fine."),
+    (None, "It is John's. |5 men left. |She can't. |5 men can."),
+    ("de", "Die Müller & Co. KG liefert und/bzw. Andere liefern. |Gut."),
+    ("de", "1. Öffnen Sie die Tür. |2. Gehen Sie hinein. |3. Warten Sie."),
+    ("en", "1) Open the door. |2) Walk in. |3) Wait."),
+    ("ja", "分かった。|Mr. Smithです。|彼はNo. 5です。|円周率は３．１４だ。|終わり。"),
+    ("zh", "１．苹果很好。|２．香蕉也好。|他来了. |我走了．|他也走了。"),
+    ("pl", "Jan, ur. 5 maja 1990 r. w Krakowie. |Tak."),
 ]
 
 
