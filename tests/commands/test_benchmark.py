@@ -100,7 +100,7 @@ def test_a_busy_machine_is_told_of(load: float, sentence: str | None) -> None:
         (("training", "--preset", "tyni"), "did you mean 'tiny'?"),
         (("training", "--set", "model.d_mode=1"), "did you mean `model.d_model`?"),
         (("training", "--set", "model.vocab_size=9"), "left to the tokenizer"),
-        (("training", "--rounds", "two"), 'unable to convert "two" into int'),
+        (("training", "--rounds", "two"), 'must be a whole number, but is "two".'),
         (("training", "--device", "tpu"), '`device` must be "auto", "cpu" or "cuda"'),
         (("trainign",), 'Unknown command "trainign"'),
     ],

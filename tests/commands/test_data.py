@@ -293,8 +293,8 @@ def test_no_server_is_refused(
         ("multi30k --out full", "full: the output folder must be new or empty, but is"),
         ("multi30k --out full/mine", "mine: the output folder must be new or empty"),
         ("multi30k --out new --mirror here", "The mirror must be an address such as"),
-        ("multi30k", "--out requires an argument"),
-        ("--out new", "NAME requires an argument"),
+        ("multi30k", "--out must be given."),
+        ("--out new", "NAME must be given."),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_done(

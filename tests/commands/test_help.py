@@ -1,4 +1,6 @@
 import inspect
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import transduce
-from transduce.cli import COMMANDS, PARTS
+from transduce.cli import COMMANDS, GROUPS, PARTS, _app
 from transduce.cli.signatures import described
 
 ASK_FOR_HELP = """
@@ -66,6 +68,9 @@ def test_every_command_explains_itself(
     assert "--" in text
 
 
+TABLES = {part for parts in PARTS.values() for part in parts}
+
+
 @pytest.mark.parametrize("columns", ["0", "1", "2", "10", "20", "47", "300", "9" * 30])
 @pytest.mark.parametrize("words", [[], *([name] for name in PARTS), *CALLS], ids=str)
 def test_help_says_the_same_at_every_width(
@@ -93,24 +98,91 @@ def test_a_command_of_several_lists_them(
     assert [part for part, says in PARTS[name].items() if says not in text] == []
 
 
+def test_help_groups_the_commands_by_what_they_are_for(
+    succeeds: Callable[..., str],
+) -> None:
+    lines = succeeds("--help").splitlines()
+    titles = [line[:-1] for line in lines if re.fullmatch(r"[A-Z][a-z ]+:", line)]
+    assert titles == [*GROUPS, "Options"]
+    shown = [line.split()[0] for line in lines if re.match(r"  [a-z]", line)]
+    assert [word for word in shown if word in COMMANDS] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("words", CALLS, ids=" ".join)
+def test_help_has_examples_that_are_commands_as_they_stand(
+    succeeds: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    called = f"transduce {' '.join(words)} "
+    _, _, after = succeeds(*words, "--help").partition("For example:\n\n")
+    examples = [line.strip() for line in after.split("\n\n")[0].splitlines()]
+    assert examples
+    for example in examples:
+        command = example.split(" | ")[-1]
+        assert command.startswith(called)
+        _, bound, unused, _ = _app().parse_known_args(shlex.split(command)[1:])
+        assert unused == []
+        assert bound.arguments or bound.kwargs
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("trian",), 'Unknown command "trian"'),
         (("train", "--bogus", "1", "--out", "o"), "Unknown option: --bogus"),
-        (("train",), "--out requires an argument"),
-        (("train", "--out"), "--out requires an argument"),
-        (("translate",), "MODEL requires an argument"),
-        (("score", "m"), "requires an argument"),
-        (("score", "m", "--source", "s"), "--target requires an argument"),
-        (("average", "m"), "--out requires an argument"),
-        (("average", "--out", "m"), "CHECKPOINT requires an argument"),
-        (("evaluate",), "--reference requires an argument"),
+        (("train",), "--out must be given."),
+        (("train", "--out"), "--out must have a value, but has none."),
+        (("translate",), "MODEL must be given."),
+        (("score", "m"), "--source must be given."),
+        (("score", "m", "--source", "s"), "--target must be given."),
+        (("average", "m"), "--out must be given."),
+        (("average", "--out", "m"), "CHECKPOINT must be given."),
+        (("evaluate",), "--reference must be given."),
         (("translate", "m", "n"), 'Unexpected argument: "n".'),
         (("translate", "m", "n", "-"), 'Unexpected arguments: "n", "-".'),
         (("train", "--out", "o", "--precision", "fp8"), 'Invalid value "fp8"'),
-        (("translate", "m", "--nbest", "two"), 'unable to convert "two" into int'),
-        (("train", "--out", "o", "--out", "p"), "--out"),
+        (
+            ("translate", "m", "--nbest", "two"),
+            '--nbest must be a whole number, but is "two".',
+        ),
+        (
+            ("translate", "m", "--nbest", "2.5"),
+            '--nbest must be a whole number, but is "2.5".',
+        ),
+        (
+            ("translate", "m", "--nbest", "1e3"),
+            '--nbest must be a whole number, but is "1e3".',
+        ),
+        (
+            ("translate", "m", "--nbest", "inf"),
+            '--nbest must be a whole number, but is "inf".',
+        ),
+        (
+            ("translate", "m", "--nbest="),
+            "--nbest must be a whole number, but is empty.",
+        ),
+        (
+            ("tune", "m", "--beam-sizes", "1", "x"),
+            '--beam-sizes must be a whole number, but is "x".',
+        ),
+        (
+            ("translate", "m", "--length-penalty", "x"),
+            '--length-penalty must be a number, but is "x".',
+        ),
+        (
+            ("translate", "m", "--patience", "x"),
+            '--patience must be a number or none, but is "x".',
+        ),
+        (("translate", "m", "--jsonl=x"), '--jsonl must be true or false, but is "x".'),
+        (
+            ("reproduce", "table4", "--wsj-only", "g"),
+            "--wsj-only must have 2 values, but has 1.",
+        ),
+        (("train", "--ot", "o"), "--out must be given, but --ot is given instead."),
+        (
+            ("train", "--out", "o", "--out", "p"),
+            "--out must be given once, but is given again.",
+        ),
         (("--bogus",), "Unknown"),
     ],
     ids=str,
@@ -120,8 +192,9 @@ def test_a_mistyped_command_line_is_refused(
 ) -> None:
     refusal = refuses(*arguments)
     assert any(each in refusal for each in message.split("|"))
-    command = f" {arguments[0]}" if arguments[0] in COMMANDS else ""
-    assert refusal.endswith(f"See `transduce{command} --help`.")
+    named = [word for word in arguments[:2] if word in COMMANDS or word in TABLES]
+    command = " ".join(["transduce", *named])
+    assert refusal.endswith(f"See `{command} --help`.")
 
 
 def test_help_on_a_command_imports_nothing_heavy() -> None:

@@ -140,7 +140,7 @@ def test_a_port_that_is_taken_is_refused(
         (("zh-hans-pt-br=missing",), "write them as SOURCE:TARGET=FOLDER"),
         (("x1:de=missing",), "A language must be a BCP 47 tag, but is 'x1'"),
         (("missing", "--api-keys", "nowhere"), "nowhere: the file cannot be read"),
-        (("missing", "--port", "x"), 'unable to convert "x" into int'),
+        (("missing", "--port", "x"), 'must be a whole number, but is "x".'),
     ],
     ids=str,
 )

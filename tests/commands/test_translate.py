@@ -550,7 +550,7 @@ def test_a_full_disk_is_one_sentence(refuses: Callable[..., str], model: Path) -
         (["--length-penalty", -1], "length_penalty` must be from 0 to 10, but is -1"),
         (["--length-penalty", 1000], "length_penalty` must be"),
         (["--length-penalty", "nan"], "length_penalty` must be"),
-        (["--beam-size", "four"], '--beam-size: unable to convert "four" into int'),
+        (["--beam-size", "four"], '--beam-size must be a whole number, but is "four".'),
         (["--device", "tpu"], '`device` must be "auto", "cpu" or "cuda"'),
     ],
     ids=str,

@@ -5,14 +5,19 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from keyword import iskeyword
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin
 
 from cyclopts import (
     App,
+    Argument,
     CoercionError,
     CycloptsError,
+    Group,
+    MissingArgumentError,
     Parameter,
+    RepeatArgumentError,
     Token,
     UnusedCliTokensError,
     convert,
@@ -31,6 +36,7 @@ from transduce.cli.signatures import described
 from transduce.cli.terminal import BoundedConsole
 from transduce.errors import TransduceError
 from transduce.interruption import unwound_on_termination
+from transduce.phrases import counted
 
 USER_ERROR = 2
 """Exit code of what the user can mend."""
@@ -38,6 +44,10 @@ USER_ERROR = 2
 
 DASH_AS_FILE = "./-"
 """What a lone `-` is written as while arguments are parsed: else it is an option."""
+
+
+NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
+"""What the values of some types are, in words."""
 
 
 def _converted(hint: Any, tokens: Sequence[Token]) -> Any:
@@ -63,34 +73,49 @@ def _without_dashes(arguments: Sequence[str]) -> list[str]:
 
 
 def _no_whole_number(token: Token) -> CoercionError:
-    message = f"must be a whole number, but is {token.value}."
-    return CoercionError(msg=message, token=token)
+    return CoercionError(token=token, target_type=int)
 
 
-COMMANDS = {
-    "quickstart": "Train, average, translate and score on the built-in corpus.",
-    "check": "Report on a parallel corpus, or on treebanks, before training.",
-    "split": "Split a parallel corpus into training, development and test text.",
-    "train": "Train a model: text files to averaged, scored model.",
-    "average": "Average the weights of a run's last checkpoints, or of models.",
-    "translate": "Translate raw text, one line for one line, in order.",
-    "sample": "Draw translations at random.",
-    "score": "Tell how likely given translations are under a model.",
-    "attention": "Show what a model attends to in a sentence, as a page or a picture.",
-    "heads": "Survey what each head does over a corpus, and what it is worth.",
-    "evaluate": "Score translations against references.",
-    "tune": "Choose beam size and length penalty on the development set.",
-    "parse": "Parse sentences, one tree a line.",
-    "evaluate-parses": "Score parses against gold trees, as EVALB does.",
-    "compare": "Hold systems against each other, with tests of significance.",
-    "reproduce": "Reproduce a table of the paper.",
-    "export": "Write a model for another library, and prove it the same; else "
-    "nothing is written.",
-    "import": "Make a Marian folder of Hugging Face a model, and prove it the same.",
-    "serve": "Serve models over HTTP, with a web page.",
-    "data": "Download and prepare a named corpus.",
-    "benchmark": "Measure our speed beside that of others.",
+GROUPS = {
+    "Train": {
+        "quickstart": "Train, average, translate and score on the built-in corpus.",
+        "data": "Download and prepare a named corpus.",
+        "check": "Report on a parallel corpus, or on treebanks, before training.",
+        "split": "Split a parallel corpus into training, development and test text.",
+        "train": "Train a model: text files to averaged, scored model.",
+        "average": "Average the weights of a run's last checkpoints, or of models.",
+        "tune": "Choose beam size and length penalty on the development set.",
+    },
+    "Translate": {
+        "translate": "Translate raw text, one line for one line, in order.",
+        "sample": "Draw translations at random.",
+        "score": "Tell how likely given translations are under a model.",
+    },
+    "Measure": {
+        "evaluate": "Score translations against references.",
+        "compare": "Hold systems against each other, with tests of significance.",
+        "reproduce": "Reproduce a table of the paper.",
+        "benchmark": "Measure our speed beside that of others.",
+    },
+    "Look inside": {
+        "attention": "Show what a model attends to in a sentence, as a page or a "
+        "picture.",
+        "heads": "Survey what each head does over a corpus, and what it is worth.",
+    },
+    "Parse": {
+        "parse": "Parse sentences, one tree a line.",
+        "evaluate-parses": "Score parses against gold trees, as EVALB does.",
+    },
+    "Serve and exchange": {
+        "serve": "Serve models over HTTP, with a web page.",
+        "export": "Write a model for another library, and prove it the same; else "
+        "nothing is written.",
+        "import": "Make a Marian folder of Hugging Face a model, and prove it the "
+        "same.",
+    },
 }
+"""What each command does, in the order of the help."""
+COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
 PARTS = {
     "reproduce": {
         "table1": "Measure what layers cost, beside the formulas of Table 1.",
@@ -117,23 +142,30 @@ def _app(asked_for_help_on: Collection[str] = ()) -> App:
         default_parameter=Parameter(converter=_converted, negative_iterable=()),
     )
 
-    def add(to: App, name: str, module: str, function: str, said: str) -> None:
+    def add(
+        to: App, name: str, module: str, function: str, said: str, **place: Any
+    ) -> None:
         reference = f"transduce.cli.{module}:{function}"
         if name in asked_for_help_on:  # all of its docstring
-            to.command(described(reference), name=name)
+            to.command(described(reference), name=name, **place)
         else:
-            to.command(reference, name=name, help=said)
+            to.command(reference, name=name, help=said, **place)
 
-    for name, said in COMMANDS.items():
-        if name in PARTS:
-            several = App(name=name, help=said)
-            for part, part_said in PARTS[name].items():
-                add(several, part, name, part, part_said)
-            app.command(several)
-        else:
-            module = name.replace("-", "_")
-            module += "_" if iskeyword(name) else ""
-            add(app, name, module, module, said)
+    for title, commands in GROUPS.items():
+        group = Group.create_ordered(title)
+        for position, (name, said) in enumerate(commands.items()):
+            if name in PARTS:
+                several = App(name=name, help=said, group=group, sort_key=position)
+                for part, part_said in PARTS[name].items():
+                    add(several, part, name, part, part_said)
+                app.command(several)
+            else:
+                module = name.replace("-", "_")
+                module += "_" if iskeyword(name) else ""
+                add(app, name, module, module, said, group=group, sort_key=position)
+    options = Group.create_ordered("Options")
+    for flag in ("--help", "--version"):
+        app[flag].group = options
     return app
 
 
@@ -204,13 +236,53 @@ def _only_displays(function: Callable[..., Any]) -> bool:
 
 def _told(error: CycloptsError) -> str:
     """The mistake in a command line, as one sentence."""
-    if isinstance(error, UnusedCliTokensError):
-        unused = [f'"{each}"' for each in error.unused_tokens or ()]
-        noun = "argument" if len(unused) == 1 else "arguments"
-        told = f"Unexpected {noun}: {', '.join(unused)}."
-    else:
-        told = " ".join(str(error).split())
+    match error:
+        case UnusedCliTokensError():
+            unused = [f'"{each}"' for each in error.unused_tokens or ()]
+            noun = "argument" if len(unused) == 1 else "arguments"
+            told = f"Unexpected {noun}: {', '.join(unused)}."
+        case CoercionError(msg=None, token=Token() as token) if expected := _expected(
+            error.target_type
+        ):
+            given = f'"{token.value}"' if token.value.strip() else "empty"
+            told = f"{_name(token, error)} must be {expected}, but is {given}."
+        case RepeatArgumentError():
+            told = f"{error.token.keyword} must be given once, but is given again."
+        case MissingArgumentError(argument=argument) if argument is not None:
+            told = _missing(argument, error)
+        case _:
+            told = " ".join(str(error).split())
     return told.replace(DASH_AS_FILE, "-")
+
+
+def _expected(hint: Any) -> str:
+    """What a value of that type is, in words; nothing for types that say it better."""
+    kinds = {get_origin(each) or each: each for each in get_args(hint) or (hint,)}
+    words = [NUMBERS[kind] for kind in kinds if kind in NUMBERS]
+    choices = [str(name) for each in kinds.values() for name in get_args(each)]
+    return " or ".join(words + choices) if words else ""
+
+
+def _name(token: Token, error: CycloptsError) -> str:
+    """The option, or the argument, that a value was given to."""
+    if token.keyword or error.argument is None:
+        return token.keyword or "A value"
+    return error.argument.name.lstrip("-").upper()
+
+
+def _missing(argument: Argument, error: MissingArgumentError) -> str:
+    """An option that was not given, or without a value."""
+    name = error.keyword or next(
+        (token.keyword for token in argument.tokens if token.keyword), argument.name
+    )
+    if error.keyword is not None or argument.tokens:
+        count, _ = argument.token_count()
+        values = "a value" if count == 1 else counted(count, "value")
+        given = len(error.tokens_so_far) or "none"
+        return f"{name} must have {values}, but has {given}."
+    mistyped = get_close_matches(name, error.unused_tokens or (), n=1, cutoff=0.6)
+    instead = f", but {mistyped[0]} is given instead" if mistyped else ""
+    return f"{name} must be given{instead}."
 
 
 @contextmanager

@@ -49,6 +49,10 @@ def attention(
 ) -> None:
     """Show what a model attends to in a sentence, as a page or a picture.
 
+    For example:
+
+        transduce attention runs/mine --source "A dog runs." --out report.html
+
     Parameters
     ----------
     model

@@ -24,6 +24,10 @@ def average(
 
     Of a run, its last checkpoints are averaged; of a model folder, the model in it.
 
+    For example:
+
+        transduce average runs/mine --last 5 --out averaged
+
     Parameters
     ----------
     checkpoint

@@ -40,6 +40,10 @@ def training(
     Hugging Face Marian and torch.nn.Transformer train the same model on the same
     batches in the same precision, each in its own process, one update each by turns.
 
+    For example:
+
+        transduce benchmark training --preset multi30k
+
     Parameters
     ----------
     preset
@@ -96,6 +100,10 @@ def decoding(
     CTranslate2 and Hugging Face's `generate` translate the same sentences with the same
     model, which is exported and proven to be the same, each in its own process and in
     each precision that the machine is made for, one setting each by turns.
+
+    For example:
+
+        transduce benchmark decoding runs/mine --input test.en
 
     Parameters
     ----------

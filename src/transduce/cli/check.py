@@ -64,6 +64,10 @@ def check(
 
     The exit code is 0 if training would start, and 2 if it would not.
 
+    For example:
+
+        transduce check --source my.en --target my.de --preset multi30k
+
     Parameters
     ----------
     source

@@ -69,6 +69,10 @@ def compare(
 ) -> None:
     """Hold systems' translations against those of the first, the baseline.
 
+    For example:
+
+        transduce compare test.out other.out --reference test.de --source test.en
+
     Parameters
     ----------
     systems

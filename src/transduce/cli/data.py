@@ -18,6 +18,10 @@ def data(name: str, /, *, out: Path, mirror: str | None = None) -> None:
 
     What breaks off, by Ctrl-C too, goes on when the same command is given again.
 
+    For example:
+
+        transduce data multi30k --out corpora/multi30k
+
     Parameters
     ----------
     name

@@ -56,6 +56,10 @@ def evaluate(
 ) -> None:
     """Score translations against references: sacreBLEU, the paper's BLEU, chrF.
 
+    For example:
+
+        transduce evaluate runs/mine --source test.en --reference test.de
+
     Parameters
     ----------
     model

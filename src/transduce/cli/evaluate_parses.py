@@ -43,6 +43,10 @@ def evaluate_parses(
     A sentence whose words are not those of its gold tree is in no figure, so the
     command fails unless such sentences are allowed.
 
+    For example:
+
+        transduce evaluate-parses test.trees --model runs/parser
+
     Parameters
     ----------
     gold

@@ -33,6 +33,10 @@ def export(
     the same tokens, and its tokenizer gives the same ids, on all sample sentences.
     Where that cannot be, nothing is written.
 
+    For example:
+
+        transduce export runs/mine --to ctranslate2 --out exported
+
     Parameters
     ----------
     model

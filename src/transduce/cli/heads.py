@@ -43,6 +43,10 @@ def heads(
     The built-in corpus, if no other is given, also tells which heads find what
     pronouns stand for, which follow syntax, and how well attention aligns words.
 
+    For example:
+
+        transduce heads runs/mine --source test.en --target test.de --out heads
+
     Parameters
     ----------
     model

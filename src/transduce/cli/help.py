@@ -3,6 +3,7 @@
 from ast import literal_eval
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain, repeat
 from textwrap import wrap
 from typing import Any
 
@@ -16,6 +17,8 @@ BESIDE = 60
 """From this width on, a description stands beside its option, not below it."""
 LABEL_WIDTH = 26
 INDENT = "  "
+EXAMPLE_INDENT = 4 * " "
+"""Of the command lines in a docstring, which stand by themselves."""
 UNSAID_DEFAULTS = ("False", "None", "()")
 """Defaults that only mean that an option was not given."""
 
@@ -34,8 +37,12 @@ class PlainHelp:
     ) -> None:
         """Print what the command does, paragraph by paragraph."""
         for paragraph in _plain(console, description).split("\n\n"):
-            if paragraph.strip():
-                console.print()
+            if not paragraph.strip():
+                continue
+            console.print()
+            if paragraph.startswith(EXAMPLE_INDENT):
+                self._print_examples(console, paragraph)
+            else:
                 self._print(console, paragraph)
 
     def __call__(
@@ -50,6 +57,13 @@ class PlainHelp:
         for entry in panel.entries:
             for line in _entry_lines(console, entry, label_width):
                 console.print(line, soft_wrap=True)
+
+    def _print_examples(self, console: Console, paragraph: str) -> None:
+        """Print command lines, each on a line of its own."""
+        for example in paragraph.splitlines():
+            lines = _wrapped(example, _text_width(console) - 2 * len(INDENT))
+            for line, indent in zip(lines, chain([1], repeat(2)), strict=False):
+                console.print(Text(indent * INDENT + line), soft_wrap=True)
 
     def _print(self, console: Console, text: str, style: str = "") -> None:
         for line in _wrapped(text, _text_width(console)):

@@ -24,6 +24,10 @@ def import_(
     tokens, and its tokenizer gives the same ids, on all sample sentences. Where that
     cannot be, nothing is written.
 
+    For example:
+
+        transduce import opus-mt-en-de --out imported
+
     Parameters
     ----------
     folder

@@ -45,6 +45,10 @@ def parse(
 
     Options that are not given are as in the model's settings.
 
+    For example:
+
+        echo "The old lamp fell." | transduce parse runs/parser --pretty
+
     Parameters
     ----------
     model

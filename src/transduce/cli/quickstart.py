@@ -40,6 +40,11 @@ def quickstart(
 ) -> None:
     """Train, average, search and score on the built-in corpus, in minutes.
 
+    For example:
+
+        transduce quickstart --out quickstart
+        transduce quickstart --pair en-zh --out quickstart-zh
+
     Parameters
     ----------
     out

@@ -72,6 +72,10 @@ def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
 
     The processor is used, in one thread, for some minutes; a busy one takes longer.
 
+    For example:
+
+        transduce reproduce table1 --out table1
+
     Parameters
     ----------
     out
@@ -113,6 +117,10 @@ def table2(
     device: str = "auto",
 ) -> None:
     """Place runs among the models of Table 2 (section 6.1), and forecast trainings.
+
+    For example:
+
+        transduce reproduce table2 --presets base big multi30k --out table2
 
     Parameters
     ----------
@@ -197,6 +205,10 @@ def table3(
     Every row is a training of its own. What is done is not done again: the same
     command goes on where it was stopped, and adds rows and seeds. With --scale 1 and
     --corpus wmt14-en-de it is the paper's experiment.
+
+    For example:
+
+        transduce reproduce table3 --corpus multi30k --seeds 1 2 --out table3
 
     Parameters
     ----------
@@ -288,6 +300,10 @@ def table4(
 
     Trees are normalised, and predicted words given the tags of the gold trees, as
     `transduce evaluate-parses --normalize --gold-tags` does.
+
+    For example:
+
+        transduce reproduce table4 --wsj-only gold mine --treebank WSJ --split 23 --out t
 
     Parameters
     ----------

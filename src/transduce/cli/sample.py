@@ -51,6 +51,10 @@ def sample(
 ) -> None:
     """Draw translations of each line at random, each token by its probability.
 
+    For example:
+
+        transduce sample runs/mine --input test.en --number 5 --temperature 0.8
+
     Parameters
     ----------
     model

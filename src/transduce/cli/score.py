@@ -32,6 +32,10 @@ def score(
 ) -> None:
     """Log-probability of each target line, and the perplexity of them all.
 
+    For example:
+
+        transduce score runs/mine --source test.en --target test.de
+
     Parameters
     ----------
     model

@@ -37,6 +37,10 @@ def serve(
 
     Ctrl-C or SIGTERM ends it, once what was taken is done.
 
+    For example:
+
+        transduce serve en-de=runs/mine de-en=runs/back
+
     Parameters
     ----------
     models

@@ -30,8 +30,11 @@ def split(
     """Split a parallel corpus into training, development and test text.
 
     Pairs are drawn at random by their source, and all pairs of one source stay
-    together, so that no held-out sentence is also in training. For example:
-    transduce split --source my.en --target my.de --test 1000 --out split
+    together, so that no held-out sentence is also in training.
+
+    For example:
+
+        transduce split --source my.en --target my.de --test 1000 --out split
 
     Parameters
     ----------

@@ -66,6 +66,11 @@ def train(
 ) -> None:
     """Train a model: text files to averaged, scored model.
 
+    For example:
+
+        transduce train --source my.en --target my.de --preset multi30k --out mine
+        transduce train --out mine --resume
+
     Parameters
     ----------
     out

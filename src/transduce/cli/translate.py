@@ -61,6 +61,11 @@ def translate(
 
     Options that are not given are as in the model's settings.
 
+    For example:
+
+        echo "A dog runs." | transduce translate runs/mine
+        transduce translate runs/mine --input test.en --output test.out
+
     Parameters
     ----------
     model

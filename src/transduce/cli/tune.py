@@ -60,8 +60,11 @@ def tune(
 
     Every beam is tried with every penalty, and the best pair becomes the model's own
     search, by which all commands search unless they are told otherwise. Of a run, it is
-    the model that is served: its average, else its best checkpoint. For example:
-    transduce tune runs/mine --dev-source dev.en --dev-target dev.de
+    the model that is served: its average, else its best checkpoint.
+
+    For example:
+
+        transduce tune runs/mine --dev-source dev.en --dev-target dev.de
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ def ended(*, has_joined: bool, work: str) -> "subprocess.CompletedProcess[str]":
         ("sys.exit()", 0, ""),
         ("sys.exit('so')", 1, "so\n"),
         ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
-        ("main(['train', '--preset', 'none'])", 2, "--out requires an argument"),
+        ("main(['train', '--preset', 'none'])", 2, "--out must be given."),
     ],
 )
 def test_a_joined_process_ends_before_it_can_be_aborted(
