@@ -540,10 +540,10 @@ def test_a_full_disk_is_one_sentence(refuses: Callable[..., str], model: Path) -
     ("options", "message"),
     [
         (["--beam-size", 0], "beam.size.* must be at least 1, but is 0"),
-        (["--beam-size", 2.5], "--beam-size: must be a whole number, but is 2.5. See"),
+        (["--beam-size", 2.5], '--beam-size must be a whole number, but is "2.5". See'),
         (
             ["--beam-size", "1.0e999"],
-            "--beam-size: must be a whole number, but is 1.0e999.",
+            '--beam-size must be a whole number, but is "1.0e999".',
         ),
         (["--nbest", 5], "from 1 to the beam size 4, but is 5; see `--beam-size`."),
         (["--nbest", 0], "`nbest` must be from 1 to the beam size 4, but is 0"),

@@ -303,7 +303,7 @@ def table4(
 
     For example:
 
-        transduce reproduce table4 --wsj-only gold mine --treebank WSJ --split 23 --out t
+        transduce reproduce table4 --wsj-only gold own --treebank WSJ --split 23 --out t
 
     Parameters
     ----------
