@@ -236,16 +236,13 @@ def script_of(tag: str) -> str | None:
 def best_match(asked: str, offered: Sequence[str]) -> str | None:
     """The offered language that serves best for the one that is asked for.
 
-    The same tag in any case comes first, then ever shorter beginnings of it (zh-Hans
-    for zh-Hans-CN), then tags of the same language, those in the same script first.
-    Offered names that are no tags match themselves.
+    The same tag in any case comes first, then tags of the same language: those in the
+    same script before others, and of these the longest beginning of what is asked for
+    (zh-Hans for zh-Hans-CN). A name that is no tag matches only itself.
     """
     by_name = {_spelling(each): each for each in reversed(offered)}
-    wanted = _spelling(asked)
-    while wanted not in by_name and "-" in wanted:
-        wanted = wanted.rpartition("-")[0]
-    if wanted in by_name:
-        return by_name[wanted]
+    if _spelling(asked) in by_name:
+        return by_name[_spelling(asked)]
     if _parse(asked) is None:
         return None
     related = [
@@ -253,8 +250,7 @@ def best_match(asked: str, offered: Sequence[str]) -> str | None:
         for each in offered
         if _parse(each) is not None and _family(each) == _family(asked)
     ]
-    same_script = [each for each in related if script_of(each) == script_of(asked)]
-    return next(iter([*same_script, *related]), None)
+    return min(related, key=lambda each: _distance(asked, each), default=None)
 
 
 def guess(path: str | Path) -> str | None:
@@ -332,6 +328,13 @@ def _family(tag: str) -> str:
     """The language, where both written forms of Norwegian are one."""
     language = base(tag)
     return "no" if language in ("nb", "nn") else language
+
+
+def _distance(asked: str, offered: str) -> tuple[bool, int]:
+    """What is less for a tag that serves better for another of its language."""
+    whole, beginning = f"{canonical(asked)}-".lower(), f"{canonical(offered)}-".lower()
+    shared = len(beginning) if whole.startswith(beginning) else 0
+    return script_of(offered) != script_of(asked), -shared
 
 
 def _named(ending: str) -> str | None:

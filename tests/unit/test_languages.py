@@ -79,6 +79,16 @@ def test_the_base_of_a_tag_is_its_language() -> None:
         ("fr", ["de", "mine.source"], None),
         ("auto", ["en"], None),
         ("en", [], None),
+        ("zh-TW", ["zh", "zh-Hant"], "zh-Hant"),
+        ("zh-Hant", ["zh", "zh-HK"], "zh-HK"),
+        ("sr-Latn-RS", ["sr", "sr-Latn"], "sr-Latn"),
+        ("de-AT-1996", ["de-CH", "de", "de-AT"], "de-AT"),
+        ("en-", ["en"], None),
+        ("en-US-", ["en", "en-US"], None),
+        ("en--us", ["en"], None),
+        ("en-us-gb", ["en"], None),
+        ("en_US.UTF-8", ["en"], None),
+        ("mine-x.source", ["mine", "mine-x"], None),
     ],
 )
 def test_the_nearest_offered_language_is_found(
