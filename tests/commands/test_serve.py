@@ -117,7 +117,7 @@ def test_a_port_that_is_taken_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "A model at least must be given, but none is."),
+        ((), "At least one model must be given, before options, but none is."),
         (("missing",), "missing: must be a model or a run"),
         (("a=missing", "a=other"), "must be different, but two are 'a'"),
         (("?=missing",), "but is '?'; name it as in en-de=FOLDER."),
@@ -137,6 +137,8 @@ def test_a_port_that_is_taken_is_refused(
         (("missing", "--allowed-hosts", "http://a"), "but one is 'http://a'"),
         (("missing", "--cors-origins", "a"), "must be origins such as"),
         (("missing", "--trusted-proxies", "a"), "must be addresses or networks"),
+        (("missing", "--trusted-proxies", "10.0.0.0/8", "a"), "but one is 'a'"),
+        (("missing", "--allowed-hosts", "a", "http://b"), "but one is 'http://b'"),
         (("zh-hans-pt-br=missing",), "write them as SOURCE:TARGET=FOLDER"),
         (("x1:de=missing",), "A language must be a BCP 47 tag, but is 'x1'"),
         (("missing", "--api-keys", "nowhere"), "nowhere: the file cannot be read"),

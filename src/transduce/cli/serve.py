@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.streaming.processes import default_processes
@@ -9,6 +12,8 @@ from transduce.decoding.translator import load
 from transduce.device import choose_hardware, leave_a_core
 from transduce.errors import ConfigError, RequestError
 from transduce.phrases import missing_package
+
+Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
 
 
 def serve(
@@ -24,9 +29,9 @@ def serve(
     batch_size: int = 64,
     max_connections: int = 1000,
     client_timeout: float = 10.0,
-    allowed_hosts: tuple[str, ...] = (),
-    cors_origins: tuple[str, ...] = (),
-    trusted_proxies: tuple[str, ...] = (),
+    allowed_hosts: Names = (),
+    cors_origins: Names = (),
+    trusted_proxies: Names = (),
     device: str = "auto",
     precision: DecodingPrecision = "fp32",
     processes: int | None = None,
@@ -63,7 +68,7 @@ def serve(
     max_waiting
         Sentences that may wait, of all requests; a request too many is refused.
     timeout
-        Seconds that a sentence may wait for its turn, and that it may then take.
+        Seconds within which a request is answered, or refused.
     batch_size
         The most sentences that are translated, or parsed, together.
     max_connections
@@ -91,7 +96,9 @@ def serve(
         core, or as many as OMP_NUM_THREADS says, and at most 16.
     """
     if not models:
-        raise ConfigError("A model at least must be given, but none is.")
+        raise ConfigError(
+            "At least one model must be given, before options, but none is."
+        )
     try:
         from transduce.serving import served_models
         from transduce.serving.http import access, admission, connection, server
@@ -119,7 +126,7 @@ def serve(
             max_connections=max_connections, header_timeout_s=client_timeout
         ),
         trusted_proxies=trusted_proxies,
-        answer_within_s=2 * timeout,
+        answer_within_s=timeout,
     )
     reaching = access.AccessConfig(
         allowed_hosts=allowed_hosts, cors_origins=cors_origins

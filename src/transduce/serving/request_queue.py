@@ -31,8 +31,6 @@ Found = TypeVar("Found", covariant=True)
 MAX_WORK = 64
 """Requests that wait for something other than a translation."""
 MAX_TIMEOUT_S = 86_400.0
-IN_THREAD_S = 30.0
-"""How long texts may be split and put together."""
 STUCK_AFTER_S = 5.0
 """How long work that was given up may take to notice."""
 
@@ -44,8 +42,7 @@ class QueueConfig:
     max_waiting: int = 1024
     """Sentences, of all callers."""
     timeout_s: float = 30.0
-    """How long a sentence, or other work, may wait for its turn; and how long it may
-    then take."""
+    """How long a request may take, until its turn and after it."""
     batch_size: int = 64
     """Sentences that are translated, or parsed, together at most."""
     max_tokens: int = 10_000
@@ -61,6 +58,30 @@ class QueueConfig:
                 f"The timeout must be above 0 seconds and at most {MAX_TIMEOUT_S:,.0f},"
                 f" but is {self.timeout_s}."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """By when a request must be answered."""
+
+    seconds: float
+    """What it has in all."""
+    at: float
+    """On the clock of `time.monotonic` and of event loops."""
+
+    def had_no_turn(self) -> OverdueError:
+        """Why what still waits at the deadline fails."""
+        return OverdueError(
+            f"A request must have its turn within {self.seconds:g} seconds, but others "
+            "were before it; try again later."
+        )
+
+    def took_too_long(self) -> TimeLimitError:
+        """Why what is under way at the deadline fails."""
+        return TimeLimitError(
+            f"A request must be done within {self.seconds:g} seconds, but takes "
+            "longer; send less at once."
+        )
 
 
 class _Task(Protocol[Found]):
@@ -98,7 +119,7 @@ class _Sentences:
     """The sentences of one caller that wait, by what is to become of each."""
 
     task: _Task[Any]
-    deadline: float
+    deadline: Deadline
     waiting: dict[Future[Any], str]
 
     def futures(self) -> list[Future[Any]]:
@@ -110,7 +131,7 @@ class _Slices:
     """Other work, of which a slice is done at each turn."""
 
     slices: Callable[[], Iterator[Any]]
-    deadline: float
+    deadline: Deadline
     future: Future[Any] = field(default_factory=Future)
     has_begun: bool = False
     going_on: Iterator[Any] | None = None
@@ -131,15 +152,19 @@ class _InHand(Generic[Found]):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Turn:
-    """What the model is at."""
+    """What the model is at, and by when it must be done."""
 
-    deadline: float
-    futures: list[Future[Any]]
+    deadlines: dict[Future[Any], Deadline]
 
     @property
     def is_wanted(self) -> bool:
         """Whether somebody still waits for what comes of it."""
-        return not all(future.done() for future in self.futures)
+        return not all(future.done() for future in self.deadlines)
+
+    @property
+    def ends(self) -> float:
+        """The last of the deadlines."""
+        return max(deadline.at for deadline in self.deadlines.values())
 
     def go_on(self) -> None:
         """Called between steps; ends a turn whose result nobody waits for."""
@@ -193,41 +218,59 @@ class RequestQueue:
     def is_stuck(self) -> bool:
         """Whether the model is at something that was given up, but does not end."""
         turn = self._turn
-        return turn is not None and time.monotonic() > turn.deadline + STUCK_AFTER_S
+        return turn is not None and time.monotonic() > turn.ends + STUCK_AFTER_S
+
+    def deadline(self) -> Deadline:
+        """By when a request that begins now must be answered."""
+        seconds = self.config.timeout_s
+        return Deadline(seconds, time.monotonic() + seconds)
 
     def submit(
-        self, sentences: Sequence[str], search: SearchConfig | None = None
+        self,
+        sentences: Sequence[str],
+        search: SearchConfig | None = None,
+        deadline: Deadline | None = None,
     ) -> list[Future[Translation]]:
         """The translations to come, one for each sentence.
 
-        The search is the model's own by default. `BusyError` if too many wait;
+        The search is the model's own by default, and the request one that begins now.
+        `BusyError` if too many wait;
         `TooLongError` if these alone are too many; `RequestError` if the model parses,
         or the sentences are one string.
         In place of a translation `OverdueError` if it had no turn in time, and
         `TimeLimitError` if it had, but took too long.
         """
         self.translator.require_translation()
-        return self._submit(sentences, _Translate(search or self.translator.search))
+        task = _Translate(search or self.translator.search)
+        return self._submit(sentences, task, deadline)
 
     def submit_to_parser(
-        self, sentences: Sequence[str], *, constrained: bool = False
+        self,
+        sentences: Sequence[str],
+        *,
+        constrained: bool = False,
+        deadline: Deadline | None = None,
     ) -> list[Future[Parse]]:
         """The trees to come of raw English sentences, by the model's own search.
 
         Errors as of `submit`; `RequestError` if the model translates.
         """
         self.translator.parser()
-        return self._submit(sentences, _Parse(constrained))
+        return self._submit(sentences, _Parse(constrained), deadline)
 
     async def translate(
-        self, sentences: Sequence[str], search: SearchConfig | None = None
+        self,
+        sentences: Sequence[str],
+        search: SearchConfig | None = None,
+        deadline: Deadline | None = None,
     ) -> list[Translation]:
         """Translations in the order of the sentences; errors as of `submit`.
 
         `TooLongError` if they have too many tokens.
         """
-        await self.require_short(sentences)
-        futures = self.submit(sentences, search)
+        deadline = deadline or self.deadline()
+        await self.require_short(sentences, deadline)
+        futures = self.submit(sentences, search, deadline)
         try:
             return await asyncio.gather(*map(asyncio.wrap_future, futures))
         finally:
@@ -241,18 +284,14 @@ class RequestQueue:
         return [future.result() for future in self.submit(sentences, search)]
 
     async def require_short(
-        self, texts: Sequence[str], most_each: int | None = None
+        self, texts: Sequence[str], deadline: Deadline, most_each: int | None = None
     ) -> None:
         """`TooLongError` if texts have too many tokens, together or one of them.
 
         They are counted in a thread; `TimeLimitError` if that takes too long.
         """
-        counting = in_thread(self.translator.tokenizer.encode_sources, texts)
-        try:
-            async with asyncio.timeout(self.config.timeout_s):
-                encoded = await counting
-        except TimeoutError:
-            raise _took_too_long(self._seconds) from None
+        encode = self.translator.tokenizer.encode_sources
+        encoded = await in_thread(deadline, encode, texts)
         counts = [len(ids) + 1 for ids in encoded]  # with the end
         if sum(counts) > self.config.max_tokens:
             raise TooLongError(
@@ -265,20 +304,22 @@ class RequestQueue:
                 f"{max(counts):,}."
             )
 
-    async def run(self, work: Callable[[], Result]) -> Result:
+    async def run(
+        self, work: Callable[[], Result], deadline: Deadline | None = None
+    ) -> Result:
         """Do something else with the model, in its thread and in turn.
 
         `BusyError` if too much of this waits; `OverdueError` and `TimeLimitError` as of
         `submit`.
         """
-        [found] = await self.run_in_slices(lambda: (work() for _ in range(1)))
+        [found] = await self.run_in_slices(lambda: (work() for _ in range(1)), deadline)
         return found
 
     async def run_in_slices(
-        self, slices: Callable[[], Iterator[Result]]
+        self, slices: Callable[[], Iterator[Result]], deadline: Deadline | None = None
     ) -> list[Result]:
         """As `run`, for work that others have turns between the slices of."""
-        request = _Slices(slices=slices, deadline=self._deadline())
+        request = _Slices(slices=slices, deadline=deadline or self.deadline())
         with self._changed:
             self._require_open()
             if sum(isinstance(each, _Slices) for each in self._requests) >= MAX_WORK:
@@ -297,15 +338,17 @@ class RequestQueue:
             self._is_closed = True
             self._changed.notify_all()
         # By then each has ended, or is stuck and ends with the process.
-        self._worker.join(2 * self.config.timeout_s + STUCK_AFTER_S)
+        self._worker.join(self.config.timeout_s + STUCK_AFTER_S)
 
     def _submit(
-        self, sentences: Sequence[str], task: _Task[Found]
+        self, sentences: Sequence[str], task: _Task[Found], deadline: Deadline | None
     ) -> list[Future[Found]]:
         require_lists(sentences)
         waiting: dict[Future[Any], str] = {Future(): each for each in sentences}
         futures = list(waiting)
-        request = _Sentences(task=task, deadline=self._deadline(), waiting=waiting)
+        request = _Sentences(
+            task=task, deadline=deadline or self.deadline(), waiting=waiting
+        )
         with self._changed:
             self._require_open()
             self._require_room(len(futures))
@@ -316,13 +359,6 @@ class RequestQueue:
         for future in futures:
             future.add_done_callback(lambda done: self._leave(request, done))
         return futures
-
-    @property
-    def _seconds(self) -> str:
-        return f"{self.config.timeout_s:g} seconds"
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self.config.timeout_s
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -386,9 +422,8 @@ class RequestQueue:
 
     def _begin_slice(self, request: _Slices) -> None:
         del self._requests[request]
-        if not request.has_begun:
-            request.has_begun, request.deadline = True, self._deadline()
-        self._turn = _Turn(deadline=request.deadline, futures=[request.future])
+        request.has_begun = True
+        self._turn = _Turn(deadlines={request.future: request.deadline})
 
     def _gather(self, task: _Task[Found]) -> list[_InHand[Found]]:
         """The next sentences with which the same is done, of each request its share."""
@@ -411,7 +446,7 @@ class RequestQueue:
                 self._requests[request] = None
         self._num_waiting -= len(batch)
         self._turn = _Turn(
-            deadline=self._deadline(), futures=[each.future for each in batch]
+            deadlines={each.future: each.request.deadline for each in batch}
         )
         return batch
 
@@ -468,31 +503,37 @@ class RequestQueue:
     def _deadlines(self) -> Iterator[float]:
         """When each request, and what the model is at, must be done."""
         for request in self._requests:
-            yield request.deadline
-        if self._turn is not None and self._turn.is_wanted:
-            yield self._turn.deadline
+            yield request.deadline.at
+        for future, deadline in self._under_way():
+            if not future.done():
+                yield deadline.at
 
     def _overdue(self, now: float) -> Iterator[tuple[Future[Any], Exception]]:
-        seconds = self._seconds
         for request in self._requests:
-            if request.deadline <= now:
+            deadline = request.deadline
+            if deadline.at <= now:
                 has_begun = isinstance(request, _Slices) and request.has_begun
                 for future in request.futures():
                     yield (
                         future,
-                        _took_too_long(seconds) if has_begun else _had_no_turn(seconds),
+                        deadline.took_too_long()
+                        if has_begun
+                        else deadline.had_no_turn(),
                     )
-        if self._turn is not None and self._turn.deadline <= now:
-            for future in self._turn.futures:
-                if not future.done():
-                    yield future, _took_too_long(seconds)
+        for future, deadline in self._under_way():
+            if deadline.at <= now and not future.done():
+                yield future, deadline.took_too_long()
+
+    def _under_way(self) -> list[tuple[Future[Any], Deadline]]:
+        return [] if self._turn is None else list(self._turn.deadlines.items())
 
 
-async def in_thread(work: Callable[..., Result], *arguments: object) -> Result:
+async def in_thread(
+    deadline: Deadline, work: Callable[..., Result], *arguments: object
+) -> Result:
     """What work returns that would keep the event loop from all else.
 
-    What it fails by ends no more than the request. `TimeLimitError` if it takes longer
-    than such work ever should.
+    What it fails by ends no more than the request. `TimeLimitError` at the deadline.
     """
 
     def contained() -> Result:
@@ -504,24 +545,10 @@ async def in_thread(work: Callable[..., Result], *arguments: object) -> Result:
             raise _told(error) from error
 
     try:
-        async with asyncio.timeout(IN_THREAD_S):
+        async with asyncio.timeout(deadline.at - time.monotonic()):
             return await asyncio.to_thread(contained)
     except TimeoutError:
-        raise _took_too_long(f"{IN_THREAD_S:g} seconds") from None
-
-
-def _had_no_turn(seconds: str) -> OverdueError:
-    return OverdueError(
-        f"A request must have its turn within {seconds}, but others were before it; "
-        "try again later."
-    )
-
-
-def _took_too_long(seconds: str) -> TimeLimitError:
-    return TimeLimitError(
-        f"A request must be done within {seconds} of its turn, but takes longer; send "
-        "less at once."
-    )
+        raise deadline.took_too_long() from None
 
 
 def _do_slice(request: _Slices) -> None:

@@ -144,7 +144,7 @@ def by_languages(
     language serves. `RequestError` if there is none, or several are meant by auto.
     """
     _require_any(models)
-    is_any = source.strip().lower() == AUTO
+    is_any = is_auto(source)
     found = [
         model
         for model in models
@@ -164,6 +164,11 @@ def by_languages(
             f"{_shown(source)} and {_shown(target)}."
         )
     return found[0]
+
+
+def is_auto(source: str) -> bool:
+    """Whether the source language is left to the models."""
+    return source.strip().lower() == AUTO
 
 
 def _require_any(models: Sequence[ServedModel]) -> None:

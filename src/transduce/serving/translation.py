@@ -13,7 +13,7 @@ from transduce.decoding.translation.translations import (
     TranslationHypothesis,
 )
 from transduce.search_config import SearchConfig
-from transduce.serving.request_queue import RequestQueue, in_thread
+from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
 from transduce.text.documents.inline_tags import WordLinks
 from transduce.text.documents.markup import split_html, written_html
 from transduce.text.documents.running_text import Stretch, sentences, split_text
@@ -76,16 +76,20 @@ async def translate_documents(
     num_alternatives: int,
 ) -> list[TranslatedDocument]:
     """Each with at most so many alternatives."""
+    deadline = queue.deadline()
     split_documents = await in_thread(
-        lambda: [split(document, options) for document in documents]
+        deadline, lambda: [split(document, options) for document in documents]
     )
     every = [each for stretches in split_documents for each in stretches]
     search = search_for(queue.translator.search, num_alternatives)
-    found = await queue.translate(sentences(every), search)
+    found = await queue.translate(sentences(every), search, deadline)
     marked = [each for each in every if each.is_sentence]
-    links = await _links(queue, list(zip(marked, found, strict=True)), num_alternatives)
+    pairs = list(zip(marked, found, strict=True))
+    links = await _links(queue, pairs, num_alternatives, deadline)
     write = partial(_written, options.format, num_alternatives)
-    written = iter(await in_thread(lambda: list(map(write, marked, found, links))))
+    written = iter(
+        await in_thread(deadline, lambda: list(map(write, marked, found, links)))
+    )
     return [
         _joined([next(written) if p.is_sentence else _copied(p) for p in stretches])
         for stretches in split_documents
@@ -98,13 +102,14 @@ async def translated_stretches(
     futures: Sequence[Future[Translation]],
     format: Format,
     num_alternatives: int,
+    deadline: Deadline,
 ) -> AsyncIterator[TranslatedStretch]:
     """Each stretch as soon as its translation and all before it are there."""
     async for stretch, found in found_stretches(stretches, futures):
         if found is None:
             yield _copied(stretch)
             continue
-        [links] = await _links(queue, [(stretch, found)], num_alternatives)
+        [links] = await _links(queue, [(stretch, found)], num_alternatives, deadline)
         yield _written(format, num_alternatives, stretch, found, links)
 
 
@@ -139,6 +144,7 @@ async def _links(
     queue: RequestQueue,
     found: Sequence[tuple[Stretch, Translation]],
     num_alternatives: int,
+    deadline: Deadline,
 ) -> list[list[WordLinks | None]]:
     """Of each sentence with tags, the links to its translation and alternatives."""
     texts = [_texts(translation, num_alternatives) for _, translation in found]
@@ -152,7 +158,8 @@ async def _links(
     for start in range(0, len(places), LINKED_AT_ONCE):
         chosen = places[start : start + LINKED_AT_ONCE]
         pairs = [(found[i][0].sentence or "", texts[i][k]) for i, k in chosen]
-        linked = await queue.run(partial(attended_links, queue.translator, pairs))
+        link = partial(attended_links, queue.translator, pairs)
+        linked = await queue.run(link, deadline)
         for (i, k), each in zip(chosen, linked, strict=True):
             links[i][k] = each
     return links

@@ -21,8 +21,12 @@ from transduce.errors import (
 )
 from transduce.search_config import SearchConfig
 from transduce.serving import request_queue
-from transduce.serving.request_queue import QueueConfig, RequestQueue
-from transduce.serving.translation import search_for
+from transduce.serving.request_queue import Deadline, QueueConfig, RequestQueue
+from transduce.serving.translation import (
+    DocumentOptions,
+    search_for,
+    translate_documents,
+)
 
 LINES = ["one", "two three", "", "four five six seven", "eight eight"]
 
@@ -274,7 +278,7 @@ def test_a_caller_hears_in_time_though_the_model_is_busy(hasty: RequestQueue) ->
     with pytest.raises(OverdueError, match=r"its turn within 0\.1 seconds"):
         waits.result()
     assert hasty.num_waiting == 0
-    with pytest.raises(TimeLimitError, match=r"within 0\.1 seconds of its turn"):
+    with pytest.raises(TimeLimitError, match=r"be done within 0\.1 seconds"):
         at_work.result()
     gate.open()
     hasty.on_batch = lambda _: None
@@ -303,10 +307,43 @@ def test_other_work_is_answered_in_time_though_it_does_not_end(
     asyncio.run(ask())
 
 
+def test_a_turn_gives_a_request_no_more_time(queue: RequestQueue, gate: Gate) -> None:
+    ends = threading.Event()
+
+    async def ask() -> None:
+        deadline = Deadline(7.0, time.monotonic() + 1.0)
+        work = asyncio.create_task(queue.run(ends.wait, deadline))
+        await asyncio.sleep(0)
+        gate.open()
+        with pytest.raises(TimeLimitError, match="be done within 7 seconds"):
+            await asyncio.wait_for(work, 10.0)
+        ends.set()
+
+    asyncio.run(ask())
+
+
+def test_all_that_a_document_needs_has_one_deadline(
+    queue: RequestQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Deadline] = []
+    deadline = queue.deadline
+
+    def counted() -> Deadline:
+        begun.append(deadline())
+        return begun[-1]
+
+    monkeypatch.setattr(queue, "deadline", counted)
+    options = DocumentOptions(format="html")
+    document = "<p>one <b>two</b> three</p>"
+    [found] = asyncio.run(translate_documents(queue, [document], options, 1))
+    assert found.text.startswith("<p>")
+    assert len(begun) == 1
+
+
 def test_a_search_that_nobody_waits_for_ends_between_two_steps(
     trained_checkpoint: Checkpoint,
 ) -> None:
-    endless = SearchConfig(beam_size=2, min_length=10**6, extra_length=10**6)
+    endless = SearchConfig(beam_size=2, min_length=10**5, extra_length=10**5)
     own = replace(trained_checkpoint, search=endless)
     with RequestQueue(Translator(own, torch.device("cpu"))) as queue:
         futures = queue.submit(["one", "two three four", "five six"])
@@ -387,12 +424,14 @@ def test_a_panic_reaches_its_caller_and_no_one_else(
 def test_too_many_tokens_are_too_long(translator: Translator) -> None:
     config = QueueConfig(max_tokens=50)
     with RequestQueue(translator, config) as queue:
-        asyncio.run(queue.require_short(["one"] * 10))
+        asyncio.run(queue.require_short(["one"] * 10, queue.deadline()))
         emoji = ["\N{GRINNING FACE}" * 13]  # of four bytes, each a token
         with pytest.raises(TooLongError, match="at most 50 tokens, but has 54"):
             asyncio.run(queue.translate(emoji))
         with pytest.raises(TooLongError, match="at most 3 tokens here, but one has"):
-            asyncio.run(queue.require_short(["one two three four"], 3))
+            asyncio.run(
+                queue.require_short(["one two three four"], queue.deadline(), 3)
+            )
 
 
 def test_tokens_are_not_counted_for_ever(

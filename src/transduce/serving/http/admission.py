@@ -199,7 +199,7 @@ def address_of(request: Request) -> str:
 
 def _parsed(request: Request, body: bytes, message: type[AskedFor]) -> AskedFor:
     """From JSON, or from a form and the address."""
-    content_type = request.headers.get("content-type", FORM)
+    content_type = request.headers.get("content-type") or FORM
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if body and (kind == JSON or kind.endswith("+json")):

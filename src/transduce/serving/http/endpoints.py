@@ -30,6 +30,7 @@ from transduce.serving.served_models import (
     ServedModel,
     by_languages,
     by_name,
+    is_auto,
     language_name,
 )
 from transduce.serving.translation import (
@@ -161,12 +162,13 @@ class Endpoints:
         asked = await self._admission.admit(request, messages.StreamRequest)
         model = by_name(self._translating, asked.model)
         queue = model.queue
-        stretches = await in_thread(split, asked.q, _options(asked, model))
-        await queue.require_short(sentences(stretches))
+        deadline = queue.deadline()
+        stretches = await in_thread(deadline, split, asked.q, _options(asked, model))
+        await queue.require_short(sentences(stretches), deadline)
         search = search_for(queue.translator.search, asked.alternatives)
-        futures = queue.submit(sentences(stretches), search)
+        futures = queue.submit(sentences(stretches), search, deadline)
         found = translated_stretches(
-            queue, stretches, futures, asked.format, asked.alternatives
+            queue, stretches, futures, asked.format, asked.alternatives, deadline
         )
         return _streamed(_translated(each) async for each in found)
 
@@ -177,13 +179,14 @@ class Endpoints:
         """
         asked = await self._admission.admit(request, messages.ParseRequest)
         queue = by_name(self._parsing, asked.model).queue
+        deadline = queue.deadline()
         splits = partial(
             split_text, splits_lines=asked.split_sentences, is_read=has_sign
         )
-        stretches = await in_thread(splits, asked.q, ENGLISH)
-        await queue.require_short(sentences(stretches))
+        stretches = await in_thread(deadline, splits, asked.q, ENGLISH)
+        await queue.require_short(sentences(stretches), deadline)
         futures = queue.submit_to_parser(
-            sentences(stretches), constrained=asked.constrained
+            sentences(stretches), constrained=asked.constrained, deadline=deadline
         )
         found = found_stretches(stretches, futures)
         return _streamed(_parsed(*each) async for each in found)
@@ -192,9 +195,10 @@ class Endpoints:
         """How likely the model holds given translations."""
         asked = await self._admission.admit(request, messages.ScoreRequest)
         queue = by_name(self._translating, asked.model).queue
-        await queue.require_short(asked.texts, MAX_SCORED_TOKENS)
+        deadline = queue.deadline()
+        await queue.require_short(asked.texts, deadline, MAX_SCORED_TOKENS)
         slices = partial(queue.translator.score_stream, asked.source, asked.target)
-        found = await while_connected(request, queue.run_in_slices(slices))
+        found = await while_connected(request, queue.run_in_slices(slices, deadline))
         return [
             messages.Score(
                 log_probability=each.log_probability,
@@ -208,11 +212,12 @@ class Endpoints:
         """Who attends to whom in a sentence and its translation, or its tree."""
         asked = await self._admission.admit(request, messages.AttentionRequest)
         queue = by_name(self._models, asked.model).queue
-        await queue.require_short(asked.texts)
+        deadline = queue.deadline()
+        await queue.require_short(asked.texts, deadline)
         work = partial(attend, queue.translator, asked.source, asked.target)
-        found = await while_connected(request, queue.run(work))
+        found = await while_connected(request, queue.run(work, deadline))
         # Up to a million numbers, which would keep the event loop from all else.
-        content = await in_thread(_attention_json, found, asked.kind)
+        content = await in_thread(deadline, _attention_json, found, asked.kind)
         return Response(content, media_type=JSON)
 
     async def health(self) -> messages.Health:
@@ -235,7 +240,7 @@ def _shaped(
 ) -> messages.TranslateAnswer:
     """A list if a list was given, and what was asked for alone."""
     left_out = set() if asked.alternatives else {"alternatives"}
-    left_out |= set() if asked.source == AUTO else {"detectedLanguage"}
+    left_out |= set() if is_auto(asked.source) else {"detectedLanguage"}
     fields = several.model_dump(exclude=left_out)
     if isinstance(asked.q, str):
         fields = {name: each[0] for name, each in fields.items()}

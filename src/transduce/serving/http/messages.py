@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from transduce.analysis.attention_maps import AttentionKind
 from transduce.serving.served_models import AUTO
@@ -24,6 +24,14 @@ SplitSentences = Annotated[
         "sentences; else it is translated as one."
     ),
 ]
+
+
+def _as_list(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
+
+
+Texts = Annotated[list[str], BeforeValidator(_as_list)]
+"""Texts, which a form cannot tell from one if there is one only."""
 
 
 class Asked(BaseModel):
@@ -231,8 +239,8 @@ class ScoreRequest(Asked):
 
     TEXTS = ("source", "target")
 
-    source: list[str]
-    target: list[str]
+    source: Texts
+    target: Texts
     model: ModelNamed = None
 
     @property

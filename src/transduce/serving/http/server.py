@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ class ServerConfig:
     connections: ConnectionConfig = field(default_factory=ConnectionConfig)
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks whose X-Forwarded-For and -Proto are believed."""
-    answer_within_s: float = 2 * QueueConfig().timeout_s
+    answer_within_s: float = QueueConfig().timeout_s
     """How long answers may take that are begun when the server is told to end."""
 
     def __post_init__(self) -> None:
@@ -378,11 +379,15 @@ async def _refuse_error(request: Request, error: Exception) -> JSONResponse:
     return await _refuse(request, status_of(error))
 
 
-async def _refuse_http(_: Request, error: Exception) -> JSONResponse:
+async def _refuse_http(request: Request, error: Exception) -> JSONResponse:
     """No such path or method."""
     assert isinstance(error, HTTPException)
-    refusal = messages.Refusal(error=f"{error.detail}.")
     headers = dict(error.headers or {})
     if headers.get("Allow") == "GET":
         headers["Allow"] = "GET, HEAD"  # which are two routes
+    message = "The path must be one that /docs describes, but is not."
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = headers["Allow"].replace(", ", " or ")
+        message = f"The method must be {allowed} here, but is {request.method}."
+    refusal = messages.Refusal(error=message)
     return JSONResponse(refusal.model_dump(), error.status_code, headers)

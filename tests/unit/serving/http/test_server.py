@@ -2,6 +2,7 @@ import json
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -123,10 +124,11 @@ def test_a_client_may_have_lines_translated_whole(
     assert found == f"{offline('one. Two. Three')}\n{offline('four')}"
 
 
+@pytest.mark.parametrize("auto", ["auto", "AUTO", " Auto ", None])
 def test_a_source_that_is_not_told_is_the_only_one_there_is(
-    http: RunningServer,
+    http: RunningServer, auto: str | None
 ) -> None:
-    answer = http.post("/translate", {"q": "one", "source": "auto", "target": "de"})
+    answer = http.post("/translate", {"q": "one", "source": auto, "target": "de"})
     assert answer.json["detectedLanguage"] == {"confidence": 0.0, "language": "en"}
 
 
@@ -231,6 +233,16 @@ def test_a_translation_is_scored_as_offline(http: RunningServer) -> None:
     assert one["log_probability"] == pytest.approx(offline[0].log_probability, abs=1e-5)
     assert two["num_tokens"] == offline[1].num_tokens
     assert two["perplexity"] == pytest.approx(offline[1].perplexity, rel=1e-4)
+
+
+def test_a_form_has_one_translation_scored_or_several(http: RunningServer) -> None:
+    form = {"source": "one", "target": "eins", "model": "en-de"}
+    kind = "application/x-www-form-urlencoded"
+    one = http.post("/v1/score", urlencode(form).encode(), content_type=kind).json
+    several = urlencode(form) + "&source=two&target=zwei"
+    two = http.post("/v1/score", several.encode(), content_type=kind).json
+    assert one[0] == pytest.approx(two[0], rel=1e-4)
+    assert (len(one), len(two)) == (1, 2)
 
 
 def test_an_impossible_translation_has_no_perplexity(http: RunningServer) -> None:
@@ -365,8 +377,10 @@ def test_a_packed_body_is_refused(http: RunningServer) -> None:
     assert "has a content-encoding" in answer.json["error"]
 
 
-def test_json_that_is_called_a_form_is_told_as_such(http: RunningServer) -> None:
-    kind = "application/x-www-form-urlencoded"
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", ""])
+def test_json_that_is_called_a_form_is_told_as_such(
+    http: RunningServer, kind: str
+) -> None:
     answer = http.post("/translate", b' {"q": "a"}', content_type=kind)
     assert "send it with content-type: application/json" in answer.json["error"]
 
@@ -394,7 +408,8 @@ def test_a_form_that_cannot_be_read_is_refused(
 def test_there_is_nothing_else(http: RunningServer, path: str) -> None:
     answer = http.get(path)
     assert answer.status == 404
-    assert answer.json == {"error": "Not Found."}
+    message = "The path must be one that /docs describes, but is not."
+    assert answer.json == {"error": message}
 
 
 @pytest.mark.parametrize(
@@ -411,7 +426,10 @@ def test_another_method_is_refused(
 ) -> None:
     answer = http.ask(method, path)
     assert answer.status == 405
-    assert answer.json == {"error": "Method Not Allowed."}
+    message = (
+        f"The method must be {allowed.replace(', ', ' or ')} here, but is {method}."
+    )
+    assert answer.json == {"error": message}
     assert answer.headers["allow"] == allowed
 
 
