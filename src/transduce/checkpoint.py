@@ -45,9 +45,9 @@ class Checkpoint:
     search: SearchConfig | None = None
     """How its run searches, if that is known."""
     source_language: str | None = None
-    """BCP 47 tag of what it reads, if that is known."""
+    """BCP 47 tag of the language that it reads; None if unknown."""
     target_language: str | None = None
-    """BCP 47 tag of what it writes, if that is known."""
+    """BCP 47 tag of the language that it writes; None if unknown."""
 
     def build(self) -> Transformer:
         """The model, ready to compute with these very weights: no copy of them."""

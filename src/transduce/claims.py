@@ -1,4 +1,4 @@
-"""Folders and files that one process at a time may work in."""
+"""Locks on folders and files, for one process at a time."""
 
 import os
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ def claim(folder: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
 
 
 def claim_file(descriptor: int, refusal: TransduceError) -> None:
-    """Keep other processes from claiming an open file; the refusal if one has."""
+    """Lock an open file; raise `refusal` if another process has locked it."""
     if os.name == "nt":
         return
     import fcntl  # which Windows has not
 
-    with suppress(OSError):  # not every network disk knows of claims
+    with suppress(OSError):  # not every network disk supports locks
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

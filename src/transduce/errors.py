@@ -7,9 +7,9 @@ TransduceError
     VersionError         ... or sound, but saved by another version of transduce
   RequestError         the caller asked for what the model or machine cannot do
     BusyError            ... now, because of what others have asked for
-      OverdueError         ... which has waited for too long
+      OverdueError         ... which waited for too long
     TooLongError         ... at once
-    TimeLimitError       ... in the time that each request has
+    TimeLimitError       ... in the time limit of a request
 
 Some belong to what they end, and stand there: training that is stopped or diverges,
 one process of several that is killed, an export's proof that fails, a reproduction that
@@ -46,7 +46,7 @@ class BusyError(RequestError):
 
 
 class OverdueError(BusyError):
-    """The caller has waited for as long as a request may."""
+    """The request had no turn within the time that a request may wait."""
 
 
 class TooLongError(RequestError):
@@ -54,4 +54,4 @@ class TooLongError(RequestError):
 
 
 class TimeLimitError(RequestError):
-    """The caller asked for what takes longer than a request may."""
+    """The request takes longer than a request may."""

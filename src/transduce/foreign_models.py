@@ -1,7 +1,7 @@
-"""What a path is that is no model of ours, and what to do about it.
+"""Identification of paths that are not models of this package, with a remedy.
 
-Only names, sizes and first bytes of files are looked at, and small JSON files. Nothing
-is loaded, and nothing fetched.
+It reads only names, sizes and first bytes of files, and small JSON files. It loads and
+fetches nothing.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MOST_JSON_BYTES = 10_000_000
-"""Of a file that is looked into: a larger one is no model's configuration."""
+"""Bytes of a JSON file at most; a larger one is no model's configuration."""
 FIRST_BYTES = 4_096
 TRAIN = "train one with `transduce train`"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -27,7 +27,7 @@ LFS_POINTER = b"version https://git-lfs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What something is, as "a model of CTranslate2", and the user's next step."""
+    """Description of a path ("is a model of CTranslate2") and the user's next step."""
 
     what: str
     remedy: str
@@ -44,8 +44,8 @@ KINDS_OF_FILES = {
     **dict.fromkeys(
         (".bin", ".pt", ".pth", ".ckpt", ".pkl"),
         Finding(
-            what="is a file of weights of another program, as PyTorch or CTranslate2 "
-            "write them",
+            what="is a file of another program's weights, such as PyTorch or "
+            "CTranslate2 writes",
             remedy="`transduce import` takes the folder of a Marian model of Hugging "
             "Face, and nothing else",
         ),
@@ -60,7 +60,7 @@ KINDS_OF_FILES = {
         remedy="name the model it was exported from",
     ),
     ".gguf": Finding(
-        what="is a model of llama.cpp, which translates by another architecture",
+        what="is a model of llama.cpp, which has another architecture",
         remedy=TRAIN,
     ),
     **dict.fromkeys(
@@ -78,11 +78,11 @@ KINDS_OF_FILES = {
         ),
     ),
 }
-"""What files are, by the ends of their names."""
+"""Descriptions of files by the endings of their names."""
 
 
 def describe(path: Path, needed: str = WEIGHTS) -> Finding:
-    """What the path is, which is known to be no model, with the remedy.
+    """Describe a path that is not a model, with a remedy.
 
     `needed` is the file that a folder of the right kind would hold.
     """
@@ -106,7 +106,7 @@ def describe(path: Path, needed: str = WEIGHTS) -> Finding:
 
 
 def foreign_type(folder: Path) -> str | None:
-    """The kind of a model of Hugging Face, such as "marian"; none if it is not one."""
+    """Type of a Hugging Face model, such as "marian"; None if it is not one."""
     config = _json(folder / CONFIG)
     kind = config.get("model_type")
     if kind is None and isinstance(config.get("architectures"), list):
@@ -115,13 +115,13 @@ def foreign_type(folder: Path) -> str | None:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder is a model or a run that this package has written."""
+    """Whether this package wrote the folder, a model or a run."""
     config = _json(folder / CONFIG)
     return "format" in config and bool({"model", "settings"} & config.keys())
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether Git LFS has left a pointer in place of the file."""
+    """Whether a file is only a pointer of Git LFS."""
     with suppress(OSError):
         if path.is_file() and path.stat().st_size < FIRST_BYTES:
             return path.read_bytes().startswith(LFS_POINTER)
@@ -132,7 +132,7 @@ def _missing(path: Path, needed: str) -> Finding:
     name = str(path)
     if re.match(r"https?:/", name):
         return Finding(
-            what="is an address, and nothing is fetched from the network",
+            what="is a web address, and transduce downloads no models",
             remedy="download the model, and name its folder",
         )
     if HUB_NAME.fullmatch(name) and not path.parent.is_dir():
@@ -191,7 +191,7 @@ def _is_text(beginning: bytes) -> bool:
 
 
 def _folder(path: Path, needed: str) -> Finding:
-    """What it is, the surest first."""
+    """Describe a folder by the most certain finding."""
     names = {each.name for each in path.iterdir()}
     known = (_run, _exported, _hugging_face, _others)
     for finding in chain.from_iterable(look(path, names) for look in known):
@@ -203,7 +203,7 @@ def _folder(path: Path, needed: str) -> Finding:
 
 
 def _run(path: Path, names: set[str]) -> Iterator[Finding]:
-    """A run of ours, or folders that lie in one, or hold some."""
+    """Findings about runs of this package and the folders in or above them."""
     if CONFIG in names and "settings" in _json(path / CONFIG):
         yield Finding(
             what="is a run that has saved no checkpoint yet",
@@ -277,7 +277,7 @@ def _others(path: Path, names: set[str]) -> Iterator[Finding]:
         )
     if suffixes & {".pt", ".pth", ".bin", ".ckpt"} or "params.best" in names:
         yield Finding(
-            what="holds weights of another program, which cannot be imported",
+            what="holds another program's weights, which cannot be imported",
             remedy="`transduce import` takes the folder of a Marian model of Hugging "
             f"Face, with its {CONFIG}; else {TRAIN}",
         )
@@ -299,7 +299,7 @@ def _others(path: Path, names: set[str]) -> Iterator[Finding]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """An object, or nothing where the file does not hold one."""
+    """Object in a JSON file; empty if the file has none."""
     with suppress(OSError, ValueError, RecursionError):
         if path.is_file() and path.stat().st_size <= MOST_JSON_BYTES:
             content = json.loads(path.read_text(encoding="utf-8"))

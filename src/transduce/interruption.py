@@ -1,7 +1,7 @@
-"""Signals that end a process: as a request to stop, or with everything undone.
+"""Signals that end a process: turned into a request to stop, or into an error.
 
-They are Ctrl-C, SIGTERM, and the SIGHUP that a terminal sends when it closes. A process
-that ignores SIGHUP, as under nohup, goes on ignoring it.
+The signals are SIGINT (Ctrl-C), SIGTERM, and SIGHUP, which a closing terminal sends. A
+process that ignores SIGHUP, as under nohup, goes on ignoring it.
 """
 
 import os
@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 WATCH_SECONDS = 0.5
-"""Between two looks at whether the parent is there."""
+"""Seconds between two checks whether the parent still runs."""
 
 
 def terminations() -> list[signal.Signals]:
     """SIGTERM, and SIGHUP unless this process ignores it or the system has none."""
-    hangup = getattr(signal, "SIGHUP", None)  # which Windows has not
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
     if hangup is None or signal.getsignal(hangup) == signal.SIG_IGN:
         return [signal.SIGTERM]
     return [signal.SIGTERM, hangup]
@@ -60,7 +60,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def unwound_on_termination() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the program as an error would, unfinished work undone.
+    """Let SIGTERM and SIGHUP end the program like an error, which undoes partial work.
 
     Outside the main thread they end the program at once, as they would without this.
     """
@@ -80,7 +80,7 @@ def unwound_on_termination() -> Iterator[None]:
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:
-    """Send this process the signal as soon as that process is not its parent any more.
+    """Send this process a signal as soon as its parent has ended.
 
     A process that is killed cannot end its children itself.
     """

@@ -1,7 +1,7 @@
-"""JSON of files that others may have written: bounded, and each key once.
+"""JSON files from untrusted sources: bounded in size and depth, each key once.
 
-A model folder may come from anywhere. A pipe in the place of a file would be waited
-for, a huge file would fill the memory, and lists within lists would end Python's stack.
+A model folder may come from anywhere. Reading a pipe could block for ever, a huge file
+would fill the memory, and deeply nested lists would overflow Python's stack.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from transduce.errors import CheckpointError
 
 MOST_BYTES = 2**26
-"""Of a file, unless told otherwise."""
+"""Bytes of a file at most, by default."""
 
 
 def read_json(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def read_json(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
 
 
 def read_bounded(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a file; `OSError` or `ValueError` if it is none, or too long."""
+    """Read a text file; `OSError` or `ValueError` if it is no file, or too long."""
     require_file(path)
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
@@ -40,16 +40,16 @@ def read_bounded(path: Path, most_bytes: int = MOST_BYTES) -> str:
 
 
 def require_file(path: Path) -> None:
-    """`OSError` if there is no file; `ValueError` if it is a pipe, or another device.
+    """Raise `OSError` if there is no file; `ValueError` for a pipe or another device.
 
-    Opening one that nobody writes to would not end.
+    Opening a pipe without a writer would block for ever.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is not a regular file")
 
 
 def parse_json(text: str) -> Any:
-    """The value; `ValueError` if it is damaged, nested too deep, or has a key twice."""
+    """Parse JSON; `ValueError` if it is damaged, nested too deep, or repeats a key."""
     try:
         return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
@@ -66,7 +66,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def reason(error: BaseException, longest: int = 200) -> str:
-    """What an error says, in one line and not at length."""
+    """Message of an error in one line, truncated if long."""
     words = " ".join(str(error).split())
     words = words.encode("utf-8", "backslashreplace").decode("utf-8")
     return words if len(words) <= longest else f"{words[:longest]}..."

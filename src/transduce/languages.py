@@ -96,7 +96,7 @@ PREFERRED = {
     "tur": "tr", "twi": "tw", "uig": "ug", "ukr": "uk", "urd": "ur", "uzb": "uz",
     "ven": "ve", "vie": "vi", "vol": "vo", "wel": "cy", "wln": "wa", "wol": "wo",
     "xho": "xh", "yid": "yi", "yor": "yo", "zha": "za", "zho": "zh", "zul": "zu",
-    # The one language that stands for a whole macrolanguage, as in Unicode's CLDR.
+    # The main language of each macrolanguage, as in Unicode's CLDR.
     "als": "sq", "arb": "ar", "ayr": "ay", "azj": "az", "cmn": "zh", "ekk": "et",
     "fuv": "ff", "gaz": "om", "gug": "gn", "khk": "mn", "kmr": "ku", "lvs": "lv",
     "npi": "ne", "ory": "or", "pbt": "ps", "pes": "fa", "plt": "mg", "prs": "fa",
@@ -104,7 +104,7 @@ PREFERRED = {
     # Codes that have been replaced.
     "in": "id", "iw": "he", "ji": "yi", "jw": "jv", "mo": "ro",
 }  # fmt: skip
-"""The code to use instead of another one."""
+"""Preferred codes for obsolete and longer ones."""
 
 REGIONS = {
     "AR": "Argentina", "AT": "Austria", "AU": "Australia", "BE": "Belgium",
@@ -154,7 +154,7 @@ COMPRESSED = {".gz", ".gzip", ".bz2", ".xz", ".zst"}
 KINDS = {".txt", ".text", ".tok", ".clean", ".detok", ".raw", ".norm", ".lc", ".tc"}
 """Endings that may follow the one that names a language."""
 WRITTEN_SMALL = {"pt-br", "zh-cn", "zh-hk", "zh-tw"}
-"""Endings in small letters that name a region, though a language has its code too."""
+"""Lower-case endings that name a region, though a language has the same code."""
 
 SCRIPT_LETTERS = {
     "zh": re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"),
@@ -166,21 +166,21 @@ SCRIPT_LETTERS = {
     "bo": re.compile("[\u0f00-\u0fff]"),
     "km": re.compile("[\u1780-\u17d3]"),
 }
-"""Letters of scripts that tell the language, or at least how it has to be cut."""
+"""Patterns of letters that identify a language, or at least how to cut its text."""
 KANA_SHARE = 0.1
 """Share of kana among kana and Han characters above which text is Japanese."""
 ENOUGH_LETTERS = 0.5
-"""Share of a script among the letters of a text above which the text is in it."""
+"""Share of a text's letters above which their script is the text's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguagesConfig:
-    """The languages of a model, as BCP 47 tags; none where they are not known."""
+    """Languages of a model, as BCP 47 tags; None if unknown."""
 
     source: str | None = None
-    """Language that is read."""
+    """Language that the model reads."""
     target: str | None = None
-    """Language that is written."""
+    """Language that the model writes."""
 
     def __post_init__(self) -> None:
         for side in ("source", "target"):
@@ -188,7 +188,7 @@ class LanguagesConfig:
                 object.__setattr__(self, side, canonical(tag))
 
     def given(self, tags: Mapping[str, str | None]) -> "LanguagesConfig":
-        """With those of the tags that are not none."""
+        """Copy with those of the tags that are not None."""
         known = {side: tag for side, tag in tags.items() if tag is not None}
         return replace(self, **known)
 
@@ -197,14 +197,14 @@ class LanguagesConfig:
 
 
 def canonical(tag: str) -> str:
-    """Write a tag as BCP 47 recommends: pt-BR, zh-Hans; `ConfigError` if it is none."""
+    """Write a tag as BCP 47 recommends: pt-BR, zh-Hans; `ConfigError` if malformed."""
     parts = _parse(tag)
     if parts is None:
         raise ConfigError(_no_tag(tag))
     language = parts["language"]
     extended = parts["extended"] or ""
     if extended and extended[1:] in PREFERRED | NAMES:
-        language, extended = extended[1:], ""  # zh-yue is yue
+        language, extended = extended[1:], ""  # zh-yue is written yue
     script, region = parts["script"] or "", parts["region"] or ""
     pieces = [
         PREFERRED.get(language, language) + extended,
@@ -216,12 +216,12 @@ def canonical(tag: str) -> str:
 
 
 def base(tag: str) -> str:
-    """The language of a tag alone: pt for pt-BR."""
+    """Base language of a tag: pt for pt-BR."""
     return canonical(tag).split("-")[0]
 
 
 def script_of(tag: str) -> str | None:
-    """The script that a tag names, or the one that its region writes Chinese in."""
+    """Script that a tag names, or in which its region writes Chinese; else None."""
     parts = _parse(canonical(tag))
     if parts is None:
         return None
@@ -234,7 +234,7 @@ def script_of(tag: str) -> str | None:
 
 
 def best_match(asked: str, offered: Sequence[str]) -> str | None:
-    """The offered language that serves best for the one that is asked for.
+    """The offered language that best matches the requested one; None if none does.
 
     The same tag in any case comes first, then tags of the same language: those in the
     same script before others, and of these the longest beginning of what is asked for
@@ -254,7 +254,7 @@ def best_match(asked: str, offered: Sequence[str]) -> str | None:
 
 
 def guess(path: str | Path) -> str | None:
-    """The language that a file's ending names (train.en, train.pt-BR.gz), if one."""
+    """Language named by a file's ending (train.en, train.pt-BR.gz), or None."""
     name = PurePath(path).name
     suffixes = [suffix.lower() for suffix in PurePath(name).suffixes]
     while suffixes and suffixes[-1] in COMPRESSED | KINDS:
@@ -264,16 +264,16 @@ def guess(path: str | Path) -> str | None:
 
 
 def guess_all(paths: Iterable[str | Path]) -> str | None:
-    """The language that the endings of several files agree on."""
+    """Language that the endings of several files agree on, or None."""
     found = {guess(path) for path in paths}
     return found.pop() if len(found) == 1 else None
 
 
 def detect_unspaced(texts: Iterable[str]) -> str | None:
-    """The language of text in a script that tells it: zh, ja, ko, th, lo, km, my, bo.
+    """Language of text, detected by its script: zh, ja, ko, th, lo, km, my or bo.
 
-    None for text in other scripts. Only scripts are counted: this tells neither
-    Cantonese from Mandarin nor Shan from Burmese.
+    None for text in other scripts. Only scripts are counted: Cantonese counts as
+    Mandarin, and Shan as Burmese.
     """
     counts = dict.fromkeys(SCRIPT_LETTERS, 0)
     num_letters = 0
@@ -289,7 +289,7 @@ def detect_unspaced(texts: Iterable[str]) -> str | None:
 
 
 def english_name(tag: str) -> str:
-    """The English name of a language: Portuguese (Brazil); an unknown one's code."""
+    """English name of a language: Portuguese (Brazil); the code if it is unknown."""
     parts = _parse(canonical(tag))
     if parts is None:
         return tag
@@ -303,7 +303,7 @@ def english_name(tag: str) -> str:
 
 
 def is_known(tag: str) -> bool:
-    """Whether the tag's language is one that this module can name."""
+    """Whether this module has a name for the tag's language."""
     return _parse(tag) is not None and base(tag) in NAMES
 
 
@@ -320,12 +320,12 @@ def _parse(tag: str) -> re.Match[str] | None:
 
 
 def _spelling(tag: str) -> str:
-    """What a tag or a name is compared by."""
+    """Form of a tag or a name for comparisons."""
     return tag.strip().lower() if _parse(tag) is None else canonical(tag).lower()
 
 
 def _family(tag: str) -> str:
-    """The language, where both written forms of Norwegian are one."""
+    """Base language of a tag, with both written forms of Norwegian as one."""
     language = base(tag)
     return "no" if language in ("nb", "nn") else language
 
@@ -338,7 +338,7 @@ def _distance(asked: str, offered: str) -> tuple[bool, int]:
 
 
 def _named(ending: str) -> str | None:
-    """The tag that an ending is, unless it may as well be a pair of languages."""
+    """Tag of a file's ending; None if it is none, or may be a pair of languages."""
     if not is_known(ending):
         return None
     language, _, rest = ending.replace("_", "-").partition("-")

@@ -38,7 +38,7 @@ MATRIX_FLAGS = (
     "amx_bf16",
     "amx_int8",
 )
-"""Instructions that decide how fast matrix products are."""
+"""Instruction sets that decide the speed of matrix products."""
 
 
 def free_memory(num_processes: int) -> float:
@@ -139,9 +139,9 @@ def num_whole_cores() -> int | None:
 
 
 def scheduled_seconds() -> tuple[float, float] | None:
-    """Seconds that this process's threads have run, and have waited for a core.
+    """Seconds that this process's threads have run, and that they waited for a core.
 
-    Of the threads that there are now; None where the system does not tell.
+    Ended threads do not count. None if the system does not record it.
     """
     ran = waited = 0
     found = False
@@ -153,13 +153,13 @@ def scheduled_seconds() -> tuple[float, float] | None:
 
 
 class WaitingMeter:
-    """Measures which share of its time this process has to wait for a core."""
+    """Measures the share of time that this process waits for a core."""
 
     def __init__(self) -> None:
         self._before = scheduled_seconds()
 
     def share(self) -> float:
-        """From 0, alone on the machine, to nearly 1; since this was made."""
+        """Share since the meter was made: 0 alone on the machine, up to nearly 1."""
         now = scheduled_seconds()
         if self._before is None or now is None:
             return self._share_by_load()
@@ -168,7 +168,7 @@ class WaitingMeter:
 
     @staticmethod
     def _share_by_load() -> float:
-        """By the programs that wanted to run in the last minute, if that is told."""
+        """Estimate from the load average of the last minute; 0 without one."""
         if not hasattr(os, "getloadavg"):
             return 0.0
         return max(1 - (num_cores() or 1) / max(os.getloadavg()[0], 1e-9), 0.0)
@@ -204,7 +204,7 @@ def processor_flags() -> frozenset[str]:
 
 
 def describe_processor() -> str:
-    """How many cores of which kind, and what they multiply with."""
+    """Number and model of the cores, with their matrix instructions."""
     path = PROC / "cpuinfo"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     names = re.findall(r"^model name\s*: (.*)", text, flags=re.MULTILINE)

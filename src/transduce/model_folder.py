@@ -46,7 +46,7 @@ FORMATS = {
 }
 """Those that can be read, and the settings each does not have: they are the paper's."""
 MOST_UPDATES = 10**12
-"""That a model can have been trained for: so many are not made in a lifetime."""
+"""Updates of a model at most; no training in a lifetime makes as many."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
@@ -122,13 +122,13 @@ class StoredWeights(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         self._require_unchanged()
         array: Array = self._file.get_tensor(name)
-        # The sum is faster, and is no number if one of them is none.
+        # The sum is faster, and is not finite if a weight is not.
         with np.errstate(over="ignore", invalid="ignore"):
             is_sound = np.isfinite(array.sum()) or np.isfinite(array).all()
         if not is_sound:
             raise CheckpointError(
-                f"{self.path}: the weights must be finite numbers, but {name} has "
-                "others; use another checkpoint."
+                f"{self.path}: the weights must be finite numbers, but those of {name} "
+                "are not; use another checkpoint."
             )
         return array
 
@@ -158,8 +158,8 @@ def damaged(path: Path, error: Exception) -> CheckpointError:
     """What is to be said of weights that cannot be read."""
     if is_pointer(path):
         return CheckpointError(
-            f"{path}: the weights are not there, but a pointer to them that Git LFS "
-            "has left; fetch them with `git lfs pull`."
+            f"{path}: the file is only a pointer of Git LFS to the weights; fetch them "
+            "with `git lfs pull`."
         )
     return CheckpointError(
         f"{path}: the weights are missing or damaged ({reason(error)}); use another "
@@ -296,7 +296,7 @@ def _read_config(
 
 
 def _run(content: dict[str, Any], path: Path) -> str | None:
-    """The id of the run, if there is one."""
+    """Id of the run, or None."""
     run = content.get("run")
     if run is not None and type(run) is not str:
         raise CheckpointError(
@@ -307,11 +307,11 @@ def _run(content: dict[str, Any], path: Path) -> str | None:
 
 
 def write_search(folder: Path, search: SearchConfig) -> None:
-    """Put another search into a model folder's settings; all else stays, at any crash.
+    """Replace the search settings of a model folder, atomically.
 
-    `CheckpointError` if that cannot be written.
+    `CheckpointError` if they cannot be written.
     """
-    path = (folder / CONFIG).resolve()  # of a link, the file itself
+    path = (folder / CONFIG).resolve()  # follow links, so that they stay
     content = {**read_json(path), "search": asdict(search)}
     new = path.with_name(f".{path.name}.transduce-new")
     try:
@@ -324,13 +324,13 @@ def write_search(folder: Path, search: SearchConfig) -> None:
     except OSError as error:
         new.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{path}: the search cannot be written ({error.strerror}); what was there "
-            "stays."
+            f"{path}: the search settings cannot be written ({error.strerror}); the "
+            "old ones stay."
         ) from None
 
 
 def _language(content: dict[str, Any], name: str, path: Path) -> str | None:
-    """The tag that the folder has, which older versions did not write."""
+    """Language tag in a model folder's config; None in folders of older versions."""
     tag = content.get(name)
     if tag is None:
         return None

@@ -7,12 +7,12 @@ from transduce.search_config import MAX_TOKENS
 from transduce.settings import require_between, require_types
 
 MAX_TOP_K = 10_000_000
-"""More tokens than any vocabulary has."""
+"""Largest `top_k`: more tokens than any vocabulary has."""
 MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 1_000
 """Colder, only the likeliest is drawn; hotter, all alike."""
 MAX_DRAWS = 100_000
-"""Of a sentence; memory may have room for fewer, as each has logits of its own."""
+"""Draws of a sentence at most; memory may allow fewer, as each has its own logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

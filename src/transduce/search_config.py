@@ -10,18 +10,19 @@ from transduce.errors import ConfigError
 from transduce.settings import require_between, require_types
 
 MAX_BEAM_SIZE = 1_000
-"""Ten times as wide as where translations only get worse (Stahlberg & Byrne, 2019)."""
+"""Largest beam size, ten times that at which translations only get worse (Stahlberg and
+Byrne, 2019)."""
 MAX_LENGTH_PENALTY = 10
 """Beyond all sense, but the penalty of the longest line is still a number."""
 MAX_WEIGHT = 1_000
-"""Of patience, coverage and diversity: beyond all sense too."""
+"""Largest patience, coverage penalty and diversity, far beyond useful values."""
 MAX_TOKENS = 100_000
-"""Of a translation: more than of any sentence, and search still ends."""
+"""Tokens of a translation at most: more than any sentence has, so that search ends."""
 
 LengthPenalty = Literal["gnmt", "power"]
 
 NOT_GREEDY = ("num_best", "patience", "coverage_penalty", "diversity")
-"""Settings that mean nothing where the beam is one hypothesis."""
+"""Settings without a meaning for greedy search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +99,10 @@ class SearchConfig:
         require_between("search.max_length", self.max_length, 1, MAX_TOKENS + 1)
 
     def given(self, settings: Mapping[str, Any]) -> "SearchConfig":
-        """The config changed by those settings that are not none.
+        """Copy with those settings that are not None.
 
-        These override its own; what of its own they leave without a meaning is dropped,
-        with a warning. `ConfigError` if the settings contradict each other.
+        They override its own; own settings that lose their meaning are dropped with a
+        warning. `ConfigError` if the settings contradict each other.
         """
         config, dropped = self.changed(settings)
         for each in dropped:
@@ -111,9 +112,9 @@ class SearchConfig:
     def changed(
         self, settings: Mapping[str, Any]
     ) -> tuple["SearchConfig", tuple[str, ...]]:
-        """The same, and sentences that say what is dropped.
+        """Copy like `given`, and sentences about dropped settings.
 
-        A patience of "none" is none, which overrides that of the config.
+        A patience of "none" stands for None and overrides that of the config.
         """
         given = {k: value for k, value in settings.items() if value is not None}
         if given.get("patience") == "none":
@@ -123,7 +124,7 @@ class SearchConfig:
         dropped: dict[str, tuple[Any, str]] = {}
         if beam_size == 1:
             for name in NOT_GREEDY:
-                reason = "is of no use to greedy search, whose beam size is 1"
+                reason = "has no effect on greedy search (beam size 1)"
                 dropped[name] = getattr(usual, name), reason
         elif given.get("num_best") is None and self.num_best > beam_size:
             reason = f"cannot be above the beam size {beam_size}"
@@ -151,7 +152,7 @@ class SearchConfig:
     def _impossible_lengths(
         self, given: Mapping[str, Any]
     ) -> dict[str, tuple[int | None, str]]:
-        """Own lengths that those that are given leave no room for."""
+        """Own limits of length that contradict the given ones, with reasons."""
         own_min, own_max = self.min_length, self.max_length
         least, most = given.get("min_length"), given.get("max_length")
         if most is not None and least is None and own_min >= most > 0:
@@ -163,7 +164,7 @@ class SearchConfig:
         return {}
 
     def greedy(self) -> "SearchConfig":
-        """The greedy search of the same lengths, whatever else the config asks for."""
+        """Greedy search with the same limits of length."""
         usual = SearchConfig()
         unused = {name: getattr(usual, name) for name in NOT_GREEDY}
         return replace(self, beam_size=1, **unused)
@@ -200,8 +201,10 @@ class SearchConfig:
 
     @property
     def cut_ones_compete(self) -> bool:
-        """Whether hypotheses cut short by the limit of length compete with finished
-        ones, as in other libraries; else they count only where none has finished."""
+        """Whether hypotheses cut short by the length limit compete with finished ones.
+
+        In other libraries they do; otherwise they count only if none has finished.
+        """
         return self.patience is not None
 
     def score(

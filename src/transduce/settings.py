@@ -17,13 +17,13 @@ Config = TypeVar("Config")
 
 
 MOST_WHOLE = 2**53
-"""Whole numbers up to it are floats, too."""
+"""Largest whole number up to which floats are exact."""
 LONGEST_SHOWN = 80
-"""Characters of a value that an error repeats."""
+"""Characters of a value that an error shows at most."""
 
 
 def shown(value: object) -> str:
-    """The value as an error repeats it: in one line, and not at length."""
+    """Value as an error shows it: in one line, truncated if long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
@@ -34,7 +34,7 @@ def shown(value: object) -> str:
 def require_between(
     key: str, value: float | None, least: float, most: float, unit: str = ""
 ) -> None:
-    """`ConfigError` if a setting is beyond its bounds; none has no bounds."""
+    """Raise `ConfigError` if a setting is out of bounds; None is always allowed."""
     if value is None or least <= value <= most:
         return
     bound, name = (most, "at most") if value > most else (least, "at least")
@@ -51,9 +51,9 @@ def apply_file(config: Config, path: Path) -> Config:
         ) from None
     except RecursionError:
         raise ConfigError(
-            f"{path}: the settings must be TOML, but: nested too deep."
+            f"{path}: the settings must be TOML, but are nested too deep."
         ) from None
-    except ValueError as error:  # also of whole numbers that are too long to be read
+    except ValueError as error:  # also raised for whole numbers with too many digits
         raise ConfigError(f"{path}: the settings must be TOML, but: {error}.") from None
     return apply_mapping(config, content, where=f"{path}: ")
 

@@ -24,7 +24,7 @@ def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
     `CheckpointError` if the disk is full, or another process is writing the same
     folder; what was there before stays.
     """
-    # Of a link, what it leads to is written.
+    # Follow a link: its target is written.
     folder = Path(os.path.realpath(folder))
     missing_parents = [parent for parent in folder.parents if not parent.exists()]
     new = folder.with_name(f".{folder.name}.transduce-new")
@@ -108,7 +108,7 @@ def _remove(folder: Path) -> None:
 
 @contextmanager
 def _system_errors() -> Iterator[None]:
-    """`OSError` where a library hides the system's error in its text, as Rust's do."""
+    """Raise the `OSError` that a library, such as one in Rust, hides in its text."""
     try:
         yield
     except (OSError, TransduceError):
@@ -121,11 +121,11 @@ def _system_errors() -> Iterator[None]:
 
 
 def _apply_umask(folder: Path) -> None:
-    """Let those read the folder's files who may read any other new file.
+    """Give the folder's files the permissions of any other new file.
 
     Libraries that write a private file and rename it, such as safetensors, leave it
     readable for its owner alone. The permissions of a new file are found by making one,
-    since a folder's access control list may stand in place of the umask.
+    since a folder's access control list may replace the umask.
     """
     probe = folder / ".transduce-permissions"
     probe.touch()
@@ -135,7 +135,7 @@ def _apply_umask(folder: Path) -> None:
     for path in folder.rglob("*"):
         status = path.lstat()
         is_folder = stat.S_ISDIR(status.st_mode)
-        is_shared = status.st_nlink > 1  # by a hard link, with another run
+        is_shared = status.st_nlink > 1  # with another run, by a hard link
         if is_folder or (stat.S_ISREG(status.st_mode) and not is_shared):
             path.chmod(of_folders if is_folder else of_files)
 

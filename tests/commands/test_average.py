@@ -177,7 +177,7 @@ def test_an_average_among_its_checkpoints_is_warned_of(
     outcome = command("average", run, run / "averaged", "--out", tmp_path / "model")
     assert outcome.code == 0
     assert outcome.err == (
-        f"Warning: {run}/averaged is an average itself, so the checkpoints that it is "
-        "of count more than the others.\n"
+        f"Warning: {run}/averaged is an average itself, so its weight in the new "
+        "average is that of one checkpoint.\n"
     )
     assert outcome.out.startswith("The average of 3 checkpoints is in")

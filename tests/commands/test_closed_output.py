@@ -44,7 +44,8 @@ def is_finished(run: Path) -> bool:
 
 
 WARNING = (
-    "Warning: Standard output cannot be written (Broken pipe); going on without it.\n"
+    "Warning: Standard output cannot be written (Broken pipe); the command goes on "
+    "without it.\n"
 )
 
 
@@ -112,6 +113,6 @@ def test_an_interruption_at_the_end_tells_how_to_go_on(
     monkeypatch.setattr("transduce.experiments.pipeline.average", interrupt)
     message = refuses(*training[len(TRANSDUCE) :])
     assert message == (
-        "Interrupted; what was saved before is kept. Go on with: transduce train --out "
+        "Interrupted; the last checkpoint is kept. Go on with: transduce train --out "
         f"{tmp_path / 'run'} --resume --device cpu"
     )

@@ -46,7 +46,7 @@ def test_a_damaged_line_of_the_log_is_named(refuses, damaged: Path, line) -> Non
     first, *rest = log.read_bytes().split(b"\n")
     log.write_bytes(b"\n".join([first, line, *rest]))
     message = refuses(*resume(damaged))
-    assert message.startswith(f"{log}:2: a line of a run's log must hold what")
+    assert message.startswith(f"{log}:2: this line of the run's log is damaged")
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: repr(line[:30]))

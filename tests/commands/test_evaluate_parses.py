@@ -187,6 +187,6 @@ def test_a_folder_in_the_place_of_trees_is_refused_with_the_remedy(
 ) -> None:
     message = refuses("evaluate-parses", folder / "gold", folder)
     assert message == (
-        f"{folder}: the predicted trees must be a file, but this is a folder; name a "
-        "model that is to parse by --model."
+        f"{folder}: the predicted trees must be a file, but this is a folder; give a "
+        "model that parses by --model."
     )

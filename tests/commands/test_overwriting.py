@@ -157,7 +157,7 @@ def test_a_folder_is_overwritten_by_force_if_the_command_has_written_it(
     assert Path("out", mark).read_bytes() != b"old"
     Path("out", "folder").mkdir()
     message = refuses(*writing, "out", "--force")
-    assert message.startswith("out: only what the same command has written can be")
+    assert message.startswith("out: --force overwrites only what the same command")
 
 
 def test_another_folder_is_not_overwritten_even_by_force(refuses) -> None:
@@ -165,7 +165,7 @@ def test_another_folder_is_not_overwritten_even_by_force(refuses) -> None:
     Path("home", "precious").touch()
     for writing, _ in FOLDERS.values():
         message = refuses(*writing, "home", "--force")
-        assert message.startswith("home: only what the same command has written can be")
+        assert message.startswith("home: --force overwrites only what the same command")
     assert Path("home", "precious").is_file()
 
 

@@ -126,4 +126,4 @@ def test_parsing_has_no_pair_of_chinese(
     refuses: Callable[..., str], tmp_path: Path
 ) -> None:
     options = ["--task", "parsing", "--pair", "en-zh", "--out", tmp_path / "out"]
-    assert "must go with --task translation" in refuses("quickstart", *options)
+    assert "needs --task translation" in refuses("quickstart", *options)

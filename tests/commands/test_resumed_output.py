@@ -22,7 +22,7 @@ from waiting import wait_until
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
 NUM_LINES, NUM_DONE = 12, 5
-KEPT = f"What is done, {NUM_DONE} of the input's lines, is kept in "
+KEPT = f"The results of {NUM_DONE} lines of the input are kept in "
 
 
 LINES, OUTPUT = Path("lines"), Path("output")
@@ -130,7 +130,7 @@ def test_scores_are_gone_on_with(succeeds, refuses, model, monkeypatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(partial_output, "_write_all", interrupted)
-        assert "6 of the input's lines" in refuses(*arguments, "--output", OUTPUT)
+        assert "6 lines of the input" in refuses(*arguments, "--output", OUTPUT)
     succeeds(*arguments, "--output", OUTPUT, "--resume")
     assert OUTPUT.read_text() == expected
     assert len(written) == 15
@@ -166,8 +166,8 @@ def test_what_is_not_whole_is_done_again(
         (("--prefixes", "lines"), "prefixes was False and is True"),
         (("--ensemble", "model"), "models was "),
         ("another model", "models was "),
-        ("another line", "line 2 of the input must be what it was"),
-        ("fewer lines", "line 4 of the input must be what it was"),
+        ("another line", "line 2 of the input has changed"),
+        ("fewer lines", "line 4 of the input has changed"),
         ("another command", "command was 'translate' and is 'sample'"),
     ],
 )
@@ -237,7 +237,7 @@ def test_a_part_is_not_overwritten_unless_by_force(
     refuses(*arguments)
     kept = PART.read_bytes()
     assert refuses(*arguments) == (
-        f"{PART}: holds what an interrupted command has written; go on with it by "
+        f"{PART}: holds the output of an interrupted command; go on with it by "
         "--resume, or overwrite it with --force."
     )
     assert PART.read_bytes() == kept
@@ -252,11 +252,11 @@ def test_there_must_be_something_to_go_on_with(
 ) -> None:
     arguments = ("translate", model, "--input", LINES, "--resume")
     assert refuses(*arguments, "--output", OUTPUT).startswith(
-        f"{PART}: must be what an interrupted command has written, but there is"
+        f"{PART}: --resume needs the output of an interrupted command, but this file"
     )
     for given in ((), ("--output", "/dev/null"), ("--output", "/dev/stdout")):
         message = refuses(*arguments, *given)
-        assert message.startswith("`--resume` must go on with a file")
+        assert message.startswith("`--resume` needs an output file")
 
 
 @pytest.mark.parametrize("damage", [b"", b"[1, 2]\n", b"\xff\n", b"{", b"[" * 10_000])
@@ -268,7 +268,7 @@ def test_a_part_whose_record_is_damaged_is_not_gone_on_with(
     refuses(*arguments)
     RECORD.write_bytes(damage)
     message = refuses(*arguments, "--resume")
-    assert "output.part was begun with, but is missing or damaged" in message
+    assert "the record of output.part is missing or damaged" in message
     assert PART.stat().st_size > 0
 
 
@@ -280,7 +280,7 @@ def test_a_fault_of_the_input_keeps_what_is_done(
     arguments = ("translate", model, "--input", LINES, "--output", OUTPUT)
     message = refuses(*arguments)
     assert message.startswith(f"{LINES}:11: a line must be valid UTF-8")
-    assert "What is done, 8 of the input's lines, is kept in" in message
+    assert "The results of 8 lines of the input are kept in" in message
     LINES.write_bytes(b"one\n" * 11 + b"two\n")
     succeeds(*arguments, "--resume")
     assert len(OUTPUT.read_text().splitlines()) == 12
@@ -317,7 +317,7 @@ def test_a_command_that_is_ended_keeps_whole_lines(succeeds, model, number) -> N
         process.send_signal(number)
         code, errors = process.wait(), process.stderr.read()
     assert code == {signal.SIGINT: 2, 9: -9}.get(number, 128 + number)
-    assert ("2 of the input's lines" in errors) == (number != 9)
+    assert ("2 lines of the input" in errors) == (number != 9)
     assert "Traceback" not in errors
     assert not OUTPUT.exists()
     rest = "".join(chain(["one two\nthree\n"], repeat("four five\n", 3))).encode()
@@ -333,7 +333,7 @@ def test_one_command_at_a_time_writes_an_output(
         message = refuses(
             "translate", model, "--input", LINES, "--output", OUTPUT, "--force"
         )
-    assert "must be written by one command at a time, but another one is" in message
+    assert "another command is writing this file" in message
 
 
 def test_a_disk_that_is_full_at_once_leaves_nothing(refuses, model) -> None:
@@ -357,7 +357,7 @@ def test_a_disk_that_fills_up_keeps_whole_lines(refuses, succeeds, model) -> Non
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert message.startswith(
-        "output: cannot be written (File too large). What is done"
+        "output: cannot be written (File too large). The results of"
     )
     assert PART.read_bytes().endswith(b"\n")
     assert PART.read_bytes().count(b"\n") > 2

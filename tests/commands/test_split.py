@@ -141,7 +141,7 @@ def test_patience_goes_by_what_is_held_out(
     patient = (*TINY, *FEW, "training.patience=5", "--out", tmp_path / "run")
     for call in ((*files(my_corpus), "--no-dev"), files(corpus_files)):
         said = refuses(*patient, *call)
-        assert said.startswith("`training.patience` must have a dev corpus to go by")
+        assert said.startswith("`training.patience` needs a dev corpus")
         assert not (tmp_path / "run").exists()
     succeeds(*patient, *files(my_corpus))
 

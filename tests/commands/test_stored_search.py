@@ -158,7 +158,7 @@ def test_no_search_is_asked_for_where_there_is_none(
 ) -> None:
     source, target = texts / "source", texts / "target"
     given = ("--hypothesis", source, "--reference", target)
-    expected = f"{options[0]} says how a model searches, but there is none; leave it"
+    expected = f"{options[0]} is for a model's search, but there is no model; leave it"
     assert refuses("evaluate", *given, *options).startswith(expected)
     trees = texts / "trees"
     trees.write_text("(S (NP (DT the) (NN dog)) (VP (VBZ runs)))\n")
@@ -194,7 +194,7 @@ def test_what_is_for_a_picture_is_refused_where_there_is_none(
 ) -> None:
     page = ("--source", "one two", "--out", tmp_path / "page.html")
     message = refuses("attention", model, *page, *options)
-    assert "say what a picture shows, but none is asked for; add --figure" in message
+    assert "choose what a picture shows, but there is no --figure; add it" in message
     assert not (tmp_path / "page.html").exists()
 
 

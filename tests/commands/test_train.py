@@ -293,4 +293,4 @@ def test_what_is_odd_in_a_corpus_is_told_before_the_first_step(
     dev = ("--dev-source", target, "--dev-target", target)
     said = succeeds(*TINY, *files, *dev, "--out", tmp_path / "run")
     assert "Warning: pairs of twice the same text: 40 (100.0%); take them out." in said
-    assert "`transduce check` tells more, with the lines." in said
+    assert "`transduce check` shows the details and the lines." in said

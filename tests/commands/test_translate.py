@@ -613,7 +613,10 @@ def test_coverage_is_counted_in_scores(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--beam-size", 1), "`search.coverage_penalty` is of no use to greedy search"),
+        (
+            ("--beam-size", 1),
+            "`search.coverage_penalty` has no effect on greedy search",
+        ),
         (
             ("--ensemble", "itself"),
             "A coverage penalty must be used with one model, wh",
@@ -695,4 +698,4 @@ def test_standard_input_is_one_file_and_no_corpus(
     for options in (("--source", "-", "--target", "x"), ("--trees", "-")):
         for call in (("train", "--out", tmp_path / "run"), ("check",)):
             message = refuses(*call, *options, stdin=b"one\n")
-            assert message.startswith("A corpus must be in files, since it is read se")
+            assert message.startswith("A corpus must be in files, as it is read sever")

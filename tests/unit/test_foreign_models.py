@@ -57,7 +57,7 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "Sockeye": (
         {"params.best": "x", "version": "3"},
-        "holds weights of another program, which cannot be imported;",
+        "holds another program's weights, which cannot be imported;",
     ),
     "a tokenizer": (
         {"tokenizer.json": "{}"},
@@ -95,8 +95,8 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "text": ("text.en", "Ein Satz über Bäume.\n".encode(), "is a text file; name the"),
     "text cut within a letter": ("t", b"x" * 4_095 + "ä".encode() * 9, "is a text"),
     "weights": ("w.safetensors", b"\0\1", "is a file of weights, which needs"),
-    "PyTorch": ("pytorch_model.bin", b"PK\3\4", "weights of another program,"),
-    "fairseq": ("checkpoint_best.pt", b"PK\3\4", "weights of another program,"),
+    "PyTorch": ("pytorch_model.bin", b"PK\3\4", "another program's weights,"),
+    "fairseq": ("checkpoint_best.pt", b"PK\3\4", "another program's weights,"),
     "Marian's own": ("model.NPZ", b"PK\3\4", "is a file of NumPy arrays, as Marian"),
     "ONNX": ("model.onnx", b"\0\1", "is a model in ONNX, which cannot be read back"),
     "a tokenizer": ("tokenizer.json", b"{}", "is a tokenizer without its model"),
@@ -153,7 +153,7 @@ def test_a_file_is_named(name: str, content: bytes, expected: str) -> None:
             "opus-mt-en-de`, then make a model of it with `transduce import "
             "opus-mt-en-de --out models/opus-mt-en-de`.",
         ),
-        ("https:/example.org/model", "is an address, and nothing is fetched"),
+        ("https:/example.org/model", "is a web address, and transduce downloads no"),
         ("runs/mnie", "is not there; did you mean runs/mine."),
         ("runs/other", "holds no model.safetensors, as it is not there; name another"),
         ("base", "holds no model.safetensors, as it is not there; name another folder"),

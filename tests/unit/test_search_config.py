@@ -85,14 +85,18 @@ def test_what_meant_nothing_before_is_dropped_without_a_word() -> None:
 @pytest.mark.parametrize(
     ("own", "settings", "message"),
     [
-        (OWN, {"beam_size": 1, "diversity": 0.5}, "`search.diversity` is of no use to"),
-        (OWN, {"beam_size": 1, "patience": 2.0}, "`search.patience` is of no use to"),
-        (OWN, {"beam_size": 1, "num_best": 2}, "`search.num_best` is of no use to gr"),
+        (
+            OWN,
+            {"beam_size": 1, "diversity": 0.5},
+            "`search.diversity` has no effect on",
+        ),
+        (OWN, {"beam_size": 1, "patience": 2.0}, "`search.patience` has no effect on"),
+        (OWN, {"beam_size": 1, "num_best": 2}, "`search.num_best` has no effect on"),
         (OWN, {"beam_size": 1, "coverage_penalty": 1.0}, "`search.coverage_penalty` i"),
         (
             SearchConfig(beam_size=1),
             {"patience": 1.0},
-            "`search.patience` is of no use",
+            "`search.patience` has no effect",
         ),
         (OWN, {"beam_size": 2, "num_best": 3}, "from 1 to the beam size 2, but is 3"),
         (OWN, {"min_length": 9, "max_length": 9}, "at least 10, one more than"),

@@ -43,11 +43,11 @@ USER_ERROR = 2
 
 
 DASH_AS_FILE = "./-"
-"""What a lone `-` is written as while arguments are parsed: else it is an option."""
+"""Stand-in for a lone `-`, which the parser of arguments would take for an option."""
 
 
 NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
-"""What the values of some types are, in words."""
+"""Descriptions of the values of some types."""
 
 
 def _converted(hint: Any, tokens: Sequence[Token]) -> Any:
@@ -132,7 +132,10 @@ PARTS = {
 
 
 def _app(asked_for_help_on: Collection[str] = ()) -> App:
-    """All commands, imported when they are called; of some there is only their help."""
+    """All commands, imported when they are called.
+
+    Those that help is asked for get their signature and docstring alone.
+    """
     app = App(
         name="transduce",
         help='The system of "Attention Is All You Need" as a tool.',
@@ -181,7 +184,7 @@ RESULT_IS_OUTPUT = {
     "training",
     "decoding",
 }
-"""Functions whose result is written to standard output; the others only tell there of
+"""Functions that write their result to standard output. The others only report there on
 work whose result is in a file, and go on when nobody reads it."""
 
 
@@ -229,13 +232,13 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 
 def _only_displays(function: Callable[..., Any]) -> bool:
-    """Whether what it writes to standard output is no more than a display."""
+    """Whether a command writes only progress and reports to standard output."""
     is_ours = function.__module__.startswith(__name__)  # not the library's help
     return is_ours and function.__name__ not in RESULT_IS_OUTPUT
 
 
 def _told(error: CycloptsError) -> str:
-    """The mistake in a command line, as one sentence."""
+    """Mistake in a command line, as one sentence."""
     match error:
         case UnusedCliTokensError():
             unused = [f'"{each}"' for each in error.unused_tokens or ()]

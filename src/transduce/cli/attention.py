@@ -101,9 +101,9 @@ def attention(
         heads or layer is not None or token is not None
     ):
         raise ConfigError(
-            "--view, --kind, --layer, --heads, --token and --granularity say what a "
-            "picture shows, but none is asked for; add --figure, or leave them out, as "
-            "the page shows all."
+            "--view, --kind, --layer, --heads, --token and --granularity choose what a "
+            "picture shows, but there is no --figure; add it, or leave them out: the "
+            "page shows everything."
         )
     translator = load(model, device=device)
     settings = {"beam_size": beam_size, "length_penalty": length_penalty}

@@ -22,7 +22,7 @@ def average(
 ) -> None:
     """Average the weights of checkpoints of one run (section 6.1).
 
-    Of a run, its last checkpoints are averaged; of a model folder, the model in it.
+    A run folder stands for its last checkpoints, a model folder for its model.
 
     For example:
 
@@ -60,8 +60,8 @@ def average(
     for folder in folders:
         if len(folders) > 1 and folder.resolve().name == AVERAGED:
             print(
-                f"Warning: {folder} is an average itself, so the checkpoints that it "
-                "is of count more than the others.",
+                f"Warning: {folder} is an average itself, so its weight in the new "
+                "average is that of one checkpoint.",
                 file=sys.stderr,
             )
     save_model(mean, out)
@@ -71,7 +71,7 @@ def average(
 
 
 def _members(path: Path, last: int | None) -> list[Path]:
-    """The last checkpoints of a run, or the model that the folder is."""
+    """The last checkpoints of a run folder, or the folder itself if it is a model."""
     if not is_run(path):
         return [find_model(path)]
     saved = checkpoints_of(path)

@@ -109,7 +109,7 @@ def decoding(
     ----------
     model
         A model or run folder; by default a model of the preset's sizes with random
-        weights, which knows no end, so that --length must be given.
+        weights; as it never ends a translation, --length must be given.
     preset
         The preset whose sizes are taken, if no model is given.
     settings

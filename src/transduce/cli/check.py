@@ -44,7 +44,7 @@ WIDTH = 80
 LABEL_WIDTH, CELL_WIDTH, BAR_WIDTH, SHORTEST_BAR = 26, 12, 22, 5
 TREES = "trees and variants"
 NARROW = 60
-"""From this width on, facts stand beside their labels."""
+"""Columns from which on facts stand beside their labels."""
 
 
 def check(
@@ -83,8 +83,8 @@ def check(
     dev_trees
         Held-out trees, to be scored while training.
     preset
-        The settings that training would begin with; by default those that fit the size
-        of the corpus.
+        The preset that training would use; by default the one that fits the size of
+        the corpus.
     config
         A TOML file of settings that change the preset.
     settings
@@ -276,7 +276,7 @@ class CorpusDisplay:
             self._row("", [cell for cell in cells if cell], "bold")
 
     def _row(self, label: str, cells: Sequence[str], style: str = "") -> None:
-        """A label and its figures beside it, or below it where it is narrow."""
+        """Print a label with its figures beside it, or below it if there is no room."""
         if self._has_room(cells):
             self._print(f"  {label:<{LABEL_WIDTH}}{_cells(cells)}", style)
             return

@@ -85,12 +85,12 @@ def compare(
         Text of the target language in which words are counted, to tell the rare from
         the frequent; by default they are counted in the reference.
     tokenize
-        sacreBLEU's tokenizer, which says what words are; none where the text is
+        sacreBLEU's tokenizer, which cuts text into words; none if the text is
         tokenised already. By default the one for the language: zh, ja-mecab, ko-mecab,
         char (Thai, Lao, Khmer, Burmese), else 13a.
     target_language
-        Language of the translations, as a BCP 47 tag; by default the one of the
-        reference's ending (.de, .zh), else the script of the reference tells.
+        Language of the translations, as a BCP 47 tag; by default that of the
+        reference's ending (.de, .zh), otherwise guessed from its script.
     examples
         Sentences shown where a system is better, and where it is worse.
     resamples
@@ -307,9 +307,9 @@ def _example_table(example: Example, system: str, baseline: str, word: str) -> T
 
 
 def marked_differences(text: str, reference: str) -> MarkedText:
-    """The text with those words marked that are not the reference's.
+    """The text, with words marked that the reference does not have.
 
-    Characters, where the reference is written without spaces between words.
+    Characters are marked if the reference has no spaces between words.
     """
     if detect_unspaced([reference]) not in (None, "ko"):
         return _marked(list(text), list(reference), separator="")

@@ -12,7 +12,7 @@ from transduce.training.fitting import Fit
 from transduce.training.trainer import StepReport
 
 BUSY_SHARE = 0.1
-"""Of the time of the trial, from which on others made the forecast uncertain."""
+"""Share of the trial's time, lost to others, from which on a forecast is uncertain."""
 SMOOTHING = 0.95
 """Of the speed shown: the share of what was shown before."""
 
@@ -47,11 +47,11 @@ class TrainingDisplay(ProgressDisplay):
         self.begin(start.first_step, self._num_steps)
 
     def _advise(self, start: RunStart) -> None:
-        """Say what is odd before the first step, as `transduce check` does."""
+        """Print the warnings of `transduce check` before the first step."""
         for advice in start.advice:
             self.warned(str(advice))
         if start.advice:
-            self.console.print("`transduce check` tells more, with the lines.")
+            self.console.print("`transduce check` shows the details and the lines.")
         if start.seconds_left > WEEK:
             self.warned(
                 f"training takes about {duration(start.seconds_left)} here; choose a "
@@ -115,7 +115,7 @@ def _figures(score: DevScore) -> str:
 
 
 def _checkpoints(training: TrainingConfig) -> str:
-    """How often the run is saved, and what part of it the average comes from."""
+    """Interval of checkpoints, and the part of the run that the average covers."""
     kept, every = training.keep_checkpoints, training.checkpoint_steps
     if every is None:
         often = duration(60 * training.checkpoint_minutes)
@@ -128,7 +128,7 @@ def _checkpoints(training: TrainingConfig) -> str:
 
 
 def _languages(config: RunConfig) -> str:
-    """The languages that the model will keep, or how to name them."""
+    """Languages that the model will keep, and how to name missing ones."""
     languages = config.languages
     options = ["--source-language"] * (languages.source is None)
     if config.model.target_vocab_size is None:  # it writes text, no trees
@@ -138,7 +138,7 @@ def _languages(config: RunConfig) -> str:
 
 
 def _augmented(total: int, config: AugmentationConfig) -> str:
-    """How many of the trees trained on are variants, and how these are made."""
+    """Number of variants among the training trees, and how they are made."""
     if not config.copies:
         return "Variants of trees: none (treebank.augmentation.copies)"
     num_trees = total // (config.copies + 1)
@@ -168,10 +168,10 @@ def _forecast(start: RunStart) -> str:
 
 
 def _reservation(fit: Fit) -> str:
-    """What to know of a forecast that was made while other programs ran."""
+    """Reservation about a forecast that was made while other programs ran."""
     if fit.waiting_share < BUSY_SHARE:
         return ""
     return (
         f"; other programs had the processor for {fit.waiting_share:.0%} of the trial, "
-        "and this is the time without them"
+        "and the forecast leaves them out"
     )

@@ -1,4 +1,4 @@
-"""How the process of a command ends, and what it does when its output is closed."""
+"""End of a command's process, and closed or lost output streams."""
 
 import atexit
 import os
@@ -10,14 +10,14 @@ from typing import Any, TextIO, cast
 OUTPUT_LOST = 2
 """Exit code if what was said could not be written."""
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
-"""Their numbers as files."""
+"""File descriptors of the standard streams."""
 
 
 def open_closed_streams() -> bool:
-    """Have what is written to closed streams go nowhere; whether output is closed.
+    """Open closed standard streams on the null device; whether output was closed.
 
-    Python has no stream where one is closed. What is opened next would have its number,
-    and libraries would write into it.
+    For a closed stream Python has None. The next file to be opened would get the
+    stream's descriptor, and libraries would write into it.
     """
     is_closed = sys.stdout is None
     if sys.stderr is None:
@@ -33,7 +33,7 @@ def _nowhere(descriptor: int) -> TextIO:
 
 
 def _discard(descriptor: int) -> None:
-    """Let a file of that number be the one that keeps nothing."""
+    """Redirect a file descriptor to the null device."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)
@@ -41,7 +41,7 @@ def _discard(descriptor: int) -> None:
 
 
 def say_on_errors(message: str) -> None:
-    """Say something at the end of a command, to whoever is still there to read it."""
+    """Print a last message on standard error, unless that cannot be written."""
     try:
         print(message, file=sys.stderr, flush=True)
     except OSError:
@@ -49,13 +49,13 @@ def say_on_errors(message: str) -> None:
 
 
 class _LastingStream:
-    """A stream that discards what is written to it once nobody takes it any more."""
+    """Stream that discards its text once writing has failed."""
 
     def __init__(self, stream: TextIO, name: str, errors: TextIO | None) -> None:
         self._stream = stream
         self._name = name
         self._errors = errors
-        """Where the loss is told."""
+        """Stream on which the failure is reported; None if it is not."""
 
     def write(self, text: str) -> int:
         try:
@@ -79,8 +79,8 @@ class _LastingStream:
         _discard(self._stream.fileno())
         if errors is not None:
             print(
-                f"Warning: {self._name} cannot be written ({error.strerror}); going on "
-                "without it.",
+                f"Warning: {self._name} cannot be written ({error.strerror}); the "
+                "command goes on without it.",
                 file=errors,
                 flush=True,
             )
@@ -91,10 +91,10 @@ class _LastingStream:
 
 @contextmanager
 def lasting_streams(*, is_output_display: bool) -> Iterator[None]:
-    """Go on when a terminal is closed, or the program that a pipe leads to has ended.
+    """Go on after a terminal has closed, or the reader of a pipe has ended.
 
-    What is told on standard error is never worth the work that it tells of, nor is what
-    is told on standard output, if that only displays work whose results are elsewhere.
+    Losing standard error never ends a command. Losing standard output does, unless it
+    is only a display of work whose results are in files.
     """
     output, errors = sys.stdout, sys.stderr
     lasting_errors = cast(TextIO, _LastingStream(errors, "Standard error", None))

@@ -71,12 +71,12 @@ def evaluate(
     hypothesis
         Translations already made.
     language
-        Language of the target, as a BCP 47 tag. It decides how text is cut into words:
-        by default it is the model's, else the one of the reference's ending (.de, .zh).
+        Language of the target, as a BCP 47 tag; it decides how text is cut into words.
+        By default the model's, otherwise that of the reference's ending (.de, .zh).
     tokenize
         sacreBLEU's tokenizer. By default zh for Chinese, ja-mecab for Japanese,
-        ko-mecab for Korean, char for Thai, Lao, Khmer and Burmese, else 13a; where the
-        language is unknown, the script of the reference tells.
+        ko-mecab for Korean, char for Thai, Lao, Khmer and Burmese, else 13a. If the
+        language is unknown, it is guessed from the reference's script.
     beam_size
         Hypotheses kept at each step of the model's search; those of its run by
         default.
@@ -139,7 +139,7 @@ def _require_either(
     hypothesis: Sequence[Path],
     options: Mapping[str, Any],
 ) -> None:
-    """`ConfigError` unless there is a model with a source, or translations alone."""
+    """Raise `ConfigError` unless a model with a source, or translations, are given."""
     if (model is None) == (not hypothesis):
         raise ConfigError(
             "Either a model with --source or --hypothesis must be given, but not both."
@@ -156,9 +156,9 @@ def score_hypotheses(
     language: str | None,
     tokenization: Tokenization,
 ) -> list[BleuScore | ChrfScore]:
-    """sacreBLEU, the paper's BLEU where words stand between spaces, and chrF.
+    """sacreBLEU, the paper's BLEU (for languages with spaces) and chrF.
 
-    The language of the paper's BLEU is German, as in the paper, where it is unknown.
+    An unknown language counts as German, as in the paper.
     """
     language = language or detect_unspaced(references) or "de"
     scores: list[BleuScore | ChrfScore] = [

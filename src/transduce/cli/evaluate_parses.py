@@ -90,7 +90,7 @@ def evaluate_parses(
     if predicted is not None and predicted.is_dir():
         raise ConfigError(
             f"{predicted}: the predicted trees must be a file, but this is a folder; "
-            "name a model that is to parse by --model."
+            "give a model that parses by --model."
         )
     if predicted is not None and model is None:
         options = {
@@ -109,8 +109,8 @@ def evaluate_parses(
         if normalize or gold_tags or allow_dropped:
             raise ConfigError(
                 "--normalize, --gold-tags and --allow-dropped are for predicted trees, "
-                "but a model is given, whose trees are normalised and have the gold "
-                "tree's words and tags; leave them out."
+                "but --model is given; leave them out: a model's trees are normalised "
+                "and have the gold tree's words and tags."
             )
         trees = read_treebank([gold])
         translator = load(

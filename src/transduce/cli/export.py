@@ -15,7 +15,7 @@ MARKS = {
     "marian": "model.safetensors",
     "onnx": "encoder.onnx",
 }
-"""The file by which an older export is known."""
+"""File that identifies an older export, by target."""
 
 
 def export(

@@ -1,4 +1,4 @@
-"""How `--help` is laid out: without boxes, and legible at any width."""
+"""Layout of `--help`: without boxes, and legible at any width."""
 
 from ast import literal_eval
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 WIDEST_TEXT = 100
-"""Longer lines are hard to read, however wide the terminal is."""
+"""Columns of a line of help at most; longer lines are hard to read."""
 BESIDE = 60
-"""From this width on, a description stands beside its option, not below it."""
+"""Columns from which on a description stands beside its option, not below it."""
 LABEL_WIDTH = 26
 INDENT = "  "
 EXAMPLE_INDENT = 4 * " "
@@ -77,7 +77,7 @@ def _label(entry: HelpEntry) -> str:
 def _entry_lines(
     console: Console, entry: HelpEntry, label_width: int
 ) -> Iterator[Text]:
-    """An option with its description beside it, or below it where it is narrow."""
+    """Option with its description beside it, or below it on a narrow terminal."""
     label, width = _label(entry), _text_width(console)
     if width >= BESIDE:
         indent = len(INDENT) + label_width + len(INDENT)
@@ -111,7 +111,7 @@ def _description(console: Console, entry: HelpEntry) -> str:
 
 
 def _as_given(default: str) -> str:
-    """A default as one would type it: `(1, 2)` is typed `1 2`."""
+    """Default as a user types it: `1 2` for `(1, 2)`."""
     with suppress(ValueError, SyntaxError):
         value = literal_eval(default)
         if isinstance(value, tuple):
@@ -120,7 +120,7 @@ def _as_given(default: str) -> str:
 
 
 def _plain(console: Console, content: Any) -> str:
-    """What would be printed, as text; its line breaks are those of its source."""
+    """Printed text of a renderable, with the line breaks of its source."""
     if isinstance(content, str):
         return content
     wide = console.options.update(width=100_000)

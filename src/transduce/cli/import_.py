@@ -44,7 +44,7 @@ def import_(
         Language that the model reads, as a BCP 47 tag such as en or pt-BR; by default
         the one that tokenizer_config.json names.
     target_language
-        Language that it writes. A model of several targets has none by default.
+        Language that the model writes. A model with several has none by default.
     """
     require_new_folder(out, force=force, holding=WEIGHTS)
     languages = LanguagesConfig(source=source_language, target=target_language)

@@ -29,15 +29,15 @@ from transduce.training.trainer import TrainingStoppedError
 
 POLL_SECONDS = 0.1
 MAX_DEVICES = 16
-"""GPUs of a machine at most; else there are no more processes than cores."""
+"""GPUs of a machine at most: more processes need as many cores."""
 GRACE_SECONDS = 10.0
 """For the others to end by themselves when one has ended badly."""
 LEFT_BEHIND = 3
 """Exit code of a process that ends since another one has."""
 LAUNCHER = "TRANSDUCE_LAUNCHER"
-"""The variable that tells a process of a run which process has started it."""
+"""Environment variable with the process id of a worker's launcher."""
 TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""A variable that torchrun sets for the processes that it starts."""
+"""Environment variable that torchrun sets for its workers."""
 
 
 class ProcessKilledError(TransduceError):
@@ -78,9 +78,9 @@ def one_voice(processes: Processes, devices: int) -> Iterator[None]:
 
 
 def end_with_launcher() -> None:
-    """Stop this process, once it has saved, if what has started the run is killed.
+    """Save and stop this worker if its launcher is killed.
 
-    Else it would train on, and keep the run from being resumed.
+    Otherwise it would train on, and the run could not be resumed.
     """
     if not is_joined():
         return

@@ -31,7 +31,7 @@ class SourceLines:
 
 
 def source_lines(input: Path | None) -> SourceLines:
-    """Those of the file, or of standard input; `DataError` if that is closed."""
+    """Lines of a file, or of standard input; `DataError` if that is closed."""
     if input is None or input == STANDARD_INPUT:
         lines = read_stream(standard_input("--input FILE"))
         return SourceLines(lines=lines, windows=arriving_windows)
@@ -41,12 +41,12 @@ def source_lines(input: Path | None) -> SourceLines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """How translations are written."""
+    """Output format of translations."""
 
     num_best: int = 1
-    """Translations of each line, one a line."""
+    """Translations written for each line, one a line."""
     jsonl: bool = False
-    """As a JSON object a line, with scores and tokens."""
+    """Whether each line is a JSON object with scores and tokens."""
 
 
 def write_translations(
@@ -81,9 +81,9 @@ def write_translations(
 
 
 def lines_found_together(translator: Translator, precision: str, *, told: bool) -> int:
-    """Lines whose results depend on each other, in rounding at least.
+    """Number of lines whose results may depend on each other by rounding.
 
-    None do in fp32 by the kernels, or in int8 if no score is told.
+    It is 1 on a CPU in fp32, and in int8 if no score is written.
     """
     is_exact = precision == "fp32" or (precision == "int8" and not told)
     return 1 if translator.device == "cpu" and is_exact else WINDOW_LINES

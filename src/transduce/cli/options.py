@@ -36,9 +36,9 @@ def run_config(
 def changed(
     config: RunConfig, config_file: Path | None, assignments: tuple[str, ...]
 ) -> RunConfig:
-    """Settings changed by a file, then by single settings.
+    """The settings, changed by a file, then by assignments.
 
-    Minutes between checkpoints that are asked for take the place of a preset's updates.
+    Setting `checkpoint_minutes` replaces the preset's `checkpoint_steps`.
     """
     sizes = config.model.vocab_size, config.model.target_vocab_size
     before, config = config, _applied(config, config_file, assignments)
@@ -72,7 +72,7 @@ def _is_set(
     config_file: Path | None,
     assignments: tuple[str, ...],
 ) -> bool:
-    """Whether a setting of training is set: then what it was before changes nothing."""
+    """Whether the user sets a setting of training, found by changing it before."""
     found = set()
     for probe in (1, 2):
         probed = apply_assignments(config, (f"training.{name}={probe}",))
@@ -96,7 +96,7 @@ def text_files(
     dev_source: tuple[Path, ...],
     dev_target: tuple[Path, ...],
 ) -> CorpusFiles:
-    """The text of a run; `ConfigError` if it lacks a side."""
+    """Text files of a run; `ConfigError` if a side is missing."""
     require_both(source, target)
     require_both(dev_source, dev_target)
     _refuse_standard_input(*source, *target, *dev_source, *dev_target)
@@ -108,13 +108,13 @@ def text_files(
 def _refuse_standard_input(*paths: Path) -> None:
     if STANDARD_INPUT in paths:
         raise ConfigError(
-            "A corpus must be in files, since it is read several times, but `-` stands "
-            "for standard input; write it to a file first."
+            "A corpus must be in files, as it is read several times, but `-` is "
+            "standard input; write it to a file first."
         )
 
 
 def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
-    """Those that are given, of text or of trees."""
+    """The given files, of text or of trees; None if there are none."""
     _refuse_standard_input(*treebanks.trees, *treebanks.dev_trees)
     if any(text.absolute_names().values()):
         if treebanks.trees or treebanks.dev_trees:
@@ -131,7 +131,7 @@ def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
 
 
 def required_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles:
-    """Those that are given; `ConfigError` if none is."""
+    """The given files; `ConfigError` if there are none."""
     files = run_files(text, treebanks)
     if files is None:
         raise ConfigError(NO_CORPUS)

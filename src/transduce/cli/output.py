@@ -1,4 +1,4 @@
-"""Where commands write to: nothing is overwritten unless --force says so."""
+"""Output files and folders of commands; only --force overwrites."""
 
 import os
 import sys
@@ -14,10 +14,10 @@ from transduce.cli.ending import STANDARD_OUTPUT as DESCRIPTOR
 from transduce.errors import ConfigError, DataError
 
 STANDARD_OUTPUT = Path("-")
-"""The name that stands for it, as for most programs."""
+"""File name that stands for standard output."""
 
 Force = Annotated[bool, Parameter(negative="")]
-"""Whether an output that exists is overwritten."""
+"""Option to overwrite an output that exists."""
 
 
 def require_new(
@@ -27,10 +27,10 @@ def require_new(
     others: Iterable[Path | None] = (),
     called: str = "the input",
 ) -> None:
-    """`ConfigError` if a file to be written would overwrite another, or is a folder.
+    """Raise `ConfigError` if an output would overwrite a file, or is a folder.
 
-    An input or another output is never overwritten, an older file by force only. An
-    empty file is as good as none, and a pipe or a device keeps nothing.
+    An input or another output is never overwritten, an older file only by force. Empty
+    files, pipes and devices hold nothing that could be lost.
     """
     if output is None or output == STANDARD_OUTPUT:
         return
@@ -49,10 +49,10 @@ def require_new(
 
 
 def require_new_folder(out: Path, *, force: bool, holding: str) -> None:
-    """`ConfigError` if a folder to be written would overwrite another's files.
+    """Raise `ConfigError` if an output folder holds files that would be lost.
 
-    Even by force, only what the same command has written is overwritten: a folder that
-    holds a file of that name, and no folders.
+    Even force overwrites only what the same command wrote: a folder that has a file
+    named `holding`, and no folders.
     """
     if not _exists(out):
         return
@@ -71,8 +71,8 @@ def require_new_folder(out: Path, *, force: bool, holding: str) -> None:
         )
     if not (out / holding).is_file() or any(each.is_dir() for each in there):
         raise ConfigError(
-            f"{out}: only what the same command has written can be overwritten, but "
-            f"the folder is not of that kind (it has folders, or no {holding}); choose "
+            f"{out}: --force overwrites only what the same command wrote, but the "
+            f"folder has other content (folders in it, or no {holding}); choose "
             "another."
         )
 
@@ -94,7 +94,7 @@ def writer(output: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def told_if_unwritable(output: Path) -> Iterator[None]:
-    """`DataError` if the file cannot be written, unless its reader has gone."""
+    """Turn an error of writing into `DataError`, except for a closed pipe."""
     try:
         yield
     except BrokenPipeError:
@@ -120,17 +120,17 @@ def _file_writer(output: Path) -> Iterator[TextIO]:
 
 
 def real_file(output: Path) -> Path:
-    """The file itself, or what it leads to if it is a link, which is to stay one."""
+    """Target of a symbolic link, which stays a link; any other path as it is."""
     return Path(os.path.realpath(output)) if output.is_symlink() else output
 
 
 def replaceable(output: Path) -> bool:
-    """Whether another file can be put in its place: not of a pipe or a device."""
+    """Whether a file can be put in a path's place: not in a pipe's or a device's."""
     return output.is_file() or not output.exists()
 
 
 def is_standard_output(output: Path) -> bool:
-    """Whether it is a name of standard output, as - and /dev/stdout are.
+    """Whether a path names standard output, as - and /dev/stdout do.
 
     Such a file is not replaced: others may have written to it, or do so later.
     """
@@ -151,7 +151,7 @@ def _exists(path: Path) -> bool:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two names are of one file; those of a device may be."""
+    """Whether two paths name one file; two of one device do not count."""
     if one.exists() and other.exists():
         return one.samefile(other) and one.is_file()
     return os.path.realpath(one) == os.path.realpath(other)

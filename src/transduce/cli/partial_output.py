@@ -1,10 +1,9 @@
-"""Outputs of one record for each line of input, kept when the command is cut short.
+"""Outputs with one record per line of input, kept when a command is interrupted.
 
-While `OUTPUT` is being written it is `OUTPUT.part`, with whole records only, whatever
-ends the process. Beside it, `OUTPUT.part.record` says in its first line what the part
-was begun with, and in a line for each record where that ends and which input it is of:
-so `--resume` goes on only where the result will be that of a command which was never
-interrupted.
+A command writes to `OUTPUT.part`, which has whole records only, however the process
+ends. Beside it, the first line of `OUTPUT.part.record` holds model and options; a
+further line for each record holds where it ends and a checksum of its input. So
+`--resume` goes on only if the result is that of a command that was never interrupted.
 """
 
 import json
@@ -34,82 +33,83 @@ from transduce.cli.output import (
 from transduce.errors import ConfigError, DataError, TransduceError
 from transduce.model_folder import CONFIG, WEIGHTS, find_model
 from transduce.parsing.vocabulary import SYMBOLS_FILE
+from transduce.phrases import counted
 from transduce.text.tokenizer import TOKENIZER_FILE
 
 Resume = Annotated[bool, Parameter(negative="")]
-"""Whether a command goes on with its output that was cut short."""
+"""Option to go on with an output that was interrupted."""
 
 Origin = Mapping[str, Any]
-"""All that the records depend on besides the lines of input, as JSON has it."""
+"""Everything that the records depend on besides the input's lines, as JSON."""
 Item = TypeVar("Item")
 
 FORMAT = 1
 PART, RECORD = ".part", ".part.record"
 KEY_BYTES = 8
-"""Of the sum that stands for a line of input."""
+"""Bytes of the checksum of a line of input."""
 SUMMED_WORDS = 1 << 17
-"""Of a file of weights, in one sum: all of them are read as fast as memory is."""
+"""Words of a file of weights that one sum covers: sums are as fast as memory."""
 
 
 class RecordOutput(Protocol):
-    """Where records are written, one for each item of the input, in its order."""
+    """Output of records, one for each item of the input, in its order."""
 
     @property
     def num_done(self) -> int:
-        """Records that an earlier command has written."""
+        """Number of records that an earlier command wrote."""
 
     @property
     def notes(self) -> list[Any]:
-        """What was noted with each of these."""
+        """Notes of the records that an earlier command wrote."""
 
     def reading(
         self, items: Iterable[Item], text: Callable[[Item], str] = str
     ) -> Iterator[Item]:
-        """The items that have no record yet; `DataError` if those before have changed.
+        """Items without a record yet; `DataError` if earlier ones have changed.
 
-        Each stream of input must be read through this.
+        Every stream of input must be read through this method.
         """
 
     def write(self, record: str, note: Any = None) -> None:
-        """Write the record of the next item, and note something with it."""
+        """Write the record of the next item, and keep a note with it."""
 
     def write_end(self, text: str) -> None:
-        """Write what follows all records."""
+        """Write text that follows all records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """The file that is asked for, or none for standard output, and how to begin it."""
+    """Output file, or None for standard output, and whether to overwrite or resume."""
 
     output: Path | None
     force: bool = False
     resume: bool = False
 
     def require_usable(self, *inputs: Path | None) -> None:
-        """`ConfigError` if a file would be overwritten, or cannot be gone on with."""
+        """Raise `ConfigError` if a file would be overwritten or cannot be resumed."""
         require_new(self.output, force=self.force, others=inputs)
         if self.resume and self._in_parts is None:
             raise ConfigError(
-                "`--resume` must go on with a file that was cut short, but the output "
-                "is none; name it by --output."
+                "`--resume` needs an output file that was interrupted; name it by "
+                "--output."
             )
         if self._in_parts is None:
             return
         part = _beside(self._in_parts, PART)
         if self.resume and not part.is_file():
             raise ConfigError(
-                f"{part}: must be what an interrupted command has written, but there "
-                "is none; leave out --resume to begin."
+                f"{part}: --resume needs the output of an interrupted command, but this"
+                " file is missing; leave out --resume to begin."
             )
         if part.exists() and not self.resume and not self.force:
             raise ConfigError(
-                f"{part}: holds what an interrupted command has written; go on with it "
-                "by --resume, or overwrite it with --force."
+                f"{part}: holds the output of an interrupted command; go on with it by "
+                "--resume, or overwrite it with --force."
             )
 
     @property
     def _in_parts(self) -> Path | None:
-        """The file, if it can be written in parts; of a link, what it leads to."""
+        """The output file, links followed; None if it cannot be resumed."""
         if self.output is None or is_standard_output(self.output):
             return None
         if not replaceable(self.output):
@@ -120,10 +120,10 @@ class Destination:
     def opened(
         self, origin: Callable[[], Origin], batch_items: int = 1
     ) -> Iterator[RecordOutput]:
-        """Where to write; a file has its name when all is written.
+        """Open the output; a file gets its name when everything is written.
 
-        Where results depend on the items beside them, a number of `batch_items` is
-        computed together, and only whole ones are gone on from.
+        Resuming begins after a whole number of batches of `batch_items` items, since
+        results may depend on the other items of a batch.
         """
         if (output := self._in_parts) is None:
             with writer(self.output) as file:
@@ -139,7 +139,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class _PassingOutput:
-    """Standard output, a pipe or a device: nothing of it can be gone on with."""
+    """Standard output, a pipe or a device, which cannot be resumed."""
 
     _write: Callable[[str], object]
     _flush: Callable[[], object]
@@ -160,21 +160,21 @@ class _PassingOutput:
 
 
 class _Part:
-    """A file that is being written, and the record of it."""
+    """Partial output file and its record."""
 
     def __init__(self, path: Path, part: int, record: int) -> None:
         self.path = path
         self.num_done = 0
         self.num_written = 0
-        """Records, those of an earlier command among them."""
+        """Number of records, those of an earlier command included."""
         self.notes: list[Any] = []
         self._part, self._record = part, record
         self._end = 0
-        """Bytes of whole records."""
+        """Size of all whole records in bytes."""
         self._keys: list[deque[str]] = []
-        """Of each stream, those of the items that are read and have no record yet."""
+        """Checksums of the items that have no record yet, by stream."""
         self._done_keys: list[tuple[str, ...]] = []
-        """Of the items that had a record before."""
+        """Checksums of the items whose records an earlier command wrote."""
 
     @classmethod
     @contextmanager
@@ -184,11 +184,11 @@ class _Part:
         path, record = _beside(output, PART), _beside(output, RECORD)
         flags = os.O_RDWR | os.O_CREAT
         refusal = ConfigError(
-            f"{path}: must be written by one command at a time, but another one is at "
-            "it; wait for it to end, or choose another name."
+            f"{path}: another command is writing this file; wait for it to end, or "
+            "choose another name."
         )
         with ExitStack() as stack:
-            # The claim first, so that what another command writes is not touched.
+            # Lock first, so that another command's output is not touched.
             descriptor = os.open(path, flags, 0o666)
             stack.callback(os.close, descriptor)
             claim_file(descriptor, refusal)
@@ -212,7 +212,7 @@ class _Part:
         _write_all(self._record, json.dumps(begun) + "\n")
 
     def _go_on(self, record: Path, begun: Origin, batch_items: int) -> None:
-        """Read what an earlier command has done, and cut off what is not whole."""
+        """Read an earlier command's record, and cut off partial records."""
         head, lines = _read_record(record)
         _require_same(self.path, head, begun)
         size = os.fstat(self._part).st_size
@@ -246,9 +246,8 @@ class _Part:
             item = next(items, None)
             if item is None or number >= len(done) or _key(text(item)) != done[number]:
                 raise _OtherInputError(
-                    f"{self.path}: line {place} of the input must be what it was when "
-                    "the output was begun, but is another; give the same input, or "
-                    "begin anew with --force."
+                    f"{self.path}: line {place} of the input has changed since the "
+                    "output was begun; give the same input, or begin anew with --force."
                 )
         for item in items:
             keys.append(_key(text(item)))
@@ -264,20 +263,20 @@ class _Part:
         _write_all(self._part, text)
 
     def finish(self, output: Path) -> None:
-        """Give the file its name."""
+        """Rename the complete file to the output's name."""
         os.fsync(self._part)
         self.path.replace(output)
         _beside(output, RECORD).unlink()
 
     def cut_short(self) -> bool:
-        """Leave whole records, or nothing if there is none; whether there are any."""
+        """Cut off a partial record; whether any whole records are left."""
         os.ftruncate(self._part, self._end)
         return self.num_written > 0
 
 
 @contextmanager
 def _keeping(part: _Part, output: Path) -> Iterator[None]:
-    """When writing ends early, keep what is done, and say so."""
+    """Keep whole records when writing ends early, and say so."""
     try:
         yield
     except BaseException as error:
@@ -286,8 +285,8 @@ def _keeping(part: _Part, output: Path) -> Iterator[None]:
             _beside(output, RECORD).unlink()
             raise
         kept = (
-            f"What is done, {part.num_written:,} of the input's lines, is kept in "
-            f"{part.path}: the same command with --resume goes on."
+            f"The results of {counted(part.num_written, 'line')} of the input are kept "
+            f"in {part.path}: the same command with --resume goes on."
         )
         match error:
             case KeyboardInterrupt():
@@ -306,11 +305,11 @@ def _keeping(part: _Part, output: Path) -> Iterator[None]:
 
 
 class OutputKeptError(TransduceError):
-    """A command was interrupted, and can be gone on with."""
+    """A command was interrupted, and --resume can go on with its output."""
 
 
 class _OtherInputError(DataError):
-    """A command goes on with an output, but with another input."""
+    """A command resumes an output with another input."""
 
 
 def _beside(output: Path, suffix: str) -> Path:
@@ -323,9 +322,9 @@ def _key(text: str) -> str:
 
 
 def _write_all(descriptor: int, text: str) -> int:
-    """Write a text at once, so that it is there whole if it is there at all; its bytes.
+    """Write a text in one call if possible; its number of bytes.
 
-    Only a disk that is full takes a part of it, and refuses the rest.
+    Only a full disk takes a part of it and refuses the rest.
     """
     content = memoryview(text.encode("utf-8"))
     left = content
@@ -336,13 +335,13 @@ def _write_all(descriptor: int, text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What the record says of one record of the output."""
+    """Line of the record file about one record of the output."""
 
     end: int
     keys: tuple[str, ...]
     note: Any
     record_end: int
-    """Where the line itself ends."""
+    """Offset of the line's own end in the record file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +351,7 @@ class _Head:
 
 
 def _read_record(path: Path) -> tuple[_Head, list[_Line]]:
-    """`DataError` if the head is damaged; what is not whole at the end is left out."""
+    """Read a record file up to its last whole line; `DataError` for a damaged head."""
     head, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
     try:
         begun = json.loads(head)
@@ -360,8 +359,8 @@ def _read_record(path: Path) -> tuple[_Head, list[_Line]]:
         begun = None
     if not isinstance(begun, dict) or not head.endswith(b"\n"):
         raise DataError(
-            f"{path}: must tell what {path.with_suffix('').name} was begun with, but "
-            "is missing or damaged; begin anew with --force."
+            f"{path}: the record of {path.with_suffix('').name} is missing or damaged; "
+            "begin anew with --force."
         )
     lines: list[_Line] = []
     place, end = len(head), 0
@@ -385,14 +384,14 @@ def _line(text: bytes, place: int) -> _Line | None:
 
 
 def _require_same(path: Path, head: _Head, begun: Origin) -> None:
-    """`ConfigError` if a part was begun with anything else."""
+    """Raise `ConfigError` if a part was begun with other models or options."""
     then, now = dict(_flat(head.begun)), dict(_flat(json.loads(json.dumps(begun))))
     for name in sorted({*then, *now}):
         if then.get(name) != now.get(name):
             raise ConfigError(
-                f"{path}: must be gone on with as it was begun, but {name} was "
-                f"{then.get(name)!r} and is {now.get(name)!r}; give the same models, "
-                "options and version of transduce, or begin anew with --force."
+                f"{path}: cannot be resumed, as {name} was {then.get(name)!r} and is "
+                f"now {now.get(name)!r}; give the same models, options and version of "
+                "transduce, or begin anew with --force."
             )
 
 
@@ -405,7 +404,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def model_sum(path: Path) -> str:
-    """A sum that stands for a model: its settings, vocabulary and weights."""
+    """Checksum of a model's settings, vocabulary and weights."""
     folder, digest = find_model(path), blake2b(digest_size=KEY_BYTES)
     for name in (CONFIG, TOKENIZER_FILE, SYMBOLS_FILE):
         if (folder / name).is_file():

@@ -27,7 +27,7 @@ SENTENCES: dict[Pair, str] = {
     "en-de": "The old lamp fell because it was heavy.",
     "en-zh": "The king sold the old lamp because it was very heavy.",
 }
-"""A sentence to begin with, of words that the corpus of the pair has."""
+"""Example sentence for each pair, of words in the pair's corpus."""
 
 
 def quickstart(
@@ -60,8 +60,8 @@ def quickstart(
     """
     if task == "parsing" and pair != "en-de":
         raise ConfigError(
-            f"--pair {pair} must go with --task translation; parsing reads English "
-            "alone."
+            f"--pair {pair} needs --task translation, as parsing is for English only; "
+            "leave one of them out."
         )
     started = time.monotonic()
     hardware = choose_hardware(device, width=PRESETS["quickstart"].model.d_model)
@@ -81,7 +81,7 @@ def quickstart(
 
 
 def _remove_quickstart(out: Path) -> None:
-    """`ConfigError` if the folder holds anything but a quickstart."""
+    """Remove a quickstart; `ConfigError` if the folder holds anything else."""
     there = {each.name for each in out.iterdir()} if out.is_dir() else {out.name}
     if not there <= {"corpus", "run"}:
         raise ConfigError(

@@ -131,7 +131,7 @@ def table2(
     force
         Overwrite an older report in that folder.
     presets
-        Presets whose costs are told, and whose trainings are forecast.
+        Presets whose costs are listed and whose training times are forecast.
     source
         Test text, for the runs to translate.
     reference

@@ -30,5 +30,5 @@ def telling_how_to_go_on(
         if not (out / RECORD).is_file():
             raise  # before there was a run
         raise TrainingStoppedError(
-            f"Interrupted; what was saved before is kept. {how}"
+            f"Interrupted; the last checkpoint is kept. {how}"
         ) from None

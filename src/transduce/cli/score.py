@@ -45,8 +45,8 @@ def score(
     target
         Their translations, line by line.
     output
-        A file to write; standard output by default, or by -. What is done is kept in
-        OUTPUT.part until all is.
+        A file to write; - is standard output, the default. Lines are kept in
+        OUTPUT.part until all are done.
     force
         Overwrite the output if it exists.
     resume
@@ -80,7 +80,7 @@ def score(
                 out.write(_line(found, jsonl=jsonl), note)
                 log_probabilities.append(found.log_probability)
                 num_tokens += found.num_tokens
-        # Exact, so that it is the same wherever an earlier command was cut short.
+        # An exact sum is the same wherever an earlier command was interrupted.
         total = fsum(log_probabilities)
         out.write_end(_total(total, num_tokens, len(log_probabilities), jsonl=jsonl))
 

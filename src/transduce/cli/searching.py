@@ -1,4 +1,4 @@
-"""Options of a search, as all commands that search have them."""
+"""Search options, shared by all commands that search."""
 
 import sys
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from transduce.search_config import SearchConfig
 
 
 def search_of(own: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:
-    """A model's own search, changed by those options that are given.
+    """A model's own search settings, changed by the given options.
 
-    What of its own they leave without a meaning is dropped, and that is said, as is
-    what means nothing. `ConfigError` if the options contradict each other.
+    Own settings that lose their meaning are dropped with a warning; options without
+    effect are warned of, too. `ConfigError` if the options contradict each other.
     """
     config, dropped = own.changed(options)
     for each in (*dropped, *_pointless(config, options)):
@@ -21,12 +21,12 @@ def search_of(own: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:
 
 
 def _pointless(config: SearchConfig, options: Mapping[str, Any]) -> list[str]:
-    """What is said of options that change nothing that is found."""
+    """Warnings about options that do not change the result of a search."""
     said = []
     if config.beam_size == 1:
         said = [
-            f"{_option(name)} changes only the scores of a greedy search, whose beam "
-            "size is 1, not what it finds."
+            f"{_option(name)} changes only the scores, not the translations, of a "
+            "greedy search (beam size 1)."
             for name in ("length_penalty", "penalty")
             if options.get(name) is not None
         ]
@@ -36,12 +36,12 @@ def _pointless(config: SearchConfig, options: Mapping[str, Any]) -> list[str]:
 
 
 def require_no_search(options: Mapping[str, Any], needed: str) -> None:
-    """`ConfigError` if options of a search are given where there is none."""
+    """Raise `ConfigError` if search options are given, but nothing is searched for."""
     for name, value in options.items():
         if value not in (None, False, "auto", "fp32"):
             raise ConfigError(
-                f"{_option(name)} says how a model searches, but there is none; leave "
-                f"it out, or give {needed}."
+                f"{_option(name)} is for a model's search, but there is no model; "
+                f"leave it out, or give {needed}."
             )
 
 

@@ -51,7 +51,7 @@ def serve(
     models
         Model or run folders, each as FOLDER, NAME=FOLDER or SOURCE:TARGET=FOLDER. The
         languages are those given (en:pt-BR), those of a name such as en-de, or those
-        that the model keeps. A parser only has a name.
+        that the model keeps. A parser has only a name.
     host
         The address to listen at; by default nobody but this machine is answered.
     port
@@ -72,20 +72,20 @@ def serve(
     batch_size
         The most sentences that are translated, or parsed, together.
     max_connections
-        The most open connections. One more takes the place of the one that has been
-        idle longest; if all are being answered, it is refused.
+        The most open connections. One more replaces the one that has been idle
+        longest; if all are busy, it is refused.
     client_timeout
-        Seconds that a client may take to send the head of a request, and its body.
+        Seconds that a client may take to send a request's headers, and its body.
     allowed_hosts
-        Further names that the server is called by, such as a proxy's. A server that
-        only this machine reaches answers to localhost, its addresses and these names;
-        any other answers to every name, unless some are given.
+        Further host names of the server, such as a proxy's. A server that listens on
+        this machine only answers to localhost, its addresses and these names; any
+        other answers to every name, unless some are given.
     cors_origins
         Sites whose pages may use the server from a browser, such as
         https://example.org, or * for all; none by default.
     trusted_proxies
-        Addresses or networks of proxies whose X-Forwarded-For tells the client's
-        address; none by default.
+        Addresses or networks of proxies whose X-Forwarded-For header is trusted for
+        the client's address; none by default.
     device
         auto, cpu or cuda.
     precision

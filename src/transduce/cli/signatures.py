@@ -18,13 +18,13 @@ PACKAGE = "transduce."
 
 
 class UnresolvedError(LookupError):
-    """A name of a signature is not an import or a plain assignment."""
+    """A name in a signature is neither an import nor a plain assignment."""
 
 
 def described(reference: str) -> Callable[..., Any] | str:
-    """A function with the signature and the docstring of "module:function".
+    """Function with the signature and the docstring of "module:function".
 
-    Its body does nothing. The reference itself where the source says too little.
+    Its body does nothing. If the source is not enough, the reference is returned.
     """
     module, _, name = reference.partition(":")
     try:
@@ -49,7 +49,7 @@ def _function(module: str, name: str) -> Callable[..., Any]:
 
 
 def _value(module: str, name: str) -> Any:
-    """What a module-level name stands for."""
+    """Value of a module-level name."""
     node = _definitions(module).get(name)
     match node:
         case ast.ImportFrom(module=str(origin)):
@@ -66,7 +66,7 @@ def _value(module: str, name: str) -> Any:
 
 
 def _namespace(module: str, *nodes: ast.AST) -> dict[str, Any]:
-    """All that is named in some parts of a module."""
+    """Values of the names that some parts of a module use."""
     names = {
         node.id
         for part in nodes

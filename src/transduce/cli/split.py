@@ -51,7 +51,7 @@ def split(
     test
         Pairs of the test text; by default there is none.
     seed
-        Another one draws other pairs.
+        Seed of the draw.
     force
         Replace the output folder.
     """
@@ -81,7 +81,7 @@ def split(
         print(f"{counted(count, 'pair'):>20}  {files}")
     if (left_out := choice.num_read - sum(counts)) > 0:
         print(
-            f"Left out, as their source or its translation was held out already: "
+            f"Left out, as their source or their translation is held out: "
             f"{counted(left_out, 'pair')}."
         )
     train, held_out = (
@@ -98,14 +98,14 @@ def _usual(source: Files, target: Files) -> int:
     num_pairs = sum(1 for _ in aligned_lines(source, target))
     if (number := usual_number(num_pairs)) is None:
         raise ConfigError(
-            f"{source[0]}: {counted(num_pairs, 'pair')} must be split by sizes of "
-            "yours, as they are few; give --dev NUMBER."
+            f"{source[0]}: {counted(num_pairs, 'pair')} are too few for the default "
+            "size of the development text; give --dev NUMBER."
         )
     return number
 
 
 def _require_replaceable(out: Path, files: Files, *, force: bool) -> None:
-    """`ConfigError` if something is there, or would be lost that is to be read."""
+    """Raise `ConfigError` if the output exists, or holds the corpus itself."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not force:

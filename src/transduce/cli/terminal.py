@@ -25,16 +25,16 @@ from transduce.phrases import counted
 LINE_SECONDS = 30.0
 """Between progress lines where there is no terminal to draw on."""
 NARROWEST, USUAL, WIDEST = 20, 80, 1_000
-"""Columns of a terminal: the fewest and the most that are believed, and those that are
-taken where none are told. Rich does not end at 1, and fills memory at a billion."""
+"""Columns of a terminal: the least, the default and the most. Rich does not end at one
+column, and fills memory at a billion."""
 BAR_WIDTH, SHORT_BAR_WIDTH = 10, 4
-"""Columns that the bar of progress has at least, and where there is hardly room."""
+"""Columns of the progress bar at least, and on a narrow terminal."""
 
 
 class BoundedConsole(Console):
-    """A console whose width is believed only within bounds.
+    """Console whose width is kept within bounds.
 
-    `COLUMNS=0`, or a pseudo-terminal that was given no size, says that it is unknown.
+    A width of 0, by `COLUMNS=0` or a pseudo-terminal without a size, means unknown.
     """
 
     @property
@@ -47,12 +47,12 @@ class BoundedConsole(Console):
         self._width, self._height = new_size
 
     def on_broken_pipe(self) -> None:
-        """A reader that has gone is no error: the command ends as without Rich."""
+        """Raise `BrokenPipeError`, where Rich would end the process itself."""
         raise BrokenPipeError
 
     @property
     def can_animate(self) -> bool:
-        """Whether what is drawn can be drawn over: not in files and dumb terminals."""
+        """Whether output can be redrawn: not in files and dumb terminals."""
         return self.is_terminal and not self.is_dumb_terminal and self.file.isatty()
 
 
@@ -62,12 +62,12 @@ def plain_console() -> BoundedConsole:
 
 
 def table_console() -> BoundedConsole:
-    """Standard output, on which tables fit into the width of the terminal."""
+    """Console on standard output that fits tables into the terminal's width."""
     return BoundedConsole(highlight=False)
 
 
 def error_console() -> BoundedConsole:
-    """Standard error, where a command shows that it is at work."""
+    """Console on standard error, for the progress of a command."""
     return BoundedConsole(stderr=True, highlight=False)
 
 
@@ -77,10 +77,10 @@ def program() -> str:
 
 
 class ProgressLine(ProgressColumn):
-    """One line of progress: what is done, a bar, figures and the time.
+    """Progress in one line: description, bar, figures and time.
 
-    Where the terminal is too narrow, the figures are left out, from the last on; then
-    the bar gets shorter; then only the numbers of what is done are shown.
+    On a narrow terminal the figures are left out, the last first; then the bar gets
+    shorter; then the description is cut to its numbers.
     """
 
     def __init__(self, console: Console, time: ProgressColumn, *, has_bar: bool):
@@ -188,7 +188,7 @@ class ProgressDisplay:
         self._progress.reset(self._task, completed=completed, total=total, visible=True)
 
     def show(self, what: str, figures: Sequence[str], completed: int) -> None:
-        """How far it is, and some figures of it, the most important first."""
+        """Show progress and some figures, the most important first."""
         self._progress.update(
             self._task, completed=completed, description=what, figures=figures
         )

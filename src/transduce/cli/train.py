@@ -76,10 +76,10 @@ def train(
     out
         The run's folder; new, or with --resume one that holds a run.
     preset
-        The settings to begin with: base, big or a row of Table 3 (C-N2, ...) for
+        The preset to begin with: base, big or a row of Table 3 (C-N2, ...) for
         millions of pairs, multi30k for tens of thousands; for trees parsing-wsj,
-        parsing-semi or parsing-small. If none is named, base (for trees parsing-wsj)
-        is taken if the corpus is large enough; otherwise the one that fits is proposed.
+        parsing-semi or parsing-small. The default is base (for trees parsing-wsj) if
+        the corpus is large enough; otherwise a preset that fits is proposed.
     source
         Text files, one sentence a line, plain or gzip.
     target
@@ -94,19 +94,19 @@ def train(
     dev_trees
         Held-out trees, scored at each checkpoint.
     no_dev
-        Train on all pairs. Without a dev corpus, 1 % of the training corpus is held out
-        otherwise, at least 200 pairs and at most 2,000.
+        Train on all pairs. By default, if no dev corpus is given, 1 % of the pairs are
+        held out, at least 200 and at most 2,000.
     source_language
-        Language of the source, as a BCP 47 tag such as en or pt-BR. The model keeps
-        it. By default the files' endings tell: train.en, train.pt-BR.gz.
+        Language of the source, as a BCP 47 tag such as en or pt-BR, kept in the model.
+        By default guessed from the files' endings: train.en, train.pt-BR.gz.
     target_language
-        Language of the target, in the same way. It also decides how BLEU cuts text.
+        Language of the target, likewise. It also chooses BLEU's tokenizer.
     config
         A TOML file of settings that change the preset.
     settings
         Single settings, such as model.dropout=0.2.
     force
-        Overwrite the run in the output folder by a new one.
+        Replace the run in the output folder by a new one.
     resume
         Go on with the run in the output folder.
     device
@@ -167,7 +167,7 @@ def train(
 
 
 def _require_overwritable(out: Path, *, resume: bool, is_chosen: bool) -> None:
-    """`ConfigError` if a run would be overwritten and might then not be replaced."""
+    """Raise `ConfigError` if --force could remove a run without starting another."""
     if resume:
         raise ConfigError(
             "Either --force, to begin the run anew, or --resume, to go on with it, "
@@ -175,13 +175,13 @@ def _require_overwritable(out: Path, *, resume: bool, is_chosen: bool) -> None:
         )
     if not is_chosen and is_run(out):
         raise ConfigError(
-            f"{out}: a run must not be overwritten by one that may be refused as too "
-            "long; name its --preset."
+            f"{out}: --force needs --preset here, so that the old run is not removed "
+            "for a new one that may be refused as too long."
         )
 
 
 def _without_dev(run: RunConfig, files: RunFiles | None) -> RunConfig:
-    """Training on all pairs; `ConfigError` if a dev corpus is given all the same."""
+    """Settings to train on all pairs; `ConfigError` if a dev corpus is given."""
     if files is not None and files.has_dev:
         raise ConfigError(
             "Either a dev corpus or --no-dev must be given, but both are; leave one "

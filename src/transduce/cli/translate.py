@@ -86,10 +86,10 @@ def translate(
     beam_size
         Hypotheses kept at each step; 1 is greedy.
     patience
-        Factor on the beam size: the search of a line ends when so many of its
+        Factor on the beam size: the search of a line ends when that many of its
         translations have ended (Kasai et al., 2022). 1 is as in CTranslate2, and saves
-        a tenth to more than a third of the steps; with none, the search goes on while
-        something better is possible.
+        a tenth to more than a third of the steps. By default the search goes on while
+        a better translation is possible.
     length_penalty
         Exponent alpha of the length penalty; 0 ranks by probability alone.
     penalty
@@ -109,11 +109,11 @@ def translate(
     max_length
         Tokens of a translation at most, its end counted, however long its source; but
         there is room for a prefix and one token in any case. If a line is translated
-        in parts, the limits of length are those of each part.
+        in parts, the limits of length hold for each part.
     nbest
         Number of translations of each line, best first, no two alike, one a line. Blank
-        lines stand for missing ones; a line translated in parts has only one. By
-        default that of the model's settings, which is 1 unless it was changed.
+        lines stand for missing ones; a line translated in parts has only one. The
+        default is the model's setting, 1 unless it was changed.
     jsonl
         Write a JSON object a line, with scores and tokens.
     device

@@ -36,7 +36,7 @@ BeamSizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative
 Penalties = Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative="")]
 USUAL = Grid()
 PARSING_BEAMS = (1, 4, 10, 21)
-"""The paper's parser has a beam of 21."""
+"""Beam sizes tried for a parser; the paper's has 21."""
 
 
 def tune(
@@ -58,9 +58,9 @@ def tune(
 ) -> None:
     """Choose beam size and length penalty on the development set (section 6.1).
 
-    Every beam is tried with every penalty, and the best pair becomes the model's own
-    search, by which all commands search unless they are told otherwise. Of a run, it is
-    the model that is served: its average, else its best checkpoint.
+    Every beam size is tried with every penalty, and the best pair is written to the
+    model's settings, the defaults of all commands that search. In a run, the model is
+    its average, or else its best checkpoint.
 
     For example:
 
@@ -77,11 +77,11 @@ def tune(
     dev_trees
         Held-out trees, for a model that parses.
     beam_sizes
-        Those to try: by default 1 2 4 8, or 1 4 10 21 for trees.
+        Beam sizes to try: by default 1 2 4 8, or 1 4 10 21 for trees.
     length_penalties
-        Those to try (alpha).
+        Length penalties (alpha) to try.
     patiences
-        Those to try beside the model's own.
+        Patiences to try beside the model's own.
     tokenize
         sacreBLEU's tokenizer; by default the one for the target's language.
     dry_run
@@ -91,10 +91,10 @@ def tune(
     device
         auto, cpu or cuda.
     precision
-        Of matrix products, the one that the model is to be used in.
+        Precision of matrix products; choose the one that the model will be used in.
     processes
-        Copies of the program that search at the same time, each on one core; by
-        default one for each core, or as many as OMP_NUM_THREADS says, and at most 16.
+        Processes that share the sentences, each on one core; by default one for each
+        core, or as many as OMP_NUM_THREADS says, and at most 16.
     """
     require_both(dev_source, dev_target)
     if bool(dev_source) == bool(dev_trees):
@@ -112,7 +112,7 @@ def tune(
     grid = Grid(
         beam_sizes=beams, length_penalties=length_penalties, patiences=patiences
     )
-    grid.searches(SearchConfig())  # what is impossible is refused before any work
+    grid.searches(SearchConfig())  # refuse an impossible grid before any work
     translator = load(
         folder, device=device, precision=precision, num_processes=processes
     )
@@ -162,7 +162,7 @@ def _of_text(
 
 
 def as_report(tuning: Tuning) -> Report:
-    """The grid: a table of beams by penalties for each patience."""
+    """Report with a table of beam sizes by penalties for each patience."""
     patiences = dict.fromkeys(cell.search.patience for cell in tuning.cells)
     tables = tuple(_table(tuning, patience) for patience in patiences)
     what = f"{tuning.metric} of {counted(tuning.num_sentences, 'sentence')}"

@@ -22,9 +22,9 @@ PAUSES_S = (1.0, 5.0, 25.0)
 TIMEOUT_S = 60.0
 CHUNK_BYTES = 1 << 18
 MOST_BYTES = 1 << 28
-"""Of a file whose size is not known: many times the largest such file of any corpus."""
+"""Bytes of a file of unknown size at most: many times the largest such file."""
 MOST_DIGITS = 18
-"""Of a size that a server announces."""
+"""Digits of a size that a server announces at most."""
 SIZE = rf"\d{{1,{MOST_DIGITS}}}"
 MAY_PASS = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 SERVER_FAULT = 500
@@ -47,7 +47,7 @@ class RemoteFile:
 
     @property
     def most_bytes(self) -> int:
-        """The size at which a download ends, whatever the server still sends."""
+        """Bytes after which a download stops, even if the server sends more."""
         return MOST_BYTES if self.size_bytes is None else self.size_bytes
 
     def on(self, mirror: str) -> "RemoteFile":
@@ -189,7 +189,7 @@ def _offer(file: RemoteFile, response: HTTPResponse, asked_from: int) -> _Offer:
 
 
 def _size_in(header: str) -> int | None:
-    """The size that a header announces, or none if it is no number of bytes."""
+    """Size that a header announces; None if it is not a number of bytes."""
     is_size = header.isdecimal() and len(header) <= MOST_DIGITS
     return int(header) if is_size else None
 
@@ -198,7 +198,7 @@ def _too_much(file: RemoteFile, part: Path) -> DataError:
     part.unlink(missing_ok=True)
     return DataError(
         f"{file.url}: must be at most {file.most_bytes:,} bytes long, but the server "
-        "sends more; what came is removed: name another server by --mirror."
+        "sends more; the partial download is removed; name another server by --mirror."
     )
 
 

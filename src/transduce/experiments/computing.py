@@ -1,7 +1,7 @@
-"""What a training is computed by: kept in its log, as other means give other bits.
+"""Hardware and software that a training runs on, noted in its log.
 
-Sums are taken in another order by other numbers of threads or processes, and other
-versions and processors have other kernels.
+They decide the bits of its result: other numbers of threads or processes sum in another
+order, and other versions and processors have other kernels.
 """
 
 from collections.abc import Mapping
@@ -19,29 +19,29 @@ from transduce.model.operators.kernels.library import kernels, uses_matrix_unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computing:
-    """What decides the bits of a training, and its speed."""
+    """Hardware, software and threads, which decide a training's bits and speed."""
 
     device: str
-    """Its type: cpu or cuda."""
+    """Type of the device: cpu or cuda."""
     processor: str
-    """Or the accelerator's name."""
+    """Name of the processor or the accelerator."""
     precision: str
     num_processes: int
     num_threads: int
-    """Of each process."""
+    """Threads of each process."""
     instructions: str
-    """Which library of kernels runs; none, if PyTorch's own run alone."""
+    """Build of the kernels in use; "none" if PyTorch's own do all."""
     torch: str
     transduce: str
 
     @property
     def num_workers(self) -> int:
-        """Threads that compute at once on a processor, or devices."""
+        """Number of threads that compute at once on a CPU, or of devices."""
         return self.num_processes * (self.num_threads if self.device == "cpu" else 1)
 
 
 def computing_of(hardware: Hardware, num_processes: int) -> Computing:
-    """What this process computes by."""
+    """Hardware and software of this process."""
     is_cuda = hardware.device.type == "cuda"
     return Computing(
         device=hardware.device.type,
@@ -66,7 +66,7 @@ def _instructions(precision: str) -> str:
 
 
 def recorded(entry: Mapping[str, Any]) -> Computing | None:
-    """That of a line of a log; none if an older version wrote it."""
+    """Read a log line's hardware and software; None in logs of older versions."""
     content = entry.get("computing")
     known = {field.name: field.type for field in fields(Computing)}
     if not isinstance(content, dict) or set(content) != set(known):
@@ -77,7 +77,7 @@ def recorded(entry: Mapping[str, Any]) -> Computing | None:
 
 
 def changes(before: Computing, now: Computing) -> str | None:
-    """What gives other bits now than before, in words; none if nothing does."""
+    """Differences that change bits, in words; None if there are none."""
     names = {
         "num_threads": "threads",
         "num_processes": "processes",

@@ -1,8 +1,7 @@
-"""Settings of a run that contradict each other, or that nothing heeds.
+"""Settings of a run that contradict each other, or that have no effect.
 
-They are found before the first step, or it would be a checkpoint, hours later, that
-finds them. What contradicts itself is refused. What only has no effect is told, as long
-as the run is what it seems to be.
+They are found before the first step, not hours later at a checkpoint. Contradictions
+are refused. Settings without effect are only warned of.
 """
 
 from collections.abc import Iterator
@@ -18,13 +17,13 @@ from transduce.training.config import TrainingConfig
 
 
 def refuse_contradictions(config: RunConfig, files: RunFiles) -> None:
-    """`ConfigError` if settings contradict each other, or what is trained on."""
+    """Raise `ConfigError` if settings contradict each other, or the corpus."""
     for message in _contradictions(config, files):
         raise ConfigError(message)
 
 
 def settings_without_effect(config: RunConfig) -> list[str]:
-    """Sentences about settings that change nothing, beside others."""
+    """Warnings about settings without effect beside the others."""
     return list(_without_effect(config))
 
 
@@ -42,8 +41,8 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
         )
     if training.best_by == "loss" and not will_have_dev:
         yield (
-            '`training.best_by` is "loss", that on a dev corpus, but there is none; '
-            "add --dev-source and --dev-target, or --dev-trees, or leave it out."
+            '`training.best_by` is "loss", which needs a dev corpus, but there is none;'
+            " add --dev-source and --dev-target, or --dev-trees, or leave it out."
         )
     if not is_parser and (name := _changed(config.treebank, TreebankConfig())):
         yield (
@@ -54,8 +53,8 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
     name = _changed(augmentation, AugmentationConfig())
     if name and augmentation.copies == 0:
         yield (
-            f"`treebank.augmentation.{name}` says how trees are varied, but "
-            "`treebank.augmentation.copies` is 0; leave it out, or ask for copies."
+            f"`treebank.augmentation.{name}` is a setting of variants of trees, but "
+            "`treebank.augmentation.copies` is 0; leave it out, or raise that."
         )
     yield from _contradictions_of_lengths(config)
     yield from _contradictions_of_search(config.search)
@@ -67,21 +66,21 @@ def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
     if model.positions == "learned" and model.max_positions < longest:
         yield (
             "`model.max_positions` must be at least `batching.max_length`, "
-            f"{longest:,}, as later positions would all be learned as one, but is "
+            f"{longest:,}, as all later positions would share one embedding, but is "
             f"{model.max_positions:,}; raise it, or lower that."
         )
     if model.positions == "sinusoidal" and model.max_positions != usual:
         yield (
-            f"`model.max_positions` is {model.max_positions:,}, but sinusoids know no "
-            'limit; leave it out, or let `model.positions` be "learned".'
+            f"`model.max_positions` is {model.max_positions:,}, but sinusoids have no "
+            'limit; leave it out, or set `model.positions` to "learned".'
         )
     training = config.training
     steps, minutes = training.checkpoint_steps, training.checkpoint_minutes
     if steps is not None and minutes != TrainingConfig().checkpoint_minutes:
         yield (
-            f"`training.checkpoint_minutes` is {minutes:g}, but checkpoints come every "
-            f"{steps:,} updates, `training.checkpoint_steps`; set that to none, or "
-            "leave the minutes out."
+            f"`training.checkpoint_minutes` is {minutes:g}, but "
+            f"`training.checkpoint_steps` is {steps:,}; set that to none, or leave the "
+            "minutes out."
         )
 
 
@@ -90,8 +89,8 @@ def _contradictions_of_search(search: SearchConfig) -> Iterator[str]:
         return
     if name := _changed(search, SearchConfig(), among=NOT_GREEDY):
         yield (
-            f"`search.{name}` is of no use to greedy search, but `search.beam_size` is "
-            "1; leave it out, or search with a larger beam."
+            f"`search.{name}` has no effect on greedy search, but `search.beam_size` is"
+            " 1; leave it out, or choose a larger beam."
         )
 
 
@@ -99,37 +98,37 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
     training, batching = config.training, config.batching
     if training.warmup_steps > training.steps:
         yield (
-            f"The warm-up of {training.warmup_steps:,} updates does not end in "
-            f"{training.steps:,}: the learning rate never reaches its height. See "
-            "`training.warmup_steps`."
+            f"The warm-up of {training.warmup_steps:,} updates is longer than the "
+            f"training of {training.steps:,}: the learning rate never reaches its peak."
+            " See `training.warmup_steps`."
         )
     elif training.warmup_steps > training.steps * (1 - training.cooldown_share):
         yield (
-            "The learning rate falls before its warm-up ends; see "
+            "The learning rate's cool-down begins before its warm-up ends; see "
             "`training.warmup_steps` and `training.cooldown_share`."
         )
     if (every := training.checkpoint_steps) and every > training.steps:
         yield (
-            f"A checkpoint every {every:,} updates comes but once in "
-            f"{training.steps:,}, at the end; see `training.checkpoint_steps`."
+            f"A checkpoint every {every:,} updates means a single one, at the end of "
+            f"{training.steps:,} updates; see `training.checkpoint_steps`."
         )
     if batching.batch_tokens > max(batching.source_tokens, batching.target_tokens):
         yield (
-            f"A batch of {batching.batch_tokens:,} positions may hold more than an "
-            f"update of {batching.source_tokens:,} and {batching.target_tokens:,} "
-            "tokens, which is then that large; see `batching.batch_tokens`."
+            f"Updates may be larger than {batching.source_tokens:,} source and "
+            f"{batching.target_tokens:,} target tokens, as a single batch may have "
+            f"{batching.batch_tokens:,} positions; see `batching.batch_tokens`."
         )
     near = config.model.neighbourhood
     if near is not None and near >= batching.max_length:
         yield (
-            f"`model.neighbourhood`, {near:,}, hides nothing in sentences of at most "
+            f"`model.neighbourhood` of {near:,} has no effect on sentences of at most "
             f"{batching.max_length:,} tokens."
         )
     if config.search.penalty == "power" and config.search.length_penalty == 0:
-        yield "`search.penalty` changes nothing where `search.length_penalty` is 0."
+        yield "`search.penalty` has no effect, as `search.length_penalty` is 0."
 
 
 def _changed(config: object, usual: object, among: tuple[str, ...] = ()) -> str | None:
-    """The first setting that is not as usual."""
+    """Name of the first setting that differs from the usual config."""
     names = among or type(config).__dataclass_fields__  # type: ignore[attr-defined]
     return next((n for n in names if getattr(config, n) != getattr(usual, n)), None)

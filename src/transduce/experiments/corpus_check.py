@@ -66,14 +66,14 @@ REMEDIES = {
 NOTEWORTHY = 0.01
 """A smaller share of odd pairs is in every corpus, and no reason to warn."""
 CHARACTERS_PER_TOKEN, SYMBOLS_PER_WORD = 5, 3
-"""About as many, to tell the size of a corpus before it has a tokenizer."""
+"""Rough numbers to estimate a corpus' tokens before it has a tokenizer."""
 MANY_EPOCHS = 100
 MUCH_PADDING = 0.25
 LONG_WORD, SHORT_WORD = 20, 4
-"""Characters from a space to the next: more are no words where words are spaced, and
-fewer are words where they are not."""
+"""Characters between spaces, on average: above the first, text of a spaced script lacks
+spaces; below the second, text of an unspaced script has them."""
 MANY_BYTES = 0.03
-"""Share of tokens that are bytes from which on a larger vocabulary is needed."""
+"""Share of byte tokens above which a larger vocabulary is needed."""
 
 DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """Odd, so that digests of two sides are mixed into one without loss."""
@@ -132,7 +132,7 @@ class EpochReport:
     epochs: float
     """That the steps make."""
     fitting_preset: str | None
-    """One for corpora of this size, if the settings are of another."""
+    """Preset for corpora of this size; None if the settings fit it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class CorpusReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BankReport:
-    """The training or the dev trees."""
+    """Report on the training or the dev trees."""
 
     files: tuple[Path, ...]
     trees: int
@@ -160,14 +160,14 @@ class BankReport:
     """Words of the longest sentence."""
     constituents: int
     labels: int
-    """Different labels of constituents, once traces and functions are left out."""
+    """Number of different constituent labels, without traces and functions."""
     tags: int
-    """Different tags of words."""
+    """Number of different tags of words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreebankReport:
-    """All that was found out about treebanks."""
+    """Report on treebanks."""
 
     training: BankReport
     dev: BankReport | None
@@ -176,14 +176,14 @@ class TreebankReport:
     prepared: int
     """Trees and variants that are trained on."""
     overlong: int
-    """Trees and variants left out, as they are too long."""
+    """Trees and variants that are left out as too long."""
     overlap: Overlap | None
-    """None without dev trees."""
+    """Dev trees that are in training, too; None without dev trees."""
     epoch: EpochReport | None
     vocab_size: int
     asked_vocab_size: int
     num_symbols: int
-    """Of the target's vocabulary, in which trees are written."""
+    """Size of the target's vocabulary, in which trees are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
 
 
 def preset_for(files: CorpusFiles | TreebankFiles) -> str:
-    """The preset that fits files of this size, by their characters."""
+    """Preset that fits the size of some files, estimated by their characters."""
     if isinstance(files, TreebankFiles):
         words = sum(len(tree.leaves) for tree in read_treebank(files.trees))
         return fitting_preset(SYMBOLS_PER_WORD * words, files.task)
@@ -272,9 +272,9 @@ def _bank_report(paths: Sequence[Path]) -> BankReport:
 def check_prepared(
     folder: Path, corpus: PreparedCorpus, config: RunConfig, task: Task
 ) -> CorpusReport:
-    """What `check_corpus` finds, but for places and words, of a corpus prepared there.
+    """Report like `check_corpus` on a prepared corpus, without places and words.
 
-    Its ids are read, not its texts: so it is soon done.
+    It is fast, as it reads ids, not texts.
     """
     splits = {
         name: survey_prepared(
@@ -298,7 +298,7 @@ def check_prepared(
 
 
 def require_fitting(report: CorpusReport, task: Task) -> None:
-    """`ConfigError` if settings that nobody chose are for much larger corpora."""
+    """Raise `ConfigError` if default settings are for much larger corpora."""
     epoch = report.epoch
     if epoch is None or epoch.epochs <= MOST_EPOCHS or epoch.fitting_preset is None:
         return
@@ -307,13 +307,13 @@ def require_fitting(report: CorpusReport, task: Task) -> None:
     pairs = counted(report.training.pairs.kept, noun)
     raise ConfigError(
         f"A preset must be chosen for a corpus of {pairs}: add --preset "
-        f"{epoch.fitting_preset}, which fits it. ({large}, the paper's, would pass it "
-        f"{epoch.epochs:,.0f} times; --preset {large} trains that all the same.)"
+        f"{epoch.fitting_preset}, which fits it. (The paper's, {large}, makes "
+        f"{epoch.epochs:,.0f} epochs of it; --preset {large} trains that all the same.)"
     )
 
 
 def advise_on_treebank(report: CorpusReport | TreebankReport) -> tuple[Advice, ...]:
-    """The advice that is of use for trees, of which one may well be there twice."""
+    """Advice that applies to trees; repeated trees are no fault."""
     return (
         *(_overlap_advice(report.overlap) if report.overlap else ()),
         *(_training_advice(report, report.epoch) if report.epoch else ()),
@@ -451,7 +451,7 @@ def _epoch_report(kept: Survey, config: RunConfig, task: Task) -> EpochReport | 
 
 
 def _fitting_preset(kept: Survey, config: RunConfig, task: Task) -> str | None:
-    """The preset for a corpus of this size, unless the settings are of such."""
+    """Preset for a corpus of this size; None if the settings fit it."""
     name = fitting_preset(int(kept.rows["target_length"].sum()), task)
     asked, fitting = config.batching.target_tokens, PRESETS[name].batching.target_tokens
     return name if asked > fitting else None
@@ -508,20 +508,20 @@ def _text_advice(name: str, split: SplitReport) -> Iterator[Advice]:
 
 
 def _word_advice(name: str, side: SideReport) -> Iterator[Advice]:
-    """Text whose words the tokenizer cannot tell, or whose characters it lacks."""
+    """Advice on missing or unusual spaces, and on characters outside the vocabulary."""
     letters = side.characters / max(side.words, 1)
     is_unspaced = side.unspaced_letters > side.characters / 2
     if not is_unspaced and letters > LONG_WORD:
         yield Advice(
             problem=f"the training {name} has a space only every {letters:.0f} "
             "characters, so that a piece of the vocabulary may be a whole clause",
-            remedy="put the spaces between its words back",
+            remedy="restore the spaces between its words",
         )
     if is_unspaced and letters < SHORT_WORD:
         yield Advice(
             problem=f"the training {name} has spaces between the words of a script "
             f"that writes none (one every {letters:.1f} characters)",
-            remedy="take them out, or translations are to have them too",
+            remedy="remove them, unless translations should have them too",
         )
     if side.byte_tokens > MANY_BYTES * side.tokens:
         yield Advice(
@@ -556,7 +556,7 @@ def _training_advice(
 ) -> Iterator[Advice]:
     if epoch.epochs < 1:
         yield Advice(
-            problem=f"{counted(epoch.steps, 'step')} see only {epoch.epochs:.0%} of "
+            problem=f"{counted(epoch.steps, 'step')} read only {epoch.epochs:.0%} of "
             "the corpus",
             remedy=f"see all of it once by --set training.steps={epoch.updates}",
         )
@@ -566,8 +566,8 @@ def _training_advice(
             "" if chosen is None else f"choose --preset {chosen}, which fits it, or "
         )
         yield Advice(
-            problem=f"{counted(epoch.steps, 'step')} pass the corpus "
-            f"{epoch.epochs:,.0f} times",
+            problem=f"{counted(epoch.steps, 'step')} make {epoch.epochs:,.0f} epochs "
+            "of the corpus",
             remedy=f"{other}take fewer steps: --set training.steps="
             f"{MANY_EPOCHS * epoch.updates} makes {MANY_EPOCHS} epochs",
         )

@@ -44,11 +44,11 @@ FATES = ("kept", "empty", "overlong")
 """The answers of `fate_of`; a row holds their index."""
 
 CHUNK_ROWS, CHUNK_IDS = 100_000, 10_000_000
-"""Sentences, and ids, that are looked at at a time."""
+"""Sentences, and ids, that are processed at once."""
 MIXERS = tuple(
     map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 )
-"""Odd factors, with bits that look random."""
+"""Odd factors of the digests, with random-looking bits."""
 
 ROW = np.dtype(
     [
@@ -94,10 +94,10 @@ class SideReport:
     words: int
     characters: int
     unspaced_letters: int
-    """Letters of scripts that write no space between words."""
+    """Number of letters of scripts that write no space between words."""
     tokens: int
     byte_tokens: int
-    """Tokens that are a byte of a character outside the vocabulary."""
+    """Number of tokens that are bytes of characters outside the vocabulary."""
     tokens_per_word: float
     mean_length: float
     """Lengths are in tokens, of the lines that hold any."""
@@ -319,7 +319,7 @@ def survey_corpus(
 
 
 def survey_prepared(dataset: Dataset, counts: PairCounts, reading: Reading) -> Survey:
-    """The same of a corpus that is read and encoded already, but for places.
+    """Survey of a prepared corpus, without places.
 
     The texts are not read again: equal ids are equal texts.
     """
@@ -353,7 +353,7 @@ def survey_prepared(dataset: Dataset, counts: PairCounts, reading: Reading) -> S
         note.num_characters = figures.characters
         note.num_unspaced_letters = figures.unspaced_letters
         note.num_byte_tokens = _num_byte_ids(sides[side])
-    # Which side has a mark is not told, and nobody asks.
+    # The side of a mark is not recorded, and no report needs it.
     notes["source"].marks = {kind: Tally(n) for kind, n in reading.marks.items()}
     return Survey(
         files=(files,), source=notes["source"], target=notes["target"], rows=rows
@@ -361,7 +361,7 @@ def survey_prepared(dataset: Dataset, counts: PairCounts, reading: Reading) -> S
 
 
 def _num_byte_ids(side: EncodedSide) -> int:
-    """Ids that are bytes of characters outside the vocabulary."""
+    """Number of ids that are bytes of characters outside the vocabulary."""
     parts = (
         side.ids[first : first + CHUNK_IDS]
         for first in range(0, len(side.ids), CHUNK_IDS)
@@ -372,7 +372,7 @@ def _num_byte_ids(side: EncodedSide) -> int:
 
 
 def _id_digests(side: EncodedSide) -> Integer[np.ndarray, " sentences"]:
-    """64 bits for each sentence, which is never empty, by its ids and their places."""
+    """64-bit digest of each (non-empty) sentence's ids and their places."""
     digests = np.empty(len(side.offsets) - 1, dtype=np.uint64)
     for first in range(0, len(digests), CHUNK_ROWS):
         offsets = side.offsets[first : first + CHUNK_ROWS + 1]

@@ -30,10 +30,10 @@ Metric = Literal["bleu", "f1"]
 CHANCE = 0.005
 """Nats a token by which losses differ though neither model is better."""
 ENOUGH_4_GRAMS = 100
-"""Matched 4-grams from which on BLEU tells checkpoints apart: of so many, chance makes
-some 10 more or fewer, a fortieth of the score."""
+"""Matched 4-grams from which on BLEU can compare checkpoints: the standard deviation of
+so many is about 10, a fortieth of the score."""
 UNRELATED_CHRF = 20.0
-"""A chrF that sentences of one language reach though none translates the other."""
+"""chrF that unrelated sentences of one language reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Quality:
     log: dict[str, Any]
     """What the log keeps beside the score."""
     others: str = ""
-    """Other scores, for people to read."""
+    """Text of further scores, for display only."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.score:.2f}{self.others}"
@@ -77,7 +77,7 @@ class DevScore:
         )
 
     def is_level(self, best: "DevScore") -> bool:
-        """Whether the scores are equal, and the losses but for chance."""
+        """Whether the scores are equal and the losses differ only by chance."""
         is_equal = self.quality.score == best.quality.score
         return is_equal and abs(self.loss - best.loss) <= CHANCE
 
@@ -112,11 +112,11 @@ class DevHistory:
         return all(_rank(entry, metric) > _rank(each, metric) for each in self.entries)
 
     def since_best(self) -> int:
-        """How many checkpoints there are after the last one that was a gain.
+        """Number of checkpoints after the last one that was a gain.
 
         A gain is a score above all before, or the same score with a loss that is lower
-        by more than chance. As long as no score but the loss or chrF decides of itself,
-        any such loss below all before is a gain.
+        by more than chance. While loss or chrF decides by default, a loss below all
+        before by more than chance is a gain, too.
         """
         metric = self._metric(self.entries)
         is_early = self.best_by == "auto" and metric in ("chrf", "loss")
@@ -142,20 +142,20 @@ class DevHistory:
 
         The best of many is so by luck in part: alone it can be ahead of an average that
         does a whole point better on other text. Loss varies less. It does not decide
-        here where scores are equal, or tell nothing yet: then the average stays.
+        here while scores are equal or not yet meaningful: then the average stays.
         """
         is_lower = _number(one["loss"]) < _number(other["loss"]) - CHANCE
         return is_lower and self.beats(one, other) and not self._are_level(one, other)
 
     def _are_level(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
-        """Whether only the loss tells the two apart, though it was not asked to."""
+        """Whether only the loss distinguishes the two, though it is not `best_by`."""
         metric = self._metric([*self.entries, one, other])
         if metric == "loss":
             return self.best_by == "auto"
         return _rank(one, metric)[0] == _rank(other, metric)[0]
 
     def _metric(self, entries: Sequence[dict[str, Any]]) -> str:
-        """What decides between these."""
+        """Metric that decides between some entries of the log."""
         if self.best_by != "auto":
             return self.best_by
         if any("f1" in entry for entry in entries):
@@ -167,13 +167,16 @@ class DevHistory:
 
 
 def _tells_by_bleu(entry: dict[str, Any]) -> bool:
-    """Whether BLEU rests on enough matches; older logs did not count them."""
+    """Whether BLEU has enough matches to compare checkpoints.
+
+    Logs of older versions do not count the matches; any BLEU above 0 is enough.
+    """
     matched = entry.get("matched_4_grams")
     return entry.get("bleu", 0.0) > 0 if matched is None else matched >= ENOUGH_4_GRAMS
 
 
 def _rank(entry: dict[str, Any], metric: str) -> tuple[float, float]:
-    """What is the greater, the better: the score, and on equal ones the loss."""
+    """Sort key of a log entry, greater is better: the score, then the negative loss."""
     loss = _number(entry["loss"])
     return -loss if metric == "loss" else entry.get(metric, 0.0), -loss
 

@@ -27,11 +27,11 @@ class RunStart:
     """Of the longest batch, cut as all processes cut it."""
     first_step: int
     advice: tuple[Advice, ...] = ()
-    """What is odd in the corpus and the settings; of a new run only."""
+    """Warnings about the corpus and the settings; for a new run only."""
 
     @property
     def seconds_left(self) -> float:
-        """What the rest of the run takes by the trial of a batch, checkpoints apart."""
+        """Forecast of the run's remaining seconds, without checkpoints."""
         batching = self.config.batching
         positions = batching.source_tokens + batching.target_tokens
         num_steps = self.config.training.steps - self.first_step

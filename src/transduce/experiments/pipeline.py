@@ -73,17 +73,17 @@ SLOWER = 0.5
 
 
 class TooLongTrainingError(ConfigError):
-    """Settings that nobody chose would train for weeks."""
+    """Default settings would train for more than a week."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consent:
-    """What whoever begins a run has agreed to."""
+    """User's consent to a long training and to overwriting a run."""
 
     is_chosen: bool = True
-    """The settings were chosen, however long training takes."""
+    """Whether the user chose the settings, or accepts any length of training."""
     overwrites: bool = False
-    """The run may take the place of an older one."""
+    """Whether the run may replace an older one."""
 
 
 ALL_CHOSEN = Consent()
@@ -102,8 +102,8 @@ def train(
     """Train a new run in the folder `out`, which may overwrite an older run.
 
     `ConfigError` if the model cannot fit in memory, or settings contradict each other
-    or the corpus. If nobody chose the settings, also if they are for much larger
-    corpora, or training would take more than a week.
+    or the corpus. If the user did not choose the settings, also if they are for much
+    larger corpora, or training would take more than a week.
     """
     largest = replace(config.model, vocab_size=config.tokenizer.vocab_size)
     require_memory(largest, hardware)
@@ -140,11 +140,11 @@ def train(
 
 
 def _require_consistent(files: RunFiles, config: RunConfig) -> None:
-    """`ConfigError` if settings contradict each other, or the corpus."""
+    """Raise `ConfigError` if settings contradict each other, or the corpus."""
     refuse_contradictions(config, files)
     will_have_dev = files.has_dev or config.evaluation.hold_out
     if isinstance(files, CorpusFiles) and will_have_dev:
-        # What scoring needs is missed before training, not at its first checkpoint.
+        # Find missing packages of scoring now, not at the first checkpoint.
         references = islice(read_text(files.dev_target or files.target), MOST)
         language = config.languages.target
         choose_tokenization(config.evaluation.tokenize, language, references)
@@ -217,7 +217,7 @@ class _Run:
         is_too_long = start.seconds_left > limit_seconds
         if self._processes.any(is_too_long, self._hardware.device):
             raise TooLongTrainingError(
-                f"Training must end within a week unless that is asked for, but would "
+                f"Training by default settings must end within a week, but would "
                 f"take about {duration(start.seconds_left)} here; name a preset, take "
                 "fewer steps (training.steps) or a GPU, or add --however-long."
             )
@@ -241,7 +241,7 @@ class _Run:
         return int(starts[-1].get("max_positions") or 0) or None
 
     def _warn_of_other_bits(self) -> None:
-        """What goes on by other means is as good, but not the same bit for bit."""
+        """Warn if hardware or software has changed, which changes the run's bits."""
         starts = self._folder.entries("start")
         before = recorded(starts[-1]) if starts else None
         if before is None:
@@ -249,8 +249,8 @@ class _Run:
         now = computing_of(self._hardware, self._processes.count)
         if (told := changes(before, now)) is not None:
             self._observer.warned(
-                "The run goes on by other means than before, so that its weights will "
-                "not be bit for bit those of a run that was never interrupted "
+                "The run goes on with other hardware or software, so that its weights "
+                "will not be bit for bit those of a run that was never interrupted "
                 f"({told})."
             )
 

@@ -32,7 +32,7 @@ class RunConfig:
     """Of a parser; translation has none."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     languages: LanguagesConfig = field(default_factory=LanguagesConfig)
-    """Those of the corpus, guessed from the files' endings where they are not given."""
+    """Languages of the corpus; missing ones are guessed from the files' endings."""
 
 
 MODEL = ModelConfig(
@@ -45,11 +45,11 @@ TRAINING = TrainingConfig(
     steps=100_000,
     warmup_steps=4_000,
     label_smoothing=0.1,
-    # Unlike the paper: checkpoints are counted in updates, where the paper wrote one
-    # every 10 minutes: 1,500 updates of its base model, 600 of the big one. On faster
-    # hardware the last five of 10 minutes each would be nearly the whole training, so
-    # that the average held models that had learned much less.
-    # `training.checkpoint_minutes=10` makes it minutes again.
+    # Unlike the paper: a checkpoint is written every 1,500 updates (600 of the big
+    # model), about as many as the paper's hardware made in its 10 minutes. On faster
+    # hardware the last five checkpoints at 10 minutes each would span nearly the whole
+    # training, and the average would include models that had learned much less.
+    # `training.checkpoint_minutes=10` restores the paper's interval.
     checkpoint_steps=1_500,
     keep_checkpoints=5,
 )
@@ -105,8 +105,8 @@ SMALL_MODEL = ModelConfig(
 PARSING_MODEL = replace(MODEL, num_layers=4, d_model=1024, d_k=128, d_v=128)
 PARSING = RunConfig(
     tokenizer=TokenizerConfig(kind="bpe", vocab_size=16_000),
-    # The paper names neither the rates of dropout, both of sub-layers and of attention,
-    # nor the learning rate; these are those of its own code, tensor2tensor 1.0.6
+    # The paper gives neither the dropout rates (of sub-layers and of attention) nor the
+    # learning rate; these are from its own code, tensor2tensor 1.0.6
     # (`transformer_parsing_base`).
     model=replace(PARSING_MODEL, dropout=0.2, attention_dropout=0.2),
     batching=BatchingConfig(source_tokens=25_000, target_tokens=25_000, max_length=512),
@@ -231,14 +231,14 @@ FITTING: dict[Task, tuple[str, str]] = {
     "translation": ("base", "multi30k"),
     "parsing": ("parsing-wsj", "parsing-small"),
 }
-"""The presets to choose between for a task: for large corpora, and for small ones."""
+"""Presets of each task for large corpora and for small ones."""
 MOST_EPOCHS = 500
-"""Passes over a corpus from which on a preset is for much larger ones."""
+"""Epochs above which a preset is for much larger corpora."""
 FOR_BOTH = "tiny"
 
 
 def fitting_preset(num_target_tokens: int, task: Task) -> str:
-    """The preset that fits a corpus of so many tokens on its target side."""
+    """Preset that fits a corpus with this number of target tokens."""
     large, small = FITTING[task]
     config = PRESETS[large]
     tokens = config.training.steps * config.batching.target_tokens
@@ -246,8 +246,8 @@ def fitting_preset(num_target_tokens: int, task: Task) -> str:
 
 
 def require_task(name: str, task: Task) -> None:
-    """`ConfigError` if a preset is for the other task."""
-    preset(name)  # which must be known
+    """Raise `ConfigError` if a preset is for the other task."""
+    preset(name)  # an unknown name raises
     is_for_parsing = name.startswith("parsing-")
     if name == FOR_BOTH or is_for_parsing == (task == "parsing"):
         return

@@ -43,8 +43,8 @@ RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
 Value = TypeVar("Value", str, dict[str, Any])
 
 NO_DEV = (
-    "`training.patience` must have a dev corpus to go by, but there is none; add "
-    "--dev-source and --dev-target, or --dev-trees."
+    "`training.patience` needs a dev corpus, but there is none; add --dev-source and "
+    "--dev-target, or --dev-trees."
 )
 
 
@@ -76,9 +76,9 @@ class RunFolder:
     ) -> tuple["RunFolder", PreparedCorpus]:
         """Prepare a new run; nothing is left behind if that fails.
 
-        `accept` may look at what was prepared, and raise. The corpus of a run beside it
-        is shared if the same would come of this one. An older run takes the place of
-        none unless it is to be overwritten.
+        `accept` may inspect the prepared corpus, and raise. The prepared corpus of a
+        neighbouring run is shared if it would be the same. An older run is replaced
+        only with `overwrite`.
         """
         neighbours = sorted(path.absolute().parent.glob("[!.]*"))
 
@@ -159,9 +159,9 @@ class RunFolder:
         return cast(Precision, precision)
 
     def _recorded(self, name: str, default: Value) -> Value:
-        """`CheckpointError` if it is there, but is of another type."""
+        """Read a value of the record; `CheckpointError` if it has another type."""
         value = read_json(self.path / RECORD).get(name)
-        if value is None and name != "files":  # which every version has noted
+        if value is None and name != "files":  # every version records the files
             return default
         if not isinstance(value, type(default)):
             raise self._damaged(name)
@@ -169,8 +169,8 @@ class RunFolder:
 
     def _damaged(self, name: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.path / RECORD}: must hold the run's `{name}` as it was written, "
-            "but does not; restore the file, or begin another run."
+            f"{self.path / RECORD}: the run's `{name}` is damaged; restore the file, "
+            "or begin another run."
         )
 
     @property
@@ -228,7 +228,7 @@ class RunFolder:
             file.write(json.dumps(entry) + "\n")
 
     def read_log(self) -> Iterator[dict[str, Any]]:
-        """The lines of the log; a last one cut short by a crash is passed over.
+        """Entries of the log; a last line cut short by a crash is left out.
 
         `CheckpointError` if another one is damaged.
         """
@@ -236,24 +236,23 @@ class RunFolder:
             return
         if not (self.path / LOG).is_file():
             raise CheckpointError(
-                f"{self.path / LOG}: must be the log of the run, but is no file; "
-                "restore it, or remove what stands there."
+                f"{self.path / LOG}: must be the log of the run, but is not a file; "
+                "restore it, or remove what is there."
             )
         *lines, last = (self.path / LOG).read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
             entry = _entry(line)
             if entry is None:
                 raise CheckpointError(
-                    f"{self.path / LOG}:{number}: a line of a run's log must hold what "
-                    "the run has logged, but this one is damaged; restore the file, or "
-                    "remove the line."
+                    f"{self.path / LOG}:{number}: this line of the run's log is "
+                    "damaged; restore the file, or remove the line."
                 )
             yield entry
         if (entry := _entry(last)) is not None:
             yield entry
 
     def entries(self, kind: str, *needed: str) -> list[dict[str, Any]]:
-        """The lines of one kind; `CheckpointError` if one lacks what is needed."""
+        """Log entries of one kind; `CheckpointError` if one lacks a needed value."""
         entries = [entry for entry in self.read_log() if entry["kind"] == kind]
         for entry in entries:
             for name in needed:
@@ -282,15 +281,15 @@ NUMBERS = {
     *("epoch", "learning_rate", "seconds", "flops", "bleu", "f1", "chrf"),
     "matched_4_grams",
 }
-"""What is a number wherever the log has it."""
+"""Names of values that are numbers in every log entry."""
 OPTIONAL_NUMBERS = {"loss", "perplexity", "max_positions"}
-"""Those that are none if they are infinite, or unbounded."""
+"""Names of values that are null if infinite or unbounded, and otherwise numbers."""
 LARGEST = 1e100
-"""Beyond it, a number of the log is damaged."""
+"""Magnitude from which on a number in the log is damaged."""
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """What a line of the log holds, unless it is damaged."""
+    """Entry of a line of the log; None if it is damaged."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -311,7 +310,7 @@ def _is_number(value: object, *kinds: type) -> bool:
 
 
 def _require_new_run(path: Path, *, overwrite: bool) -> None:
-    """`ConfigError` if something is there, but for a run that is to be overwritten."""
+    """Raise `ConfigError` unless the path is free, or a run to overwrite."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not overwrite or not path.is_dir():
@@ -325,7 +324,7 @@ def _require_new_run(path: Path, *, overwrite: bool) -> None:
             "none; choose another."
         )
     with RunFolder(path).claimed():
-        """Nobody is training it."""
+        """Locking fails if a process is training the run."""
 
 
 def _prepare(
@@ -351,7 +350,7 @@ def _prepare(
 
 
 def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:
-    """The languages that are given; else those that the files' endings name."""
+    """Given languages; missing ones are guessed from the files' endings."""
     if isinstance(files, TreebankFiles):
         return replace(given, source=given.source or guess_all(files.trees))
     return LanguagesConfig(
@@ -361,7 +360,7 @@ def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run, not of a model."""
+    """Whether a folder is a run, not a model."""
     return (path / RECORD).is_file() and (path / TRAINING).is_dir()
 
 
@@ -394,7 +393,7 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
         vocab_size=begun.model.vocab_size,
         target_vocab_size=begun.model.target_vocab_size,
     )
-    # Guessed when the run was begun, where they are not given.
+    # Languages that are not given were guessed when the run began.
     languages = LanguagesConfig(
         source=config.languages.source or begun.languages.source,
         target=config.languages.target or begun.languages.target,

@@ -1,8 +1,8 @@
 """Beam size and length penalty chosen on the development set (sections 6.1 and 6.3).
 
-Each cell of the grid is a search of its own. Rescoring the hypotheses of one search for
-all penalties would find others: a penalty also decides when search ends, and so which
-hypotheses there are.
+Each cell of the grid runs a search of its own. Rescoring the hypotheses of one search
+for all penalties would give other results, since a penalty also decides when search
+ends, and so which hypotheses there are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,25 +28,25 @@ from transduce.search_config import SearchConfig
 TRIALS = 1_000
 SEED = 12345
 ROUNDING = 0.005
-"""Scores closer than this print alike, and the cheaper search is taken."""
+"""Difference of scores below which they print alike, and the cheaper search wins."""
 
 MetricName = Literal["BLEU", "chrF", "F1"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The searches that are tried."""
+    """Grid of searches to try."""
 
     beam_sizes: tuple[int, ...] = (1, 2, 4, 8)
     length_penalties: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9, 1.2, 1.5)
     patiences: tuple[float | None, ...] = ()
-    """Those of the model alone, if there are none."""
+    """Patiences to try beside the model's own."""
 
     def searches(self, now: SearchConfig) -> list[SearchConfig]:
-        """The model's own search, then all others, each once; the best alone is found.
+        """The model's own search, then all others, each once and with `num_best` 1.
 
-        A greedy search has no use for a penalty or for patience, and a coverage penalty
-        must have a beam.
+        Penalty and patience do not change a greedy search, so it is tried once; with a
+        coverage penalty, which needs a beam, never.
         """
         now = replace(now, num_best=1)
         found = [now]
@@ -66,26 +66,26 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A search with its score on the dev set."""
+    """Search with its score on the dev set."""
 
     search: SearchConfig
     score: float
-    """In percent."""
+    """Score in percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What came of trying a grid of searches on the dev set."""
+    """Results of a grid of searches on the dev set."""
 
     metric: MetricName
     protocol: str
-    """The metric's signature."""
+    """Signature of the metric."""
     num_sentences: int
     cells: tuple[Cell, ...]
-    """That of the model's own search first."""
+    """Cells of the grid, the model's own search first."""
     p: float | None
-    """How likely the difference of the best from the model's own is by chance; none if
-    they are one."""
+    """Probability that the best differs from the model's own search by chance; None if
+    they are the same."""
 
     @property
     def now(self) -> Cell:
@@ -94,8 +94,11 @@ class Tuning:
 
     @property
     def best(self) -> Cell:
-        """The highest score; of those that print alike, the model's own search, then
-        that of the smallest beam and the least penalty."""
+        """Cell of the highest score.
+
+        Among scores that print alike, the model's own search comes first, then the
+        smallest beam and the least penalty.
+        """
         highest = max(cell.score for cell in self.cells)
         alike = [c for c in self.cells if c.score > highest - ROUNDING]
         if self.now in alike:
@@ -104,12 +107,12 @@ class Tuning:
 
     @property
     def gain(self) -> float:
-        """By which the best is ahead of the model's own."""
+        """Difference between the best score and that of the model's own search."""
         return self.best.score - self.now.score
 
 
 OnSearch = Callable[[int, int, SearchConfig], object]
-"""Is told of each search before it: its number, how many there are, its settings."""
+"""Callback before each search: its number, the number of searches, its settings."""
 
 
 def tune_translation(
@@ -120,7 +123,7 @@ def tune_translation(
     grid: Grid,
     on_search: OnSearch,
 ) -> Tuning:
-    """Score searches by BLEU, or by chrF where too few 4-grams match for BLEU to tell.
+    """Score searches by BLEU, or by chrF if too few 4-grams match for BLEU.
 
     `RequestError` if the model parses.
     """
@@ -182,10 +185,10 @@ def tune_parsing(
 
 
 def paired_f1_p(now: Sequence[SentenceCounts], best: Sequence[SentenceCounts]) -> float:
-    """How likely so large a difference of F1 is by chance.
+    """Probability of so large a difference of F1 by chance.
 
-    By approximate randomisation (Riezler and Maxwell, 2005): the two parses of random
-    sentences are swapped.
+    Approximate randomisation (Riezler and Maxwell, 2005) swaps the two parses of random
+    sentences.
     """
     counts = np.array(
         [[(s.matched, s.gold + s.predicted) for s in side] for side in (now, best)],
@@ -203,7 +206,7 @@ def paired_f1_p(now: Sequence[SentenceCounts], best: Sequence[SentenceCounts]) -
 
 
 def _f1(counts: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> float:
-    """Of the matched brackets and all of both sides."""
+    """F1 in percent, from the number of matched brackets and of all on both sides."""
     return 200 * float(counts[0]) / max(float(counts[1]), 1.0)
 
 
@@ -225,7 +228,7 @@ def _cells(
 
 
 def tuned(stored: SearchConfig, best: SearchConfig) -> SearchConfig:
-    """The model's search with the chosen settings; the rest stays."""
+    """The model's search settings with the chosen values; the rest stays."""
     return replace(
         stored,
         beam_size=best.beam_size,

@@ -11,7 +11,7 @@ class MarkedText:
     words: tuple[tuple[str, bool], ...]
     """Each with whether it is marked."""
     separator: str = " "
-    """What stands between two words."""
+    """Text between two words."""
 
 
 Cell: TypeAlias = str | MarkedText

@@ -1,8 +1,8 @@
-"""Fonts that have the letters of a picture, found among those of the machine.
+"""Fonts for the letters of a picture, found among the machine's.
 
-Matplotlib brings a font for Latin, Greek, Cyrillic and a few other scripts. For what it
-lacks, the fonts that are installed are searched; what none of them has is written as
-its code point, since a box says nothing.
+Matplotlib brings a font for Latin, Greek, Cyrillic and a few other scripts. Other
+characters are looked up in the installed fonts. A character that no font has is written
+as its code point, since a box says nothing.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -16,22 +16,22 @@ from matplotlib.ft2font import FT2Font
 
 USUAL = "DejaVu Sans"
 PREFERRED = ("Noto Sans", "Source Han Sans", "WenQuanYi", "Microsoft YaHei", "PingFang")
-"""Where several fonts have the letters, those whose names begin so, in this order."""
+"""Beginnings of the names of preferred fonts, best first."""
 
 LAST_RESORT = "Last Resort"
-"""A font of boxes, for each character the block of Unicode that it is from."""
+"""Name of a font that draws boxes with the name of a character's Unicode block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fonts:
-    """The families that texts are drawn in, one after the other."""
+    """Font families for some texts, tried in order, and the characters they lack."""
 
     families: tuple[str, ...]
     missing: frozenset[str]
-    """The characters that no font has."""
+    """Characters that no font has."""
 
     def shown(self, text: str) -> str:
-        """The text with code points for the characters that no font has."""
+        """The text, with code points in place of missing characters."""
         if self.missing.isdisjoint(text):
             return text
         return "".join(
@@ -41,7 +41,7 @@ class Fonts:
 
 
 def fonts_for(texts: Iterable[str]) -> Fonts:
-    """The fonts of this machine that have the characters of all texts."""
+    """Find fonts of this machine that have the characters of all texts."""
     wanted = {
         character for text in texts for character in text if not character.isspace()
     }
@@ -59,18 +59,18 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
 
 @contextmanager
 def drawn_in(fonts: Fonts) -> Iterator[None]:
-    """Draw text in these fonts."""
+    """Draw with these fonts inside the block."""
     with matplotlib.rc_context({"font.family": list(fonts.families)}):
         yield
 
 
 def advice(missing: Collection[str]) -> str:
-    """What to tell who wanted a picture of characters that no font here has."""
+    """Message about characters that no font of this machine has."""
     some = "".join(sorted(missing)[:8])
     return (
         f"No font of this machine has {len(missing):,} of the picture's characters "
-        f"({some}): their code points stand for them; install a font that has them, "
-        "such as Noto Sans CJK, or look at a page (--out), which takes the browser's."
+        f"({some}), so their code points are drawn; install a font that has them, "
+        "such as Noto Sans CJK, or use a page (--out), which has the browser's fonts."
     )
 
 
@@ -106,7 +106,7 @@ def _rank(font: tuple[str, str]) -> tuple[int, bool, str, str]:
 
 @cache
 def _characters(path: str) -> frozenset[str]:
-    """All that a font has a picture of; none if it cannot be drawn."""
+    """Characters that a font has; empty if matplotlib cannot draw it."""
     try:
         font = FT2Font(path)
     except (OSError, RuntimeError):

@@ -12,7 +12,7 @@ from transduce.report.content import Cell, Picture, Report, Table, plain
 LONGEST_WHOLE = 20
 """Characters of a word that is not broken as long as there is room."""
 LEGIBLE = 8
-"""Characters of a word that must fit on a line of its column."""
+"""Characters that a column must have room for, unless its words are shorter."""
 GAP = 3
 """Between two columns."""
 
@@ -32,7 +32,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _shown(table: Table, width: int) -> Iterator[RichTable | Text]:
-    """A table or, where it is too narrow for its columns, each row as a list."""
+    """Table or, if the terminal is too narrow for its columns, a list for each row."""
     words = [w for w, _ in _widths(table)]
     if sum(min(each, LEGIBLE) for each in words) <= width - GAP * len(table.columns):
         yield _table(table, width)
@@ -84,7 +84,7 @@ def _column_widths(table: Table, room: int) -> list[int] | list[None]:
 
 
 def _widths(table: Table) -> Iterator[tuple[int, int]]:
-    """The longest word and the longest text of each column."""
+    """Lengths of the longest word and the longest text of each column."""
     heads = tuple(column.name for column in table.columns)
     for texts in zip(heads, *(map(plain, row) for row in table.rows), strict=True):
         words = (len(word) for text in texts for word in text.split())

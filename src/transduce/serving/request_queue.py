@@ -32,7 +32,7 @@ MAX_WORK = 64
 """Requests that wait for something other than a translation."""
 MAX_TIMEOUT_S = 86_400.0
 STUCK_AFTER_S = 5.0
-"""How long work that was given up may take to notice."""
+"""Seconds after which abandoned work that goes on counts as stuck."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,12 @@ class QueueConfig:
     max_waiting: int = 1024
     """Sentences, of all callers."""
     timeout_s: float = 30.0
-    """How long a request may take, until its turn and after it."""
+    """Seconds that a request may take, the wait for its turn included."""
     batch_size: int = 64
     """Sentences that are translated, or parsed, together at most."""
     max_tokens: int = 10_000
-    """Tokens of all texts of a request: what they cost, unlike their characters, of
-    which a rare one may be several tokens."""
+    """Tokens of all texts of a request at most: they bound its cost, which characters
+    do not, as a rare one may be several tokens."""
 
     def __post_init__(self) -> None:
         for name in ("max_waiting", "batch_size", "max_tokens"):
@@ -62,25 +62,25 @@ class QueueConfig:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """By when a request must be answered."""
+    """Time limit of a request."""
 
     seconds: float
-    """What it has in all."""
+    """Seconds that the request has in all."""
     at: float
-    """On the clock of `time.monotonic` and of event loops."""
+    """End of the time, on the clock of `time.monotonic` and of event loops."""
 
     def had_no_turn(self) -> OverdueError:
-        """Why what still waits at the deadline fails."""
+        """Error of work that still waits at the deadline."""
         return OverdueError(
-            f"A request must have its turn within {self.seconds:g} seconds, but others "
-            "were before it; try again later."
+            f"The request had no turn within {self.seconds:g} seconds, as others were "
+            "before it; try again later."
         )
 
     def took_too_long(self) -> TimeLimitError:
-        """Why what is under way at the deadline fails."""
+        """Error of work that is running at the deadline."""
         return TimeLimitError(
-            f"A request must be done within {self.seconds:g} seconds, but takes "
-            "longer; send less at once."
+            f"The request takes longer than {self.seconds:g} seconds; send less at "
+            "once."
         )
 
 
@@ -116,7 +116,7 @@ class _Parse:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Sentences:
-    """The sentences of one caller that wait, by what is to become of each."""
+    """Waiting sentences of one caller, keyed by the futures of their results."""
 
     task: _Task[Any]
     deadline: Deadline
@@ -128,7 +128,7 @@ class _Sentences:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Slices:
-    """Other work, of which a slice is done at each turn."""
+    """Other work that runs one slice per turn."""
 
     slices: Callable[[], Iterator[Any]]
     deadline: Deadline
@@ -143,7 +143,7 @@ class _Slices:
 
 @dataclass(frozen=True, slots=True)
 class _InHand(Generic[Found]):
-    """A sentence of a batch, whose it is, and what is to become of it."""
+    """Sentence of a batch, with its request and the future of its result."""
 
     request: _Sentences
     sentence: str
@@ -152,13 +152,13 @@ class _InHand(Generic[Found]):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Turn:
-    """What the model is at, and by when it must be done."""
+    """Work that the model is doing, with the deadline of each result."""
 
     deadlines: dict[Future[Any], Deadline]
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody still waits for what comes of it."""
+        """Whether a caller still waits for one of the results."""
         return not all(future.done() for future in self.deadlines)
 
     @property
@@ -167,22 +167,23 @@ class _Turn:
         return max(deadline.at for deadline in self.deadlines.values())
 
     def go_on(self) -> None:
-        """Called between steps; ends a turn whose result nobody waits for."""
+        """End a turn, between two steps, if no caller waits for its results."""
         if not self.is_wanted:
             raise _GivenUpError
 
 
 class _GivenUpError(Exception):
-    """Nobody waits any more for what the model is at."""
+    """No caller waits any more for the results of the model's turn."""
 
 
 class RequestQueue:
     """Lets callers in any thread or event loop share a model.
 
-    The model works in one thread, on a batch at a time, of which each caller has its
-    share: one with many sentences does not keep the others waiting. What nobody waits
-    for any more leaves the queue at once, and ends between two steps of search if the
-    model is at it. A caller hears within the timeout, whatever the model is at.
+    The model works in one thread, on one batch at a time. Each caller has a share of
+    it, so that one with many sentences does not block the others. A cancelled sentence
+    leaves the queue at once; if the model is searching for it, the search ends between
+    two steps. A caller gets its answer or an error within the timeout, even if the
+    model hangs.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class RequestQueue:
         """Told of the size of each batch."""
         self._changed = threading.Condition(threading.RLock())
         self._requests: dict[_Sentences | _Slices, None] = {}
-        """In the order of their turns; each that had one goes to the end."""
+        """Requests in the order of their turns; after its turn, one goes to the end."""
         self._num_waiting = 0
         self._turn: _Turn | None = None
         self._is_closed = False
@@ -216,12 +217,12 @@ class RequestQueue:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the model is at something that was given up, but does not end."""
+        """Whether the model hangs in work that is past its deadline."""
         turn = self._turn
         return turn is not None and time.monotonic() > turn.ends + STUCK_AFTER_S
 
     def deadline(self) -> Deadline:
-        """By when a request that begins now must be answered."""
+        """Deadline of a request that begins now."""
         seconds = self.config.timeout_s
         return Deadline(seconds, time.monotonic() + seconds)
 
@@ -233,12 +234,11 @@ class RequestQueue:
     ) -> list[Future[Translation]]:
         """The translations to come, one for each sentence.
 
-        The search is the model's own by default, and the request one that begins now.
-        `BusyError` if too many wait;
-        `TooLongError` if these alone are too many; `RequestError` if the model parses,
-        or the sentences are one string.
-        In place of a translation `OverdueError` if it had no turn in time, and
-        `TimeLimitError` if it had, but took too long.
+        The search is the model's own by default, and the deadline that of a request
+        that begins now. `BusyError` if too many wait; `TooLongError` if these alone are
+        too many; `RequestError` if the model parses, or the sentences are one string.
+        A future raises `OverdueError` if its sentence had no turn in time, and
+        `TimeLimitError` if the sentence had its turn, but took too long.
         """
         self.translator.require_translation()
         task = _Translate(search or self.translator.search)
@@ -264,7 +264,7 @@ class RequestQueue:
         search: SearchConfig | None = None,
         deadline: Deadline | None = None,
     ) -> list[Translation]:
-        """Translations in the order of the sentences; errors as of `submit`.
+        """Translations in the order of the sentences; raises what `submit` does.
 
         `TooLongError` if they have too many tokens.
         """
@@ -274,7 +274,7 @@ class RequestQueue:
         try:
             return await asyncio.gather(*map(asyncio.wrap_future, futures))
         finally:
-            for future in futures:  # one failed, or the caller gave up
+            for future in futures:  # one failed, or the caller was cancelled
                 future.cancel()
 
     def translate_sync(
@@ -286,7 +286,7 @@ class RequestQueue:
     async def require_short(
         self, texts: Sequence[str], deadline: Deadline, most_each: int | None = None
     ) -> None:
-        """`TooLongError` if texts have too many tokens, together or one of them.
+        """Raise `TooLongError` if texts, together or singly, have too many tokens.
 
         They are counted in a thread; `TimeLimitError` if that takes too long.
         """
@@ -295,22 +295,22 @@ class RequestQueue:
         counts = [len(ids) + 1 for ids in encoded]  # with the end
         if sum(counts) > self.config.max_tokens:
             raise TooLongError(
-                f"A request must have at most {self.config.max_tokens:,} tokens, but "
+                f"A request may have at most {self.config.max_tokens:,} tokens, but "
                 f"has {sum(counts):,}; send it in parts."
             )
         if most_each is not None and max(counts, default=0) > most_each:
             raise TooLongError(
-                f"A text must have at most {most_each:,} tokens here, but one has "
+                f"A text may have at most {most_each:,} tokens here, but one has "
                 f"{max(counts):,}."
             )
 
     async def run(
         self, work: Callable[[], Result], deadline: Deadline | None = None
     ) -> Result:
-        """Do something else with the model, in its thread and in turn.
+        """Run other work with the model, in its thread and in turn.
 
-        `BusyError` if too much of this waits; `OverdueError` and `TimeLimitError` as of
-        `submit`.
+        `BusyError` if too much such work waits; `OverdueError` and `TimeLimitError` as
+        in `submit`.
         """
         [found] = await self.run_in_slices(lambda: (work() for _ in range(1)), deadline)
         return found
@@ -318,7 +318,7 @@ class RequestQueue:
     async def run_in_slices(
         self, slices: Callable[[], Iterator[Result]], deadline: Deadline | None = None
     ) -> list[Result]:
-        """As `run`, for work that others have turns between the slices of."""
+        """Run work slice by slice, with turns of other requests in between."""
         request = _Slices(slices=slices, deadline=deadline or self.deadline())
         with self._changed:
             self._require_open()
@@ -337,7 +337,7 @@ class RequestQueue:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        # By then each has ended, or is stuck and ends with the process.
+        # By then all work has ended, or is stuck and ends with the process.
         self._worker.join(self.config.timeout_s + STUCK_AFTER_S)
 
     def _submit(
@@ -362,7 +362,7 @@ class RequestQueue:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise OverdueError("The server is about to end; try again once it is back.")
+            raise OverdueError("The server is shutting down; try again later.")
 
     def _require_room(self, count: int) -> None:
         most = self.config.max_waiting
@@ -378,7 +378,7 @@ class RequestQueue:
             )
 
     def _leave(self, request: _Sentences, future: Future[Any]) -> None:
-        """Take a sentence that is done, or given up, out of the queue."""
+        """Remove a sentence that is done or cancelled from the queue."""
         if future.cancelled():
             future.set_running_or_notify_cancel()
         with self._changed:
@@ -394,7 +394,7 @@ class RequestQueue:
             self._requests.pop(request, None)
 
     def _work(self) -> None:
-        """Give each request its turn, until there are none and no more are taken."""
+        """Give each request its turn, until the queue is closed and empty."""
         while True:
             with self._changed:
                 while not self._requests:
@@ -409,7 +409,7 @@ class RequestQueue:
                     batch = self._gather(request.task)
                 turn = self._turn
                 assert turn is not None
-                self._changed.notify_all()  # a deadline that the watch has not seen
+                self._changed.notify_all()  # the watch must see the new deadline
             if isinstance(request, _Slices):
                 _do_slice(request)
             else:
@@ -426,7 +426,7 @@ class RequestQueue:
         self._turn = _Turn(deadlines={request.future: request.deadline})
 
     def _gather(self, task: _Task[Found]) -> list[_InHand[Found]]:
-        """The next sentences with which the same is done, of each request its share."""
+        """Next batch of sentences for the same task, with a share for each request."""
         alike = [
             each
             for each in self._requests
@@ -457,7 +457,7 @@ class RequestQueue:
         ]
 
     def _do_batch(self, batch: list[_InHand[Any]], turn: _Turn) -> None:
-        """Do what has gathered; a request that fails does not fail the others."""
+        """Run a batch; a request that fails does not fail the others."""
         self.on_batch(len(batch))
         error = self._find(batch, turn)
         if error is None:
@@ -472,7 +472,7 @@ class RequestQueue:
                     _settle(each.future, error=own_error)
 
     def _find(self, batch: list[_InHand[Any]], turn: _Turn) -> BaseException | None:
-        """What the search for the sentences fails by, if it does."""
+        """Find and deliver the results of sentences; the error if the search fails."""
         sentences = [each.sentence for each in batch]
         task, pace = batch[0].request.task, Pace(on_step=turn.go_on)
         try:
@@ -482,12 +482,12 @@ class RequestQueue:
                 _settle(each.future, result)
         except _GivenUpError:
             return None
-        except BaseException as error:  # a panic of a library too: someone waits
+        except BaseException as error:  # also a library's panic: callers wait
             return error
         return None
 
     def _expire(self) -> None:
-        """Tell callers that their time is up, whatever the model is at."""
+        """Fail requests at their deadlines, even if the model hangs."""
         while True:
             with self._changed:
                 if self._is_closed and not self._requests and self._turn is None:
@@ -501,7 +501,7 @@ class RequestQueue:
                 _settle(future, error=error)
 
     def _deadlines(self) -> Iterator[float]:
-        """When each request, and what the model is at, must be done."""
+        """Deadlines of the waiting requests and of the model's turn."""
         for request in self._requests:
             yield request.deadline.at
         for future, deadline in self._under_way():
@@ -531,9 +531,9 @@ class RequestQueue:
 async def in_thread(
     deadline: Deadline, work: Callable[..., Result], *arguments: object
 ) -> Result:
-    """What work returns that would keep the event loop from all else.
+    """Run work that would block the event loop in a thread; its result.
 
-    What it fails by ends no more than the request. `TimeLimitError` at the deadline.
+    A failure ends the request alone. `TimeLimitError` at the deadline.
     """
 
     def contained() -> Result:
@@ -552,21 +552,21 @@ async def in_thread(
 
 
 def _do_slice(request: _Slices) -> None:
-    """Go on by a slice."""
+    """Run the next slice of a request."""
     try:
         if request.going_on is None:
             request.going_on = request.slices()
         request.found.append(next(request.going_on))
     except StopIteration:
         _settle(request.future, request.found)
-    except BaseException as error:  # a panic of a library too: someone waits
+    except BaseException as error:  # also a library's panic: a caller waits
         _settle(request.future, error=error)
 
 
 def _settle(
     future: Future[Any], result: object = None, error: BaseException | None = None
 ) -> None:
-    """Tell whoever waits, unless nobody does any more."""
+    """Set a future's result or error, unless it is done already."""
     with suppress(InvalidStateError):
         if error is None:
             future.set_result(result)
@@ -575,9 +575,9 @@ def _settle(
 
 
 def _told(error: BaseException) -> Exception:
-    """An exception that can be raised where it is waited for.
+    """Exception that is safe to raise where the result is awaited.
 
-    Others, such as a library's panic or SystemExit, would end more than a request.
+    A library's panic or SystemExit would end more than a request, so it is wrapped.
     """
     if isinstance(error, Exception):
         return error

@@ -19,10 +19,10 @@ NAME = re.compile(r"[\w.-]+")
 TAG_IN_NAME = re.compile(
     rf"[a-z]{{2,3}}(-({'|'.join(SCRIPTS)}))?(-([a-z]{{2}}|[0-9]{{3}}))?", re.IGNORECASE
 )
-"""A tag that a name may begin or end with: language, script and region."""
+"""Pattern of a language tag in a model's name: language, script and region."""
 AUTO = "auto"
 MAX_SHOWN = 40
-"""Characters of a request's field that its refusal repeats."""
+"""Characters of a request's field that a refusal quotes at most."""
 
 Pair = tuple[str, str]
 """Source and target language, as BCP 47 tags."""
@@ -30,12 +30,12 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelName:
-    """What a model is called, where it lies, and the languages that the name tells."""
+    """Name and folder of a model, and the languages stated with them."""
 
     name: str
     path: Path
     stated: Pair | None = None
-    """Languages that are given with the name, whatever the model keeps."""
+    """Languages given with the name; they override those that the model keeps."""
 
     @classmethod
     def parse(cls, text: str) -> "ModelName":
@@ -68,7 +68,7 @@ class ModelName:
 
     @property
     def guessed(self) -> Pair:
-        """Languages for a model that keeps none: those in the name, or made of it."""
+        """Languages for a model that keeps none: read from its name, or made of it."""
         found = _pairs_in(self.name)
         as_written = [pair for pair in found if "-".join(pair) == self.name]
         likely = as_written or found
@@ -83,13 +83,13 @@ class ServedModel:
 
     name: str
     source: str
-    """BCP 47 tag of the language, or what stands for one that is not known."""
+    """BCP 47 tag of the language, or a placeholder if it is unknown."""
     target: str
     queue: RequestQueue
 
     @classmethod
     def of(cls, name: ModelName, queue: RequestQueue) -> "ServedModel":
-        """The languages are those stated, those it keeps, or those of its name."""
+        """Describe a model by its stated languages, its own, or those of its name."""
         translator = queue.translator
         if translator.symbols is not None:
             return cls(name=name.name, source="en", target="trees", queue=queue)
@@ -101,7 +101,7 @@ class ServedModel:
 
     @property
     def language(self) -> str | None:
-        """The source language, unless it is not known."""
+        """BCP 47 tag of the source language; None if it is unknown."""
         try:
             return canonical(self.source)
         except ConfigError:
@@ -138,10 +138,10 @@ def by_name(models: Sequence[ServedModel], name: str | None) -> ServedModel:
 def by_languages(
     models: Sequence[ServedModel], source: str, target: str | None
 ) -> ServedModel:
-    """The model between the languages that serve best for two; the source may be auto.
+    """The model whose languages match two best; the source may be auto.
 
-    A language is a BCP 47 tag in any case; where no model has it, one of the same base
-    language serves. `RequestError` if there is none, or several are meant by auto.
+    A language is a BCP 47 tag in any case; if no model has it, one of the same base
+    language matches. `RequestError` if no model matches, or several match auto.
     """
     _require_any(models)
     is_any = is_auto(source)
@@ -203,7 +203,7 @@ def _checked(name: str) -> str:
 
 
 def _pairs_in(name: str) -> list[Pair]:
-    """All ways to read a name as two tags with a dash between them."""
+    """Every reading of a name as two tags with a dash between them."""
     pieces = name.replace("_", "-").split("-")
     sides = (
         ("-".join(pieces[:i]), "-".join(pieces[i:])) for i in range(1, len(pieces))

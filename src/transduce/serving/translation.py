@@ -22,18 +22,18 @@ Found = TypeVar("Found")
 
 Format = Literal["text", "html"]
 LINKED_AT_ONCE = 32
-"""Sentences with tags whose words are linked in one turn of the model."""
+"""Sentences with tags whose words are linked in one turn of the model, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentOptions:
-    """How documents are read."""
+    """Format and language of documents, and how they are split."""
 
     format: Format = "text"
     language: str | None = None
-    """What they are written in, as a BCP 47 tag."""
+    """Language of the documents, as a BCP 47 tag."""
     splits_lines: bool = True
-    """Whether sentences are told apart within a line of text, or a block of HTML."""
+    """Whether a line of text, or a block of HTML, is split into sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +46,14 @@ class TranslatedDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedStretch:
-    """A piece of a document as it is written in the translation."""
+    """Piece of a document with its text in the translation."""
 
     source: str
     text: str
     score: float | None = None
-    """None if the piece was copied."""
+    """Score of the translation; None if the piece was copied."""
     alternatives: tuple[tuple[str, float], ...] = ()
-    """Texts with their scores."""
+    """Alternative texts with their scores."""
 
 
 def search_for(own: SearchConfig, num_alternatives: int) -> SearchConfig:
@@ -104,7 +104,7 @@ async def translated_stretches(
     num_alternatives: int,
     deadline: Deadline,
 ) -> AsyncIterator[TranslatedStretch]:
-    """Each stretch as soon as its translation and all before it are there."""
+    """Yield each stretch as soon as it and all before it are translated."""
     async for stretch, found in found_stretches(stretches, futures):
         if found is None:
             yield _copied(stretch)
@@ -146,7 +146,10 @@ async def _links(
     num_alternatives: int,
     deadline: Deadline,
 ) -> list[list[WordLinks | None]]:
-    """Of each sentence with tags, the links to its translation and alternatives."""
+    """Word links of each sentence to its translation and alternatives.
+
+    None stands for each of them if the sentence has no tags.
+    """
     texts = [_texts(translation, num_alternatives) for _, translation in found]
     places = [
         (i, k)
@@ -198,7 +201,7 @@ def _copied(stretch: Stretch) -> TranslatedStretch:
 
 
 def _joined(stretches: Sequence[TranslatedStretch]) -> TranslatedDocument:
-    """The k-th alternative has the k-th best of each sentence that has so many."""
+    """Join stretches; the k-th alternative joins the k-th best of each sentence."""
     most = max((len(each.alternatives) for each in stretches), default=0)
     return TranslatedDocument(
         text="".join(each.text for each in stretches),

@@ -81,8 +81,8 @@ def test_a_forecast_made_beside_other_programs_says_so(capsys, share, said):
     TrainingDisplay().started(replace(START, fit=fit))
     text = capsys.readouterr().out
     assert (
-        f"; other programs had the processor for {share:.0%} of the trial, and this is "
-        "the time without them\n" in text
+        f"; other programs had the processor for {share:.0%} of the trial, and the "
+        "forecast leaves them out\n" in text
     ) == said
 
 
@@ -91,7 +91,7 @@ def test_what_is_odd_is_told_before_the_first_step(capsys):
     TrainingDisplay().started(replace(START, advice=(advice,)))
     assert capsys.readouterr().out.splitlines()[4:] == [
         "Warning: pairs too long: 7; split them.",
-        "`transduce check` tells more, with the lines.",
+        "`transduce check` shows the details and the lines.",
     ]
 
 

@@ -126,7 +126,8 @@ def test_a_display_that_nobody_takes_is_told_once_and_gone_on_without(
         assert sys.stdout is stream
         os.write(descriptor, b"libraries may go on writing, too")
     assert capsys.readouterr().err == (
-        f"Warning: Standard output cannot be written ({reason}); going on without it.\n"
+        f"Warning: Standard output cannot be written ({reason}); the command goes on "
+        "without it.\n"
     )
 
 

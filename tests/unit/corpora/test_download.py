@@ -269,7 +269,7 @@ def test_a_part_beyond_the_bound_is_removed(
     monkeypatch.setattr(download, "MOST_BYTES", HALF)
     server.announces_length = False
     part(CONTENT[: HALF + 1])
-    with pytest.raises(DataError, match="what came is removed"):
+    with pytest.raises(DataError, match="the partial download is removed"):
         fetch(unknown, path, observer)
     assert listed() == []
 

@@ -38,7 +38,7 @@ def test_no_preset_contradicts_itself(name: str) -> None:
         (
             TEXT,
             ["training.patience=3", NONE_HELD_OUT],
-            "`training.patience` must have a dev corpus",
+            "`training.patience` needs a dev corpus",
         ),
         (
             TEXT,
@@ -70,11 +70,11 @@ def test_no_preset_contradicts_itself(name: str) -> None:
             ["model.positions=learned", "model.max_positions=99"],
             r"must be at least `batching.max_length`, 256, .* but is 99; raise it",
         ),
-        (TEXT, ["model.max_positions=2000"], "is 2,000, but sinusoids know no limit"),
+        (TEXT, ["model.max_positions=2000"], "is 2,000, but sinusoids have no limit"),
         (
             TEXT,
             ["training.checkpoint_minutes=5"],
-            "`training.checkpoint_minutes` is 5, but checkpoints come every 250 upd",
+            "`training.checkpoint_minutes` is 5, but `training.checkpoint_steps` is",
         ),
         (
             TEXT,
@@ -110,23 +110,23 @@ def test_what_goes_together_is_not_refused(assignments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (["training.steps=1000"], "The warm-up of 1,500 updates does not end in 1,000"),
+        (["training.steps=1000"], "The warm-up of 1,500 updates is longer than the"),
         (
             ["training.cooldown_share=0.95"],
-            "The learning rate falls before its warm-up",
+            "The learning rate's cool-down begins before its warm-up ends",
         ),
         (
             ["training.steps=2000", "training.checkpoint_steps=3000"],
-            "A checkpoint every 3,000 updates comes but once in 2,000, at the end",
+            "A checkpoint every 3,000 updates means a single one, at the end of 2,000",
         ),
         (
             ["batching.batch_tokens=4096"],
-            "A batch of 4,096 positions may hold more than",
+            "Updates may be larger than",
         ),
-        (["model.neighbourhood=400"], "`model.neighbourhood`, 400, hides nothing in"),
+        (["model.neighbourhood=400"], "`model.neighbourhood` of 400 has no effect on"),
         (
             ["search.penalty=power", "search.length_penalty=0"],
-            "`search.penalty` changes nothing where `search.length_penalty` is 0",
+            "`search.penalty` has no effect, as `search.length_penalty` is 0",
         ),
     ],
 )

@@ -323,7 +323,7 @@ def _with_training(**changes: int) -> RunConfig:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        (_with_training(steps=5_000), "5,000 steps pass the corpus 5,000 times"),
+        (_with_training(steps=5_000), "5,000 steps make 5,000 epochs of the corpus"),
         (_with_training(steps=5_000), "--set training.steps=100 makes 100 epochs"),
         (TINY, "of the 400 pieces of tokenizer.vocab_size"),
     ],
@@ -340,7 +340,7 @@ def test_too_few_steps_for_one_epoch_are_advised_on(check):
     report = check([b"one"] * 80, [b"eins"] * 80, config=config)
     assert report.epoch is not None
     problems = _problems(report)
-    assert f"2 steps see only {2 / report.epoch.updates:.0%} of" in problems
+    assert f"2 steps read only {2 / report.epoch.updates:.0%} of" in problems
     assert f"--set training.steps={report.epoch.updates}." in problems
 
 
@@ -464,8 +464,8 @@ def test_settings_for_larger_corpora_are_refused_with_those_that_fit(
         require_fitting(report, "translation")
     assert str(refused.value) == (
         "A preset must be chosen for a corpus of 3 pairs: add --preset multi30k, which "
-        "fits it. (base, the paper's, would pass it 100,000 times; --preset base "
-        "trains that all the same.)"
+        "fits it. (The paper's, base, makes 100,000 epochs of it; --preset base trains "
+        "that all the same.)"
     )
     training = replace(PRESETS["base"].training, steps=20)
     require_fitting(

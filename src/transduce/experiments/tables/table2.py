@@ -44,9 +44,9 @@ PAPER_HOURS = {"base": 12.0, "big": 3.5 * 24}
 
 
 BUSY_SHARE = 0.1
-"""Of the time spent in waiting for a core: above it speeds are not comparable."""
+"""Share of time spent waiting for a core above which speeds are not comparable."""
 NOTHING = "–"
-"""In the place of a figure that is not told."""
+"""Stand-in for a figure that is not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +110,10 @@ class TrainingCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """How the translations of runs are scored."""
+    """Language and tokenizer that the translations of runs are scored with."""
 
     language: str | None = None
-    """BCP 47 tag; none: that of the run, else German, as in the paper."""
+    """BCP 47 tag; None for the run's own, or else German, as in the paper."""
     tokenize: Tokenize = "auto"
     """sacreBLEU's tokenizer."""
 
@@ -125,15 +125,16 @@ class OurRow:
     run: str
     bleu: BleuScore
     paper_bleu: BleuScore | None
-    """None of a language that is written without spaces, as Moses cuts at these."""
+    """BLEU by the paper's protocol; None for languages without spaces between words,
+    as Moses' tokenizer splits at spaces."""
     seconds: float
     """Of all updates, by the mean of those in the log."""
     flops: float
     """Counted while it trained."""
     computing: Computing | None = None
-    """What it was last computed by; none of an older log."""
+    """Hardware and software of the run's last start; None in older logs."""
     waited: float | None = None
-    """Share of their time that its threads waited for a core; none of an older log."""
+    """Share of time that its threads waited for a core; None in older logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +149,9 @@ class Table2:
     """Programs that wanted to run in the minute before its speed was measured, on
     average; none if it was not."""
     measured: Computing | None = None
-    """What its speed was measured by; none if it was not."""
+    """Hardware and software that the speed was measured on; None if it was not."""
     waited: float | None = None
-    """Share of its time that the measuring waited for a core; none if it was not."""
+    """Share of time that the measurement waited for a core; None without one."""
 
 
 def training_cost(name: str) -> TrainingCost:
@@ -170,7 +171,7 @@ def our_row(
 ) -> OurRow:
     """Score a run by both protocols; its cost is in its log.
 
-    What is not said of the target is as the run has it. `DataError` if there is no log.
+    Unset values of the target are the run's own. `DataError` if there is no log.
     """
     folder, config = RunFolder.open(run)
     updates = folder.entries("step", "seconds", "flops")
@@ -280,7 +281,7 @@ def _our_section(table: Table2) -> Section:
     ]
     parts += [f"{row.run}: {score}" for row in table.ours for score in _scores(row)]
     parts += [
-        f"{row.run}: no utilisation is told, as {reason}."
+        f"{row.run}: no utilisation is shown, as {reason}."
         for row in table.ours
         if (reason := _obstacle(row, table)) is not None
     ]
@@ -294,32 +295,29 @@ def _utilisation(row: OurRow, table: Table2) -> str:
 
 
 def _obstacle(row: OurRow, table: Table2) -> str | None:
-    """Why the run's speed cannot be held against the cluster's; none if it can."""
+    """Reason why a run's speed is not comparable with the cluster's; None if it is."""
     if table.measured is not None:
         if (table.waited or 0.0) > BUSY_SHARE:
             return (
                 "this machine was busy when its speed was measured: "
-                f"{table.waited:.0%} of the time went by in waiting for a core"
+                f"{table.waited:.0%} of the time was spent waiting for a core"
             )
         if row.computing is None or row.waited is None:
-            return "an older version wrote its log, which does not say how it computed"
+            return "its log is from an older version, which did not record the hardware"
         if row.waited > BUSY_SHARE:
             return (
                 f"the machine was busy while it trained: {row.waited:.0%} of the time "
-                "went by in waiting for a core"
+                "was spent waiting for a core"
             )
         if (told := _other_means(row.computing, table.measured)) is not None:
             return told
     if (share := utilisation(row.flops, row.seconds, table.cluster)) > 1:
-        return (
-            f"{share:.0%} is more than there is: the run computed faster than "
-            f"{table.cluster}"
-        )
+        return f"it would be {share:.0%}: the run computed faster than {table.cluster}"
     return None
 
 
 def _other_means(run: Computing, measured: Computing) -> str | None:
-    """Other means than those whose speed was measured; none if they are the same."""
+    """Difference of a run's hardware from the measured one; None if there is none."""
     for name in ("device", "processor", "precision", "num_workers"):
         one, other = getattr(run, name), getattr(measured, name)
         if one != other:

@@ -1,4 +1,4 @@
-"""Which pages of other sites may use a server, and answers for whatever goes wrong."""
+"""Access by host and origin (CORS), and JSON answers to unexpected failures."""
 
 import ipaddress
 import json
@@ -23,15 +23,15 @@ EXPOSED = ("retry-after",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """Names that the server is called by, and pages that may read its answers."""
+    """Host names the server answers to, and origins whose pages may use it."""
 
     is_local: bool = False
     """Whether it listens on this machine only: then requests must name this machine, so
     that no other site's page reaches it through a browser here."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names; if it is not local, any name is allowed unless there are some."""
+    """Further host names; without any, a server that is not local allows every name."""
     cors_origins: tuple[str, ...] = ()
-    """Origins (https://example.org) whose pages may use it (CORS); "*" is any."""
+    """Origins (https://example.org) whose pages may use it (CORS); "*" allows any."""
 
     def __post_init__(self) -> None:
         for name in self.allowed_hosts:
@@ -48,14 +48,14 @@ class AccessConfig:
                 )
 
     def allows_host(self, host: str) -> bool:
-        """Whether a request may be for this host, as its header names it."""
+        """Whether a request's Host header names an allowed host."""
         if not self.is_local and not self.allowed_hosts:
             return True
         name = host_name(host)
         return self._is_named(name) or is_loopback(name)
 
     def allows_origin(self, origin: str, host: str) -> bool:
-        """Whether a page of the origin may ask for anything of the host."""
+        """Whether a page of the origin may send requests to the host."""
         if not self.is_local or ANY in self.cors_origins:
             return True
         canonical = _canonical_origin(origin)
@@ -92,7 +92,7 @@ def host_name(host: str) -> str:
 
 
 class AnswerFailures:
-    """Answers in JSON what nothing else answers, a panic of a library included."""
+    """Answers any unhandled failure in JSON, a panic of a Rust library included."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -112,7 +112,7 @@ class AnswerFailures:
                 raise
             log_failure(error)
             if has_begun:
-                raise ConnectionAbortedError("an answer that cannot end") from None
+                raise ConnectionAbortedError("the answer cannot be finished") from None
             await failure_answer(error)(scope, receive, send)
 
 
@@ -137,8 +137,8 @@ class GuardOrigins:
                 origin, host or ""
             ):
                 refusal = (
-                    "A page of another site must be allowed to ask this server, but "
-                    f"{_told(origin)} is not; allow it by --cors-origins."
+                    "Pages of other sites need permission to use this server, but "
+                    f"{_told(origin)} has none; allow it by --cors-origins."
                 )
             if refusal is not None:
                 answer = JSONResponse({"error": refusal}, HTTPStatus.FORBIDDEN)
@@ -148,7 +148,7 @@ class GuardOrigins:
 
 
 class AllowOrigins(CORSMiddleware):
-    """Starlette's CORS, whose refusals are JSON as all others."""
+    """Starlette's CORS middleware with refusals in JSON, like all others."""
 
     def __init__(self, app: ASGIApp, config: AccessConfig) -> None:
         super().__init__(
@@ -163,7 +163,7 @@ class AllowOrigins(CORSMiddleware):
         )
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """As Starlette's, told in JSON if it is a refusal."""
+        """Answer a preflight request like Starlette, but refuse in JSON."""
         answer = super().preflight_response(request_headers)
         if answer.status_code < HTTPStatus.BAD_REQUEST:
             return answer
@@ -177,7 +177,7 @@ class AllowOrigins(CORSMiddleware):
 
 
 def is_an_end(error: BaseException) -> bool:
-    """Whether it ends a task or the program, and is no failure of a request."""
+    """Whether an error ends a task or the program and is no failure of a request."""
     from asyncio import CancelledError
 
     return isinstance(
@@ -186,27 +186,27 @@ def is_an_end(error: BaseException) -> bool:
 
 
 def log_failure(error: BaseException) -> None:
-    """Tell whoever runs the server what went wrong, and where."""
+    """Log a failure with its traceback for the server's operator."""
     log = logging.getLogger("transduce.serving")
     log.error("A request failed.", exc_info=error)
 
 
 def failure_sentence(error: BaseException) -> str:
-    """What a client is told of a failure that is not its own."""
+    """Message to a client about a failure of the server."""
     return (
-        f"The server failed ({type(error).__name__}); its log tells more. Try another "
-        "text, or again later."
+        f"The server failed ({type(error).__name__}); its log has the details. Try "
+        "another text, or try again later."
     )
 
 
 def failure_answer(error: BaseException) -> JSONResponse:
-    """The answer to a request whose failure is not its client's."""
+    """Answer 500 to a request that failed through no fault of its client."""
     content = {"error": failure_sentence(error)}
     return JSONResponse(content, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _canonical_origin(origin: str) -> str | None:
-    """An origin in lower case without its scheme's own port; None if it is not one."""
+    """Origin in lower case without its scheme's default port; None if malformed."""
     try:
         parts = urlsplit(origin)
         port = parts.port
@@ -231,6 +231,6 @@ def _with_port(name: str, port: int | None, scheme: str) -> str:
 
 
 def _told(value: str) -> str:
-    """A header's value as part of a sentence, cut if it is long."""
+    """Header value quoted for a message, truncated if long."""
     most = 80
     return json.dumps(value if len(value) <= most else value[:most] + "…")

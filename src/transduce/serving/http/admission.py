@@ -37,10 +37,10 @@ JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 MAX_FIELDS = 1000
 MAX_REFUSED_PER_MINUTE = 600
-"""Refused requests of an address, where requests are not limited otherwise."""
+"""Refused requests per minute and address where no other limit is set."""
 BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 NETWORK_BITS = 64
-"""What a provider gives one customer, of an address of IPv6."""
+"""Prefix bits of an IPv6 address that identify one customer of a provider."""
 RETRY_S = 1
 MAX_CLIENTS = 10_000
 """Whose rates are remembered; those not seen for longest are forgotten."""
@@ -110,7 +110,7 @@ class Admission:
             client = self._client(request, asked, address)
         except RefusedError as refusal:
             if refusal.status != CLIENT_GONE:
-                # Whoever guesses keys, or sends nonsense, has no key to be counted by.
+                # A client with a wrong key or a malformed request counts by address.
                 self._count(self._refused_rate, address)
             raise
         if self._rate:
@@ -123,7 +123,7 @@ class Admission:
         if encoding.strip().lower() != "identity":
             raise RefusedError(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                "The body must be sent as it is, but has a content-encoding.",
+                "The body must be sent without content-encoding, but has one.",
             )
         most, body = self.config.max_body_bytes, bytearray()
         try:
@@ -131,7 +131,7 @@ class Admission:
                 async for chunk in request.stream():
                     if len(body) <= most:
                         body += chunk
-                    # The rest is read as well, else the client might not see why.
+                    # Read the rest as well, or the client may miss the refusal.
         except TimeoutError:
             if len(body) > most:
                 raise self._too_large() from None
@@ -153,7 +153,7 @@ class Admission:
         )
 
     def _client(self, request: Request, asked: Asked, address: str) -> str:
-        """By what a client's requests are counted: its key, or else its address."""
+        """Identity that a client's requests count for: its key, or else its address."""
         if not self.config.api_keys:
             return address
         bearer = BEARER.fullmatch(request.headers.get("authorization", "").strip())
@@ -184,7 +184,7 @@ class Admission:
 
 
 def address_of(request: Request) -> str:
-    """Whose requests count together: an address or, of IPv6, a customer's network."""
+    """Address that requests are counted by; for IPv6, the customer's network."""
     host = request.client.host if request.client else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -236,13 +236,13 @@ def _first_problem(error: ValidationError) -> str:
 
 
 class _Fields:
-    """The fields of forms: a text each, or a list if one is there several times."""
+    """Form fields: a text each, or a list of texts for a repeated field."""
 
     def __init__(self) -> None:
         self.values: dict[str, str | list[str]] = {}
 
     def read(self, form: str) -> None:
-        """As in an address; `ValueError` if it cannot be."""
+        """Read a URL-encoded form or query; `ValueError` if it is malformed."""
         values = parse_qs(
             form, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
         )
@@ -250,7 +250,7 @@ class _Fields:
             self.values[name] = each if len(each) > 1 else each[0]
 
     def read_parts(self, content_type: str, body: bytes) -> None:
-        """As browsers send a FormData; `ValueError` if it cannot be."""
+        """Read multipart form data; `ValueError` if it is malformed or has a file."""
         parts: dict[str, list[str]] = {}
 
         def add(field: Any) -> None:

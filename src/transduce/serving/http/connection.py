@@ -1,4 +1,4 @@
-"""One HTTP connection: how long it may take, and what becomes of one too many."""
+"""HTTP connections with limits on their number and on the time each may take."""
 
 import asyncio
 import errno
@@ -19,26 +19,26 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from transduce.errors import ConfigError
 
 DRAIN_S = 2.0
-"""How long what a refused client still sends is read, so that it sees the answer."""
+"""Seconds for which a refused client's input is read, so that it gets the answer."""
 LEFT_AFTER_S = 1.0
-"""How long a client that sends nothing more may wait before it is probed."""
+"""Seconds after a client half-closed its connection until it is probed."""
 PROBE_EVERY_S = 5.0
 ECHO_S = 0.1
-"""How long the system of a client that has left may take to say so."""
+"""Seconds that a vanished client's system may take to answer a probe with a reset."""
 TOO_LARGE = "The request line and headers must be shorter: at most {:,} bytes are read."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionConfig:
-    """How many connections there may be, and how long each may take."""
+    """Limits on the number of connections and on the time each may take."""
 
     max_connections: int = 1000
     header_timeout_s: float = 10.0
-    """How long a client may take to send the head of a request."""
+    """Seconds that a client may take to send a request's headers."""
     idle_timeout_s: float = 30.0
-    """How long a connection is kept for a next request."""
+    """Seconds for which an idle connection is kept for another request."""
     write_timeout_s: float = 30.0
-    """How long a client may leave an answer unread."""
+    """Seconds for which a client may leave an answer unread."""
 
     def __post_init__(self) -> None:
         if self.max_connections < 1:
@@ -53,22 +53,21 @@ class ConnectionConfig:
 
 @dataclass(slots=True)
 class OpenConnections:
-    """The limits of a server, and its connections that await a request."""
+    """Limits of a server, and its connections that wait for a request."""
 
     config: ConnectionConfig
     overflow: int = 0
-    """Connections too many that are kept until they have read why they are refused."""
+    """Connections beyond the limit that are kept only to receive a refusal."""
     waiting: "dict[Connection, None]" = field(default_factory=dict)
-    """Those that have waited longest first."""
+    """Connections that wait for a request, the longest waiting first."""
 
 
 class Connection(H11Protocol):
-    """Uvicorn's HTTP/1.1 over h11, with limits.
+    """Uvicorn's HTTP/1.1 protocol (h11) with limits on time and number.
 
-    A head that does not come, a connection without requests and an answer that nobody
-    reads are given up after a while. Where there are as many connections as may be, a
-    new one takes the place of the one that has waited longest for a request. A client
-    that has sent all it wants to (a half-closed connection) is still answered.
+    Headers that do not arrive, idle connections and unread answers time out. At the
+    limit of connections, a new one replaces the one that has waited longest for a
+    request. A client that half-closed its connection is still answered.
     """
 
     def __init__(self, *arguments: Any, shared: OpenConnections, **named: Any) -> None:
@@ -94,8 +93,8 @@ class Connection(H11Protocol):
             if not self._waiting:
                 self._refuse(
                     HTTPStatus.SERVICE_UNAVAILABLE,
-                    f"At most {self._limits.max_connections:,} connections are "
-                    "answered at a time, and so many are; try again later.",
+                    f"All {self._limits.max_connections:,} connections of this server "
+                    "are in use; try again later.",
                 )
                 if (
                     len(self.connections)
@@ -152,7 +151,7 @@ class Connection(H11Protocol):
             self._await_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Say in JSON what is wrong with a request that cannot be read."""
+        """Refuse in JSON a request that cannot be parsed."""
         error = sys.exc_info()[1]
         status = getattr(error, "error_status_hint", HTTPStatus.BAD_REQUEST)
         message = "The request must be valid HTTP/1.1, but is not."
@@ -175,7 +174,7 @@ class Connection(H11Protocol):
         self._in(self._limits.write_timeout_s, self._abort)
 
     def give_up(self) -> None:
-        """Make room for another connection."""
+        """Close at once to make room for another connection."""
         self._waiting.pop(self, None)
         self._abort()
 
@@ -199,7 +198,7 @@ class Connection(H11Protocol):
             self._close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer without the application, read what is still sent, and close."""
+        """Answer without the application, drain the input, and close."""
         if self._is_refused:
             return
         has_begun = self._is_answering and self.cycle.response_started
@@ -227,9 +226,9 @@ class Connection(H11Protocol):
         self._in(DRAIN_S, self._abort)
 
     def _probe(self) -> None:
-        """Write to a client that sends nothing more, to tell whether it has left.
+        """Write to a half-closed client to find out whether it has left.
 
-        Then its system answers that nobody reads.
+        If it has, its system answers with a reset.
         """
         if not self._is_answering or self.transport.is_closing():
             return
@@ -268,7 +267,7 @@ class Connection(H11Protocol):
 
 
 class AcceptFailures:
-    """Says that no connection can be accepted once a minute, not at each try."""
+    """Logs at most once a minute that connections cannot be accepted."""
 
     PERIOD_S = 60.0
 

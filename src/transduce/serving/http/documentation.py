@@ -1,4 +1,4 @@
-"""The OpenAPI document as a page that loads nothing from anywhere.
+"""The OpenAPI document as a page that works without network.
 
 Each path has an example, which can be changed and sent from the page.
 """
@@ -14,11 +14,11 @@ from transduce.report.page import POLICY, as_html, whole_page
 from transduce.serving.served_models import ServedModel
 
 DOCUMENTATION_POLICY = f"{POLICY}; connect-src 'self'; form-action 'none'"
-"""The page asks this server, and nobody else."""
+"""Content security policy of the page: it may connect to this server only."""
 LIBRETRANSLATE = (
-    "Clients of LibreTranslate work unchanged. A body is JSON, a form or form data; "
-    "what is null or empty is as if it were not there. A language is a BCP 47 tag in "
-    "any case, and where no model has it, one of the same language serves."
+    "LibreTranslate clients work unchanged. A body is JSON, a form or form data; null "
+    "and empty fields count as missing. A language is a BCP 47 tag in any case; if no "
+    "model has it, a model of the same base language answers."
 )
 SENTENCE, TRANSLATION = "A dog runs.", "Ein Hund läuft."
 
@@ -32,7 +32,7 @@ def documentation(openapi: Schema, models: Sequence[ServedModel]) -> str:
         title="For programs",
         parts=(
             LIBRETRANSLATE,
-            "All of this is at /openapi.json too, as OpenAPI has it.",
+            "The same description is at /openapi.json, in OpenAPI's format.",
         ),
     )
     paths = [
@@ -62,7 +62,7 @@ def documentation(openapi: Schema, models: Sequence[ServedModel]) -> str:
 
 
 def examples(models: Sequence[ServedModel]) -> dict[str, dict[str, Any]]:
-    """A request by path that the models can answer; of a kind that is not, any."""
+    """Example request for each path, one that the models can answer if any can."""
     translating = [model for model in models if not model.is_parser]
     parsing = [model for model in models if model.is_parser]
     source, target = "en", "de"
@@ -89,7 +89,7 @@ def examples(models: Sequence[ServedModel]) -> dict[str, dict[str, Any]]:
 def _with_form(
     section: Section, method: str, path: str, body: Mapping[str, Any] | None
 ) -> str:
-    """A section with an example to try."""
+    """Section with an example request to try."""
     sent, request = "", ""
     if body is not None:
         text = json.dumps(body, ensure_ascii=False, indent=2)

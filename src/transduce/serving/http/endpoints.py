@@ -50,12 +50,12 @@ from transduce.text.documents.running_text import (
 )
 
 ENGLISH = "en"
-"""What is parsed."""
+"""Language of the text that parsers read."""
 DIGITS = 5
 """Of an attention weight."""
 MAX_SCORED_TOKENS = 1_000
-"""Of a source or a target that is scored: the attention within it grows with the square
-of its length, and no sentence is as long."""
+"""Tokens of a source or a target that is scored at most: self-attention grows with the
+square of the length, and no sentence is as long."""
 
 
 class JsonLines(StreamingResponse):
@@ -114,7 +114,7 @@ class Endpoints:
         ]
 
     async def frontend_settings(self) -> messages.FrontendSettings:
-        """What LibreTranslate's clients read before they show themselves."""
+        """Settings that LibreTranslate's clients read when they start."""
         config = self._admission.config
         return messages.FrontendSettings(
             apiKeys=bool(config.api_keys),
@@ -130,14 +130,14 @@ class Endpoints:
         """Refuse a better translation: this server keeps none."""
         raise RefusedError(
             HTTPStatus.FORBIDDEN,
-            "Suggestions are not taken by this server; it keeps no texts.",
+            "This server takes no suggestions, as it keeps no texts.",
         )
 
     async def translate_file(self) -> messages.Refusal:
         """Refuse a file: only texts are translated."""
         raise RefusedError(
             HTTPStatus.FORBIDDEN,
-            "Files are not translated by this server; send their text to /translate.",
+            "This server does not translate files; send their text to /translate.",
         )
 
     async def models(self) -> list[messages.Model]:
@@ -216,7 +216,7 @@ class Endpoints:
         await queue.require_short(asked.texts, deadline)
         work = partial(attend, queue.translator, asked.source, asked.target)
         found = await while_connected(request, queue.run(work, deadline))
-        # Up to a million numbers, which would keep the event loop from all else.
+        # Up to a million numbers, which would block the event loop.
         content = await in_thread(deadline, _attention_json, found, asked.kind)
         return Response(content, media_type=JSON)
 
@@ -225,8 +225,8 @@ class Endpoints:
         stuck = [model.name for model in self._models if model.queue.is_stuck]
         if stuck:
             raise OverdueError(
-                f"The model {stuck[0]} is at a request that does not end; restart the "
-                "server."
+                f"The model {stuck[0]} hangs in a request that does not end; restart "
+                "the server."
             )
         return messages.Health(models=[model.name for model in self._models])
 
@@ -273,7 +273,7 @@ def _options(
 
 
 def _streamed(found: AsyncIterator[BaseModel]) -> JsonLines:
-    """A line for each message as soon as it is there."""
+    """Stream one line of JSON per message as soon as it is found."""
 
     async def lines() -> AsyncIterator[str]:
         try:

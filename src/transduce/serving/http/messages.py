@@ -21,7 +21,7 @@ SplitSentences = Annotated[
     bool,
     Field(
         description="Whether a line of text, or a block of HTML, is cut into "
-        "sentences; else it is translated as one."
+        "sentences; otherwise it is translated as one sentence."
     ),
 ]
 
@@ -35,7 +35,7 @@ Texts = Annotated[list[str], BeforeValidator(_as_list)]
 
 
 class Asked(BaseModel):
-    """Any request. What is null is as if it were not there, as is what is empty."""
+    """Base of all requests; null and empty fields count as missing."""
 
     TEXTS: ClassVar[tuple[str, ...]] = ("q",)
     """Fields that may be empty."""
@@ -47,7 +47,7 @@ class Asked(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_blanks(cls, asked: Any) -> Any:
-        """Clients send null, or an empty field, for what their users left open."""
+        """Drop null and empty fields, which clients send for unset options."""
         if not isinstance(asked, dict):
             return asked
         return {
@@ -105,27 +105,27 @@ class DetectRequest(Asked):
 
 
 class NamedLanguage(BaseModel):
-    """A language, or nothing where no model translates."""
+    """A language's code and English name; both empty if no model translates."""
 
     code: str
     name: str
 
 
 class FrontendLanguages(BaseModel):
-    """The languages that a page begins with."""
+    """Languages that are selected when a page opens."""
 
     source: NamedLanguage
     target: NamedLanguage
 
 
 class FrontendSettings(BaseModel):
-    """What a page of LibreTranslate's needs to know, by its names."""
+    """Settings of LibreTranslate's web page, with its field names."""
 
     apiKeys: bool  # noqa: N815
     charLimit: int  # noqa: N815
     filesTranslation: bool = False  # noqa: N815
     frontendTimeout: Annotated[  # noqa: N815
-        int, Field(description="Milliseconds to wait for the end of typing.")
+        int, Field(description="Milliseconds without typing before translating.")
     ] = 500
     keyRequired: bool  # noqa: N815
     language: FrontendLanguages

@@ -85,8 +85,8 @@ REFUSALS = {
     415: "Neither JSON nor a form.",
     429: "Too much to do, or too many requests: try again later.",
     500: "The server failed.",
-    503: "Waited for too long: try again later.",
-    504: "Takes longer than a request may.",
+    503: "The request had no turn in time: try again later.",
+    504: "The request takes too long.",
 }
 LINES: dict[str, type[BaseModel]] = {
     "/v1/translate": messages.StreamedStretch,
@@ -94,12 +94,12 @@ LINES: dict[str, type[BaseModel]] = {
 }
 """By path, what each line of an answer is that comes bit by bit."""
 ATTENTION_PATH = "/v1/attention"
-"""Whose answer is written as JSON in a thread, unseen by FastAPI."""
+"""Path whose answer a thread writes as JSON, without FastAPI's validation."""
 MAX_PORT = 65_535
 BACKLOG = 512
-"""Connections that the system keeps until they are accepted, all of them at once."""
+"""Connections that the system queues until they are accepted, at most."""
 SPARE = 16
-"""Files that are opened for other things than connections."""
+"""Open files reserved for other purposes than connections."""
 GRACE_S = 5.0
 """For answers to be sent after the last sentence's time is up."""
 
@@ -146,13 +146,13 @@ def create_app(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """How connections are taken, and whom the server believes."""
+    """Limits of connections, trusted proxies and the time for a shutdown."""
 
     connections: ConnectionConfig = field(default_factory=ConnectionConfig)
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses and networks whose X-Forwarded-For and -Proto are believed."""
+    """Addresses and networks whose X-Forwarded-For and -Proto headers are trusted."""
     answer_within_s: float = QueueConfig().timeout_s
-    """How long answers may take that are begun when the server is told to end."""
+    """Seconds that running requests may take after the signal to stop."""
 
     def __post_init__(self) -> None:
         for proxy in self.trusted_proxies:
@@ -173,7 +173,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
         )[0]
-        # With its protocol told, since asyncio sets TCP_NODELAY only where it is.
+        # Name the protocol: asyncio sets TCP_NODELAY only where it is named.
         listener = socket.socket(family, kind, protocol)
         try:
             if os.name == "posix":
@@ -193,11 +193,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Server:
-    """What answers by the app, with limits on connections."""
+    """Uvicorn server of the app, with limits on connections."""
     config = config or ServerConfig()
     connections, backlog = _that_can_be_open(config.connections)
     protocol = partial(Connection, shared=OpenConnections(connections, backlog))
-    # What it tells is of what clients send, and they are told.
+    # It logs mistakes of clients, who get them as answers already.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     settings = uvicorn.Config(
         app,
@@ -206,7 +206,7 @@ def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Ser
         loop="asyncio",
         backlog=backlog,
         access_log=False,
-        log_level="error",  # else each request that is no HTTP is a line
+        log_level="error",  # below it, each malformed request logs a line
         server_header=False,
         proxy_headers=bool(config.trusted_proxies),
         forwarded_allow_ips=list(config.trusted_proxies),
@@ -218,7 +218,7 @@ def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Ser
 def serve(
     app: FastAPI, listener: socket.socket, config: ServerConfig | None = None
 ) -> None:
-    """Answer until Ctrl-C, SIGTERM or a hangup, and then finish what was taken."""
+    """Serve until Ctrl-C, SIGTERM or a hangup, then finish the running requests."""
     server = http_server(app, config)
     # The server raises the signal again once it is done, which is here no failure.
     with stop_on_signal():
@@ -229,10 +229,10 @@ def serve(
 
 
 def _that_can_be_open(config: ConnectionConfig) -> tuple[ConnectionConfig, int]:
-    """As many connections as the limit on open files leaves room for, and a backlog.
+    """Limit connections to what the limit on open files allows; also the backlog.
 
-    As many more as the backlog may be accepted at once, only to be refused.
-    `RequestError` if there is no room.
+    The backlog counts twice: that many more may be accepted at once, to be refused.
+    `RequestError` if the limit on open files is too low.
     """
     most = config.max_connections
     try:
@@ -250,8 +250,8 @@ def _that_can_be_open(config: ConnectionConfig) -> tuple[ConnectionConfig, int]:
     backlog = min((soft - taken) // 4, BACKLOG)
     if backlog < 1:
         raise RequestError(
-            f"At least {taken + 4} files must be allowed open, but only {soft} are; "
-            "raise the limit (ulimit -n)."
+            f"The server needs at least {taken + 4} open files, but the limit is "
+            f"{soft}; raise it (ulimit -n)."
         )
     fewer = min(most, soft - taken - 2 * backlog)
     return replace(config, max_connections=fewer), backlog
@@ -292,7 +292,7 @@ def _add_told(
     endpoint: Callable[[], Coroutine[Any, Any, Any]],
     **settings: Any,
 ) -> None:
-    """A path that is only read, also by HEAD."""
+    """Add a path that answers GET and HEAD."""
     app.add_api_route(path, endpoint, methods=["GET"], **settings)
     app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
@@ -358,7 +358,7 @@ def _documentation(
 
 
 def _specification(app: FastAPI) -> Callable[[], Coroutine[Any, Any, Response]]:
-    """The OpenAPI document where LibreTranslate has it."""
+    """Endpoint of the OpenAPI document at LibreTranslate's path."""
 
     async def answer() -> Response:
         return JSONResponse(app.openapi())

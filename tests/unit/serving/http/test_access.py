@@ -82,7 +82,7 @@ def test_a_local_server_answers_pages_of_its_own_and_of_friends(
     answer = local.post("/translate", form, content_type=kind, host=host, origin=origin)
     assert answer.status == status
     if status == 403:
-        assert "A page of another site must be allowed" in answer.json["error"]
+        assert "Pages of other sites need permission" in answer.json["error"]
 
 
 def preflight(server: RunningServer, origin: str, method: str = "POST") -> Answer:

@@ -105,7 +105,7 @@ def test_a_request_is_answered_in_time_though_the_model_is_busy(
         opened.set()
     assert late.status == 503
     assert late.headers["retry-after"] == "1"
-    assert "must have its turn within 0.3 seconds" in late.json["error"]
+    assert "had no turn within 0.3 seconds" in late.json["error"]
     assert stream.json["error"] == late.json["error"]
 
 

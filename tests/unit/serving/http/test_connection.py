@@ -256,7 +256,7 @@ def test_a_connection_too_many_is_refused_if_all_are_answered(
             wait_until(lambda: model.queue.num_waiting > 0)
             refused = answered(server, HEALTH, ends=False)
         assert refused.startswith(b"HTTP/1.1 503 ")
-        assert "At most 1 connections" in error_of(refused)
+        assert "All 1 connections" in error_of(refused)
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
@@ -274,7 +274,9 @@ def test_connections_are_as_many_as_files_may_be_open(
     assert 0 < found.max_connections + 2 * backlog < 64
     assert backlog > 0
     del limits[0]
-    with pytest.raises(RequestError, match=r"but only 8 are; raise .* \(ulimit -n\)"):
+    with pytest.raises(
+        RequestError, match=r"but the limit is 8; raise it \(ulimit -n\)"
+    ):
         _that_can_be_open(wanted)
 
 

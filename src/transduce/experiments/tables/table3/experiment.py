@@ -80,7 +80,7 @@ class RowRun:
         if not entries:
             raise CheckpointError(
                 f"{self.path}: the log of the run must have lines of kind {kind!r}, "
-                "but has none; remove the run, to have it trained again."
+                "but has none; remove the run to train it again."
             )
         return entries[-1]
 
@@ -150,7 +150,7 @@ class Experiment:
         checkpoint = RunFolder(run.path).checkpoint(run.last_entry("dev")["step"])
         options = ["translate", str(checkpoint)]
         options += ["--input", str(run.path / DEV / DEV_SOURCE)]
-        # What an interrupted one has written is of no use: the lines are few.
+        # Begin anew after an interruption, since the lines are few.
         options += ["--output", str(run.translations), "--force"]
         for field in fields(SearchConfig):
             value = getattr(run.config.search, field.name)
@@ -228,8 +228,8 @@ def _require_same(
         )
     if not isinstance(begun.get("settings"), dict) or "precision" not in begun:
         raise ConfigError(
-            f"{folder / RECORD}: must hold what the experiment was begun with, but is "
-            "damaged; restore the file, or choose another folder."
+            f"{folder / RECORD}: the record of the experiment is damaged; restore the "
+            "file, or choose another folder."
         )
     if begun.get("files") != asked["files"]:
         files = begun.get("files")

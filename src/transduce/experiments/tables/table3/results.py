@@ -176,10 +176,10 @@ def _bleu_by_seed(
 
 
 class RowBleu(NamedTuple):
-    """The BLEU of a row."""
+    """BLEU of a row, pooled over its seeds and for each seed."""
 
     pooled: SystemScore
-    """Of all its seeds together."""
+    """BLEU of all seeds together."""
     by_seed: tuple[float, ...]
 
 
