@@ -91,7 +91,7 @@ def cross_attention_maps(
     source: Int[Tensor, "batch source"],
     target_in: Int[Tensor, "batch target"],
 ) -> list[Float[Tensor, "layers heads queries keys"]]:
-    """The maps of each pair of a batch from the decoder to the encoder alone."""
+    """Encoder-decoder attention maps of each pair of a batch, without padding."""
     with ExitStack() as stack:
         layers = attentions(model)["encoder-decoder"]
         seen = [stack.enter_context(_watched(each)) for each in layers]

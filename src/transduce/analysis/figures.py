@@ -37,23 +37,23 @@ FIGURE_TYPES = ("png", "svg", "pdf")
 TOKEN_INCHES = 0.28
 """From one token to the next."""
 LETTER_INCHES = 0.11
-"""About the width of a letter; wide ones, such as Han, have two."""
+"""Approximate width of a letter; wide ones, such as Han, count twice."""
 LONGEST_LABEL = 24
-"""Letters of a label at most: the middle of a longer word is left out."""
+"""Characters of a label at most; a longer word loses its middle."""
 MANY_TOKENS = 40
-"""Maps of more have smaller cells."""
+"""Tokens above which a map has smaller cells."""
 MOST_INCHES = 60
-"""No side of a picture is longer, as such pictures take gigabytes."""
+"""Inches of a picture's side at most; larger pictures take gigabytes."""
 DOTS, MOST_DOTS = 200, 8_000
-"""Dots of an inch, and of a side at most."""
+"""Dots per inch, and per side at most."""
 LINES_INCHES = 2.2
-"""Between the words above and those below."""
+"""Height between the words above and those below."""
 LEGEND_INCHES = 0.9
-"""What a head takes in the legend."""
+"""Width of a head in the legend."""
 BAR_INCHES = 0.8
-"""What the bar of colours takes."""
+"""Width of the colour bar."""
 HEADS_A_ROW = 4
-"""Maps beside each other at most, where they are of long sentences."""
+"""Maps side by side at most, if they are of long sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +81,9 @@ def draw_lines(
 ) -> Figure:
     """Lines from queries, above, to keys, below, as in Figures 3 to 5.
 
-    Each head has its colour, which a legend tells, as strong as its weight. Layer and
-    heads count from 1. If queries are named by their places, only theirs are drawn. The
-    shorter side is spread as wide as the longer.
+    Each head has a colour, named in the legend; its opacity is the weight. Layer and
+    heads count from 1. If queries are given by their places, only their lines are
+    drawn. The shorter side is spread to the width of the longer.
     """
     above, below = _labels(labelled.queries), _labels(labelled.keys)
     num_columns = max(len(above), len(below))
@@ -131,7 +131,7 @@ def _colour(head: int) -> str:
 
 
 def _labels(texts: Sequence[str]) -> list[str]:
-    """The texts as they are drawn: not too long, and of letters that fonts have."""
+    """Texts as they are drawn: shortened, with code points for missing characters."""
     fonts = fonts_for(texts)
     return [_shortened(fonts.shown(text)) for text in texts]
 
@@ -144,7 +144,7 @@ def _shortened(text: str) -> str:
 
 
 def _inches(labels: Sequence[str]) -> float:
-    """What the longest of the labels takes."""
+    """Length of the longest label in inches."""
     return 0.15 + LETTER_INCHES * max(map(_width, labels), default=0)
 
 
@@ -213,7 +213,7 @@ def _places(count: int, num_columns: int) -> list[float]:
 
 
 def draw_maps(labelled: LabelledHeads, layer: int, heads: Sequence[int]) -> Figure:
-    """A heat map of each head, some beside others; layer and heads count from 1."""
+    """Heat maps of heads in a grid; layer and heads count from 1."""
     rows, columns = _labels(labelled.queries), _labels(labelled.keys)
     is_dense = max(len(rows), len(columns)) > MANY_TOKENS
     cell = TOKEN_INCHES / 2 if is_dense else TOKEN_INCHES
@@ -264,7 +264,7 @@ def _draw_map(
 
 
 def _add_bar(figure: Figure, grid: Any) -> None:
-    """Tell which weight a colour is."""
+    """Add a bar that maps colours to weights."""
     share = 0.3 / figure.get_figwidth()
     colours = ScalarMappable(Normalize(0, 1), "Blues")
     bar = figure.colorbar(colours, ax=grid, label="weight", fraction=share, aspect=15)
@@ -334,7 +334,7 @@ def write_figure(figure: Figure, path: Path) -> None:
     """Write PNG, SVG or PDF, whole or not at all; `DataError` if that fails."""
     kind = path.suffix.removeprefix(".").lower()
     if path.exists() and not path.is_file():
-        new = path  # a pipe or a device, which cannot be put in place of another
+        new = path  # a pipe or a device, which cannot be replaced
     else:
         path = Path(os.path.realpath(path)) if path.is_symlink() else path
         new = path.with_name(f".{path.name}.transduce-new")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 TRAINING, DEV = "#4477aa", "#ee6677"
 TOKENIZER = re.compile(r"\|tok:([^|]*)")
-"""Where sacreBLEU's signature names it."""
+"""Pattern of the tokenizer in sacreBLEU's signature."""
 
 
 def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
@@ -40,7 +40,7 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
 
 
 def _bleu_label(scores: Sequence[Mapping[str, Any]]) -> str:
-    """BLEU with the tokenizer, where the log has it."""
+    """Label of BLEU, with the tokenizer if the log has it."""
     found = TOKENIZER.search(scores[-1].get("signature", "")) if scores else None
     return f"sacreBLEU ({found[1]})" if found else "sacreBLEU"
 

@@ -1,8 +1,8 @@
-"""Which word of a sentence each word of its translation comes from.
+"""Word links between a sentence and its translation.
 
-The model itself tells, by what its decoder attends to (Bahdanau et al., 2015). Which of
-its layers tells best differs between models; for each pair that one is taken in which
-most words of both sides choose each other, as in Chen et al. (2020).
+The links follow the decoder's attention to the source (Bahdanau et al., 2015). The best
+layer differs between models; for each pair it is the one in which most words of both
+sides choose each other, as in Chen et al. (2020).
 """
 
 from collections.abc import Sequence
@@ -20,17 +20,18 @@ from transduce.special_ids import BOS, EOS
 from transduce.text.documents.inline_tags import Span, WordLinks, units
 
 MOST_POSITIONS = 2_048
-"""Of a batch, padding included."""
+"""Positions of a batch at most, padding included."""
 MAX_TOKENS = 256
-"""Of a sentence: maps grow with its square, and no longer one is translated whole."""
+"""Tokens of a sentence at most: maps grow with its square, and longer sentences are
+translated in parts."""
 
 
 def attended_links(
     translator: Translator, pairs: Sequence[tuple[str, str]]
 ) -> list[WordLinks | None]:
-    """The links of sentences and their translations by the first model.
+    """Word links of sentences and their translations by the first model.
 
-    None where a side is too long, or its tokens do not spell its words.
+    None for a pair with a side that is too long, or that its tokens do not spell.
     """
     tokenizer = translator.tokenizer
     sources = tokenizer.encode_sources([source for source, _ in pairs])
@@ -69,7 +70,7 @@ def _links(
     ]
     if any(bool((each.sum(dim=0) == 0).any()) for each in groups):
         return None
-    means = weights.mean(dim=1)[..., :-1]  # the end of the source is no word
+    means = weights.mean(dim=1)[..., :-1]  # without the end token of the source
     written, read = means[:, :-1], means[:, 1:]
     by_word = between_words(torch.cat([written, read]), groups[1], groups[0])
     best = by_word[_agreement(by_word).argmax()]
@@ -85,7 +86,7 @@ def _words(text: str, spans: Sequence[Span]) -> list[str]:
 def _agreement(
     weights: Float[Tensor, "maps target source"],
 ) -> Float[Tensor, " maps"]:
-    """How many target words are chosen by the source word that they choose."""
+    """Number of target words that are chosen by the source word they choose."""
     chosen = weights.argmax(dim=-1)
     choosing = weights.argmax(dim=-2)
     back = choosing.gather(-1, chosen)

@@ -18,7 +18,7 @@ from transduce.text.scripts import UNSPACED_LETTER, UNSPACED_LETTERS
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _JOINER = "\u200d"
-"""Stands between emoji that are drawn as one."""
+"""Zero-width joiner between emoji that are drawn as one."""
 _ENDS_UNSPACED = re.compile(f"[{UNSPACED_LETTERS}]$")
 
 
@@ -52,7 +52,7 @@ def _begins_word(text: str, before: str) -> bool:
 
 
 def spelt_letters(pieces: Sequence[str]) -> list[str]:
-    """The text of each piece; a letter in bytes is with the first, none with others."""
+    """Text of each piece; a letter in bytes belongs to its first byte."""
     texts: list[str] = []
     for is_bytes, run in groupby(pieces, lambda piece: bool(_BYTE.fullmatch(piece))):
         found = list(run)
@@ -72,7 +72,7 @@ def _of_bytes(values: Sequence[int]) -> list[str]:
 
 
 def _begins_letter(values: Sequence[int], length: int) -> bool:
-    """Whether the first bytes are one letter of that length in UTF-8."""
+    """Whether the bytes are one UTF-8 letter of this length."""
     try:
         return len(bytes(values).decode("utf-8")) == 1 and len(values) == length
     except UnicodeDecodeError:
@@ -106,7 +106,7 @@ def groups_of_words(
     at = 0
     for i, piece in enumerate(pieces):
         count = _num_letters(piece)
-        # A space belongs to what follows, the later bytes of a letter to what precedes.
+        # A space belongs to the next word, the later bytes of a letter to the first.
         other = at if not piece.strip() and at < len(owners) else at - 1
         mine = owners[at : at + count] or owners[other : other + 1]
         for owner in mine:

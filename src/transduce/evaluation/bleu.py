@@ -41,11 +41,11 @@ class BleuScore:
     signature: str
     """The protocol as sacreBLEU writes it."""
     tokenizer: str | None = None
-    """sacreBLEU's, with the reason where a script decided; none for tokenised text."""
+    """sacreBLEU's tokenizer, with the reason if detected; None for tokenised text."""
 
     @property
     def matched_4_grams(self) -> int:
-        """Number of 4-grams that the references have too."""
+        """Number of 4-grams that the references have, too."""
         return self.statistics[5]
 
     def __str__(self) -> str:
@@ -98,8 +98,8 @@ def paper_bleu(
 
     Both sides pass Unicode punctuation replacement, Moses' tokenizer, the splitting of
     compounds, and multi-bleu.perl. The paper's script is for English-German; unless
-    told otherwise, no other language has its compounds split. The score says nothing
-    of a language that is written without spaces, as Moses' words stand between them.
+    told otherwise, no other language has its compounds split. The score is meaningless
+    for a language without spaces between words, at which Moses' tokenizer splits.
     """
     if splits_compounds is None:
         splits_compounds = language == "de"

@@ -129,8 +129,8 @@ def compare(
 ) -> Comparison:
     """Hold systems against the first of them; `DataError` if there are not two.
 
-    Words are those of sacreBLEU's tokenizer. How frequent they are is counted in the
-    training text, else in the references.
+    sacreBLEU's tokenizer defines the words. Their frequencies are counted in the
+    training text, or else in the references.
     """
     if len(systems) < 2:
         raise DataError(

@@ -1,7 +1,7 @@
-"""The tokenizer that BLEU counts words by, chosen by the language of the target.
+"""BLEU's tokenizer, chosen by the language of the target.
 
-BLEU compares words, and the usual tokenizer (13a) takes what stands between spaces for
-words: in Chinese a whole clause. Post (2018) has the tokenizer named with each score.
+BLEU compares words. The usual tokenizer (13a) splits at spaces, which in Chinese yields
+whole clauses. Following Post (2018), each score names its tokenizer.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ Tokenize = Literal[
     "auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none", "flores101",
     "flores200", "spBLEU-1K", "spm",
 ]  # fmt: skip
-"""sacreBLEU's tokenizers by name; auto: the one for the language."""
+"""Names of sacreBLEU's tokenizers; auto is the one for the language."""
 
 USUAL = "13a"
 BY_CHARACTERS = "char"
@@ -26,20 +26,20 @@ BY_LANGUAGE = {
     "zh": "zh", "yue": "zh", "wuu": "zh", "nan": "zh", "hak": "zh", "lzh": "zh",
     "ja": "ja-mecab", "ko": "ko-mecab",
 }  # fmt: skip
-"""Languages with a tokenizer of their own."""
+"""Tokenizers of languages that have their own."""
 EXTRAS = {"ja-mecab": ("mecab-python3", "ja"), "ko-mecab": ("mecab-ko", "ko")}
-"""The package that a tokenizer needs, and the extra that installs it."""
+"""Package that each tokenizer needs, and the extra that installs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig:
-    """How translations of the dev corpus are scored."""
+    """Settings of the dev corpus and its scores."""
 
     tokenize: Tokenize = "auto"
-    """Tokenizer of sacreBLEU; auto: by the target's language, else by its script."""
+    """sacreBLEU's tokenizer; auto follows the target's language, or else its script."""
     hold_out: bool = True
-    """Without a dev corpus, hold 1 % of the training corpus out: at least 200 pairs,
-    and at most 2,000; none of a corpus of fewer than 400."""
+    """Whether to hold out 1 % of the training corpus if no dev corpus is given: at
+    least 200 pairs and at most 2,000; none of a corpus of fewer than 400."""
 
     def __post_init__(self) -> None:
         if self.tokenize not in get_args(Tokenize):
@@ -55,7 +55,7 @@ class Tokenization:
 
     name: str = USUAL
     reason: str = ""
-    """Where it is not what was asked for or usual: the script that was found."""
+    """Reason for a tokenizer chosen by the detected script; otherwise empty."""
 
     def __str__(self) -> str:
         return f"{self.name}, {self.reason}" if self.reason else self.name
@@ -64,9 +64,9 @@ class Tokenization:
 def choose_tokenization(
     asked: Tokenize, language: str | None, references: Iterable[str]
 ) -> Tokenization:
-    """The tokenizer that is asked for; else that of the language; else of the script.
+    """Choose the given tokenizer, or else the language's, or else the script's.
 
-    The references are read only where neither is known. `RequestError` if the
+    The references are read only if the first two are unknown. `RequestError` if the
     tokenizer's package or data is missing.
     """
     chosen = _chosen(asked, language, references)
@@ -88,7 +88,7 @@ def _chosen(
 
 
 def tokenizer_of(language: str) -> str:
-    """The tokenizer for a language: words where there are rules, else characters."""
+    """Tokenizer for a language: words if there are rules, otherwise characters."""
     language_alone = base(language)
     if language_alone == "ko" or is_unspaced(language):
         return BY_LANGUAGE.get(language_alone, BY_CHARACTERS)
@@ -96,7 +96,7 @@ def tokenizer_of(language: str) -> str:
 
 
 def require_tokenizer(name: str) -> None:
-    """`RequestError` if a tokenizer cannot be used here."""
+    """Raise `RequestError` if a tokenizer cannot be used here."""
     try:
         BLEU(tokenize=name, force=True)
     except (ImportError, RuntimeError, AssertionError) as error:
@@ -106,7 +106,7 @@ def require_tokenizer(name: str) -> None:
             hint = " Or choose another tokenizer, such as char."
             raise RequestError(message + hint) from None
         raise RequestError(_unusable(name, error)) from None
-    except OSError as error:  # its model is downloaded once
+    except OSError as error:  # sacreBLEU downloads its model once
         raise RequestError(_unusable(name, error)) from None
 
 

@@ -21,7 +21,7 @@ from transduce.errors import DataError
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
 STANDARD_INPUT = Path("-")
-"""The name that stands for standard input, as for most programs."""
+"""File name that stands for standard input."""
 MAX_LINE_BYTES = 1_000_000
 """A longer line is no sentence: the file is something else, or its ends are lost."""
 
@@ -64,7 +64,7 @@ class Line:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a plain or gzip file, raw, one after the other; `-` is one too."""
+    """Raw lines of a plain or gzip file; `-` is standard input."""
     is_standard = path == STANDARD_INPUT
     file = standard_input() if is_standard else None
     path = Path("standard input") if is_standard else path
@@ -85,8 +85,8 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def standard_input(option: str = "") -> BufferedReader:
-    """Standard input as bytes; `DataError` if it is closed, with an option instead."""
-    if sys.stdin is None:  # as Python has it where there is none
+    """Standard input as bytes; `DataError` if closed, which names `option` instead."""
+    if sys.stdin is None:  # Python's value for a closed stream
         instead = f": {option}" if option else "."
         raise DataError(
             f"Standard input must be open, but is closed; name a file{instead}"

@@ -1,9 +1,9 @@
 """The built-in corpora: English with its German or Chinese, from a grammar.
 
-A synchronous grammar for each pair, written by hand in a data file, says each sentence
-in both languages at once: so the translation is a function of the English, and tree,
-word alignment and antecedents come with it. The notation is explained at the top of the
-English-German file. Knows no tokenizer and no model.
+A synchronous grammar for each pair, written by hand in a data file, derives each
+sentence in both languages at once. So the translation is a function of the English, and
+tree, word alignment and antecedents come with it. The top of the English-German file
+explains the notation. The module knows no tokenizer and no model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ BUILT_IN: dict[Pair, str] = {
     "en-de": "grammar_en_de.toml",
     "en-zh": "grammar_en_zh.toml",
 }
-"""The data file of each language pair."""
+"""Data file of each language pair."""
 START = "Sentence"
 HELD_OUT_PERCENT = 6
 CLITIC = "~"
@@ -60,7 +60,7 @@ class Grammar:
 
     @classmethod
     def built_in(cls, pair: Pair = "en-de") -> "Grammar":
-        """The grammar of a pair that comes with the package."""
+        """Load the built-in grammar of a language pair."""
         name = BUILT_IN[pair]
         text = files("transduce.text").joinpath(name).read_text(encoding="utf-8")
         return cls(read_grammar(text, name))

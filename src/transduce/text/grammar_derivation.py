@@ -37,7 +37,7 @@ from transduce.text.grammar_rules import (
 
 
 class TargetWord(NamedTuple):
-    """A word of the target, and the English words that it translates, by position."""
+    """Word of the target, and the positions of the English words that it translates."""
 
     text: str
     sources: tuple[int, ...]
@@ -62,7 +62,7 @@ class Derivation:
         self._rng = rng
 
     def expand(self, symbol: str, arguments: Sequence[Value] = ()) -> "Expansion":
-        """Say one phrase: English goes to the sentence, the target to the expansion."""
+        """Derive one phrase: English goes to the sentence, the target to the result."""
         expansion = Expansion(self, *self._draw(symbol, arguments))
         expansion.say()
         expansion.translate()
@@ -234,7 +234,7 @@ class Expansion:
         self._links[link] = (*self._links.get(link, ()), *positions)
 
     def translate(self) -> None:
-        """Fill the fields of the target, once the English is said."""
+        """Fill the fields of the target, once the English is derived."""
         if self._rule.others:
             self.fields.update(self._phrases[self._rule.others])
         for name, target in self._rule.target.items():

@@ -102,7 +102,7 @@ English = tuple[Bracket | Call | Word, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A target field of a phrase that the English side has called: `VP.finite`."""
+    """Target field of a phrase on the English side, such as `VP.finite`."""
 
     name: str
     field: str
@@ -130,7 +130,7 @@ class Rule:
     calls: tuple[Call, ...]
     target: dict[str, Target]
     others: str
-    """The called phrase whose remaining target fields are passed on, if any."""
+    """Phrase whose remaining target fields are passed on, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class GrammarFile:
     rules: dict[str, tuple[Rule, ...]]
     contractions: dict[str, str]
     spaced: bool
-    """Whether a space stands between the words of the target."""
+    """Whether the target has spaces between words."""
 
 
 def read_grammar(text: str, name: str) -> GrammarFile:

@@ -1,8 +1,8 @@
-"""Scripts that write no space between words, and those that do, by their characters.
+"""Scripts with and without spaces between words, by their characters.
 
-Unicode's blocks, so that Python's `re` and every regular expression engine that reads a
-`tokenizer.json` take the same characters for a script. Knows no language: which tags
-are written without spaces stands in `transduce.languages`.
+Scripts are ranges of Unicode, so that Python's `re` and every regular expression engine
+that reads a `tokenizer.json` agree on them. The module knows no languages:
+`transduce.languages` lists those without spaces.
 """
 
 import re
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script without spaces between words."""
+    """Script without spaces between words."""
 
     name: str
     letters: str
-    """Ranges of its letters and marks, as they stand in a character class."""
+    """Ranges of its letters and marks, for a character class."""
     longest_piece: int
-    """Letters that a learned piece has at most: about a word, and never a clause."""
+    """Letters of a learned piece at most: about a word, never a clause."""
 
 
 KANA_MARKS = "\u3099\u309a\u30fc\uff70\uff9e\uff9f"
-"""Signs of voice and length, which both kinds of Kana have."""
+"""Voicing and length marks, shared by both kinds of Kana."""
 
 UNSPACED_SCRIPTS = (
     Script(
@@ -53,7 +53,7 @@ UNSPACED_SCRIPTS = (
         letters="\u1000-\u103f\u104c-\u108f\u109a-\u109f\ua9e0-\ua9ef\ua9fa-\ua9fe\uaa60-\uaa7f",
         longest_piece=16,
     ),
-    # The tsheg after a syllable belongs to it.
+    # The tsheg after a syllable belongs to the syllable.
     Script(
         name="Tibetan",
         letters="\u0f00\u0f0b\u0f0c\u0f18\u0f19\u0f35\u0f37\u0f39\u0f3e-\u0fbc",
@@ -69,26 +69,26 @@ UNSPACED_SCRIPTS = (
 UNSPACED_LETTERS = "".join(script.letters for script in UNSPACED_SCRIPTS)
 UNSPACED_LETTER = re.compile(f"[{UNSPACED_LETTERS}]")
 UNSPACED_RUN = re.compile("|".join(f"[{s.letters}]+" for s in UNSPACED_SCRIPTS))
-"""Letters of one such script, as many as follow each other."""
+"""Pattern of a run of letters of one such script."""
 
 SPACED_SCRIPTS = (
     *("Latin", "Cyrillic", "Greek", "Arabic", "Hebrew", "Devanagari", "Bengali"),
     *("Gurmukhi", "Gujarati", "Oriya", "Tamil", "Telugu", "Kannada", "Malayalam"),
     *("Sinhala", "Hangul", "Armenian", "Georgian", "Ethiopic", "Mongolian"),
 )
-"""Those whose words are told from each other where they meet without a space."""
+"""Scripts with spaces whose border with another script separates words."""
 _SCRIPT_OF_RUN = re.compile(
     "|".join(f"([{script.letters}])" for script in UNSPACED_SCRIPTS)
 )
 
 
 def unspaced_script(text: str) -> Script | None:
-    """The script without spaces that a text begins with, if it is one."""
+    """Script without spaces that a text begins with, or None."""
     match = _SCRIPT_OF_RUN.match(text)
     return UNSPACED_SCRIPTS[match.lastindex - 1] if match and match.lastindex else None
 
 
 def is_longer_than_a_word(piece: str) -> bool:
-    """Whether a piece without spaces has more letters than its script's words have."""
+    """Whether a piece of a script without spaces is longer than its words."""
     script = unspaced_script(piece)
     return script is not None and len(piece) > script.longest_piece

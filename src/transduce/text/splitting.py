@@ -20,14 +20,14 @@ JOINED_AFTER = (
     "\u3099\u309a\u30fcぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮ"
 )
 JOINED_BEFORE = "\u200d\u0e40-\u0e44\u0ec0-\u0ec4\u17d2\u1039"
-"""Characters that are written with the one before them, and with the one after."""
+"""Characters that combine with the one before them, and with the one after."""
 CHARACTER_END = re.compile(rf"(?<=[^{JOINED_BEFORE}])(?![{JOINED_AFTER}])")
 ANYWHERE = re.compile(r"(?<=.)", re.DOTALL)
 UNSPACED = re.compile(
     r"[\u2E80-\u30FF\u31C0-\u9FFF\uF900-\uFAFF\uFF00-\uFF9F\U00020000-\U0003FFFF]"
 )
-"""A character of Han or Kana, or of what is written with them: no space parts words,
-and none parts sentences either, as it does in Thai."""
+"""Pattern of a character of Han or Kana, or of text with them: no spaces separate words
+or sentences, as they do sentences in Thai."""
 WITHIN_WORD = re.compile(rf"(?![{UNSPACED_LETTERS}])\w(?![{UNSPACED_LETTERS}])\w")
 
 
@@ -66,7 +66,7 @@ def space_between(before: str, after: str) -> str:
 def _fitting(
     sentences: list[str], max_tokens: int, count_tokens: CountTokens
 ) -> list[str]:
-    parts = sentences  # together, as counting has its price for each call
+    parts = sentences  # counted together, as each call has a fixed cost
     for end in (CLAUSE_END, WORD_END, CHARACTER_END, ANYWHERE):
         parts = [
             packed

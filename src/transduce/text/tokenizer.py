@@ -49,23 +49,23 @@ _BYTES = re.compile(f"[{BYTE_PIECES[0]}-{BYTE_PIECES[-1]}]+")
 NUM_RESERVED = len(SPECIAL_PIECES) + len(BYTE_PIECES)
 
 MAX_RUN = 64
-"""Characters of a run at most, since word-piece takes time quadratic in its length."""
+"""Characters of a run at most, since word-piece takes time quadratic in the length."""
 SHARED_LETTERS = "\u00aa\u00b5\u00ba\u02b0-\u02ff\u0640"
-"""Letters that Unicode gives to no script: they belong to the word they stand in."""
+"""Letters without a script of their own, which belong to the word around them."""
 DRAWING_MARKS = "\ufe0e\ufe0f\u20e3"
-"""Marks that say how the sign before them is drawn, as in many emoji."""
+"""Marks that change the look of the sign before them, as in many emoji."""
 
 
 def word_pattern(kind: Literal["bpe", "word-piece"]) -> str:
-    """What pieces never cross: borders of scripts, and of letters, digits and signs.
+    """Pattern of words, whose borders no piece crosses.
 
-    So no learned piece can spell a special token. The space before a word belongs to
-    it; but where a script writes none, it stands alone, for a word is the same at the
-    beginning of a text as within it. Whatever has no such script is cut as before
-    these scripts were told apart.
+    Words end where the script changes, and between letters, digits and signs, so that
+    no learned piece can spell a special token. The space before a word belongs to it.
+    In scripts without spaces it stands alone, as a word is the same at the beginning of
+    a text as within it. Other scripts are cut as by earlier versions.
     """
     run = f"{{1,{MAX_RUN}}}"
-    # Byte-pair encoding takes time n log n: it need not cut a long run anywhere.
+    # Byte-pair encoding takes time n log n, so it need not bound a run.
     unspaced_run = "+" if kind == "bpe" else run
     unspaced = [f"[{script.letters}]{unspaced_run}" for script in UNSPACED_SCRIPTS]
     spaced = [
@@ -83,14 +83,14 @@ def word_pattern(kind: Literal["bpe", "word-piece"]) -> str:
 EARLIER_WORD_PATTERNS = (
     r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^ \p{L}\p{M}\p{N}]{1,64}| +",
 )
-"""What earlier versions wrote into tokenizers; add to these before changing today's."""
+"""Patterns that earlier versions wrote; add the present one here before changing it."""
 
 ALPHABET_CHARACTERS = 10_000_000
 """What the alphabet is chosen by at most."""
 UNSPACED_SHARE = 0.01
-"""Share of letters without spaces from which on a corpus is one of such text."""
+"""Share of letters of unspaced scripts above which a corpus counts as unspaced."""
 SPELT_IN_BYTES = 0.0005
-"""Share of a text's characters that is too small to learn more of them."""
+"""Share of characters spelt in bytes below which the alphabet grows no further."""
 KNOWN_WORDS = 100_000
 """Kept with their ids at most, in some 30 MB where words have three pieces."""
 KNOWN_LENGTH = 24
@@ -98,24 +98,24 @@ KNOWN_LENGTH = 24
 LEARNING_CHARACTERS = 200_000_000
 """What the vocabulary is learned from at most: bounds the memory for distinct words."""
 LEARNING_UNSPACED_CHARACTERS = 20_000_000
-"""The same of text without spaces, in which hardly any run comes twice."""
+"""Unspaced characters to learn from at most; hardly any of their runs repeats."""
 
 
 NO_PARTS = (
     "added_tokens", "normalizer", "post_processor", "truncation", "padding",
 )  # fmt: skip
-"""What the library may have in a tokenizer, and those made here have not."""
+"""Parts of the library's tokenizers that this package's do not have."""
 NO_OPTIONS = (
     "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback",
     "fuse_unk",
 )  # fmt: skip
-"""The same of its model."""
+"""Options of the library's models that this package's do not have."""
 TRIED = ("", "a", "Ein Satz, 1 é \u4e2d \U0001f600")
-"""Text that every tokenizer can cut."""
+"""Texts that every sound tokenizer can encode."""
 MOST_PIECES = 2**24
-"""Of a vocabulary."""
+"""Pieces of a vocabulary at most."""
 MOST_TOKENIZER_BYTES = 2**28
-"""Of its file."""
+"""Bytes of a tokenizer's file at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class SubwordTokenizer:
     """What was learned here; `decode(encode(text))` is the text, normalised."""
 
     def __init__(self, pieces: tokenizers.Tokenizer) -> None:
-        """`ValueError` if it cuts words by a pattern that this package never wrote."""
+        """Raise `ValueError` if its word pattern is not one that this package writes."""
         if pieces.pre_tokenizer is not None:
             _require_known_words(pieces.pre_tokenizer)
         vocabulary = pieces.get_vocab(with_added_tokens=False)
@@ -175,7 +175,7 @@ class SubwordTokenizer:
 
     @property
     def words(self) -> pre_tokenizers.PreTokenizer:
-        """How text is cut before pieces are: no piece goes from one into the next."""
+        """Splitter of text into words, whose borders no piece crosses."""
         return self._pieces.pre_tokenizer
 
     def language(self, text: str) -> str:
@@ -249,7 +249,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         tokenizer.pieces(range(len(SPECIAL_PIECES)))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library's own are not narrower, or are panics
+    except BaseException as error:  # the library's errors are no narrower, or panics
         raise CheckpointError(
             f"{path}: the tokenizer is missing or damaged ({reason(error)}); restore "
             "the file or train again."
@@ -272,14 +272,14 @@ def _from_text(text: str) -> Tokenizer:
     library = tokenizers.Tokenizer.from_str(text)
     ids = sorted(library.get_vocab(with_added_tokens=False).values())
     if ids != list(range(len(ids))):
-        raise ValueError("its ids must be 0, 1, 2 and so on, but some are left out")
+        raise ValueError("its ids must be 0, 1, 2 and so on, but some are missing")
     if not all(library.token_to_id(piece) is not None for piece in BYTE_PIECES):
-        raise ValueError("it must have a piece for each byte, but some are left out")
+        raise ValueError("it must have a piece for each byte, but some are missing")
     return SubwordTokenizer(library)
 
 
 def _require_no_more_than_ours(content: dict[str, object]) -> None:
-    """`ValueError` for what would cut text otherwise, or cannot be told from text."""
+    """Raise `ValueError` if the tokenizer has parts that this package's do not have."""
     model = content.get("model")
     if not isinstance(model, dict):
         raise ValueError("it has no `model`")
@@ -289,15 +289,15 @@ def _require_no_more_than_ours(content: dict[str, object]) -> None:
     given = [part for part in NO_PARTS if content.get(part)]
     given += [f"model.{option}" for option in NO_OPTIONS if model.get(option)]
     if given:
-        raise ValueError(f"it must have no `{given[0]}`, which changes what text is")
+        raise ValueError(f"it must have no `{given[0]}`, which changes the text")
 
 
 def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> SubwordTokenizer:
     """Learn a vocabulary from a stream of lines of both languages (section 5.1).
 
     Memory is bounded: beyond `LEARNING_CHARACTERS` characters the stream is left
-    unread, so interleave the languages. Where no spaces are written, a piece has at
-    most as many letters as about a word has (`Script.longest_piece`).
+    unread, so interleave the languages. In scripts without spaces, a piece is at most
+    about as long as a word (`Script.longest_piece`).
     """
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = _words(config.kind)
@@ -310,9 +310,9 @@ def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> SubwordTok
     is_unspaced = _is_unspaced(counts)
     alphabet = _alphabet(counts, learned_size, is_unspaced)
     trainer = trainers.BpeTrainer(
-        # Longer pieces are learned too, and then left out: so there must be more.
+        # Too long pieces are learned and then dropped, so learn more of them.
         vocab_size=learned_size * (2 if is_unspaced else 1),
-        # Where nothing bounds a word, what came once is hardly one.
+        # Without spaces, a run that occurs once is hardly a word.
         min_frequency=2 if is_unspaced else 0,
         # Rare characters are spelt in bytes, or Chinese would fill the vocabulary.
         initial_alphabet=alphabet,
@@ -337,9 +337,9 @@ def _is_unspaced(counts: Counter[str]) -> bool:
 def _alphabet(counts: Counter[str], learned_size: int, is_unspaced: bool) -> list[str]:
     """The space and the most frequent characters; ties go by code point.
 
-    The library would break them as its hash table falls, differently each time. They
-    are at most a quarter of what is learned, or half of it in text without spaces,
-    whose characters are many, until hardly any is spelt in bytes.
+    The library would break ties in the order of its hash table, differently each time.
+    The alphabet is at most a quarter of what is learned. Unspaced text has many
+    characters; there it grows up to a half, until hardly any is spelt in bytes.
     """
     by_frequency = sorted(counts.keys() - {" "}, key=lambda c: (-counts[c], c))
     size = max(learned_size // 4, 1)
@@ -400,9 +400,9 @@ def byte_pair_tokenizer(
     merges: Iterable[Sequence[str]],
     words: pre_tokenizers.PreTokenizer | None = None,
 ) -> SubwordTokenizer:
-    """From pieces by id, specials and bytes first, and merges in their order.
+    """Make a tokenizer from pieces by id (specials and bytes first) and ordered merges.
 
-    Text is cut into `words` first; as what is learned today, if none are given.
+    Text is cut into `words` first; by default as new tokenizers do.
     """
     return _cutting_words(
         models.BPE(
@@ -418,16 +418,16 @@ def _words(kind: Literal["bpe", "word-piece"]) -> pre_tokenizers.PreTokenizer:
 
 
 def _require_known_words(words: pre_tokenizers.PreTokenizer) -> None:
-    """`ValueError` unless text is cut by a pattern that is known to take linear time.
+    """Raise `ValueError` unless words are cut by a pattern known to take linear time.
 
-    Matching another may take time exponential in a text, and nothing can interrupt it.
+    Another pattern may take exponential time, and nothing can interrupt its matching.
     """
     patterns = (word_pattern("bpe"), word_pattern("word-piece"), *EARLIER_WORD_PATTERNS)
     known = [{"Regex": pattern} for pattern in patterns]
     state = json.loads(words.__getstate__())
     if state.get("type") != "Split" or state.get("pattern") not in known:
         raise ValueError(
-            "its `pre_tokenizer` is none that transduce writes, and might not end"
+            "its `pre_tokenizer` is not one that transduce writes, and might not end"
         )
 
 

@@ -50,9 +50,9 @@ class Tokens:
 
     @property
     def labels(self) -> list[str]:
-        """The pieces for people to read, a mark before what goes on with a word.
+        """Readable pieces; those that continue a word have a mark before them.
 
-        The first byte of a letter is that letter, and the others are marks alone.
+        The first byte of a letter shows the letter; its other bytes show the mark only.
         """
         return [
             text.strip() or "␣" if i in self.starts else CONTINUED + text

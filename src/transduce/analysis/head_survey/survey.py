@@ -129,9 +129,9 @@ def survey_annotated(
 
 
 def grammar_sentences(count: int, target: str | None) -> list[GrammarSentence]:
-    """Different sentences with combinations of words that no training has had.
+    """Different sentences with combinations of words that are not in training.
 
-    Their translations are Chinese where that is the target language, else German.
+    Their translations are Chinese if that is the target language, otherwise German.
     """
     is_chinese = target is not None and base(target) == "zh"
     grammar = Grammar.built_in("en-zh" if is_chinese else "en-de")

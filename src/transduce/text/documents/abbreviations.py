@@ -1,7 +1,7 @@
-"""Words that bear on whether a full stop ends a sentence, by language.
+"""Words that decide whether a full stop ends a sentence, by language.
 
 All are in lower case and without their last stop. A word of several parts, such as
-"e.g." or "z. B.", needs no entry: single letters are told from their shape.
+"e.g." or "z. B.", needs no entry: rules recognise it by its shape.
 """
 
 from dataclasses import dataclass, field, replace
@@ -14,25 +14,25 @@ def _words(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abbreviations:
-    """What is known of one language, or of all together."""
+    """Words of one language, or of all together."""
 
     never: frozenset[str] = field(default_factory=frozenset)
-    """Abbreviations that something follows, such as titles before a name."""
+    """Abbreviations that never end a sentence, such as titles before a name."""
     numeric: frozenset[str] = field(default_factory=frozenset)
-    """Abbreviations only before a number or a letter that counts, as "No. 5"."""
+    """Abbreviations only before a number or a counting letter, as in "No. 5"."""
     final: frozenset[str] = field(default_factory=frozenset)
-    """Abbreviations that may be a sentence's last word, such as "etc."; those that are
-    in `never` too end one only before a word that begins sentences."""
+    """Abbreviations that may be a sentence's last word, such as "etc."; those in
+    `never`, too, end one only before a word of `starters`."""
     starters: frozenset[str] = field(default_factory=frozenset)
-    """Function words that are capitalised only where a sentence begins."""
+    """Function words that are capitalised only at the beginning of a sentence."""
     months: frozenset[str] = field(default_factory=frozenset)
     """Months, days of the week and their abbreviations."""
     before_ordinals: frozenset[str] = field(default_factory=frozenset)
-    """Words that an ordinal number follows."""
+    """Words that stand before an ordinal number."""
     has_ordinal_stop: bool = False
-    """Whether "3." is how the third is written."""
+    """Whether the language writes the ordinal third as "3."."""
     street_endings: tuple[str, ...] = ()
-    """Ends of compounds before a number, as in "Hauptstr. 5"."""
+    """Endings of abbreviated compounds before a number, as in "Hauptstr. 5"."""
 
 
 ENGLISH = Abbreviations(
@@ -406,14 +406,14 @@ BY_LANGUAGE = {
     "sl": SOUTH_SLAVIC, "ru": RUSSIAN, "be": RUSSIAN, "uk": UKRAINIAN, "tr": TURKISH,
     "ro": ROMANIAN, "el": GREEK, "hi": HINDI, "ar": ARABIC, "lb": GERMAN,
 }  # fmt: skip
-"""The tables by base language."""
+"""Tables by base language."""
 WITH_ORDINAL_STOP = frozenset({"is", "fo", "et", "lv", "lt", "eu", "mk", "az"})
-"""Languages without a table that write the third as "3."."""
+"""Languages without a table that write the ordinal third as "3."."""
 
 
 @cache
 def abbreviations(language: str | None) -> Abbreviations:
-    """The table of a base language, such as "de"; what all share where it is unknown.
+    """Table of a base language, such as "de"; a common one if it is unknown.
 
     English titles and units are added to every language, as its texts borrow them.
     """

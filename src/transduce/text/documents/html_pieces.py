@@ -1,9 +1,10 @@
 """HTML as pieces that keep their place in the source.
 
-`turbohtml` parses as the HTML standard says, in time linear in the text, and tells
-where each tag stood. What it built decides what the text between two tags is; that text
-is cut into words and tags by the library's tokenizer. What is not certainly text to
-translate is copied: scripts, styles, code, foreign content, tags that are cut short.
+`turbohtml` parses as the HTML standard says, in time linear in the text, and records
+where each tag stood. The tree that it builds decides what the text between two tags is;
+the library's tokenizer cuts that text into words and tags. Everything that is not
+certainly text to translate is copied: scripts, styles, code, foreign content, truncated
+tags.
 """
 
 import re
@@ -16,8 +17,8 @@ import turbohtml
 from turbohtml import Element, Namespace, Node, TokenType
 
 PieceKind = Literal["text", "start", "end", "empty", "block", "copied"]
-"""Text; an inline start or end tag, or one without an end; a tag that parts blocks; an
-inline element that is copied."""
+"""Kind of a piece: text; an inline start or end tag; an inline element without content;
+a tag that separates blocks; a copied inline element."""
 
 BLOCKS = frozenset({
     "address", "article", "aside", "audio", "base", "blockquote", "body", "br",
@@ -30,7 +31,7 @@ BLOCKS = frozenset({
     "table", "tbody", "td", "textarea", "tfoot", "th", "thead", "title", "tr", "track",
     "ul", "video", "xmp",
 })  # fmt: skip
-"""Elements that a sentence does not go across; all others are inline (HTML, 15.3)."""
+"""Elements that no sentence crosses; all others are inline (HTML, 15.3)."""
 VOID = frozenset({
     "area", "base", "basefont", "bgsound", "br", "col", "embed", "frame", "hr", "img",
     "input", "keygen", "link", "meta", "param", "source", "track", "wbr",
@@ -42,48 +43,48 @@ RAW_TEXT = frozenset({
     "iframe", "noembed", "noframes", "noscript", "plaintext", "script", "style",
     "textarea", "title", "xmp",
 })  # fmt: skip
-"""Elements whose content is no markup; of these only the title is translated."""
+"""Elements whose content is not markup; only the title's is translated."""
 UNREADABLE = RAW_TEXT | {"template", "object", "canvas", "svg", "math"}
-"""Elements whose text is not a part of the sentence around them."""
+"""Elements whose text does not belong to the sentence around them."""
 RAW_START = re.compile(rf"<(?:{'|'.join(RAW_TEXT)})[\s/>]", re.IGNORECASE)
 CHARACTER_DATA = "<![CDATA["
 FORMATTING = frozenset({
     "a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike",
     "strong", "tt", "u",
 })  # fmt: skip
-"""Elements that open anew, where text comes, after what closed them otherwise."""
+"""Elements that the parser reopens before text if another tag closed them."""
 NO_TAG = "</>"
-"""What looks like an end tag and is nothing."""
+"""Malformed end tag that the parser ignores."""
 END_OF_NOSCRIPT = "<!---->"
-"""What is a comment where markup is read, and something else in a tag or comment."""
+"""Probe that is a comment in markup, but not inside a tag or a comment."""
 
 
 class Piece(NamedTuple):
-    """A piece of the source."""
+    """Piece of the source."""
 
     kind: PieceKind
     start: int
     end: int
     text: str = ""
-    """Characters of a text, or those within a copied element that can be read."""
+    """Decoded text of the piece, or the readable text of a copied element."""
     name: str = ""
-    """Name of a tag."""
+    """Name of the tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tag:
-    """A tag of an element that was built."""
+    """Tag of an element in the tree."""
 
     start: int
     end: int
     is_end: bool
     number: int
-    """Of its element."""
+    """Number of the tag's element."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """An element that is open at a place of the source."""
+    """Element that is open at the current place of the source."""
 
     number: int
     name: str
@@ -91,21 +92,21 @@ class _Open:
     is_foreign: bool = False
     is_raw: bool = False
     is_in_select: bool = False
-    """Whether older parsers leave out the tags in it."""
+    """Whether it is within a `select`, in which older parsers ignore tags."""
 
 
 class Source:
-    """A document as the standard reads it, with LF for each end of a line."""
+    """Document with LF as the only line break, as the HTML standard prescribes."""
 
     def __init__(self, html: str) -> None:
         self._html = html
         self.text = html.replace("\r\n", "\n").replace("\r", "\n")
         ends = (match.start() for match in re.finditer("\r\n", html))
         self._joined = [end - i for i, end in enumerate(ends)]
-        """Where the LF of each CRLF is in the text as it is read."""
+        """Offsets in `text` of the line breaks that are CRLF in the document."""
 
     def cut(self, start: int, end: int) -> str:
-        """What stands in the document between two places of the text."""
+        """Part of the document between two offsets of `text`."""
         return self._html[self._place(start) : self._place(end)]
 
     def _place(self, offset: int) -> int:
@@ -113,18 +114,18 @@ class Source:
 
 
 def html_pieces(source: Source) -> list[Piece]:
-    """The pieces of a document in a row; what none of them has is to be copied."""
+    """Pieces of a document in order; parts between them are to be copied."""
     return _Reader(source.text).read()
 
 
 class _Reader:
-    """Goes through a document from tag to tag, in the order of the source."""
+    """Reader that walks through a document's tags in the order of the source."""
 
     def __init__(self, html: str) -> None:
         self._html = html
         self._elements: list[Element] = []
         self._last: list[int] = []
-        """Number of the last element within each, in the order of the tree."""
+        """Number of the last element within each element, in the order of the tree."""
         self._tags = self._built_tags()
         self._has_foreign = any(
             each.namespace is not Namespace.HTML for each in self._elements
@@ -137,13 +138,13 @@ class _Reader:
         self._copied_name = ""
         self._is_copy_nested = True
         self._has_dangling = False
-        """Whether formatting goes on: then texts must stay between the same tags."""
+        """Whether formatting is reopened; then texts must stay between their tags."""
         self._has_left_foreign = False
-        """Whether a tag of HTML ended foreign content; older parsers go on with it."""
+        """Whether an HTML tag ended foreign content, which older parsers continue."""
 
     def read(self) -> list[Piece]:
-        """All pieces."""
-        # Without its body, the tree no longer says what was in it; nor is it shown.
+        """Read all pieces."""
+        # A frameset replaces the body, so its text is neither in the tree nor shown.
         if any(each.tag == "frameset" for each in self._elements):
             return []
         place = 0
@@ -160,7 +161,7 @@ class _Reader:
         return self._pieces
 
     def _built_tags(self) -> list[_Tag]:
-        """The tags of all elements by their place; a clone of one has none."""
+        """Tags of all elements, sorted by place; cloned elements have none."""
         document = turbohtml.parse(
             self._html,
             source_locations=True,
@@ -192,7 +193,7 @@ class _Reader:
                 yield _Tag(span.start_offset, span.end_offset, is_end, number)
 
     def _close_those_without(self, number: int, place: int) -> bool:
-        """Close what the element is not within; whether there was anything to close."""
+        """Close open elements that do not contain a new one; whether there were any."""
         depth = len(self._stack)
         while self._stack and not self._is_within(number, self._stack[-1].number):
             self._pop(place)
@@ -202,7 +203,7 @@ class _Reader:
         return outer < number <= self._last[outer]
 
     def _pop(self, end: int, *, is_tag: bool = False) -> None:
-        """Close the innermost element, which ends there, by a tag or without one."""
+        """Close the innermost element at `end`, by its tag or without one."""
         was_copied = self._copied_from is not None
         popped = self._stack.pop()
         self._open_numbers.discard(popped.number)
@@ -271,7 +272,7 @@ class _Reader:
         return _Open(tag.number, name, is_translated, is_foreign, is_raw, is_in_select)
 
     def _asked(self, element: Element, tag: _Tag) -> bool | None:
-        """What the element's attributes say of translation."""
+        """Whether the element's attributes allow translation; None if they do not say."""
         if "translate" not in self._html[tag.start : tag.end].lower():
             return None
         classes = element.attrs.get("class") or ""
@@ -308,7 +309,7 @@ class _Reader:
         self._copied_from, self._copied_text, self._copied_name = None, [], ""
 
     def _between(self, start: int, end: int) -> bool:
-        """Take what is between two tags; whether all that follows is to be copied."""
+        """Take the text between two tags; whether all the rest must be copied."""
         inner = self._stack[-1] if self._stack else None
         if inner is not None and inner.is_raw:
             return self._raw(inner, start, end)
@@ -317,7 +318,7 @@ class _Reader:
         text = self._html[start:end]
         if RAW_START.search(text) or (self._has_foreign and CHARACTER_DATA in text):
             self._is_copy_nested = False
-            return False  # the tree has nothing of it
+            return False  # the tree does not contain it
         for piece in _markup_pieces(text, start):
             if self._copied_from is not None:
                 self._copied_text.append(piece.text)
@@ -327,16 +328,16 @@ class _Reader:
         return False
 
     def _raw(self, inner: _Open, start: int, end: int) -> bool:
-        """Take the content of an element that has no markup, as `_between` does."""
+        """Take the content of a raw-text element, as `_between` does."""
         if inner.name == "title" and inner.is_translated:
             self._pieces += _plain_pieces(self._html, start, end)
-        # Older parsers read on within what a `select` may not have.
+        # Older parsers read markup within elements that a `select` may not contain.
         if inner.is_in_select and "<" in self._html[start:end]:
             return True
         return inner.name == "noscript" and not self._reads_alike(start, end)
 
     def _reads_alike(self, start: int, end: int) -> bool:
-        """Whether `noscript` ends at the same place for who runs no scripts."""
+        """Whether `noscript` ends at the same place without scripting."""
         text = self._html[start:end] + END_OF_NOSCRIPT
         last = None
         for token in turbohtml.tokenize(text, capture_source=True):
@@ -345,11 +346,11 @@ class _Reader:
 
 
 def _markup_pieces(html: str, first: int) -> Iterator[Piece]:
-    """Text, comments, and tags that built nothing; a tag cut short is left out.
+    """Text, comments, and tags without an element; a truncated tag is left out.
 
-    The places are those in `html` and `first` more.
+    Offsets are those in `html` plus `first`.
     """
-    # The tokenizer says nothing of these, and so joins the text around them.
+    # The tokenizer skips these, and so joins the text around them.
     unsaid = [match.start() for match in re.finditer(NO_TAG, html)]
     place = 0
     for token in turbohtml.tokenize(
@@ -381,7 +382,7 @@ def _markup_pieces(html: str, first: int) -> Iterator[Piece]:
 
 
 def _kind_of(token: TokenType) -> PieceKind:
-    """A doctype, or a tag of no element, parts what is on its two sides."""
+    """Kind of a token; a doctype, or a tag without an element, separates blocks."""
     match token:
         case TokenType.CHARACTER_REFERENCE:
             return "text"

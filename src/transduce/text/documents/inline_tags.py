@@ -1,8 +1,8 @@
-"""Inline tags of a sentence, put where they belong in its translation.
+"""Placement of a sentence's inline tags in its translation.
 
-The words of both sentences are linked, by attention where it is known. An element goes
-around the words that come from those it was around, an empty one stays beside its
-neighbour; all keep their nesting, and none is left out or written twice.
+Links connect the words of both sentences, by attention if it is known. An element goes
+around the words that are linked to its own, an empty one stays beside its neighbour.
+All keep their nesting, and each is written exactly once.
 """
 
 import re
@@ -20,58 +20,58 @@ UNIT = re.compile(
     rf"[{HAN_AND_THE_LIKE}]|[0-9]+|[^\s0-9{PUNCTUATION}{HAN_AND_THE_LIKE}]+"
     rf"|[{PUNCTUATION}]"
 )
-"""A word, a number, a mark, or a character where words are not parted by spaces."""
+"""Pattern of a word, a number, a mark, or a character of a script without spaces."""
 
 Span = tuple[int, int]
-"""Where something begins and ends in a text."""
+"""Start and end in a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Element:
-    """A tag, or a start tag, its end tag and what is between them."""
+    """Single tag, or a start tag, its end tag and the content between them."""
 
     start: int
-    """Where it begins in the sentence."""
+    """Offset of its beginning in the sentence."""
     end: int
     opening: str
-    """The start tag, or an element that is not translated; empty if the element began
-    before the sentence."""
+    """Start tag, or the whole of a copied element; empty if the element began before
+    the sentence."""
     closing: str = ""
-    """The end tag; empty if there is none in the sentence."""
+    """End tag; empty if the sentence has none."""
     children: tuple["Element", ...] = ()
     is_copied: bool = False
-    """Whether its text is not translated: `opening` is the whole of it."""
+    """Whether its text is not translated; then `opening` is the whole element."""
     begins_before: bool = False
-    """Whether it began before the sentence: then it begins its translation too."""
+    """Whether it began before the sentence; then the translation begins with it."""
     ends_after: bool = False
-    """Whether it ends after the sentence: then it ends its translation too."""
+    """Whether it ends after the sentence; then the translation ends with it."""
 
 
 SentenceTags = tuple[Element, ...]
-"""The outermost elements of a sentence, in their order."""
+"""Outermost elements of a sentence, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordLinks:
-    """Which word of a sentence each word of its translation comes from."""
+    """Links from the words of a translation to the words of its sentence."""
 
     source: tuple[Span, ...]
     target: tuple[Span, ...]
     source_of: tuple[int | None, ...]
-    """By word of the translation."""
+    """Source word of each word of the translation, if any."""
     is_guessed: bool = False
-    """Whether only the places of the words are known."""
+    """Whether the links only follow the places of the words."""
 
 
 def units(text: str) -> tuple[Span, ...]:
-    """The words of a text, marks and numbers among them."""
+    """Spans of the words, numbers and marks of a text."""
     return tuple(match.span() for match in UNIT.finditer(text))
 
 
 def links_by_place(source: str, target: str) -> WordLinks:
-    """Link words that stand at about the same share of their sentence.
+    """Link words by their relative places in the two sentences.
 
-    For want of something better: of equal sentences, equal words are linked.
+    This is the fallback without attention; equal sentences link equal words.
     """
     sources, targets = units(source), units(target)
     number, of = len(sources), max(len(targets), 1)
@@ -89,7 +89,7 @@ def links_by_place(source: str, target: str) -> WordLinks:
 def with_tags(
     tags: SentenceTags, sentence: str, translation: str, links: WordLinks
 ) -> str:
-    """The translation as HTML, with the tags of the sentence."""
+    """Translation as HTML, with the tags of the sentence."""
     whole = Element(start=0, end=len(sentence), opening="", children=tags)
     placement = _Placement(sentence, translation, links)
     parts: list[str] = []
@@ -99,7 +99,7 @@ def with_tags(
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """An element and where it is in the translation."""
+    """Element and its span in the translation."""
 
     element: Element
     span: Span
@@ -119,7 +119,7 @@ def _write(placed: _Placed, translation: str, parts: list[str]) -> None:
 
 
 class _Placement:
-    """Where the elements of one sentence go."""
+    """Placement of one sentence's elements."""
 
     def __init__(self, sentence: str, translation: str, links: WordLinks) -> None:
         self._sentence = sentence
@@ -131,7 +131,7 @@ class _Placement:
                 self._targets_of[source].append(target)
 
     def placed(self, element: Element, span: Span) -> _Placed:
-        """An element there, and its children within it one after the other."""
+        """Place an element at a span, and its children in order within it."""
         low, high = span
         wanted = [(child, self._wanted(child, span)) for child in element.children]
         wanted.sort(key=self._order)
@@ -149,7 +149,7 @@ class _Placement:
         return 0 if element.begins_before else 2 if element.ends_after else 1, start
 
     def _wanted(self, element: Element, within: Span) -> Span:
-        """Where an element belongs by itself."""
+        """Span of an element without regard to its siblings."""
         if element.start == element.end:
             at = self._point(element.start)
             return at, at
@@ -164,7 +164,7 @@ class _Placement:
         return self._with_spaces(element, span)
 
     def _around_words(self, element: Element) -> Span | None:
-        """Around the words that come from the element's, but for stragglers."""
+        """Span of the words that come from the element's, without stragglers."""
         first, last = self._words_in(element.start, element.end)
         if first == last:
             return None
@@ -185,7 +185,7 @@ class _Placement:
         return start, stop
 
     def _within_word(self, source: int, target: int, at: int) -> int:
-        """How far within a word something is, if the translation has it too."""
+        """Offset of a place within a word, if the translation has the same word."""
         start = self._links.source[source][0]
         return at - start if at > start and self._is_same(source, target) else 0
 
@@ -194,7 +194,7 @@ class _Placement:
         return self._sentence[a:b] == self._translation[c:d]
 
     def _same_text(self, element: Element, near: Span, within: Span) -> Span | None:
-        """The element's very words, if the translation has them near there."""
+        """Span nearest to `near` of the element's own text in the translation."""
         text = self._sentence[element.start : element.end]
         (low, high), wanted = within, near[0]
         after = self._translation.find(text, wanted, high)
@@ -206,7 +206,7 @@ class _Placement:
         return start, start + len(text)
 
     def _with_spaces(self, element: Element, span: Span) -> Span:
-        """The spaces at an element's edges are within it, or not, as they were."""
+        """Span with as many spaces at its edges as the element had in the sentence."""
         (start, end), text = span, self._translation
         inside = self._sentence[element.start : element.end]
         for _ in range(len(inside) - len(inside.lstrip())):
@@ -216,13 +216,13 @@ class _Placement:
         return start, end
 
     def _words_in(self, start: int, end: int) -> tuple[int, int]:
-        """Numbers of the first word that reaches into a span, and after the last."""
+        """First word that overlaps a span, and the word after the last one."""
         sources = self._links.source
         first = _first(sources, lambda word: word[1] > start)
         return first, max(_first(sources, lambda word: word[0] >= end), first)
 
     def _point(self, at: int) -> int:
-        """Where what was there between two words, or within one, belongs."""
+        """Place in the translation of a place between two words, or within one."""
         sources = self._links.source
         if at == 0:
             return 0
@@ -247,9 +247,9 @@ class _Placement:
         return self._beside(word + 1, word, is_before=False)
 
     def _beside(self, after: int, before: int, *, is_before: bool) -> int:
-        """Before what comes from the word after, or after what comes from that before.
+        """Place before the words linked to `after`, or after those linked to `before`.
 
-        The other one, or the nearest word that has a link, if it has none.
+        A word without links is replaced by the other one, or the nearest with links.
         """
         for far in range(NEAR):
             sides = [(after + far, True), (before - far, False)]
@@ -267,11 +267,11 @@ class _Placement:
 
 
 NEAR = 4
-"""Words to either side among which one that has a link is looked for."""
+"""Words to either side among which one with a link is searched for."""
 
 
 def _densest(flags: Sequence[bool]) -> Span | None:
-    """The span with the most flags above those not set; none without any."""
+    """Span with the greatest surplus of set flags; None if no flag is set."""
     best, best_sum, begin, total = None, 0, 0, 0
     for i, flag in enumerate(flags):
         if total <= 0:
@@ -283,7 +283,7 @@ def _densest(flags: Sequence[bool]) -> Span | None:
 
 
 def _first(words: Sequence[Span], is_true: Callable[[Span], bool]) -> int:
-    """Number of the first word of which something is true, as of all after it."""
+    """Number of the first word that meets a condition, as all words after it do."""
     low, high = 0, len(words)
     while low < high:
         middle = (low + high) // 2

@@ -1,8 +1,8 @@
-"""HTML as sentences, and what stands between them.
+"""HTML as sentences and the markup between them.
 
-A sentence goes across inline tags, but not across the border of a block, and its white
-space is one space, as a browser shows it. What is not translated, attributes among it,
-comes back character by character.
+A sentence crosses inline tags, but not the border of a block, and each run of white
+space in it becomes one space, as a browser shows it. Everything that is not translated,
+such as attributes, comes back character by character.
 """
 
 import re
@@ -26,17 +26,17 @@ from transduce.text.documents.sentence_ends import sentence_spans
 WORD_OR_SPACE = re.compile(r"[ \t\n\f\r]+|[^ \t\n\f\r]+")
 MARK = re.compile(r"[^\w\s]")
 MAX_TAGS = 128
-"""Inline tags of a sentence at most; in one with more the text between two tags is
+"""Inline tags of a sentence at most; if there are more, the text between two tags is
 translated by itself, so that time stays linear in the text."""
 
 
 def split_html(
     html: str, language: str | None = None, *, splits_lines: bool = True
 ) -> list[Stretch]:
-    """Stretches that in a row are the HTML; sentences without their escapes.
+    """Split HTML into stretches that join to it again; sentences are unescaped.
 
-    Sentences end as they do in the language, a BCP 47 tag. Without `splits_lines` each
-    block of text is one sentence.
+    Sentences end by the rules of the language, a BCP 47 tag. Without `splits_lines`
+    each block of text is one sentence.
     """
     code = None if language is None else base(language)
     source = Source(html)
@@ -56,10 +56,10 @@ def split_html(
 def written_html(
     stretch: Stretch, translation: str, links: WordLinks | None = None
 ) -> str:
-    """A stretch with the translation of its sentence: none of it is markup.
+    """Stretch with the escaped translation of its sentence, and its tags.
 
-    The links tell where the tags of the sentence go; words at the same share of the
-    sentence are linked without them. A sentence without a translation stays.
+    The links decide where the tags go; without them words are linked by their relative
+    places. A sentence without a translation stays as it is.
     """
     if stretch.sentence is None or not translation.strip():
         return stretch.text
@@ -73,7 +73,7 @@ def join_html(
     translations: Sequence[str],
     links: Sequence[WordLinks | None] | None = None,
 ) -> str:
-    """HTML again, with a translation, and links if they are known, of each sentence."""
+    """Join stretches to HTML with each sentence's translation and links, if known."""
     found = iter(zip(translations, links or [None] * len(translations), strict=True))
     return "".join(
         written_html(each, *next(found)) if each.is_sentence else each.text
@@ -83,23 +83,23 @@ def join_html(
 
 @dataclass(slots=True)
 class _Block:
-    """Text that is shown as one, with the tags in it."""
+    """Block of text with the tags in it."""
 
     text: str = ""
-    """With one space for each run of white space."""
+    """Text with one space for each run of white space."""
     parts: list[str] = field(default_factory=list)
-    """What the text is put together from."""
+    """Parts of the text, in order."""
     length: int = 0
     starts: list[int] = field(default_factory=list)
-    """Where in the text each of its words, spaces and references begins."""
+    """Offset in the text of each part: a word, a space or a reference."""
     spans: list[tuple[int, int]] = field(default_factory=list)
-    """Where each of them stands in the source."""
+    """Span of each part in the source."""
     tags: list[Piece] = field(default_factory=list)
     copied: list[tuple[int, int]] = field(default_factory=list)
-    """Where the text is that of elements that are copied."""
+    """Spans of the text that belong to copied elements."""
 
     def add(self, piece: Piece) -> None:
-        """Take in the next piece."""
+        """Add the next piece."""
         if piece.kind == "copied":
             self._add_copied(piece)
         elif piece.kind != "text":
@@ -115,7 +115,7 @@ class _Block:
         self.tags.append(piece)
         start, text = self.length, " ".join(piece.text.split())
         if text:
-            # One part, as the sentence ends nowhere in it.
+            # One part, as no sentence ends within it.
             self._append(text, piece.start, piece.end)
             self.copied.append((start, self.length))
 
@@ -133,7 +133,7 @@ class _Block:
         self.length += len(text)
 
     def source_of(self, start: int, end: int) -> tuple[int, int]:
-        """Where a span of the text stands in the source."""
+        """Span of the source for a span of the text."""
         first = bisect_right(self.starts, start) - 1
         last = bisect_left(self.starts, end) - 1
         begin, stop = self.spans[first][0], self.spans[last][1]
@@ -144,7 +144,7 @@ class _Block:
         return begin, stop
 
     def text_at(self, source: int) -> int:
-        """Where in the text a tag of that place in the source stands."""
+        """Offset in the text for a tag at an offset of the source."""
         number = bisect_left(self.spans, (source, source))
         return self.starts[number] if number < len(self.starts) else self.length
 
@@ -153,7 +153,7 @@ class _Block:
         return len(self.parts[number]) == end - start
 
     def readable(self) -> str:
-        """The text in which sentences end, but not within what is copied."""
+        """Text for sentence splitting, with the marks of copied elements masked."""
         text, parts, place = "".join(self.parts), [], 0
         self.text = text
         for start, end in self.copied:
@@ -163,7 +163,7 @@ class _Block:
 
 
 def _blocks(pieces: Sequence[Piece]) -> list[_Block]:
-    """What is between tags that part blocks, and what is left out by the pieces."""
+    """Blocks of text, separated by block tags and by parts without a piece."""
     blocks = [_Block()]
     place = 0
     for piece in pieces:
@@ -177,7 +177,7 @@ def _blocks(pieces: Sequence[Piece]) -> list[_Block]:
 
 @dataclass(frozen=True, slots=True)
 class _Sentence:
-    """A sentence of a block, and where it stands in the source."""
+    """Sentence of a block, with its spans in the text and in the source."""
 
     begin: int
     end: int
@@ -185,7 +185,7 @@ class _Sentence:
     stop: int
 
     def is_apart(self, block: _Block, tag: Piece) -> bool:
-        """Whether text that is not of the sentence stands between it and a tag."""
+        """Whether other text stands between the sentence and a tag."""
         at = block.text_at(tag.start)
         between = block.text[at : self.begin] or block.text[self.end : at]
         return not between.isspace() and between != ""
@@ -194,7 +194,7 @@ class _Sentence:
 def _sentences(
     source: Source, block: _Block, language: str | None, splits_lines: bool
 ) -> list[tuple[Stretch, int, int]]:
-    """The sentences of a block, each with where it stands in the source."""
+    """Sentences of a block, each with its span in the source."""
     readable = block.readable()
     sentences = [
         _Sentence(begin, end, *block.source_of(begin, end))
@@ -218,7 +218,7 @@ def _start(piece: Piece) -> int:
 
 
 def _has_own_letter(block: _Block, begin: int, end: int) -> bool:
-    """Whether a sentence has a letter that is not of a copied element."""
+    """Whether a sentence has a letter outside copied elements."""
     place, text = begin, block.text
     first = bisect_left(block.copied, (begin, begin))
     for start, stop in block.copied[first:]:
@@ -231,7 +231,7 @@ def _has_own_letter(block: _Block, begin: int, end: int) -> bool:
 
 
 def _taken(block: _Block, sentence: _Sentence, tags: Sequence[Piece]) -> list[Piece]:
-    """The tags within a sentence, and those at its edges with a partner within."""
+    """Tags within a sentence, and those at its edges with a partner within."""
     partners = _partners(tags)
     first = bisect_left(tags, sentence.start, key=_start)
     last = bisect_left(tags, sentence.stop, key=_start)
@@ -250,7 +250,7 @@ def _taken(block: _Block, sentence: _Sentence, tags: Sequence[Piece]) -> list[Pi
 
 
 def _partners(tags: Sequence[Piece]) -> list[int]:
-    """Of each start tag the number of its end tag, and the other way round, or -1."""
+    """Index of each tag's partner: its end tag or its start tag, or -1."""
     partners = [-1] * len(tags)
     waiting: dict[str, list[int]] = {}
     for i, tag in enumerate(tags):
@@ -265,7 +265,7 @@ def _partners(tags: Sequence[Piece]) -> list[int]:
 def _stretches(
     source: Source, block: _Block, sentence: _Sentence, tags: list[Piece]
 ) -> list[tuple[Stretch, int, int]]:
-    """A sentence with its tags, or the texts between them if those are not nested."""
+    """Sentence with its tags, or the texts between the tags if they are not nested."""
     start = min([sentence.start, *(tag.start for tag in tags[:1])])
     stop = max([sentence.stop, *(tag.end for tag in tags[-1:])])
     text = block.text[sentence.begin : sentence.end]
@@ -290,12 +290,12 @@ def _stretches(
 
 
 class _PlacedTag(NamedTuple):
-    """A tag and where it stands in its sentence."""
+    """Tag with its place in its sentence."""
 
     kind: str
     name: str
     source: str
-    """With the white space between it and the sentence."""
+    """Source of the tag, with the white space between it and the sentence."""
     at: int
     end: int
 
@@ -322,7 +322,7 @@ def _placed_tags(
 
 
 def _elements(tags: Sequence[_PlacedTag], length: int) -> SentenceTags | None:
-    """Elements of the tags; none if they are not nested, or too many."""
+    """Build elements from tags; None if they are not nested, or too many."""
     if len(tags) > MAX_TAGS:
         return None
     outer: list[Element] = []

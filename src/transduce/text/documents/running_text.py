@@ -9,19 +9,19 @@ from transduce.text.documents.inline_tags import SentenceTags
 from transduce.text.documents.sentence_ends import sentence_spans
 
 LINE = re.compile(r"[^\r\n]+|[\r\n]+")
-"""A line, or what ends lines."""
+"""Pattern of a line, or of line breaks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A piece of a document that is translated as one sentence, or copied."""
+    """Piece of a document that is translated as one sentence, or copied."""
 
     text: str
-    """As it stands in the document."""
+    """Text of the piece in the document."""
     sentence: str | None = None
-    """What is translated; none if the text is copied."""
+    """Sentence to translate; None if the text is copied."""
     tags: SentenceTags | None = None
-    """The markup within the sentence, if there is any."""
+    """Markup within the sentence, if there is any."""
 
     @property
     def is_sentence(self) -> bool:
@@ -29,12 +29,12 @@ class Stretch:
 
 
 def has_letter(text: str) -> bool:
-    """Whether there is anything to translate."""
+    """Whether a text has a letter, and so anything to translate."""
     return any(map(str.isalpha, text))
 
 
 def has_sign(text: str) -> bool:
-    """Whether there is anything to parse: letters, digits or signs."""
+    """Whether a text has letters, digits or signs, and so anything to parse."""
     return text != "" and not text.isspace()
 
 
@@ -45,10 +45,11 @@ def split_text(
     splits_lines: bool = True,
     is_read: Callable[[str], bool] = has_letter,
 ) -> list[Stretch]:
-    """Stretches that in a row are the text; a sentence is within a line.
+    """Split text into stretches that join to it again; no sentence crosses a line.
 
-    Sentences end as they do in the language, a BCP 47 tag. Without `splits_lines` each
-    line is one sentence. What `is_read` refuses is copied: here, what has no letter.
+    Sentences end by the rules of the language, a BCP 47 tag. Without `splits_lines`
+    each line is one sentence. Sentences that `is_read` rejects are copied, by default
+    those without a letter.
     """
     code = None if language is None else base(language)
     stretches: list[Stretch] = []

@@ -1,10 +1,10 @@
-"""Where the sentences of a line end: by rules, and by a library's where it is there.
+"""Sentence ends of a line, by rules and by an optional library.
 
-The rules decide what shape and a table of abbreviations can tell: initials, ordinals,
-list numbers, ellipses, quotes after the stop, scripts without spaces. Of a full stop
-after a word that they do not know, `sentencex` (with the extra `serve`) is asked, as it
-has the abbreviations of some 300 languages; without it the stop ends the sentence.
-All take time linear in the text.
+The rules use shapes and a table of abbreviations: they cover initials, ordinals, list
+numbers, ellipses, quotes after the stop and scripts without spaces. For a full stop
+after an unknown word, `sentencex` (with the extra `serve`) decides, as it has the
+abbreviations of some 300 languages; without it the stop ends the sentence. Everything
+takes time linear in the text.
 """
 
 import re
@@ -18,18 +18,18 @@ from transduce.text.documents.abbreviations import Abbreviations, abbreviations
 
 Judgement = Literal["end", "inside", "unknown"]
 Segment = Callable[[str, str], list[str]]
-"""Sentences, which in a row are the text, by language and text."""
+"""Function that splits a text of a language into sentences that join to it again."""
 
 CLOSERS = "\"'\u2019\u201d\u201c\u2018»«›‹)\\]}」』）】〉》〕〗］｝＂＇"
 UNSPACED_STOPS = "。！？｡．"
-"""Ends of Chinese and Japanese: no space follows."""
+"""Sentence ends of Chinese and Japanese, which no space follows."""
 SPACED_STOPS = "।॥։።፧፨؟۔။។៕།܀᱾᠃꓿\u037e"
-"""Ends of other scripts: they always end a sentence, with or without a space."""
+"""Sentence ends of other scripts, which always end a sentence."""
 STOP = re.compile(
     rf"[.!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}]+"
     rf"(?:[{CLOSERS}]+|[ \u00a0\u202f](?=[»›](?:\s|$))[»›])?"
 )
-"""Marks in a row and what closes after them; French writes a space before ». """
+"""Pattern of marks and the closing signs after them; French has a space before ». """
 SPACE = re.compile(r"\s*")
 OPENERS = "\"'(\\[{«»‹›„“”‚‘’¿¡「『（【〈《*_#–—\\-"
 NEXT_WORD = re.compile(rf"[{OPENERS}\s]{{0,16}}([^\s{CLOSERS},;:.!?…]{{0,32}})")
@@ -41,45 +41,45 @@ LEADING = re.compile(rf"^(?:.*[{UNSPACED}])?[\"'(\[{{«»‹›„“”‚‘�
 NUMBER = re.compile(r"[0-9]{1,9}\Z")
 ROMAN = re.compile(r"[IVXLCDM]{1,7}\Z")
 COUNTED = re.compile(r"[0-9(#]|[IVXLC]+\b|[A-Z]?[0-9]|[A-Z]\b")
-"""What a word such as "No." is an abbreviation before."""
+"""Pattern of the next word that makes words such as "No." an abbreviation."""
 PARTS = re.compile(r"[^\W\d_]{1,3}(?:[.\u00a0\u202f]{1,2}[^\W\d_]{1,3})+\Z")
-"""A word of short parts with stops between, such as "U.S" or "e.g"."""
+"""Pattern of short parts with stops between them, such as "U.S" or "e.g"."""
 LIST_MARKER = re.compile(r"\s*[(\[]?(?:[0-9]{1,3}|[A-Za-z]|[ivxIVX]{1,5})\Z")
 BOUND_BEFORE = re.compile(r"^.*[-/](?=.)|^[^\W\d_]{1,5}['\u2019](?=[^\W\d_]{3})")
-"""What is written together with a word: "und/" in "und/bzw.", "l'" in "l'art."."""
+"""Pattern of a part joined to a word: "und/" in "und/bzw.", "l'" in "l'art."."""
 LIST_NUMBER = re.compile(r"\s+[0-9]{1,3}[.)]\s")
 WIDE_NUMBER = re.compile(r"\d{1,3}")
 CASED_LIKE_A_NAME = re.compile(r"[a-z]{1,2}[A-Z]")
 GOES_ON_AFTER_QUOTE = re.compile(
     "[とはがをのにもへでや、，：；:,;～)）」』】]|って|だ|です"
 )
-"""What goes on with a sentence whose quotation has ended, mostly in Japanese."""
+"""Pattern of text that continues a sentence after a quotation, mostly in Japanese."""
 CLOSES_QUOTE = re.compile(r"[」』”’）】〉》]\Z")
 EXCLAIMING_NAMES = frozenset({"yahoo", "jeopardy", "joomla", "kahoot", "wham", "yum"})
 """Names that are written with an exclamation mark."""
 CUT = re.compile(r"\s\w")
-"""Where a text, read from its end, may be cut: a space after a letter or digit."""
+"""Pattern of a place to cut reversed text: a space after a letter or digit."""
 LOOK_BACK = 64
-"""Characters in which the word before a stop is looked for."""
+"""Characters before a stop that are searched for the word before it."""
 MAX_ASKED = 2_000
-"""Characters that the library reads at once: its time grows with the square of a text
-that opens quotes and closes none."""
+"""Characters that the library reads at once: its time is quadratic in a text with
+unclosed quotes."""
 MAX_ORDINAL = 31
-"""Greatest number that is taken for an ordinal by itself: days have no greater."""
+"""Greatest number that counts as an ordinal by itself, as that of a day."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """A place where a sentence may end."""
+    """Place where a sentence may end."""
 
     line: str
     begin: int
-    """Of the sentence so far."""
+    """Offset of the beginning of the current sentence."""
     start: int
-    """Of the marks."""
+    """Offset of the marks."""
     marks: str
     end: int
-    """After what closes; the next word comes after the space there."""
+    """Offset after the closing signs; space and the next word follow."""
 
     @property
     def space(self) -> str:
@@ -88,50 +88,50 @@ class _Stop:
 
     @property
     def before(self) -> str:
-        """The word that the marks end, without what opens before it."""
+        """Word before the marks, without opening signs."""
         begin = max(self.start - LOOK_BACK, self.begin)
         found = LAST_WORD.search(self.line[begin : self.start])
         return LEADING.sub("", found[0]) if found else ""
 
     @property
     def word_before_last(self) -> str:
-        """The word before that word, its own stop kept."""
+        """Word before `before`, with its own stop."""
         text = self.line[max(self.begin, self.start - 2 * LOOK_BACK) : self.start]
         words = text.rsplit(None, 2)
         return LEADING.sub("", words[-2]) if len(words) > 1 else ""
 
     @property
     def is_first_word(self) -> bool:
-        """Whether the sentence so far is but this word."""
+        """Whether the current sentence has only this word so far."""
         if self.start - self.begin > LOOK_BACK:
             return False
         return len(self.line[self.begin : self.start].split(None, 1)) < 2
 
     @property
     def after(self) -> str:
-        """The next word, without what opens before it."""
+        """Next word, without opening signs."""
         found = NEXT_WORD.match(self.line, self.end)
         return found[1] if found else ""
 
     @property
     def is_among_han(self) -> bool:
-        """Whether it is an ASCII mark that Chinese or Japanese goes on after."""
+        """Whether it is an ASCII mark followed at once by Chinese or Japanese."""
         if self.space or self.marks[-1] not in "!?":
             return False
         return UNSPACED_SCRIPT.match(self.line, self.end) is not None
 
     @property
     def is_remark(self) -> bool:
-        """Whether it stands alone in brackets, as in (!)."""
+        """Whether the marks stand alone in brackets, as in (!)."""
         return self.start > 0 and self.line[self.start - 1] in "(["
 
     @property
     def is_closed(self) -> bool:
-        """Whether a bracket or a quotation closes after it."""
+        """Whether a bracket or a quotation closes after the marks."""
         return self.end > self.start + len(self.marks)
 
     def is_before_starter(self, table: Abbreviations) -> bool:
-        """Whether the next word is one that is capitalised to begin a sentence."""
+        """Whether the next word is a starter, capitalised to begin a sentence."""
         found = NEXT_WORD.match(self.line, self.end)
         word = found[1] if found else ""
         if not found or word[:1].islower() or word.lower() not in table.starters:
@@ -141,10 +141,10 @@ class _Stop:
 
 
 def sentence_ends(line: str, language: str | None = None) -> list[tuple[int, int]]:
-    """Where each sentence but the last ends, and where the next one begins.
+    """Ends of all sentences but the last, each with the beginning of the next.
 
-    The language is a base language, such as "de", or unknown. White space is between
-    the two, or nothing where none is written.
+    The language is a base language, such as "de", or unknown. The two offsets enclose
+    white space, if there is any.
     """
     table = abbreviations(language)
     known = _LibraryEnds(line, language)
@@ -169,9 +169,9 @@ def sentence_ends(line: str, language: str | None = None) -> list[tuple[int, int
 def sentence_spans(
     line: str, language: str | None = None, *, splits_lines: bool = True
 ) -> Iterator[tuple[int, int]]:
-    """Where the sentences of a line begin and end, without the space around them.
+    """Spans of the sentences of a line, without the space around them.
 
-    The line is one sentence without `splits_lines`.
+    Without `splits_lines` the line is one sentence.
     """
     begin, last = len(line) - len(line.lstrip()), len(line.rstrip())
     for end, next_begin in sentence_ends(line, language) if splits_lines else ():
@@ -182,7 +182,7 @@ def sentence_spans(
 
 
 def _judge(stop: _Stop, table: Abbreviations) -> Judgement:
-    """What shape and table tell of a stop."""
+    """Judge a stop by its shape and the table."""
     if stop.marks[-1] in SPACED_STOPS:
         return "end"
     if stop.marks[-1] in UNSPACED_STOPS or stop.is_among_han:
@@ -198,7 +198,7 @@ def _judge(stop: _Stop, table: Abbreviations) -> Judgement:
 
 
 def _judge_unspaced(stop: _Stop) -> Judgement:
-    """Of Chinese and Japanese: a quotation's end may be within the sentence."""
+    """Judge a Chinese or Japanese stop; a quotation may end within the sentence."""
     if set(stop.marks) <= {"…"} or _is_wide_point(stop):
         return "inside"
     is_quote = CLOSES_QUOTE.search(stop.line[stop.end - 1 : stop.end])
@@ -215,14 +215,14 @@ def _is_wide_point(stop: _Stop) -> bool:
 
 
 def _judge_closed(stop: _Stop, table: Abbreviations) -> Judgement:
-    """A bracket or a quotation closes after the stop: "(e.g.) A" has no end."""
+    """Judge a stop before a closing sign: "(e.g.) A" is one sentence."""
     is_bracketed = stop.line[stop.start + len(stop.marks)] in ")]}"
     is_short = stop.marks == "." and is_bracketed and _is_short_form(stop, table)
     return "inside" if is_short else "end"
 
 
 def _goes_on(stop: _Stop) -> bool:
-    """Whether lower case shows that the sentence goes on, where it began otherwise."""
+    """Whether lower case after the stop shows that a capitalised sentence goes on."""
     after = stop.after
     if not after[:1].islower() or CASED_LIKE_A_NAME.match(after):
         return False
@@ -237,7 +237,7 @@ def _is_short_form(stop: _Stop, table: Abbreviations) -> bool:
 def _judge_full_stop(stop: _Stop, table: Abbreviations) -> Judgement:
     word = stop.before
     if not word:
-        return "end"  # a stop that stands alone, as in text cut into words
+        return "end"  # a stop that stands alone, as in tokenised text
     starts = stop.is_before_starter(table)
     if stop.is_first_word and LIST_MARKER.match(stop.line[stop.begin : stop.start]):
         return "inside"
@@ -250,13 +250,13 @@ def _judge_full_stop(stop: _Stop, table: Abbreviations) -> Judgement:
 
 
 def _is_letter(word: str) -> bool:
-    """Whether it is one letter of a script with two cases, its marks not counted."""
+    """Whether a word is one letter of a script with two cases, ignoring its marks."""
     letters = word if word.isascii() else "".join(c for c in word if c.isalnum())
     return len(letters) == 1 and letters.lower() != letters.upper()
 
 
 def _judge_number(stop: _Stop, table: Abbreviations, starts: bool) -> Judgement:
-    """An ordinal, or a number that ends a sentence."""
+    """Judge a number: an ordinal, or the end of a sentence."""
     word, after = stop.before, stop.after
     if word.isdigit() and len(word) < 3 and after.lower() in table.months:
         return "inside"
@@ -269,7 +269,7 @@ def _judge_number(stop: _Stop, table: Abbreviations, starts: bool) -> Judgement:
 
 
 def _judge_initial(stop: _Stop, starts: bool) -> Judgement:
-    """A letter with a stop: of a name, of an abbreviation in parts, or a last word."""
+    """Judge a letter: an initial, a part of an abbreviation, or a last word."""
     before = stop.word_before_last
     is_lower = stop.before.islower() or (before[-1:] == "." and before[:1].islower())
     return "inside" if is_lower or not starts else "end"
@@ -295,13 +295,16 @@ def _judge_word(stop: _Stop, table: Abbreviations, starts: bool) -> Judgement:
 
 
 def _ends_clause(word: str, after: str, table: Abbreviations) -> bool:
-    """Whether what may be a last word is one before a capital: "5 p.m. Monday" not."""
+    """Whether a possible last word is one, by the capital after it.
+
+    Days are no evidence: "5 p.m. Monday" goes on.
+    """
     is_day = after.lower() in table.months
     return word not in table.never and after[:1].isupper() and not is_day
 
 
 class _LibraryEnds:
-    """Ends of a line's sentences as the library finds them, asked for part by part."""
+    """Sentence ends of a line by the library, found part by part on demand."""
 
     def __init__(self, line: str, language: str | None) -> None:
         self._line = line
@@ -312,7 +315,7 @@ class _LibraryEnds:
         self._ends: set[int] = set()
 
     def has_end(self, stop: _Stop) -> bool:
-        """Whether a sentence ends with the stop; it does where there is no library."""
+        """Whether a sentence ends with a stop; always true without the library."""
         if self._segment is None:
             return True
         begin = stop.end + len(stop.space)
@@ -329,7 +332,7 @@ class _LibraryEnds:
         self._read += len(part)
 
     def _bounded_parts(self) -> Iterator[str]:
-        """The line in parts, each cut after a space that follows no stop."""
+        """Parts of the line, each cut after a space that follows no stop."""
         start = 0
         while start < len(self._line):
             end = min(start + MAX_ASKED, len(self._line))
