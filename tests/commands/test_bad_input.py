@@ -297,7 +297,7 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "tokenizer with a gap": (
         "tokenizer.json",
         lambda content: content.replace(b'"</s>":2,', b'"</s>":2,"new":999,'),
-        "its ids must be 0, 1, 2 and so on, but some are left out",
+        "its ids must be 0, 1, 2 and so on, but some are missing",
     ),
 }
 

@@ -159,16 +159,16 @@ def test_what_is_not_whole_is_done_again(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("--beam-size", 2), "search.beam_size was 4 and is 2"),
-        (("--nbest", 2), "form.num_best was 1 and is 2"),
-        (("--jsonl",), "form.jsonl was False and is True"),
-        (("--length-penalty", 0.5), "search.length_penalty was 0.6 and is 0.5"),
-        (("--prefixes", "lines"), "prefixes was False and is True"),
+        (("--beam-size", 2), "search.beam_size was 4 and is now 2"),
+        (("--nbest", 2), "form.num_best was 1 and is now 2"),
+        (("--jsonl",), "form.jsonl was False and is now True"),
+        (("--length-penalty", 0.5), "search.length_penalty was 0.6 and is now 0.5"),
+        (("--prefixes", "lines"), "prefixes was False and is now True"),
         (("--ensemble", "model"), "models was "),
         ("another model", "models was "),
         ("another line", "line 2 of the input has changed"),
         ("fewer lines", "line 4 of the input has changed"),
-        ("another command", "command was 'translate' and is 'sample'"),
+        ("another command", "command was 'translate' and is now 'sample'"),
     ],
 )
 def test_only_the_same_is_gone_on_with(

@@ -1,4 +1,4 @@
-"""The figures of a comparison as a table of text."""
+"""Tables of text for the figures of a comparison."""
 
 from collections.abc import Callable, Iterator
 from statistics import mean
@@ -8,11 +8,11 @@ from transduce.benchmark.training.speed import TrainingSpeed
 from transduce.machine import BUSY_LOAD
 
 NAME_WIDTH = 34
-"""Columns of text for the name of a contestant."""
+"""Columns for the name of a contestant."""
 
 
 def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
-    """The figures of a comparison of decoding as lines of text, the ratios last."""
+    """Figures of a comparison of decoding as lines of text, the ratios last."""
     yield f"Machine: {speed.machine}"
     yield (
         f"Model: {speed.num_parameters:,} parameters, vocabulary of "
@@ -27,9 +27,9 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
     yield ""
     yield from _rates(speed, "sentences/s", lambda each: each.sentences_per_second)
     yield ""
-    # What one who waits for a sentence sees, where that was measured.
+    # The setting of a user who waits for one sentence, if it was measured.
     shown = max(settings, key=lambda each: (-each.batch_size, each.beam_size))
-    yield f"Milliseconds of {shown}; translations that are those of our fp32"
+    yield f"Milliseconds of {shown}; share of translations equal to our fp32's"
     names = ("load", "memory", "median", "90 %", "longest", "greedy", "by beam")
     yield f"{'':<{NAME_WIDTH}}" + "".join(f"{name:>9}" for name in names)
     for decoder in speed.decoders:
@@ -58,7 +58,7 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
 def _rates(
     speed: DecodingSpeed, unit: str, rate: Callable[[SettingSpeed], float]
 ) -> Iterator[str]:
-    """One rate of each decoder by each setting."""
+    """Table of one rate by decoder and setting."""
     settings = [each.setting for each in speed.decoders[0].settings]
     heads = [f"b{each.batch_size} k{each.beam_size}" for each in settings]
     yield f"{unit:<{NAME_WIDTH}}" + "".join(f"{head:>9}" for head in heads)
@@ -68,7 +68,7 @@ def _rates(
 
 
 def training_table(speed: TrainingSpeed) -> Iterator[str]:
-    """The figures of a comparison of training as lines of text."""
+    """Figures of a comparison of training as lines of text."""
     yield f"Machine: {speed.machine}"
     yield f"Matrix products: {speed.matrix_rate / 1e9:,.0f} GFLOP/s on {speed.hardware}"
     yield (

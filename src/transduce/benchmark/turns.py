@@ -149,6 +149,6 @@ def _work(
 ) -> None:
     # Ctrl-C reaches all processes; the parent is the one to say so.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(parent, signal.SIGKILL)  # it has nothing to lose
+    end_with_parent(parent, signal.SIGKILL)  # there is nothing to save
     with suppress(EOFError, BrokenPipeError):
         work(Turns(connection, device))

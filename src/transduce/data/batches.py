@@ -23,9 +23,9 @@ from transduce.settings import require_between
 from transduce.special_ids import BOS, EOS, PAD
 
 MOST_TOKENS = 10**9
-"""Of an update or a batch: more than any memory holds."""
+"""Tokens of an update or a batch at most: more than any memory holds."""
 MOST_LENGTH = 2**20
-"""Tokens of a sentence."""
+"""Tokens of a sentence at most."""
 PLANNED_PAIRS = 2**20
 """Pairs sorted by length at a time."""
 

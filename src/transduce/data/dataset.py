@@ -17,7 +17,7 @@ DATASET_FILES = ("source.ids", "source.offsets", "target.ids", "target.offsets")
 CHUNK_PAIRS = 10_000
 """Written in one go."""
 CHUNK_IDS = 1 << 22
-"""Looked through in one go."""
+"""Ids that are checked at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def open_dataset(folder: Path) -> Dataset:
 def require_ids_below(
     dataset: Dataset, folder: Path, source_size: int, target_size: int
 ) -> None:
-    """`DataError` if an id of the dataset in a folder is in no vocabulary."""
+    """Raise `DataError` if an id of a dataset is outside its vocabulary."""
     sides = {
         "source": (dataset.source, source_size),
         "target": (dataset.target, target_size),

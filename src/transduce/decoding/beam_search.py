@@ -156,7 +156,7 @@ class _Beam:
         self._num_finished = 0
         """Also those that are not kept."""
         self._num_competing = 0
-        """Of those that go on: as likely as those that may end."""
+        """Number of continuing hypotheses that rank among those that may end."""
 
     @property
     def forced(self) -> int:
@@ -215,9 +215,9 @@ class _Beam:
         return self._ends[num_best - 1].score >= bound
 
     def hypotheses(self) -> list[Hypothesis]:
-        """The finished ones, best first; if there are none, those cut short.
+        """Finished hypotheses, best first; if there are none, those cut short.
 
-        With patience, those that are cut short by the limit compete with finished ones.
+        With patience, those cut short by the length limit compete with finished ones.
         """
         is_cut = len(self._steps) >= self._max_length
         if not self._ends:
@@ -228,7 +228,7 @@ class _Beam:
         return [traced(end, self._steps) for end in told]
 
     def _cut_short(self, count: int) -> None:
-        """Keep the first hypotheses that were to go on, if they are among the best."""
+        """Keep the first continuing hypotheses, if they are among the best."""
         for number, log_probability in enumerate(self.log_probabilities[:count]):
             if log_probability > -math.inf:
                 self._end(log_probability, number, is_finished=False)

@@ -12,7 +12,7 @@ from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
 
 LOGIT_POSITIONS = 256
-"""Positions whose logits are in memory together: 38 MB each way for 37,000 tokens."""
+"""Positions whose logits are computed at once: 38 MB for 37,000 tokens."""
 
 
 @torch.no_grad()
@@ -38,9 +38,9 @@ def score_targets(
 def score_pairs(
     model: Transformer, pairs: Sequence[tuple[list[int], list[int]]], positions: int
 ) -> Iterator[tuple[int, TargetScore]]:
-    """The score of each pair by its number, in batches of so many positions.
+    """Score pairs in batches of similar lengths; yields each pair's number and score.
 
-    Those of a batch come together, and between two batches the caller may stop.
+    The scores of a batch come together; between two batches the caller may stop.
     """
     device = model.output_weight.device
     lengths = [max(map(len, pair)) for pair in pairs]
@@ -55,7 +55,7 @@ def _log_probability(
     states: Float[Tensor, "target d_model"],
     target_out: Int[Tensor, " target"],
 ) -> float:
-    """A few positions at a time, as the logits of all need not fit in memory."""
+    """Log-probability of a target, a few positions at a time to save memory."""
     total = 0.0
     for some_states, some_out in zip(
         states.split(LOGIT_POSITIONS), target_out.split(LOGIT_POSITIONS), strict=True

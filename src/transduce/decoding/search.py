@@ -51,10 +51,10 @@ class JoinableModel(NextTokenModel, Protocol):
 
 @runtime_checkable
 class WatchedModel(JoinableModel, Protocol):
-    """One that sums the attention which its hypotheses pay to the source."""
+    """Model that sums the attention of its hypotheses to the source."""
 
     def coverage(self) -> Float64[np.ndarray, "sentences group"]:
-        """The sum of log(min(attention, 1)) over the source tokens, end included."""
+        """Sum of log(min(attention, 1)) over the source tokens, end included."""
         ...
 
 

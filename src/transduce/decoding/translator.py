@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 EXCLUDED = (PAD, BOS)
 """Ids that are never put out."""
 DRAWN_BYTES = 48
-"""Of memory for each token that could be drawn: logits and probabilities, and these
-sorted and summed up."""
+"""Bytes of memory per draw and token of the vocabulary: logits and probabilities, and
+the sorted and the cumulative ones."""
 COVERAGE = "transduce.decoding.next_token_models.coverage"
 ENSEMBLE = "transduce.decoding.next_token_models.ensemble"
 SAMPLING = "transduce.decoding.sampling"
@@ -102,7 +102,7 @@ class Translator:
         """As PyTorch calls it; there is but one CPU, whatever its number."""
         self.precision: DecodingPrecision = precision
         self.config: ModelConfig = checkpoint.config
-        """Of the first model."""
+        """Config of the first model."""
         self.models = [
             ReadyModel(each, precision, self.device) for each in (checkpoint, *others)
         ]
@@ -116,15 +116,15 @@ class Translator:
         self.search: SearchConfig = checkpoint.search or usual
         """How it searches unless it is told otherwise: as its run did."""
         self.source_language = checkpoint.source_language
-        """BCP 47 tag of the language it reads, if that is known."""
+        """BCP 47 tag of the language that it reads; None if unknown."""
         self.target_language = checkpoint.target_language
-        """BCP 47 tag of the language it writes, if that is known."""
+        """BCP 47 tag of the language that it writes; None if unknown."""
         self._parser = self._as_parser(num_processes)
         for_translation = num_processes if self._parser is None else 1
         self._processes = SearchProcesses(self, for_translation, self.device)
 
     def __repr__(self) -> str:
-        """What it is, in short: task, size, device and precision."""
+        """Short description: task, size, device and precision."""
         does = "translates" if self.symbols is None else "parses"
         several = f", {len(self.models)} models" if len(self.models) > 1 else ""
         layers = counted(self.config.num_layers, "layer")
@@ -139,7 +139,7 @@ class Translator:
         for model in self.models:
             model.get_ready()
 
-    # A string is a sequence of strings too, for type checkers.
+    # For type checkers, a string is a sequence of strings, too.
     @overload
     def parse(  # type: ignore[overload-overlap]
         self, texts: str, *, constrained: bool = False
@@ -155,8 +155,8 @@ class Translator:
     ) -> Parse | list[Parse]:
         """Parse raw English sentences by the model's own search.
 
-        One parse for each sentence, in their order; of a string, which is one sentence,
-        its parse.
+        A list gives one parse per sentence, in order; a string, one sentence, gives its
+        parse.
         """
         parser = self.parser()
         if isinstance(texts, str):
@@ -211,8 +211,8 @@ class Translator:
     ) -> Translation | list[Translation]:
         """Translate sentences by beam search (section 6.1).
 
-        One translation for each, in their order; of a string, which is one sentence
-        whatever line breaks it has, its translation.
+        A list gives one translation per sentence, in order; a string, one sentence
+        whatever its line breaks, gives its translation.
 
         The settings are those of `SearchConfig`, by default the model's own, and
         `translate_stream` takes all of them: the n best, too, while here the best is
@@ -272,10 +272,10 @@ class Translator:
     def sample(
         self, sources: str | Sequence[str], config: SamplingConfig
     ) -> Translation | list[Translation]:
-        """Draw translations at random: those of a source by its place and the seed.
+        """Draw translations at random, seeded by the source's place and the seed.
 
-        One `Translation` for each source, in their order, whose hypotheses are the
-        draws; of a string, which is one sentence, its own.
+        A list gives one `Translation` per source, in order, whose hypotheses are the
+        draws; a string, one sentence, gives its own.
         """
         if isinstance(sources, str):
             return next(self.sample_stream([sources], config))
@@ -287,7 +287,7 @@ class Translator:
         config: SamplingConfig,
         pace: Pace | None = None,
     ) -> Iterator[Translation]:
-        """Draw as `sample` does, without end, each as soon as it is done."""
+        """Draw like `sample` from an endless stream, yielding each as soon as done."""
         self.require_translation()
         require_lists(sources)
         self._require_memory_for(config.number)
@@ -310,10 +310,9 @@ class Translator:
     def score(
         self, sources: str | Sequence[str], targets: str | Sequence[str]
     ) -> TargetScore | list[TargetScore]:
-        """Tell how likely the model holds given translations.
+        """Score given translations by the model's log-probability.
 
-        One score for each pair, in their order; of two strings, which are one pair, its
-        score.
+        Lists give one score per pair, in order; two strings, one pair, give its score.
 
         `RequestError` if they are not as many as the sources, or several models are
         to decide; `CheckpointError` if the model puts out NaN.
@@ -327,9 +326,9 @@ class Translator:
     def score_stream(
         self, sources: Sequence[str], targets: Sequence[str]
     ) -> Iterator[tuple[int, TargetScore]]:
-        """The scores by the numbers of their pairs, batch by batch of similar lengths.
+        """Yield scores with the numbers of their pairs, by batches of similar lengths.
 
-        Errors as of `score`.
+        Raises what `score` does.
         """
         self.require_translation()
         require_lists(sources, targets)
@@ -370,7 +369,7 @@ class Translator:
             )
 
     def _require_one_to_watch(self) -> None:
-        """`RequestError` if there are several models; else load what watches one."""
+        """Prepare for coverage; `RequestError` if there are several models."""
         if len(self.models) > 1:
             raise RequestError(
                 "A coverage penalty must be used with one model, whose attention it "
@@ -380,13 +379,13 @@ class Translator:
             self._load_for_all(COVERAGE)
 
     def _require_memory_for(self, draws: int) -> None:
-        """`RequestError` if the draws of a single sentence have no room in memory."""
+        """Raise `RequestError` if the draws of one sentence do not fit in memory."""
         symbols = self.tokenizer if self.symbols is None else self.symbols
         needed, free = draws * symbols.vocab_size * DRAWN_BYTES, free_memory(1)
         if self.device == "cpu" and needed > free:
             raise RequestError(
-                f"{draws:,} draws of a sentence must have {needed / 2**30:,.1f} GiB, "
-                f"but {free / 2**30:,.1f} GiB are free; draw fewer at a time."
+                f"{draws:,} draws of a sentence need {needed / 2**30:,.1f} GiB, but "
+                f"{free / 2**30:,.1f} GiB are free; draw fewer at a time."
             )
 
     def _load_for_all(self, part: str) -> None:
@@ -497,7 +496,7 @@ class Translator:
 
 
 def _sources(parts: Sequence[Part]) -> list[list[int]]:
-    """As a model reads them: the end of each is among its ids."""
+    """Source ids of parts as a model reads them, each with the end token."""
     return [[*part.source, EOS] for part in parts]
 
 

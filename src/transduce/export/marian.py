@@ -218,7 +218,7 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _write_languages(checkpoint: Checkpoint, path: Path) -> None:
-    """Name the languages where the folders of OPUS-MT name theirs."""
+    """Write the languages where OPUS-MT's folders have them."""
     content = json.loads(path.read_text(encoding="utf-8"))
     content["source_lang"] = checkpoint.source_language
     content["target_lang"] = checkpoint.target_language

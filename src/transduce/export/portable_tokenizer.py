@@ -74,7 +74,7 @@ def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
     """The same ids for the same text, the end token after them if it is asked for.
 
     But for runs of more than 64 letters or signs without a space, some of them not in
-    the alphabet: those it may cut elsewhere, unless their script writes none. Its
+    the alphabet: it may cut these elsewhere, unless their script has no spaces. Its
     text is not normalized, and the end token must be left out of what it decodes.
     `RequestError` if it is one of word-pieces, which know no bytes there.
     """

@@ -31,7 +31,7 @@ def import_model(
 ) -> Proof:
     """Write a model folder once it is proven on the sentences.
 
-    Its languages are those given; else those that the folder names.
+    Its languages are those given, or else those that the folder names.
     `RequestError` if the model does not map, `CheckpointError` if it is damaged,
     `ProofError` if the proof fails.
     """

@@ -19,7 +19,7 @@ SEARCH = "generation_config.json"
 TOKENIZER = "tokenizer_config.json"
 VOCABULARY = "vocab.json"
 TARGET_TOKEN = re.compile(r">>[^<>]+<<")
-"""A token that names the target's language."""
+"""Pattern of a token that names the target's language."""
 ACTIVATIONS: dict[object, Activation] = {
     "relu": "relu", "silu": "silu", "swish": "silu",
 }  # fmt: skip
@@ -48,7 +48,7 @@ EQUAL = {
     "decoder_vocab_size": "vocab_size",
 }
 MOST_WHOLE = MOST["vocab_size"]
-"""Of any number that is read."""
+"""Largest whole number that is accepted."""
 SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
 """In the order of ours."""
 
@@ -66,7 +66,7 @@ class MarianSettings:
     search: SearchConfig | None
     """If they tell."""
     languages: LanguagesConfig
-    """As far as they tell."""
+    """Languages that the folder names; None where it names none."""
 
     @property
     def vocab_size(self) -> int:
@@ -104,9 +104,9 @@ def read_settings(folder: Path) -> MarianSettings:
 
 
 def _read_languages(folder: Path) -> LanguagesConfig:
-    """Of the tokenizer's settings; a model of several targets has none.
+    """Read languages from the tokenizer's settings; several targets count as None.
 
-    Its sources begin with a token such as `>>fra<<` that names the target.
+    Sources of such models begin with a token that names the target, such as `>>fra<<`.
     """
     content = _read_if_sound(folder / TOKENIZER)
     return LanguagesConfig(
@@ -118,7 +118,7 @@ def _read_languages(folder: Path) -> LanguagesConfig:
 
 
 def _language(name: object) -> str | None:
-    """A known language; groups of them (`gem`, `ROMANCE`) are none."""
+    """Tag of a known language; None for groups of languages (`gem`, `ROMANCE`)."""
     return canonical(name) if isinstance(name, str) and is_known(name) else None
 
 
@@ -128,7 +128,7 @@ def _has_many_targets(folder: Path) -> bool:
 
 
 def _read_if_sound(path: Path) -> Mapping[str, object]:
-    """Nothing of a damaged file, which is refused where the tokenizer is read."""
+    """Read a JSON object; a damaged file counts as empty and is refused later."""
     try:
         return read_json(path)
     except CheckpointError:

@@ -201,11 +201,11 @@ class MultiHeadAttention(nn.Module):
         query: Float[Tensor, "batch heads queries d_k"],
         key: Float[Tensor, "batch heads keys d_k"],
     ) -> bool:
-        """Whether to form the weights, though nobody asks for them."""
+        """Whether forming the weights is faster than PyTorch's fused attention."""
         if query.is_cuda:
             return False
         if self.dropout.is_on:
-            # There PyTorch forms them as well, and its masks take longer to draw.
+            # With dropout PyTorch forms them, too, and draws its masks more slowly.
             return True
         if torch.is_grad_enabled():
             return key.size(2) <= FEW_KEYS

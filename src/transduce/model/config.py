@@ -25,7 +25,7 @@ MOST = {
     "max_positions": 2**20,
     "neighbourhood": 2**20,
 }
-"""Of each size: beyond what any model has, and within what the kernels can count."""
+"""Largest value of each size: beyond any model's, and within the kernels' integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,9 @@ class ModelConfig:
     dropout: float = 0.1
     """P_drop: the share of activations set to zero in training."""
     attention_dropout: float = 0.0
-    """The same of the weights of attention (section 6.3); the paper's base has none."""
+    """Dropout rate of attention's weights (section 6.3); the paper's base has none."""
     relu_dropout: float = 0.0
-    """The same after the ReLU of the feed-forward networks; the paper's has none."""
+    """Dropout rate after the feed-forward networks' ReLU; 0 in the paper's models."""
     positions: Positions = "sinusoidal"
     """How a position is told: the sinusoids of section 3.5, or learned (row E)."""
     max_positions: int = 1024

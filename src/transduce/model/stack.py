@@ -55,7 +55,7 @@ class _Stack(nn.ModuleList, Generic[Layer]):
         )
 
     def _is_of_one_kind(self) -> bool:
-        """Whether all layers drop and normalise alike."""
+        """Whether all layers have the same dropout rates and the same epsilon."""
         modules = list(self.modules())
         residuals = [m for m in modules if isinstance(m, ResidualConnection)]
         attentions = [m for m in modules if isinstance(m, MultiHeadAttention)]

@@ -101,11 +101,11 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
 
 
 def read_parses(lines: Iterable[str], name: str) -> Iterator[Tree]:
-    """The trees of a parser's output, or of a treebank; `NOTHING` for no parse.
+    """Read trees of a parser's output, or of a treebank; `NOTHING` for no parse.
 
-    Where every tree is on one line, as EVALB reads them, a blank line is a sentence
-    without a parse. Where one takes several lines, as `read_trees` reads them, blank
-    lines only part trees.
+    If every tree is on one line, as EVALB reads them, a blank line is a sentence
+    without a parse. If a tree takes several lines, as `read_trees` reads them, blank
+    lines only separate trees.
     """
     reader, found = _Reader(name), list[Tree | None]()
     takes_several_lines = False
@@ -180,11 +180,11 @@ class _Reader:
 
     @property
     def is_within_a_tree(self) -> bool:
-        """Whether the tree of the lines before goes on in the next."""
+        """Whether a tree continues on the next line."""
         return bool(self._open)
 
     def pass_over(self) -> None:
-        """Count a line that is not read."""
+        """Skip a line, but count it."""
         self._line += 1
 
     def finish(self, end: str) -> None:

@@ -100,7 +100,7 @@ class SymbolVocabulary:
 
 
 def _is_spelling(symbol: object) -> bool:
-    """Whether it can stand in a line of symbols."""
+    """Whether a value is a symbol that can be written in a line of symbols."""
     if type(symbol) is not str or symbol.split() != [symbol]:
         return False
     symbol.encode()  # `UnicodeEncodeError`, a `ValueError`, if it is half a character

@@ -16,7 +16,7 @@ from transduce.parsing.trees import Constituent, Tree
 from transduce.settings import require_between
 
 MOST_COPIES = 10_000
-"""Of a tree."""
+"""Variants of a tree at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,27 +42,27 @@ MARKS = {
     "line separator": re.compile(r"[\v\f\r\x1c-\x1e\x85\u2028\u2029]"),
     "control character": re.compile(r"[\x01-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]"),
     "replacement character": re.compile("\ufffd"),
-    # The two bytes of a letter such as u-umlaut, taken for two letters of Latin-1.
+    # The two UTF-8 bytes of a letter such as u-umlaut, read as Latin-1.
     "doubly encoded letter": re.compile(r"[\xc2\xc3][\x80-\xbf]"),
 }
-"""What training reads without complaint, but an author hardly wrote."""
+"""Patterns of suspicious characters that training accepts."""
 ANY_MARK = re.compile("|".join(pattern.pattern for pattern in MARKS.values()))
 
 
 WHOLE_LINES, SAMPLED_LINES = 10_000, 100
-"""Lines of which words and letters are counted: so many first ones, then one in so
-many, which tells their proportions as well."""
+"""Lines whose words and letters are counted: the first 10,000, then one in 100, which
+is enough for their proportions."""
 
 
 @dataclass(slots=True)
 class TextFigures:
-    """What the lines of a side hold."""
+    """Numbers of words and characters in the lines of a side."""
 
     words: int = 0
-    """What spaces part."""
+    """Number of words, separated by spaces."""
     characters: int = 0
     unspaced_letters: int = 0
-    """Letters of scripts that write no spaces."""
+    """Number of letters of scripts without spaces."""
 
     def add(self, text: str) -> None:
         self.words += len(text.split())
@@ -76,9 +76,9 @@ class Reading:
 
     def __init__(self) -> None:
         self.marks = dict.fromkeys(MARKS, 0)
-        """Lines of both sides with each kind of mark."""
+        """Number of lines with each kind of mark, on both sides together."""
         self.figures = {"source": TextFigures(), "target": TextFigures()}
-        """Of the first lines of each side and, beyond them, of one in so many."""
+        """Figures of each side, from its first lines and a sample of the others."""
         self.num_characters = 0
         """Of both sides, with an end for each pair."""
         self._number = 0

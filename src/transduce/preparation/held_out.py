@@ -1,7 +1,8 @@
-"""Pairs held out of a corpus, so that a run is scored on text it was not trained on.
+"""Pairs held out of a corpus, to score a run on text that it was not trained on.
 
-A pair is chosen by a hash of its source and a seed: again the same, wherever it stands,
-and with all other pairs of that source, so that no copy of one stays in training.
+A hash of a pair's source and a seed decides whether it is held out. The choice is
+reproducible, does not depend on the pair's place, and is the same for all pairs with
+one source, so that no copy stays in training.
 """
 
 import heapq
@@ -17,9 +18,9 @@ from transduce.preparation.corpus_files import CorpusFiles
 from transduce.text.corpus import aligned_lines
 
 LEAST, MOST = 200, 2_000
-"""Pairs held out at least, and at most."""
+"""Numbers of pairs held out at least and at most."""
 SHARE = 100
-"""One pair in so many is held out in between."""
+"""Number of pairs for each held-out one, within these bounds."""
 
 Part = TypeVar("Part")
 Keys = frozenset[bytes]
@@ -27,21 +28,24 @@ Keys = frozenset[bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Sources that are held out, in parts that have none in common."""
+    """Held-out sources, in disjoint parts."""
 
     parts: tuple[Keys, ...]
     num_read: int
-    """Pairs of the whole corpus."""
+    """Number of pairs of the whole corpus."""
     seed: int
 
     def part_of(self, source: str) -> int | None:
-        """The number of the part that a source belongs to; none: training."""
+        """Index of the part that a source belongs to; None for training."""
         key = _key(source, self.seed)
         return next((i for i, part in enumerate(self.parts) if key in part), None)
 
 
 def usual_number(num_pairs: int) -> int | None:
-    """One in a hundred, from 200 to 2,000; none if that is more than half of all."""
+    """Default number of held-out pairs; None if it is more than half of all.
+
+    It is one in a hundred, at least 200 and at most 2,000.
+    """
     number = min(max(num_pairs // SHARE, LEAST), MOST)
     return number if 2 * number <= num_pairs else None
 
@@ -49,10 +53,10 @@ def usual_number(num_pairs: int) -> int | None:
 def choose(
     sources: Iterable[str], sizes: Sequence[int] | None, seed: int
 ) -> Choice | None:
-    """Choose different sources for parts of these sizes, else the usual one.
+    """Choose different sources for parts of these sizes, by default the usual one.
 
-    None if they are too few: after that at least as many must be left for training as
-    are held out.
+    None if there are too few: at least as many pairs must stay in training as are held
+    out.
     """
     most = MOST if sizes is None else sum(sizes)
     kept, held, num_read = list[tuple[int, bytes]](), set[bytes](), 0
@@ -61,7 +65,7 @@ def choose(
         key = _key(source, seed)
         if not source.strip() or key in held:
             continue
-        # The keys that are the smallest numbers; the largest of them stands first.
+        # Keep the smallest keys in a heap with the largest of them on top.
         number = -int.from_bytes(key)
         if len(kept) < most:
             heapq.heappush(kept, (number, key))
@@ -81,13 +85,13 @@ def choose(
 
 
 def _key(source: str, seed: int) -> bytes:
-    """What a source is known by, whatever the white space around it."""
+    """Hash of a source and a seed, regardless of white space."""
     text = " ".join(source.split()).encode()
     return blake2b(text, digest_size=16, key=seed.to_bytes(8)).digest()
 
 
 def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles | None:
-    """The files as training and dev text in a folder; none if there are too few pairs.
+    """Write files as training and dev text to a folder; None if pairs are too few.
 
     `DataError` if a file cannot be used.
     """
@@ -113,7 +117,7 @@ def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles |
 def hold_out(
     items: Sequence[Part], sources: Sequence[str], seed: int
 ) -> tuple[list[Part], list[Part]] | None:
-    """Items for training and for dev, by the source of each; none if too few."""
+    """Divide items into training and dev by their sources; None if too few."""
     choice = choose(sources, None, seed)
     if choice is None:
         return None
@@ -132,10 +136,10 @@ def write_split(
     choice: Choice,
     outputs: Sequence[tuple[Path, Path]],
 ) -> list[int]:
-    """Write training text and the parts held out; how many pairs each has.
+    """Write training text and the held-out parts; the number of pairs of each.
 
-    Of pairs with one source that is held out the first with a translation is written,
-    and none of the others is trained on. The first output is that of training.
+    Of all pairs with one held-out source, the first with a translation is written and
+    the others are dropped. The first output is that of training.
     """
     counts, written = [0] * len(outputs), set[str]()
     with ExitStack() as stack:
@@ -163,14 +167,14 @@ def write_split(
 def require_choice(
     source: Sequence[Path], target: Sequence[Path], sizes: Sequence[int], seed: int
 ) -> Choice:
-    """Choose pairs of files; `DataError` if there are too few, `ConfigError` if asked.
+    """Choose pairs to hold out; `DataError` if files have too few.
 
-    Sizes must be at least 1.
+    `ConfigError` if a size is below 1 or the seed is out of bounds.
     """
     for size in sizes:
         if size < 1:
             raise ConfigError(
-                f"A part must have at least 1 pair, but is to have {size:,}."
+                f"A part must have at least 1 pair, but {size:,} are given."
             )
     if not 0 <= seed < 2**63:
         raise ConfigError(f"`seed` must be from 0 to 2^63 - 1, but is {seed}.")
@@ -178,9 +182,9 @@ def require_choice(
     choice = choose((line for line, _ in pairs), sizes, seed)
     if choice is None:
         raise DataError(
-            f"{source[0]}: to hold {sum(sizes):,} pairs out, there must be at least "
-            f"{2 * sum(sizes):,} with as many different sources, but there are fewer; "
-            "hold out fewer."
+            f"{source[0]}: holding out {sum(sizes):,} pairs needs as many different "
+            f"sources and {2 * sum(sizes):,} pairs in all, but there are fewer; hold "
+            "out fewer."
         )
     return choice
 

@@ -52,7 +52,7 @@ class PreparedCorpus:
     target_vocab_size: int | None = None
     """Of symbols, if the target has a vocabulary of its own."""
     readings: Mapping[str, Reading] = field(default_factory=dict, compare=False)
-    """By split, "training" and "dev", what was read of the files."""
+    """Reading of the files by split: "training" and "dev"."""
     shared_with: Path | None = None
     """The folder whose files these are, if they were there before."""
     is_held_out: bool = False
@@ -130,7 +130,7 @@ class _Recipe:
 
     @property
     def readings(self) -> dict[str, Reading]:
-        """By split, what was read of the files."""
+        """Reading of the files by split."""
         dev = {} if self.dev is None else {"dev": self.dev}
         return {"training": self.training, **dev}
 

@@ -20,7 +20,7 @@ from transduce.text.corpus import read_text, write_lines
 from transduce.text.tokenizer import TokenizerConfig
 
 MOST_GUIDANCE = 1_000
-"""Times the cross-entropy, by which nothing else is learned any more."""
+"""Largest weight of guidance relative to the cross-entropy; it drowns the latter."""
 TEXT = "text"
 """Where the treebank is text while it is prepared."""
 WORDS, SYMBOLS = "words.txt", "symbols.txt"
@@ -81,7 +81,7 @@ def prepare_treebank(
 ) -> PreparedCorpus:
     """What `prepare` does of text, of treebanks; the dev trees are kept, normalised.
 
-    With a seed to hold trees out by, those are the dev trees where there are enough.
+    With a seed `held_out_by`, dev trees are held out if there are enough trees.
     `DataError` if a file cannot be used.
     """
     trees = read_treebank(files.trees)
@@ -119,7 +119,7 @@ def read_treebank(paths: Sequence[Path]) -> list[Tree]:
 
 
 def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
-    """Gold trees and predicted ones, as they are, in their order.
+    """Read gold and predicted trees as they are, in order.
 
     `DataError` unless there is a prediction for each, and any at all.
     """

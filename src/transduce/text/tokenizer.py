@@ -104,12 +104,12 @@ LEARNING_UNSPACED_CHARACTERS = 20_000_000
 NO_PARTS = (
     "added_tokens", "normalizer", "post_processor", "truncation", "padding",
 )  # fmt: skip
-"""Parts of the library's tokenizers that this package's do not have."""
+"""Parts of the library's tokenizers that this package never writes."""
 NO_OPTIONS = (
     "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback",
     "fuse_unk",
 )  # fmt: skip
-"""Options of the library's models that this package's do not have."""
+"""Options of the library's models that this package never sets."""
 TRIED = ("", "a", "Ein Satz, 1 é \u4e2d \U0001f600")
 """Texts that every sound tokenizer can encode."""
 MOST_PIECES = 2**24
@@ -149,7 +149,7 @@ class SubwordTokenizer:
     """What was learned here; `decode(encode(text))` is the text, normalised."""
 
     def __init__(self, pieces: tokenizers.Tokenizer) -> None:
-        """Raise `ValueError` if its word pattern is not one that this package writes."""
+        """Raise `ValueError` if its word pattern is not one that this package wrote."""
         if pieces.pre_tokenizer is not None:
             _require_known_words(pieces.pre_tokenizer)
         vocabulary = pieces.get_vocab(with_added_tokens=False)

@@ -15,7 +15,7 @@ MOST = {
     "checkpoint_steps": 10**9,
     "patience": 10**9,
 }
-"""Of each number that is 1 at least: beyond any training."""
+"""Largest values of settings that are at least 1, beyond any training."""
 MOST_ABOVE_ZERO = {
     "learning_rate_scale": 10_000,
     "epsilon": 1,
@@ -51,16 +51,16 @@ class TrainingConfig:
     label_smoothing: float = 0.1
     """Epsilon_ls (section 5.4)."""
     checkpoint_minutes: float = 10.0
-    """Minutes between checkpoints (section 6.1), where `checkpoint_steps` is none."""
+    """Minutes between checkpoints (section 6.1), if `checkpoint_steps` is None."""
     checkpoint_steps: int | None = None
-    """Updates between checkpoints, instead of minutes: on any hardware the checkpoints
-    that are averaged are then the same part of the training."""
+    """Updates between checkpoints, instead of minutes; then the averaged checkpoints
+    span the same part of the training on any hardware."""
     keep_checkpoints: int = 5
     """Checkpoints kept, and averaged at the end (section 6.1)."""
     best_by: BestBy = "auto"
-    """Score on the dev corpus by which the best checkpoint is kept; where it is equal,
-    the loss decides. auto: F1 of trees; of text BLEU, but chrF while BLEU rests on too
-    few matches to tell checkpoints apart, and the loss while chrF cannot either."""
+    """Score on the dev corpus that chooses the best checkpoint; among equal scores the
+    loss decides. auto is F1 for trees; for text it is BLEU, but chrF while too few
+    4-grams match to compare checkpoints by BLEU, and the loss while chrF cannot."""
     patience: int | None = None
     """Checkpoints after the best one at which training ends early; none: never."""
     seed: int = 1

@@ -41,11 +41,11 @@ class Fit:
     was_cut: bool
     """Whether that is less than a whole batch."""
     seconds: float
-    """For each position, as it would be if no other program were running."""
+    """Seconds per position, corrected for the time of other programs."""
     peak_bytes: int
     """Memory in use at most: the process's own, or the GPU's."""
     waiting_share: float = 0.0
-    """Of the time of the trial, in which other programs had the processor's cores."""
+    """Share of the trial's time in which other programs had the processor's cores."""
     unfused: str | None = None
     """Why PyTorch could not compile the layers, where that was tried."""
 

@@ -32,7 +32,7 @@ def load_training_state(folder: Path) -> TrainingState:
         progress = Progress(**content)
         for name, value in asdict(Progress()).items():
             found = getattr(progress, name)
-            # No comparison holds for what is no number.
+            # NaN fails every comparison.
             if type(found) is not type(value) or not found >= 0:
                 raise TypeError
     except TypeError:

@@ -44,7 +44,7 @@ def test_what_many_hypotheses_have_read_is_foretold(
 ) -> None:
     """The slots of each grow with their number, and so do slots of all."""
     translator = Translator(trained_checkpoint, "cpu")
-    with pytest.raises(RequestError, match=r"must have [\d,.]+ GiB"):
+    with pytest.raises(RequestError, match=r"needs? [\d,.]+ GiB"):
         list(translator.sample(["one two"], SamplingConfig(number=100_000)))
 
 

@@ -127,7 +127,7 @@ def test_a_seed_out_of_range_is_refused(files: CorpusFiles, seed: int) -> None:
 
 
 def test_more_than_half_is_not_held_out(files: CorpusFiles) -> None:
-    with pytest.raises(DataError, match="to hold 400 pairs out, there must be"):
+    with pytest.raises(DataError, match="holding out 400 pairs needs as many"):
         require_choice(files.source, files.target, (300, 100), 1)
 
 

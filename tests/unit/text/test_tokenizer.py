@@ -541,7 +541,7 @@ def test_a_pattern_that_might_not_end_is_refused(words, tmp_path):
     foreign = tokenizers.Tokenizer.from_str(learned("bpe").json())
     foreign.pre_tokenizer = words
     foreign.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(CheckpointError, match="`pre_tokenizer` is none that transduce"):
+    with pytest.raises(CheckpointError, match="`pre_tokenizer` is not one that trans"):
         load_tokenizer(tmp_path / "tokenizer.json")
 
 

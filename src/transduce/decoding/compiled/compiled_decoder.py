@@ -86,10 +86,9 @@ class CompiledDecoder:
         self._state = self._model.gathered([self._state, other._state])
 
     def coverage(self) -> Float64[np.ndarray, "sentences group"]:
-        """The sum of log(min(attention, 1)) over the source tokens, end included.
+        """Sum of log(min(attention, 1)) over the source tokens, end included.
 
-        The state must be watched. The attention is that of the last layer, the mean of
-        its heads.
+        The state must be watched. Attention is the mean over the last layer's heads.
         """
         assert self._state.is_watched
         coverages = np.empty(self._groups)

@@ -26,7 +26,7 @@ MOST_LANES = 16
 how many there are."""
 
 MUCH_MEMORY = 2**28
-"""Bytes of stores that are asked for only if so many are free."""
+"""Bytes of stores above which free memory is checked first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +72,17 @@ class Stores:
 
 
 def _require_memory(config: ModelConfig, sizes: StateSizes) -> None:
-    """`RequestError` if stores have no room in memory, where they would be large."""
+    """Raise `RequestError` if large stores do not fit in free memory."""
     positions = sizes.sentences * (sizes.room + sizes.source)
     of_position = config.num_heads * (config.d_k + config.d_v)
     pasts = sizes.sentences * sizes.group * sizes.room
     needed = 4 * (config.num_decoder_layers * positions * of_position + pasts)
     if needed < MUCH_MEMORY:
-        return  # asking how much is free would take longer than a step
+        return  # reading the free memory would take longer than a step
     if needed > (free := free_memory(1)):
         raise RequestError(
-            f"Decoding must have {needed / 2**30:,.1f} GiB for what {sizes.group:,} "
-            f"hypotheses of {sizes.sentences:,} sentences have read, but "
+            f"Decoding needs {needed / 2**30:,.1f} GiB for the keys and values of "
+            f"{sizes.group:,} hypotheses of {sizes.sentences:,} sentences, but "
             f"{free / 2**30:,.1f} GiB are free; search with a smaller beam, or for "
             "shorter translations."
         )
@@ -106,9 +106,9 @@ class DecoderState:
         *,
         is_watched: bool = False,
     ) -> None:
-        """Where nothing has been read; what has, others are to put in.
+        """Empty state; others fill in what has been read.
 
-        If it is watched, the attention that hypotheses pay to the memory is summed.
+        A watched state sums the attention of hypotheses to the memory.
         """
         self.stores = Stores(config, sizes)
         self._memory_mask = memory_mask
@@ -134,7 +134,7 @@ class DecoderState:
 
     @property
     def is_watched(self) -> bool:
-        """Whether attention to the memory is summed."""
+        """Whether the state sums attention to the memory."""
         return self._attention is not None
 
     def regroup(self, rows: Int64[np.ndarray, "kept group"]) -> None:

@@ -12,7 +12,7 @@ typedef struct {
     const Store *key, *value;
     int64_t sentence, length;
     int64_t next; /* the sentence that is read after it, or itself */
-    float *attention; /* of the first row, to which the mean of the heads is added */
+    float *attention; /* of the first row; the mean of the heads is added to it */
     int64_t between_attentions; /* of one row and the next */
 } Memory;
 

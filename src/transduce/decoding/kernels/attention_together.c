@@ -11,7 +11,7 @@ typedef struct {
     int64_t between_queries, between_values;
     int64_t between_scores, between_outs; /* of one row and the next */
     int64_t d_k, d_v, length;
-    float *attention; /* to which so much of the scores is added, or none */
+    float *attention; /* sum to which `share` of the scores is added, or NULL */
     int64_t between_attentions;
     float share;
     int64_t keys_ahead, values_ahead; /* numbers to those that are read later */

@@ -12,14 +12,14 @@ static __attribute__((noinline)) double score(double log_probability, double div
     return log_probability / divisor;
 }
 
-/* The same: a product, which might become a part of a sum. */
+/* A product that the compiler must not fuse with a sum, likewise. */
 static __attribute__((noinline)) double product(double one, double other)
 {
     return one * other;
 }
 
 /* Keep a hypothesis, if it is among the best; of equals, the first. `coverage` is that
-   of what it goes on from, or none. */
+   of its parent, or NULL. */
 static void end_one(const Beams *beams, Beam *beam, double log_probability,
                     const double *coverage, int64_t last, int64_t is_finished)
 {
@@ -41,14 +41,14 @@ static void end_one(const Beams *beams, Beam *beam, double log_probability,
     beam->ends[place] = ended;
 }
 
-/* The coverage of a hypothesis, if it counts. */
+/* Coverage of a hypothesis; NULL without a coverage penalty. */
 static const double *coverage_of(const double *coverages, int64_t hypothesis)
 {
     return coverages ? coverages + hypothesis : NULL;
 }
 
-/* Let the best of so many candidates go on, and those that end be kept. How many that
-   go on are among those that may end. */
+/* Continue the best of `count` candidates, and keep those that end. Returns the number
+   of continuing ones that rank among those that may end. */
 static int64_t grow(const Beams *beams, Beam *beam, const double *totals,
                     const int64_t *parents, const int64_t *tokens, int64_t count,
                     const double *coverages)
@@ -91,8 +91,8 @@ static int is_done(const Beams *beams, const Beam *beam)
     return beam->ends[beams->num_best - 1].score >= score(best, beam->last_divisor);
 }
 
-/* If none has ended by itself, those that are cut short take their place; if they
-   compete with those that have, so many of them do where the limit is reached. */
+/* Keep hypotheses that are cut short: all if none has finished; if they compete with
+   finished ones, the first `may_end` at the length limit. */
 static void cut_short(const Beams *beams, Beam *beam, int64_t may_end,
                       const double *coverages)
 {

@@ -34,7 +34,7 @@ typedef struct {
     int64_t eos, min_length, num_best;
     int64_t end_candidates; /* of a step's candidates those that may end, the best */
     int64_t enough_ends;    /* finished ones after which search ends in any case */
-    int64_t cut_ones_compete; /* with finished ones, those that the limit cuts short */
+    int64_t cut_ones_compete; /* those cut short by the limit, with finished ones */
     double coverage_penalty;
     const double *divisors; /* of the scores of hypotheses of each length */
     Beam **live;
@@ -42,7 +42,7 @@ typedef struct {
     int64_t *rows;   /* their numbers before, through all sentences */
     int64_t *tokens; /* what each reads next */
     int64_t *forced; /* the only token that may come next in each sentence, or -1 */
-    double *coverages; /* of the hypotheses that candidates go on from, or none */
+    double *coverages; /* of the hypotheses that candidates continue, or NULL */
 } Beams;
 
 /* Grow each by the best of its candidates, so many a sentence, which go on from groups

@@ -21,8 +21,8 @@ from transduce.kernels.loading import address
 from transduce.search_config import SearchConfig
 
 Coverage = Callable[[], Float64[np.ndarray, "sentences group"]]
-"""The sum of log(min(attention, 1)) over the source tokens, of each hypothesis that the
-model has read, its last step included."""
+"""Function for the sum of log(min(attention, 1)) over the source tokens of each current
+hypothesis, its last step included."""
 
 END = np.dtype(EndFields)
 FIRST_ROOM = 32
@@ -152,7 +152,7 @@ class CompiledBeams:
         most_told: int,
         coverage: Coverage | None = None,
     ) -> None:
-        """Coverage must be there if the config has a penalty for it."""
+        """Begin a search; a coverage penalty in the config needs `coverage`."""
         self.live = [
             self._of_sentence(limit, prefix, config, most_told)
             for limit, prefix in zip(max_lengths, prefixes, strict=True)
@@ -180,7 +180,7 @@ class CompiledBeams:
 
     @property
     def are_covered(self) -> bool:
-        """Whether it counts what hypotheses have attended to."""
+        """Whether the search has a coverage penalty."""
         return self._coverage is not None
 
     @property

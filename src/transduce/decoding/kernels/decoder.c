@@ -39,7 +39,7 @@ typedef struct {
     const State *state;
     const LayerCache *cache;
     int64_t neighbourhood;
-    int is_summed; /* whether it is added to that of the steps before */
+    int is_summed; /* whether attention is added to that of earlier steps */
 } StepAttention;
 
 /* All heads of a slot, which stand side by side. */
@@ -184,7 +184,7 @@ EXPORTED int transduce_step(const Decoder *decoder, State *state,
     return 0;
 }
 
-/* Attention that is too little for a number is still not quite none. */
+/* Weights may underflow, and log(0) is -inf: clamp to the smallest normal number. */
 static double log_of_attention(float attention)
 {
     if (attention < FLT_MIN)

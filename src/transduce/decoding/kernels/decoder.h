@@ -26,8 +26,8 @@ typedef struct {
     int64_t *lengths; /* positions read of each sentence */
     int64_t *places;  /* of each sentence in what follows */
     uint8_t *memory_mask; /* positions of each place */
-    /* Of each hypothesis to each position of the memory, summed over its steps: that of
-       the last layer, the mean of its heads. None, if nobody wants to know. */
+    /* Attention of each hypothesis to each position of the memory, summed over its
+       steps: the mean of the last layer's heads. NULL if coverage is not needed. */
     float *attention;
     const LayerCache *layers;
 } State;
@@ -85,8 +85,8 @@ EXPORTED int transduce_step(const Decoder *decoder, State *state,
                             const int64_t *last_ids, const float *positions,
                             float *logits, int num_threads);
 
-/* Of each hypothesis, the sum of log(min(attention, 1)) over the positions of its memory
-   (Wu et al., 2016, equation 14). Attention must be there. */
+/* Sum of log(min(attention, 1)) over the positions of the memory for each hypothesis
+   (Wu et al., 2016, equation 14). The state's attention must not be NULL. */
 EXPORTED void transduce_coverage(const State *state, double *coverages);
 
 /* Keep so many sentences, each with these of its hypotheses, numbered through all

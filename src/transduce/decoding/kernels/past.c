@@ -89,8 +89,8 @@ static int are_in_order(const State *state, const int64_t *rows, int64_t sentenc
     return 1;
 }
 
-/* Keep so many sentences' attention; none of them moves back. 1 if memory is lacking,
-   otherwise 0. */
+/* Move the attention of the sentences that are kept; none moves to a later place.
+   Returns 1 if memory is lacking, otherwise 0. */
 static int reorder_attention(State *state, const int64_t *rows, int64_t sentences)
 {
     const int64_t group = state->group;

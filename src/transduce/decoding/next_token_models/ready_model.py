@@ -104,7 +104,7 @@ class ReadyModel:
         return self.start(self.encode(sources))
 
     def read_watched(self, sources: Sequence[Sequence[int]]) -> WatchedModel:
-        """The same, and what its hypotheses have attended to."""
+        """Read sources like `read`, and sum the attention of hypotheses to them."""
         memory = self.encode(sources)
         if self._has_kernels:
             state = self.compiled.start(memory, is_watched=True)
@@ -117,7 +117,7 @@ class ReadyModel:
     def read_for(
         self, config: SearchConfig, sources: Sequence[Sequence[int]]
     ) -> tuple[JoinableModel, Coverage | None]:
-        """The model, and what its hypotheses have attended to, if that counts."""
+        """Read sources for a search; also their coverage if the config penalises it."""
         if config.coverage_penalty == 0:
             return self.read(sources), None
         watched = self.read_watched(sources)
@@ -125,5 +125,5 @@ class ReadyModel:
 
     @property
     def needs_torch(self) -> bool:
-        """Whether it decodes by operators of PyTorch, as kernels cannot."""
+        """Whether it decodes by PyTorch's operators, as the kernels do not apply."""
         return not self._has_kernels

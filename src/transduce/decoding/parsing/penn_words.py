@@ -14,17 +14,17 @@ ADDRESS = re.compile(
       | (?<![\w.@-])(?:[a-z][\w-]{0,62}\.){1,10}[a-z]{2,24}/[^\s<>"]*
       | (?<![\w@\#])[@\#][a-z]\w* )"""
 )
-"""URLs and e-mail addresses, handles and hashtags, with what may follow them."""
+"""Pattern of URLs, e-mail addresses, handles and hashtags, with signs after them."""
 AFTER_ADDRESS = ".,;:!?'*]}—–"
 """Signs that end an address without belonging to it."""
 STAND_IN = "\ue000"
-"""Stands for an address while the rules cut what is around it."""
+"""Placeholder of an address while the rules cut the text around it."""
 
 ELISION = r"(?:[Tt](?:is|was|were|will)|[Ee]m|[Nn]|[Cc]ause|[Tt]il|[Bb]out|[Rr]ound)\b"
 QUOTE = re.compile(r"['\"]")
 BEFORE_OPENING = re.compile(r"(?:[\s(\[{<`'\"—–]|--)$")
 NO_QUOTE = re.compile(rf"'(?:\d0s|\d\d(?!\d)|{ELISION})")
-"""An apostrophe for what is left out: '80s, 'tis."""
+"""Pattern of an apostrophe for left-out characters: '80s, 'tis."""
 CLOSING_SINGLE = re.compile(r"(?<=[^\s'\"])'(?![\w'])")
 
 CLOSERS = r"""['`\s)\]}]*"""
@@ -37,7 +37,7 @@ ALTERED = (
     (rf"(?<![.'&\w])(U\.S\.)({CLOSERS})$", r"\1 . \2"),
     (r"(?<![.'&\w])(U\.S\.)(?=[)}\]](?!,))", r"\1 . "),
     (rf"(?<=[^\s.])\.({CLOSERS})$", r" .\1"),
-    # That of a list's number, and that before a bracket.
+    # The stop of a list's number, and the one before a bracket.
     (r"^(\d+)\.(?=\s)", r"\1 ."),
     (r"(?<![\w.])([A-Z][\w.]{0,40})(?<!\.)\.(?=\s*[({\[]|[)}\]](?!,))", r"\1 ."),
     (rf"(?<={STAND_IN})\.", " ."),
@@ -54,7 +54,7 @@ ALTERED = (
     # Contractions and possessives.
     (rf"(?i)(?<=[\w.{STAND_IN}])(n't|'(?:s|m|d|ll|re|ve))(?!\w)", r" \1"),
     (r"(?i)\b(can)(not)\b", r"\1 \2"),
-    # In a title they are names: "You Gotta Have Wa".
+    # Capitalised within a sentence they are parts of titles: "You Gotta Have Wa".
     (r"(^[Gg]|\bg)(on)(na)\b", r"\1\2 \3"),
     (r"(^[Ww]|\bw)(an)(na)\b", r"\1\2 \3"),
     (r"(^[Gg]|\bg)(ot)(ta)\b", r"\1\2 \3"),
@@ -62,7 +62,7 @@ ALTERED = (
     (r"(?i)\b(d')(you|ye)\b", r"\1 \2"),
     (r"(?i)\b(more)('n)\b", r"\1 \2"),
     (r"(?i)(?<!\S)('t)(is|was|were|will)\b", r"\1 \2"),
-    # What drops its g keeps the mark of it: nothin', Dunkin' Donuts.
+    # A dropped g leaves its apostrophe on the word: nothin', Dunkin' Donuts.
     (r"(?<!\s'n)(?<!\bd)(?<!\bD)(?<=[^\s'`])(?<!\w\win)'(?=\s|$)", " '"),
 )
 RULES = tuple((re.compile(pattern), changed) for pattern, changed in ALTERED)
@@ -87,7 +87,7 @@ def penn_words(text: str) -> list[str]:
 
 
 def _without_end(address: str) -> tuple[str, str]:
-    """The address, and the signs after it; a bracket that it opened is its own."""
+    """Split an address from the signs after it; it keeps brackets that it opened."""
     end = len(address)
     unopened = address.count(")") - address.count("(")
     while end > 1:
@@ -103,7 +103,7 @@ def _without_end(address: str) -> tuple[str, str]:
 
 
 def _with_quotes(text: str) -> str:
-    """Quotes as `` and '', single ones as ` and '; apostrophes stay."""
+    """Write quotes as `` and '', single ones as ` and '; apostrophes stay."""
     last_closing = max((m.start() for m in CLOSING_SINGLE.finditer(text)), default=-1)
     written: list[str] = []
     start, is_open = 0, False

@@ -38,12 +38,12 @@ Searcher = TypeVar("Searcher")
 Sentence = TypeVar("Sentence")
 
 MAX_PROCESSES = 16
-"""By default: each has some hundred megabytes of its own. More must be as many as there
-are cores at most."""
+"""Processes at most by default, as each takes some hundred megabytes; a greater number
+must not exceed the cores."""
 MOMENT_S = 0.02
 """Between two messages of a copy, as each interrupts the search of another."""
 WATCH_S = 0.05
-"""Between two looks at whether a search that is watched is to go on."""
+"""Seconds between two calls of `on_step` while processes search."""
 FIRST_FILE = 3
 """After those of standard input, output and error."""
 
@@ -76,7 +76,7 @@ class SearchTask(Generic[Searcher, Sentence]):
     def found(
         self, searcher: Searcher, on_step: Callable[[], object] | None = None
     ) -> Iterator[list[Found]]:
-        """Of each sentence, soon after it is done, with those done by then.
+        """Yield the results of sentences soon after they are done, in groups.
 
         `on_step` is called between steps, and what it raises ends the search.
         """
@@ -142,7 +142,7 @@ class SearchProcesses(Generic[Searcher]):
         if number > (most := max(num_cores() or 1, MAX_PROCESSES)):
             raise ConfigError(
                 f"The number of processes must be at most {most} on this machine, but "
-                f"is {number:,}; more than its cores only slow each other down."
+                f"is {number:,}; more processes than cores slow each other down."
             )
         if number > 1 and not _can_fork(device):
             raise RequestError(
@@ -255,7 +255,7 @@ class SearchProcesses(Generic[Searcher]):
 def _ready(
     busy: Iterable[Connection], on_step: Callable[[], object] | None
 ) -> list[Connection]:
-    """Those that there is something to receive from; none after a while, if watched."""
+    """Connections with something to receive; with `on_step` perhaps none for a while."""
     if on_step is not None:
         on_step()
     return cast(
@@ -334,8 +334,8 @@ def _be_copy(searcher: object, connection: Connection, parent: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in terminations():
             signal.signal(number, signal.SIG_IGN)
-        # Not by the kernel's signal of a parent's death, which comes when the thread
-        # that has begun this process ends, too.
+        # The kernel's parent-death signal would also come when only the thread that
+        # began this process ends.
         end_with_parent(parent, signal.SIGKILL)
         # Else one that is given a task may have the processor at once, and keep it,
         # while the first process is about to give the next one its task.

@@ -88,9 +88,9 @@ class Pace:
     on_line: Callable[[], Any] = _not_told
     """Called for each line that is done, though others before it may not be."""
     on_step: Callable[[], Any] | None = None
-    """Called between steps of search; what it raises ends the stream."""
+    """Callback between steps of search; an exception from it ends the stream."""
     first_line: int = 0
-    """The number of the stream's first line, where those before it are done."""
+    """Number of the stream's first line, if lines before it are done already."""
 
     def told(self, found: Iterable[Found]) -> Iterator[Found]:
         """The same, of lines, each told of."""

@@ -102,9 +102,9 @@ def _starts(text: str, parts: Sequence[str]) -> Iterator[int]:
 
 
 def require_lists(*several: object) -> None:
-    """`RequestError` if one is a string, whose letters would be taken one by one.
+    """Raise `RequestError` for a string, whose letters would count as sentences.
 
-    Only what takes one sentence as well as several may be given a string.
+    Only methods that accept one sentence or several accept a string.
     """
     if any(isinstance(each, str | bytes) for each in several):
         raise RequestError(
@@ -114,11 +114,11 @@ def require_lists(*several: object) -> None:
 
 
 def require_strings(*several: object) -> None:
-    """`RequestError` if one is not a string, though the source is one sentence."""
+    """Raise `RequestError` for anything but strings beside a source of one sentence."""
     for each in several:
         if not isinstance(each, str):
             raise RequestError(
-                "What goes with one sentence must be one string, but is "
+                "The target or prefix of one sentence must be one string, but is "
                 f"{type(each).__name__}; give all of them as strings, or all as lists."
             )
 

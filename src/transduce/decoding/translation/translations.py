@@ -11,7 +11,7 @@ from transduce.text.splitting import space_between
 from transduce.text.tokenizer import Tokenizer
 
 SHOWN_CHARACTERS = 80
-"""Of a text in the `repr` of what holds it."""
+"""Characters of a text that a `repr` shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

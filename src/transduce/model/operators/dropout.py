@@ -21,22 +21,22 @@ from transduce.model.operators.kernels.library import kernels, loaded_kernels
 RANDOM_VALUES = 2**16
 """On a CPU the rate is met to the inverse of this, and the scale is of the rate met."""
 WHOLE_MASKS = 32
-"""The kernels draw the masks of a row up to a multiple of this."""
+"""Number to a multiple of which the kernels round up the masks of a row."""
 BLOCK = 1024
 """Numbers whose masks are drawn together, where rows are not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How many numbers have their masks drawn together."""
+    """Sizes of a block of numbers whose masks are drawn together."""
 
     width: int
     masks: int
-    """Masks drawn for them: an even number, and not below theirs."""
+    """Number of masks drawn for a block: even, and at least `width`."""
 
 
 def rows_of(x: Float[Tensor, "*shape"]) -> Blocks:
-    """Each row by itself."""
+    """Blocks of one row each."""
     width = x.size(-1)
     return Blocks(width, -(-width // WHOLE_MASKS) * WHOLE_MASKS)
 
@@ -59,7 +59,7 @@ class Dropout(nn.Module):
 
     @property
     def rate_in_use(self) -> float:
-        """The rate at which numbers are dropped now."""
+        """Rate in the present mode: 0 unless training."""
         return self.rate if self.training else 0.0
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -72,20 +72,19 @@ class Dropout(nn.Module):
         return functional.dropout(x, self.rate)
 
     def _blocks(self, x: Float[Tensor, "*shape"]) -> Blocks:
-        """Rows, where no draw is wasted so."""
+        """Blocks of rows if that wastes no draws, otherwise of a fixed size."""
         is_by_row = x.dim() > 0 and x.size(-1) > 0 and x.size(-1) % WHOLE_MASKS == 0
         return rows_of(x) if is_by_row else Blocks(BLOCK, BLOCK)
 
 
 class InnerDropout(Dropout):
-    """Dropout within a sub-layer: of attention's weights, or after the ReLU.
+    """Dropout within a sub-layer, of attention's weights or after the ReLU.
 
-    Its masks are drawn row by row, as the kernels of whole sub-layers draw them.
+    It draws masks row by row, like the kernels of whole sub-layers.
     """
 
-    # Unlike the paper: dropout of attention's weights in any model, and after the ReLU,
-    # if they are asked for. The paper has the first for parsing alone (section 6.3);
-    # its own code has both.
+    # Unlike the paper: any model can have dropout of attention's weights and after the
+    # ReLU. The paper has the first for parsing only (section 6.3); its code has both.
     def _blocks(self, x: Float[Tensor, "*shape"]) -> Blocks:
         return rows_of(x)
 
@@ -125,7 +124,7 @@ class _CompiledDropout(torch.autograd.Function):
 def masking_of(
     x: Float[Tensor, "*shape"], rate: float, blocks: Blocks
 ) -> tuple[Integer[Tensor, " bytes"], MaskingFields]:
-    """Room for the masks of x, and what the kernels are to draw in it."""
+    """Uninitialised masks of x, and the kernels' parameters to draw them."""
     num_blocks = -(-x.numel() // max(blocks.width, 1))
     kept = x.new_empty(num_blocks * blocks.masks, dtype=torch.uint8)
     return kept, MaskingFields(
@@ -138,14 +137,14 @@ def masking_of(
 
 
 def drawn(rate: float) -> MaskDrawFields:
-    """What the masks of one tensor are drawn from, by PyTorch's seed."""
+    """Seeds and rate of one tensor's masks, from PyTorch's generator."""
     return MaskDrawFields(
         seeds=(ctypes.c_uint32 * 2)(*draw_seeds(2)), rate=rate_fields(rate)
     )
 
 
 def draw_seeds(count: int) -> list[int]:
-    """Of masks; each tensor's are drawn from two."""
+    """Draw seeds of masks from PyTorch's generator; each tensor takes two."""
     seeds: list[int] = (
         torch.empty(count, dtype=torch.int64, device="cpu").random_(2**32).tolist()
     )
@@ -153,7 +152,7 @@ def draw_seeds(count: int) -> list[int]:
 
 
 def rate_fields(rate: float) -> DropoutRateFields:
-    """The rate as it is met, and the scale that belongs to it."""
+    """Rate as the kernels realise it, and the scale that belongs to it."""
     dropped = num_dropped(rate)
     return DropoutRateFields(num_dropped=dropped, scale=dropout_scale(dropped))
 

@@ -146,7 +146,7 @@ class _LayerStack(torch.autograd.Function):
         packed = _packed(fields, weights, ways) if fields.is_bf16 else None
         saved = (x, memory, states, packed, *weights)
         ctx.save_for_backward(*saved)
-        ctx.fields, ctx.seeds = fields, seeds  # what the fields point to is kept, too
+        ctx.fields, ctx.seeds = fields, seeds  # the fields point to the seeds
         _run(library.transduce_form_layers, fields, saved)
         return y
 
@@ -226,9 +226,9 @@ def _num_sublayers(fields: StackFields) -> int:
 
 
 def _seeds(fields: StackFields) -> "ctypes.Array[ctypes.c_uint32]":
-    """Of each sub-layer, two for the dropout within it, and two for that of its output.
+    """Seeds of each sub-layer: two for dropout within it, and two for its output's.
 
-    Drawn in the order in which layers one by one would; none where nothing is dropped.
+    They are drawn in the order of separate layers; a rate of 0 draws none.
     """
     attention = [fields.attention_dropout, fields.dropout]
     feed_forward = [fields.relu_dropout, fields.dropout]

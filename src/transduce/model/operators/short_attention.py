@@ -19,8 +19,8 @@ from transduce.model.operators.kernels.library import (
 )
 
 MOST_KEYS = 128
-"""Over more, PyTorch's fused kernel is about as fast, and keeps no weights; but it has
-no dropout on a CPU."""
+"""Keys above which PyTorch's fused kernel is about as fast, and keeps no weights; but
+on a CPU it has no dropout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,8 @@ def short_attention(
 ) -> Float[Tensor, "batch queries of_values"]:
     """Average the values by how well each query matches their keys; in fp32.
 
-    Queries, and keys and then values, of all heads are side by side. The dropout is
-    that of the weights.
+    Queries, and keys and then values, of all heads are side by side. `dropout` is the
+    rate of the weights' dropout.
     """
     if mask is None:
         mask = query.new_ones(1, 1, 1, key_value.size(1), dtype=torch.bool)

@@ -272,7 +272,7 @@ class _Reader:
         return _Open(tag.number, name, is_translated, is_foreign, is_raw, is_in_select)
 
     def _asked(self, element: Element, tag: _Tag) -> bool | None:
-        """Whether the element's attributes allow translation; None if they do not say."""
+        """Whether the element's attributes allow translation; None without any."""
         if "translate" not in self._html[tag.start : tag.end].lower():
             return None
         classes = element.attrs.get("class") or ""

@@ -28,7 +28,7 @@ typedef struct {
     float *of_query, *of_key_value;
     /* What is written, in bf16 instead, if it is wanted so. */
     Panels bf16_output, bf16_of_query, bf16_of_key_value;
-    int64_t first_sentence; /* of these, which may be a part of a batch */
+    int64_t first_sentence; /* its number in the batch, of which these may be a part */
     MaskDraw dropout;       /* on the weights */
     float *room; /* of each thread, as `transduce_attention_room` says */
 } Attention;
@@ -42,8 +42,8 @@ EXPORTED int64_t transduce_lanes(void) { return LANES; }
 
 static int64_t widest(const Attention *a) { return a->d_k > a->d_v ? a->d_k : a->d_v; }
 
-/* Keys or values, side by side in whole lanes; the gradient of the scores, or the
-   weights that dropout leaves; and what is yet to be rounded. */
+/* Workspace: keys or values, side by side in whole lanes; the gradient of the scores, or
+   the weights after dropout; and numbers that are not rounded yet. */
 EXPORTED int64_t transduce_attention_room(const Attention *a)
 {
     const int64_t longest = a->keys > a->queries ? a->keys : a->queries;
@@ -112,8 +112,8 @@ static void through_softmax(float *gradient, const float *weights, int64_t width
     }
 }
 
-/* Apply the dropout of a head's weights to rows of so many keys: the weights, or the
-   gradients of what it left of them. */
+/* Apply the dropout of a head's weights to rows of keys: to the weights, or to the
+   gradients of the dropped weights. */
 static void drop_weights(const Attention *a, int64_t item, Rows from, Rows to)
 {
     const int64_t first = (a->first_sentence * a->heads + item) * a->queries;
@@ -201,7 +201,7 @@ static void form_gradients(void *shared, int64_t first, int64_t end, int worker)
         multiply_into(
             (HeadRows){to.key, a->bf16_of_key_value, key_row, number * a->d_k},
             transposed(of_scores), head.query, a->keys, a->queries, a->d_k, rest);
-        /* In the place of the gradients, which are done with. */
+        /* Overwrite the gradients of the scores, which are no longer needed. */
         const Rows weights = weights_left(a, item, head.weights, of_scores.at);
         multiply_into((HeadRows){to.value, a->bf16_of_key_value, key_row,
                                  a->heads * a->d_k + number * a->d_v},

@@ -1,5 +1,5 @@
-/* Dropout (section 5.4): masks that are drawn by place, so that they are the same
-   whichever thread draws them, and can be drawn again on the way back. */
+/* Dropout (section 5.4): masks depend on the place alone, so that they are the same
+   whichever thread draws them, and the backward pass can draw them again. */
 #ifndef TRANSDUCE_DROPOUT_H
 #define TRANSDUCE_DROPOUT_H
 
@@ -7,16 +7,16 @@
 
 #include "lanes.h"
 
-#define WHOLE_MASKS 32 /* masks of a row are drawn up to a multiple of this */
+#define WHOLE_MASKS 32 /* the masks of a row are rounded up to a multiple of this */
 #define DRAW_BITS 16   /* of a mask; one random number gives two */
 
-/* How many of 65,536 values drop a number, and the factor on what is kept. */
+/* Number of the 65,536 values that drop a number, and the factor on kept numbers. */
 typedef struct {
     uint32_t num_dropped;
     float scale;
 } DropoutRate;
 
-/* What the masks of one tensor are drawn from. */
+/* Parameters of one tensor's masks. */
 typedef struct {
     uint32_t seeds[2];
     DropoutRate rate;
@@ -28,13 +28,13 @@ typedef struct {
     uint8_t *kept;  /* a whole number of blocks */
     int64_t count;  /* numbers of x */
     int64_t width;  /* numbers whose masks are drawn together: one block of x */
-    int64_t block;  /* masks that are drawn for them: an even number, not below it */
+    int64_t block;  /* masks drawn for them: even, and at least the width */
     int64_t first_block; /* of these numbers, which may be a part of more */
     MaskDraw draw;
 } Masking;
 
-/* Every bit of x changes each of the result with a chance of about a half (the
-   function `lowbias32` of Wellons, 2018). */
+/* Hash in which each bit of x flips each bit of the result with a probability of about
+   one half (`lowbias32` of Wellons, 2018). */
 static inline uint32_t mixed(uint32_t x)
 {
     x ^= x >> 16;
@@ -58,8 +58,8 @@ static inline UnsignedLanes mixed_lanes(UnsignedLanes x)
     return x;
 }
 
-/* Of a row's masks, those of the lower half's columns come from the lower bits of the
-   random numbers, and those of the upper half's from the upper bits. */
+/* Masks of some columns: the lower half of a row takes them from the lower bits of the
+   random numbers, the upper half from the upper bits. */
 typedef struct {
     SignedLanes lower, upper; /* all bits, or none */
 } KeptLanes;
@@ -75,21 +75,21 @@ static inline KeptLanes draw_lanes(const MaskDraw *draw, uint32_t first)
     for (uint32_t i = 0; i < LANES; i++)
         random[i] = first + i;
     random = mixed_lanes(mixed_lanes(random ^ draw->seeds[0]) + draw->seeds[1]);
-    /* Below 2^16, and so of the same order with a sign and without. */
+    /* Values are below 2^16, so that signed comparison is correct. */
     const SignedLanes lower = (SignedLanes)(random & ((1U << DRAW_BITS) - 1U));
     const SignedLanes upper = (SignedLanes)(random >> DRAW_BITS);
     const int32_t num_dropped = (int32_t)draw->rate.num_dropped;
     return (KeptLanes){lower >= num_dropped, upper >= num_dropped};
 }
 
-/* The scale where it is kept, else zero; NaN times it stays NaN. */
+/* Factors: the scale for kept numbers, otherwise zero; NaN times zero stays NaN. */
 static inline Lanes factors_of(SignedLanes kept, float scale)
 {
     return (Lanes)((SignedLanes)lanes_of(scale) & kept);
 }
 
-/* Draw the masks of a row of so many numbers and apply them. In x and y, which may be
-   the same, there is room for whole lanes. */
+/* Draw the masks of a row of `width` numbers and apply them. x and y, which may be the
+   same, have space for whole lanes. */
 static inline void drop_row(const MaskDraw *draw, int64_t row, int64_t width,
                             const float *x, float *y)
 {
@@ -105,15 +105,15 @@ static inline void drop_row(const MaskDraw *draw, int64_t row, int64_t width,
     }
 }
 
-/* Rows of whole masks, each of which is kept as a bit. */
+/* Rows of whole masks, stored as one bit each. */
 typedef struct {
     const MaskDraw *draw;
-    int64_t first_row; /* of these, which may be a part of more */
+    int64_t first_row; /* its number in the tensor, of which these may be a part */
     int64_t width;
     uint8_t *bits; /* [rows, width / 8] */
 } MaskBits;
 
-/* Draw those of some rows. */
+/* Draw the masks of some rows. */
 static void draw_bits(void *masks, int64_t first, int64_t end, int worker);
 
 /* Draw the masks of some blocks, and apply them. */

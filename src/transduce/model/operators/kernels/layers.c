@@ -21,7 +21,7 @@ static Input to_memory(const Stack *s, Numbers x, int64_t layer)
                    layer * sublayers_of(s) + 1, s->memory_mask};
 }
 
-/* What the masks within a sub-layer, or of what it gives, are drawn from. */
+/* Parameters of the masks within a sub-layer, or of its output. */
 static MaskDraw draw_of(const Stack *s, int64_t index, int is_within, DropoutRate rate)
 {
     const uint32_t *seeds = s->seeds + 4 * index + (is_within ? 0 : 2);

@@ -60,14 +60,14 @@ static void form_product(const char *of_one, const float *one, int64_t by_one,
     sgemm(of_other, of_one, &m, &n, &k, &factor, other, &lda, one, &ldb, &beta, to, &m);
 }
 
-/* What follows a map: its negative numbers become zero, and dropout may follow. */
+/* ReLU after a linear map, with optional dropout. */
 typedef struct {
     MaskDraw dropout;
-    int64_t first_row; /* of the rows, which may be a part of more */
-    uint8_t *bits;     /* room for masks, if numbers are in bf16: one for each */
+    int64_t first_row; /* its number in the tensor, of which these may be a part */
+    uint8_t *bits;     /* workspace for masks in bf16: one bit for each number */
 } Relu;
 
-/* Rows to which a bias is added, and what follows, if anything does. */
+/* Rows to which a bias is added, and the ReLU after it, if any. */
 typedef struct {
     float *rows;
     const float *bias;
@@ -133,8 +133,7 @@ static void form_in_unit(Product product, int num_threads)
               num_threads);
 }
 
-/* y = x W^T + b, and what follows, if anything does; in bf16 alone, if that is
-   wanted. */
+/* y = x W^T + b, with a ReLU if there is one; y may be in bf16 alone. */
 static void map_rows(LinearMap map, Numbers x, int64_t rows, const Relu *relu,
                      Numbers y, int num_threads)
 {
@@ -183,11 +182,11 @@ static void round_rows(Numbers rows, int64_t width, int num_threads)
                   num_threads);
 }
 
-/* Columns that are summed up, once they are zero where others are not positive, and
-   elsewhere scaled. */
+/* Columns to sum, after they are set to zero where `rectified` is not positive, and
+   scaled elsewhere. */
 typedef struct {
     float *rows;
-    const float *rectified; /* or nowhere: then there is no scale either */
+    const float *rectified; /* or NULL: then there is no scale either */
     float scale;
     float *sums;
     int64_t count, width;
@@ -227,8 +226,8 @@ typedef struct {
     Numbers x;
     const float *rectified; /* y, or nowhere */
     Numbers of_y, of_x;
-    Panels rectified_x;  /* or nowhere */
-    float dropout_scale; /* on gradients of what was rectified and not dropped */
+    Panels rectified_x;  /* or NULL */
+    float dropout_scale; /* on gradients of numbers that ReLU and dropout kept */
     int64_t rows;
     int is_added; /* x's gradient, to what is in its place */
     Bf16 *paired; /* where x is packed, or is so already */

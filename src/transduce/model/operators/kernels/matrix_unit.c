@@ -8,11 +8,11 @@
 
 #include "exported.h"
 
-/* What dropout does to numbers. */
+/* Dropout of numbers. */
 typedef struct {
-    const uint8_t *kept; /* a bit for each, which is zero where it is dropped; nowhere,
-                            if these are gradients that are rectified, which tells */
-    float scale;         /* on those that are kept */
+    const uint8_t *kept; /* a bit for each number, zero if dropped; NULL for gradients,
+                            where the rectified numbers tell which were kept */
+    float scale;         /* factor on kept numbers */
 } Dropped;
 
 /* What becomes of the sums: they are rounded, or they stay in fp32. */
@@ -24,10 +24,10 @@ typedef struct {
     int is_added;      /* to what there is; only in fp32 */
     int is_rectified;  /* what is negative becomes zero; only in bf16 */
     Panels rectified;  /* zero where these are not positive; only in bf16, or nowhere */
-    const Dropped *dropped; /* after that; only in bf16, or nowhere */
+    const Dropped *dropped; /* dropout after that, in bf16 only; or NULL */
 } Sums;
 
-/* Of the numbers from a column on, where dropout has them. */
+/* Mask bits of the numbers from a column on. */
 static inline const uint8_t *kept_bits(const Sums *s, int64_t row, int64_t column)
 {
     return s->dropped->kept + (row * s->columns + column) / BITS_OF_BYTE;

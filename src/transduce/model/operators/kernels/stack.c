@@ -32,8 +32,8 @@ typedef struct {
     float epsilon, scale;
     DropoutRate dropout, attention_dropout, relu_dropout;
     Seen self_mask, memory_mask;
-    const uint32_t *seeds; /* of each sub-layer: two for dropout within it, and two for
-                              that of what it gives */
+    const uint32_t *seeds; /* of each sub-layer: two for dropout within it, two for
+                              dropout of its output */
     void **weights;
     void **gradients;    /* of each part, as many as there are weights */
     const float *x;      /* [sentences, length, d_model] */
