@@ -3,12 +3,12 @@
     python benchmarks/mutation.py --tool COSMIC_RAY [--mutants 250] [--seed 1]
         [--workers 2] [--only GROUP...]
 
-COSMIC_RAY is the program of the package `cosmic-ray` (8.x), which may lie in an
-environment of its own; the tests run by this script's Python. At most one change is
+COSMIC_RAY is the program of the package `cosmic-ray` (8.x), which may be installed in
+an environment of its own; this script's Python runs the tests. At most one change is
 drawn for each place and kind of change, so that no operator counts eleven times. Each
 worker changes files in a copy of the checkout. A change is found if a test of its group
-fails or does not end in time. The score and all changes that were not found are printed
-as Markdown.
+fails or times out. The script prints the score and all changes that were not found, as
+Markdown.
 """
 
 import argparse
@@ -36,7 +36,7 @@ COPIED = ("src", "tests", "benchmarks", "scripts", "pyproject.toml", "README.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Modules, and the tests that must notice when they change."""
+    """Modules, and the tests that must notice changes of them."""
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]
@@ -83,7 +83,7 @@ GROUPS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One change and what came of it."""
+    """One change: its place, operator and occurrence."""
 
     group: str
     module: str
@@ -94,7 +94,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Whether a change was found, and what it changed."""
+    """Result of a change: whether it was found, and its first changed line."""
 
     mutant: Mutant
     is_found: bool
@@ -102,7 +102,7 @@ class Outcome:
 
 
 def drawn(tool: str, group: str, count: int, seed: int, folder: Path) -> list[Mutant]:
-    """So many of a group's changes at random, at most one of a kind at a place."""
+    """Draw a group's changes at random, at most one of each kind and place."""
     places: dict[tuple[object, ...], list[Mutant]] = defaultdict(list)
     for row in _specifications(tool, GROUPS[group], folder):
         module, operator, occurrence, line, column = row
@@ -159,7 +159,7 @@ def copies(count: int, folder: Path) -> "Queue[Path]":
 
 
 def try_out(tool: str, mutant: Mutant, free: "Queue[Path]") -> Outcome:
-    """Change a copy, run the tests, and put it back."""
+    """Change a copy, run the tests, and restore the copy."""
     copy = free.get()
     path = copy / mutant.module
     before = path.read_text(encoding="utf-8")
@@ -199,7 +199,7 @@ def _passes(copy: Path, group: str) -> bool:
 
 
 def _changed(before: str, after: str) -> str:
-    """The first line that differs, before and after."""
+    """First line that differs, before and after."""
     for old, new in zip(before.splitlines(), after.splitlines(), strict=False):
         if old != new:
             return f"`{old.strip()}` to `{new.strip()}`"
@@ -207,7 +207,7 @@ def _changed(before: str, after: str) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """The score of each group, and what was not found."""
+    """Table of each group's score, and a list of changes that were not found."""
     tried = Counter(each.mutant.group for each in outcomes)
     found = Counter(each.mutant.group for each in outcomes if each.is_found)
     yield "| modules | changes tried | found by a test | score |"
@@ -226,7 +226,7 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Draw, try out and tell."""
+    """Draw changes, try them out, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tool", required=True)
     parser.add_argument("--mutants", type=int, default=250)

@@ -2,15 +2,14 @@
 
     scripts/on-gpu [--out FOLDER] [--limit SECONDS] [--small] [--device cpu|cuda]
 
-Every part runs in a process of its own with a time limit, its share of the whole limit,
-and writes its section of the report as it goes: whatever fails, `FOLDER/report.md` has
-what was found until then. Beside it lie `log.txt`, all that the parts printed, and
-`profile-NAME.txt` for each model that was trained: the kernels that take most of an
-update's time. `--small` runs the same on tiny models, to try the script out where there
-is no GPU.
+Every part runs in a process of its own with its share of the time limit, and writes its
+section of the report as it goes, so that `FOLDER/report.md` has all results up to a
+failure. The folder also has `log.txt`, the output of the parts, and `profile-NAME.txt`
+for each trained model: the kernels that take most of an update's time. `--small` runs
+the same on tiny models, to try the script without a GPU.
 
-The data is made here: random batches of the lengths of news text, sentences of made-up
-words, and the built-in corpus.
+The data is generated: random batches with the lengths of news text, sentences of
+made-up words, and the built-in corpus.
 """
 
 import argparse
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 470.0
-"""Seconds for everything."""
+"""Seconds for all parts together."""
 LEAST_S = 5.0
-"""A part is not begun with less time than this left."""
+"""Seconds that must be left to begin a part."""
 LAST_LINES = 15
 """Lines of a failed part's output that the report shows."""
 TESTS = (
@@ -51,22 +50,22 @@ TESTS = (
     "tests/unit/training/test_fusing.py",
 )
 WARM_UP, MEASURED = 3, 6
-"""Updates."""
+"""Numbers of updates to warm up, and to measure."""
 WHOLE_UPDATE = 25_000
-"""Positions of a batch so large that an update has but one."""
+"""Positions of a batch that holds a whole update."""
 NUM_KERNELS = 25
 """Rows of a profile."""
 NUM_WORDS, WORDS_PER_SENTENCE, NUM_SENTENCES = 60_000, 22, 20_000
-"""Made-up words, about as many pieces as the paper's vocabulary has."""
+"""Size of the made-up corpus; its words make about as many pieces as the paper's."""
 FORCED_LENGTH = 26
-"""Tokens of every translation, since random weights know no end."""
+"""Tokens of every translation, as random weights never end one."""
 STEPS = 200
 SHOWN_STEPS = (1, 10, 50, 100, 150, 200)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a part's process is told."""
+    """Options of a part's process."""
 
     out: Path
     section: Path
@@ -84,7 +83,7 @@ class Task:
         return choose_hardware(self.device, precision)  # type: ignore[arg-type]
 
     def run_config(self, name: str) -> "RunConfig":
-        """A preset, or the tiny one in its place."""
+        """Preset of a name, or the tiny one with `--small`."""
         from transduce.experiments.presets import preset
 
         return preset("tiny" if self.is_small else name)
@@ -92,7 +91,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One section of the report, and the most seconds that it may take."""
+    """One section of the report, with its time limit in seconds."""
 
     name: str
     title: str
@@ -101,7 +100,7 @@ class Part:
 
 
 def measure_machine(task: Task) -> None:
-    """What the GPU is, and how fast it multiplies and copies."""
+    """Describe the GPU, and measure its matrix products and copies."""
     import torch
 
     from transduce.benchmark.machine import describe_machine
@@ -130,7 +129,7 @@ def _matrix_rate(hardware: "Hardware") -> float:
 
 
 def _copy_rate(hardware: "Hardware") -> float:
-    """Bytes read and written a second by a copy that no cache holds."""
+    """Bytes read and written per second by a copy that exceeds every cache."""
     import torch
 
     size = 2**30 if hardware.device.type == "cuda" else 2**26
@@ -145,7 +144,7 @@ def _copy_rate(hardware: "Hardware") -> float:
 
 
 def _now(hardware: "Hardware") -> float:
-    """The time, once the device has done what it was told to do."""
+    """Current time, after the device has finished its work."""
     import torch
 
     if hardware.device.type == "cuda":
@@ -154,7 +153,7 @@ def _now(hardware: "Hardware") -> float:
 
 
 def run_tests(task: Task) -> None:
-    """The tests of what a device computes, with what was skipped and why."""
+    """Run the device's tests, and list those that failed or were skipped, and why."""
     # Types are checked where beartype is installed; warnings differ between releases.
     addopts = [] if _is_installed("beartype") else ["-o", "addopts="]
     results = task.section.with_suffix(".xml")
@@ -180,7 +179,7 @@ def run_tests(task: Task) -> None:
 
 
 def _cases(cases: list[ElementTree.Element], kind: str) -> list[tuple[str, str]]:
-    """The names and first lines of those that failed or were skipped."""
+    """Names and first lines of the tests that failed or were skipped."""
     found = []
     for case in cases:
         if (reason := case.find(kind)) is not None:
@@ -196,17 +195,17 @@ def _is_installed(package: str) -> bool:
 
 
 def train_base(task: Task) -> None:
-    """How fast base trains alone."""
+    """Measure training of base alone."""
     _measure_updates(task, "base")
 
 
 def train_big(task: Task) -> None:
-    """How fast big trains alone."""
+    """Measure training of big alone."""
     _measure_updates(task, "big")
 
 
 def _measure_updates(task: Task, name: str) -> None:
-    """Updates of one preset, as it is and in the variants that might be faster."""
+    """Measure updates of one preset, unchanged and in variants that may be faster."""
     run, hardware = task.run_config(name), task.hardware()
     whole = replace(run, batching=replace(run.batching, batch_tokens=WHOLE_UPDATE))
     rate = _matrix_rate(hardware)
@@ -227,7 +226,7 @@ def _measure_updates(task: Task, name: str) -> None:
 def _measure_variant(
     task: Task, run: "RunConfig", is_compiled: bool, rate: float, profile: Path
 ) -> None:
-    """One row of the table; the last variant measured leaves its profile."""
+    """Write one row of the table; the last variant also leaves its profile."""
     import torch
 
     from transduce.benchmark.training.contestants import our_trainer
@@ -259,7 +258,7 @@ def _measure_variant(
 def _timed_updates(
     work: "TrainingTask", trainer: "Trainer", profile: Path
 ) -> "list[tuple[StepReport, float]]":
-    """Each update's report and seconds; the last one is profiled, kernel by kernel."""
+    """Report and seconds of each update; the last one is profiled by kernel."""
     import torch
 
     is_cuda = work.hardware.device.type == "cuda"
@@ -291,17 +290,17 @@ def _timed_updates(
 
 
 def base_beside_peers(task: Task) -> None:
-    """Base by turns with the peers."""
+    """Measure base in turns with the peers."""
     _train_beside_peers(task, "base")
 
 
 def big_beside_peers(task: Task) -> None:
-    """Big by turns with the peers."""
+    """Measure big in turns with the peers."""
     _train_beside_peers(task, "big")
 
 
 def _train_beside_peers(task: Task, name: str) -> None:
-    """`transduce benchmark training` for one preset."""
+    """Run `transduce benchmark training` for one preset."""
     from transduce.benchmark.tables import training_table
     from transduce.benchmark.training.speed import measure_training
 
@@ -315,7 +314,7 @@ def _train_beside_peers(task: Task, name: str) -> None:
 
 
 def decode_beside_peers(task: Task) -> None:
-    """`transduce benchmark decoding` for base at beam 4."""
+    """Run `transduce benchmark decoding` for base at beam 4."""
     from transduce.benchmark.decoding.speed import measure_decoding, random_checkpoint
     from transduce.benchmark.decoding.task import Setting
     from transduce.benchmark.tables import decoding_table
@@ -338,7 +337,7 @@ def decode_beside_peers(task: Task) -> None:
 
 
 def _made_up_sentences(count: int, mean_length: int) -> Iterator[str]:
-    """Sentences of made-up words, frequent and rare ones as in text (Zipf's law)."""
+    """Sentences of made-up words with frequencies as in text (Zipf's law)."""
     draw = random.Random(1)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(draw.choices(letters, k=draw.randint(2, 9)))
@@ -350,7 +349,7 @@ def _made_up_sentences(count: int, mean_length: int) -> Iterator[str]:
 
 
 def follow_the_cpu(task: Task) -> None:
-    """The loss of 200 updates without dropout, on the GPU and on the CPU."""
+    """Compare the loss of 200 updates without dropout on the GPU and on the CPU."""
     import torch
 
     found = {
@@ -371,7 +370,7 @@ def follow_the_cpu(task: Task) -> None:
 
 
 def _losses(task: Task, precision: str) -> list[float]:
-    """What 200 updates of the quickstart's model on the built-in corpus lose."""
+    """Losses of 200 updates of the quickstart's model on the built-in corpus."""
     import torch
 
     from transduce.data.batches import Batcher
@@ -425,7 +424,7 @@ PARTS = (
     Part("loss", "Loss of 200 updates", 60, follow_the_cpu),
     Part("big-peers", "Training big, beside peers", 150, big_beside_peers),
 )
-"""In the order of what is wanted most, as time may run out."""
+"""Parts of the report, the most important first, as time may run out."""
 
 
 class Report:
@@ -438,7 +437,7 @@ class Report:
         self._sections: dict[str, str] = {}
 
     def add(self, part: Part, state: str, seconds: float, section: str) -> None:
-        """Tell how a part ended and what it found."""
+        """Add the end and the results of a part."""
         self._states[part.title] = state, seconds
         self._sections[part.title] = section
         rows = [f"| {title} | {how} | {took:.0f} s |"
@@ -454,12 +453,12 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Whether every part has ended well."""
+        """Whether every part has succeeded."""
         return all(state == "well" for state, _ in self._states.values())
 
 
 def _commit() -> str:
-    """The checkout's commit, where git is there to tell."""
+    """Commit of the checkout, if git is available."""
     try:
         command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
         done = subprocess.run(
@@ -471,7 +470,7 @@ def _commit() -> str:
 
 
 def run_part(part: Part, options: argparse.Namespace, left: float) -> tuple[str, str]:
-    """Run a part in a process of its own; how it ended, and its section."""
+    """Run a part in a process of its own; its end and its section."""
     with tempfile.TemporaryDirectory() as folder:
         section, log = Path(folder) / "section.md", Path(folder) / "log.txt"
         command = [
@@ -498,7 +497,7 @@ def run_part(part: Part, options: argparse.Namespace, left: float) -> tuple[str,
 
 
 def _end_of(command: list[str], log: int, seconds: float) -> str:
-    """How a process ended that may take so long; nothing of it is left running."""
+    """Run a process within a time limit, and kill what it leaves; how it ended."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -517,7 +516,7 @@ def _end_of(command: list[str], log: int, seconds: float) -> str:
 def run_all(options: argparse.Namespace) -> int:
     """Run the parts one after another, as long as there is time."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)  # so that no part is left running
+        signal.signal(number, _end)  # an exception, so that no part is left running
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "log.txt").write_text("", encoding="utf-8")
     report = Report(options.out, f"scripts/on-gpu {' '.join(sys.argv[1:])}".strip())
@@ -542,7 +541,7 @@ def _end(number: int, _: object) -> NoReturn:
 
 
 def main() -> int:
-    """Run everything, or in a process of its own one part."""
+    """Run all parts, or one part in its own process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/gpu")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds in all")

@@ -5,10 +5,10 @@
 
 Starts `transduce serve` on loopback and lets clients ask, one request after the other,
 for texts of one to four lines of the file, each answer compared with the offline
-translation of its sentences. Before, one client asks on one kept connection, beside the
-time that the same texts take offline, one after the other. Then come clients that do
-harm: slow ones, some that leave, malformed and huge bodies, more than the queue holds;
-and SIGTERM while all ask.
+translation of its sentences. Before that, one client sends requests on one kept
+connection; their latencies stand beside those of the same texts offline, one after the
+other. Then come harmful clients: slow ones, some that leave, malformed and huge bodies,
+more than the queue holds; and SIGTERM while all send requests.
 The throughput, of what is answered while clients go on asking, is beside that of
 `Translator.translate` on the same sentences, in lists as long as the server's batches,
 by one process and by as many as the server has, before and after: machines drift.
@@ -119,7 +119,7 @@ class Offline:
         """Sentences a second, each time."""
 
     def latencies_s(self, count: int) -> list[float]:
-        """How long the first texts take, one after the other."""
+        """Seconds of each of the first texts, one after the other."""
         found = []
         for pieces in self._pieces[:count]:
             begun = time.perf_counter()
@@ -214,14 +214,14 @@ async def ask(
 
 
 async def read_answer(reader: asyncio.StreamReader) -> bytes:
-    """The body of an answer whose length its head tells."""
+    """Body of an answer with a content-length."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
     return await reader.readexactly(length)
 
 
 async def kept_latencies_s(port: int, requests: Sequence[bytes]) -> list[float]:
-    """How long each request takes, one after the other on one connection."""
+    """Seconds of each request, one after the other on one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     found = []
     for request in requests:
@@ -236,7 +236,7 @@ async def kept_latencies_s(port: int, requests: Sequence[bytes]) -> list[float]:
 async def describe_kept(
     server: Server, task: Task, offline: "Offline"
 ) -> AsyncIterator[str]:
-    """Lines of a table: a kept connection, beside the same texts offline."""
+    """Rows of a table with latencies on a kept connection and offline."""
     health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     bodies = map(asked, task.texts[:NUM_KEPT])
     translating = [

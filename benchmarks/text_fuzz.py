@@ -1,16 +1,15 @@
-"""Fuzz what reads text: its time must grow with its length, and HTML keep its tags.
+"""Fuzz the readers of text: their time must stay linear, and HTML must keep its tags.
 
     python benchmarks/text_fuzz.py time [--seconds 20] [--longest 1000000]
         [--entries NAME...]
     python benchmarks/text_fuzz.py html [--documents 100000] [--seed 1]
 
-`time` gives texts made to be hard, of 10 kB to 1 MB, to all that scans text, and tells
-by which power of the length the time grows, from 100 kB (or from what takes a
-millisecond) on. `html` makes documents, the wilder the better, and puts them together
-again with every sentence as its own translation: an independent parser must find the
-same elements, attributes and text in both, white space aside; and with a translation
-that is hostile, the same elements and attributes. Results are printed as Markdown; what
-fails is an error.
+`time` gives hard texts of 10 kB to 1 MB to every function that scans text, and measures
+by which power of the length the time grows, from 100 kB (or from a millisecond) on.
+`html` makes malformed documents and joins them again with every sentence as its own
+translation: an independent parser must find the same elements, attributes and text in
+both, white space aside; with a hostile translation, the same elements and attributes.
+Results are printed as Markdown; failures give exit code 1.
 """
 
 import argparse
@@ -56,9 +55,9 @@ from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer, normalize
 
 LENGTHS = (10_000, 100_000, 1_000_000)
 SHORTEST_S = 1e-3
-"""Below it, time is mostly what any call takes."""
+"""Seconds below which a time is mostly the fixed cost of a call."""
 MOST_GROWTH = 1.35
-"""Power of the length; caches make it a little more than 1 where time is linear."""
+"""Greatest power of the length; caches make it a little more than 1 for linear time."""
 HOSTILE = "<script>alert('\"1\"')</script> --> & ]]> \"'/><b onclick=x> &lt; </p> x"
 SPACE = re.compile(r"[ \t\n\f\r]+")
 
@@ -74,7 +73,7 @@ TAGS = (
     "base", "video", "source", "details", "summary", "dialog", "u", "s", "small",
     "abbr", "del", "ins",
 )  # fmt: skip
-"""The first are those of tame documents."""
+"""Names of tags; the first ones are those of tame documents."""
 NUM_TAME = 12
 RARE = {
     "plaintext",
@@ -124,7 +123,7 @@ TEXTS = (
 
 
 def random_document(draw: random.Random) -> str:
-    """HTML as nobody should write it, but for a part that is well nested."""
+    """Random malformed HTML; some documents are tame and well nested."""
     parts: list[str] = []
     opened: list[str] = []
     is_tame = draw.random() < 0.4
@@ -151,9 +150,9 @@ def random_document(draw: random.Random) -> str:
 
 
 def shape(html: str, *, with_text: bool) -> list[Any]:
-    """Elements with their ancestors and attributes; with text, all in order.
+    """List elements with ancestors and attributes; with text, in document order.
 
-    Without white space, which may be one space or none where a browser shows one.
+    White space is left out, as it may differ where a browser shows one space.
     """
     found: list[Any] = []
     tree = html5lib.parse(html, treebuilder="etree", namespaceHTMLElements=True)
@@ -174,7 +173,7 @@ def shape(html: str, *, with_text: bool) -> list[Any]:
 
 
 def _add_text(found: list[Any], text: str) -> None:
-    """Texts beside each other are one."""
+    """Append a text, joined with a text before it."""
     if found and isinstance(found[-1], str):
         text = found.pop() + text
     if text:
@@ -191,10 +190,10 @@ def _children(node: Any, path: tuple[str, ...], *, with_text: bool) -> list[Any]
 
 
 def check_document(html: str) -> str | None:
-    """What is wrong with how a document is put together again; none if nothing is."""
+    """Fault of a document that is split and joined again; None if there is none."""
     stretches = split_html(html, "en")
     if "".join(each.text for each in stretches) != html:
-        return "the stretches in a row are not the document"
+        return "the stretches do not join to the document"
     own = sentences(stretches)
     if shape(html, with_text=True) != shape(join_html(stretches, own), with_text=True):
         return "its own text changes it"
@@ -208,7 +207,7 @@ def check_document(html: str) -> str | None:
 
 
 def fuzz_html(number: int, seed: int) -> list[str]:
-    """Report on so many documents; those that fail."""
+    """Check a number of documents, and print a summary; the failures."""
     started = time.perf_counter()
     failures, num_characters, num_sentences = [], 0, 0
     for i in range(number):
@@ -242,7 +241,7 @@ REPEATED = (
     "n't ",
     "a'", "``", "a@b.c ", "http://a.b/c ", "1,", "1:1", "a/", "$1", ":", "www.a.",
 )  # fmt: skip
-"""What hard texts are made of by repetition; of halves of two, too."""
+"""Parts of hard texts, which repeat one of them."""
 
 
 HALVES = (
@@ -251,13 +250,13 @@ HALVES = (
     ("<b>a ", "</b>a "), ("a ", ". "), ("<code>", "</code>"), (" ", "."),
 )  # fmt: skip
 TAILS = (")", "]", "' ", '"', "’”", " ", "!", "」", "»", "\t", "--")
-"""What may come after the stop of a sentence, and then something that may not."""
+"""Signs that may follow the stop of a sentence; hard texts repeat one before an `x`."""
 Recipe = Callable[[int], str]
-"""Makes a hard text of a length."""
+"""Function that makes a hard text of a length."""
 
 
 def recipes() -> dict[str, Recipe]:
-    """Hard texts, by what they are made of."""
+    """Recipes of hard texts, by their parts."""
 
     def repeated(part: str, length: int) -> str:
         return (part * (length // len(part) + 1))[:length]
@@ -281,7 +280,7 @@ def recipes() -> dict[str, Recipe]:
 
 
 def entries() -> dict[str, Callable[[str], object]]:
-    """All that scans text, by name."""
+    """Functions that scan text, by name."""
     corpus = ["A dog runs.", "Ein Hund läuft.", "我们的邻居。"] * 50
     tokenizers = {
         kind: learn_tokenizer(corpus, TokenizerConfig(kind=kind, vocab_size=400))
@@ -325,7 +324,7 @@ def entries() -> dict[str, Callable[[str], object]]:
 
 
 def _request(body: bytes, kind: str) -> object:
-    """What a request's body is read as, or why it is refused."""
+    """Parsed request of a body, or its refusal."""
     scope = {
         "type": "http",
         "method": "POST",
@@ -348,7 +347,7 @@ def _request(body: bytes, kind: str) -> object:
 def seconds(entry: Callable[[str], object], text: str) -> float:
     """Processor time of one call, which may refuse the text.
 
-    Without the collector, which would look through all that was there before.
+    The garbage collector is off, as it would scan all older objects.
     """
     gc.disable()
     started = time.process_time()
@@ -365,7 +364,7 @@ def growth(
     lengths: Sequence[int],
     most_s: float,
 ) -> list[float]:
-    """Seconds that a hard text takes by its length, up to what takes too long."""
+    """Seconds that a hard text takes at each length, up to the first above `most_s`."""
     taken: list[float] = []
     for length in lengths:
         taken.append(seconds(entry, recipe(length)))
@@ -375,7 +374,7 @@ def growth(
 
 
 def exponent(taken: Sequence[float]) -> float:
-    """The greatest power between two lengths of which the longer takes its time."""
+    """Greatest power of the length between two neighbouring lengths."""
     times = pairwise(max(each, SHORTEST_S) for each in taken)
     return max(
         (
@@ -389,7 +388,7 @@ def exponent(taken: Sequence[float]) -> float:
 
 
 def fuzz_time(most_s: float, longest: int, names: Sequence[str]) -> list[str]:
-    """Report on entries, all by default; those that grow faster than the text."""
+    """Measure functions, all by default; those whose time grows too fast."""
     lengths = [length for length in LENGTHS if length <= longest]
     print(f"Texts of {', '.join(f'{each:,}' for each in lengths)} characters.\n")
     print("| entry | slowest of the longest | made of | greatest power | made of |")
@@ -402,7 +401,7 @@ def fuzz_time(most_s: float, longest: int, names: Sequence[str]) -> list[str]:
         for part, recipe in recipes().items():
             taken[part] = growth(entry, recipe, lengths, most_s)
             powers[part] = exponent(taken[part])
-            if powers[part] > MOST_GROWTH:  # another process may have been at it
+            if powers[part] > MOST_GROWTH:  # another process may have disturbed it
                 again = exponent(growth(entry, recipe, lengths, most_s))
                 powers[part] = min(powers[part], again)
             if powers[part] > MOST_GROWTH or len(taken[part]) < len(lengths):
@@ -419,7 +418,7 @@ def fuzz_time(most_s: float, longest: int, names: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Fuzz as asked; exit code 1 if anything fails."""
+    """Run the chosen fuzz; exit code 1 if anything fails."""
     parser = argparse.ArgumentParser(description="Fuzz what reads text.")
     kinds = parser.add_subparsers(dest="kind", required=True)
     of_time = kinds.add_parser("time")

@@ -255,7 +255,7 @@ class SearchProcesses(Generic[Searcher]):
 def _ready(
     busy: Iterable[Connection], on_step: Callable[[], object] | None
 ) -> list[Connection]:
-    """Connections with something to receive; with `on_step` perhaps none for a while."""
+    """Connections with something to receive; with `on_step` none after a while."""
     if on_step is not None:
         on_step()
     return cast(
