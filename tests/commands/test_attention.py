@@ -165,7 +165,7 @@ def test_a_figure_is_the_same_again_and_names_its_tokens(
     assert ">one</text>" in first.read_text(encoding="utf-8")
 
 
-def test_letters_that_no_font_has_are_told_in_one_sentence(
+def test_letters_without_a_font_are_reported_in_one_sentence(
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

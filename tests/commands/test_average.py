@@ -33,7 +33,7 @@ def is_mean(folder: Path, members: list[Path]) -> bool:
     )
 
 
-def test_of_a_run_the_checkpoints_are_averaged(
+def test_a_run_has_its_last_checkpoints_averaged(
     succeeds: Callable[..., str], run: Path, tmp_path: Path
 ) -> None:
     members = sorted((run / "checkpoints").iterdir())
@@ -51,7 +51,7 @@ def test_the_last_checkpoints_of_a_run_can_be_counted(
     assert is_mean(tmp_path / "model", [newest])
 
 
-def test_a_run_has_its_setting_averaged(
+def test_a_run_averages_as_many_checkpoints_as_its_setting_says(
     succeeds: Callable[..., str], run: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
@@ -84,7 +84,7 @@ def test_more_checkpoints_than_there_are_cannot_be_averaged(
     assert not list(tmp_path.iterdir())
 
 
-def test_only_a_run_has_last_checkpoints(
+def test_last_is_refused_for_a_model_folder(
     refuses: Callable[..., str], run: Path, tmp_path: Path
 ) -> None:
     best = run / "best"
@@ -171,7 +171,7 @@ def test_checkpoints_of_different_runs_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_average_among_its_checkpoints_is_warned_of(
+def test_an_average_among_its_checkpoints_gives_a_warning(
     command: Callable[..., Any], run: Path, tmp_path: Path
 ) -> None:
     outcome = command("average", run, run / "averaged", "--out", tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Long commands whose terminal is closed, or whose reader has gone, lose nothing."""
+"""Long commands lose nothing if their terminal closes or their reader ends."""
 
 import os
 import pty
@@ -29,7 +29,7 @@ def training(corpus_files: tuple[Path, Path], tmp_path: Path) -> list[str]:
 
 
 def shell(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """What a shell does with the arguments: "$@" in the command."""
+    """Run a shell command with arguments, which it has as "$@"."""
     return subprocess.run(
         ["bash", "-c", command, "bash", *arguments],
         capture_output=True,
@@ -59,7 +59,7 @@ WARNING = (
     ],
     ids=["output", "both", "closed", "full"],
 )
-def test_training_goes_on_when_nobody_reads_what_it_says(
+def test_training_goes_on_when_its_reader_has_ended(
     training: list[str], tmp_path: Path, redirected: str, told: str
 ) -> None:
     ended = shell(f"set -o pipefail; {redirected}", *training)
@@ -104,7 +104,7 @@ def test_help_may_be_read_in_part(arguments: Sequence[str]) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_an_interruption_at_the_end_tells_how_to_go_on(
+def test_an_interruption_at_the_end_names_the_command_to_go_on(
     refuses, training: list[str], tmp_path: Path, monkeypatch
 ) -> None:
     def interrupt(*_: object) -> None:

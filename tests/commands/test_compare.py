@@ -211,7 +211,7 @@ CHINESE = ["老师昨天买了三本书。", "我们的邻居今天需要那座�
         ("reference.th.gz", (), "char"),
     ],
 )
-def test_words_are_those_of_the_language(
+def test_comparison_cuts_words_by_the_language(
     succeeds: Callable[..., str],
     tmp_path: Path,
     name: str,
@@ -229,7 +229,7 @@ def test_words_are_those_of_the_language(
     assert found["scores"][0]["systems"][0]["score"] == pytest.approx(100)
 
 
-def test_characters_are_marked_where_words_have_no_spaces() -> None:
+def test_characters_are_marked_in_text_without_spaces() -> None:
     marked = marked_differences("老师买三本书。", "老师买了三只书。")
     assert [word for word, is_marked in marked.words if is_marked] == ["本"]
     assert "".join(word for word, _ in marked.words) == "老师买三本书。"

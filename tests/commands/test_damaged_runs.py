@@ -1,4 +1,4 @@
-"""A damaged run is told of in one sentence, whatever has become of its files."""
+"""Each kind of damage to a run's files ends a command with one sentence."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_a_damaged_line_of_the_log_is_named(refuses, damaged: Path, line) -> Non
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: repr(line[:30]))
-def test_a_last_line_that_a_crash_cut_short_is_passed_over(
+def test_a_last_line_cut_short_by_a_crash_is_left_out(
     succeeds, damaged: Path, line
 ) -> None:
     with (damaged / "log.jsonl").open("ab") as log:
@@ -61,7 +61,7 @@ def test_a_last_line_that_a_crash_cut_short_is_passed_over(
 @pytest.mark.parametrize(
     ("kind", "name"), [("start", "was_cut"), ("dev", "loss"), ("step", "seconds")]
 )
-def test_what_a_line_of_the_log_lacks_is_named(
+def test_a_missing_value_of_the_log_is_named(
     refuses, damaged: Path, corpus_files, kind: str, name: str
 ) -> None:
     log = damaged / "log.jsonl"
@@ -85,7 +85,7 @@ def flipped(place: int) -> Callable[[np.ndarray], None]:
     return flip
 
 
-def test_flipped_offsets_are_no_request_for_petabytes(refuses, damaged: Path) -> None:
+def test_flipped_offsets_do_not_allocate_petabytes(refuses, damaged: Path) -> None:
     for split in ("training", "dev"):
         for side in ("source", "target"):
             path = damaged / "corpus" / split / f"{side}.offsets"
@@ -99,7 +99,7 @@ def test_flipped_offsets_are_no_request_for_petabytes(refuses, damaged: Path) ->
             path.write_bytes(before)
 
 
-def test_ids_of_no_vocabulary_are_told(refuses, damaged: Path) -> None:
+def test_ids_outside_the_vocabulary_are_reported(refuses, damaged: Path) -> None:
     for split in ("training", "dev"):
         for side in ("source", "target"):
             path = damaged / "corpus" / split / f"{side}.ids"
@@ -112,7 +112,7 @@ def test_ids_of_no_vocabulary_are_told(refuses, damaged: Path) -> None:
             path.write_bytes(before)
 
 
-def test_sides_of_unequal_length_are_told(refuses, damaged: Path) -> None:
+def test_sides_of_unequal_length_are_reported(refuses, damaged: Path) -> None:
     path = damaged / "corpus" / "training" / "target.offsets"
     offsets = np.fromfile(path, dtype=OFFSET_TYPE)
     np.append(offsets, offsets[-1]).tofile(path)
@@ -143,7 +143,7 @@ def test_a_record_that_is_damaged_is_named(
     ("name", "value"),
     [("epoch", -1), ("step", -5), ("lowest_loss", float("nan")), ("flops", -1)],
 )
-def test_progress_that_cannot_be_is_set_aside(
+def test_impossible_progress_is_set_aside(
     command, damaged: Path, name: str, value
 ) -> None:
     newest = sorted((damaged / "checkpoints").iterdir())[-1] / "training.json"
@@ -156,7 +156,9 @@ def test_progress_that_cannot_be_is_set_aside(
 
 @pytest.mark.parametrize("name", ["log.jsonl", "config.json", "tokenizer.json"])
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link to itself"])
-def test_what_is_no_file_is_told(refuses, damaged: Path, name: str, kind: str) -> None:
+def test_a_run_whose_file_is_not_a_regular_one_is_refused(
+    refuses, damaged: Path, name: str, kind: str
+) -> None:
     path = damaged / name
     path.unlink()
     match kind:

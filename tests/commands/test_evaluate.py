@@ -204,7 +204,7 @@ def test_only_german_is_split_at_hyphens(
     assert said == {"de": True, "de-AT.gz": True, "fr": False, "ru": False}
 
 
-def test_a_language_that_is_no_tag_is_refused(
+def test_a_malformed_language_tag_is_refused(
     refuses: Callable[..., str], reference: Path
 ) -> None:
     files = ("--hypothesis", reference, "--reference", reference)

@@ -160,7 +160,7 @@ def test_trees_may_take_several_lines_as_in_training(
     assert found == expected
 
 
-def test_a_dropped_tree_of_several_lines_is_named_by_its_number(
+def test_a_dropped_tree_of_several_lines_is_named_by_number(
     refuses: Callable[..., str], folder: Path
 ) -> None:
     first = PARSES.splitlines()[0]

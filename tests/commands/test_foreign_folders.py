@@ -1,4 +1,4 @@
-"""A model folder with anything in it is translated by, or refused in one sentence."""
+"""A model folder with arbitrary content works, or is refused in one sentence."""
 
 import base64
 import copy
@@ -61,12 +61,12 @@ for line in sys.stdin:
 """Translate by a folder in which one file has another text, again and again."""
 
 BEYOND_ALL = (2**63 - 1, 2**63, 2**64, 10**30, int("9" * 400))
-"""What no field may hold."""
+"""Values that no field may have."""
 VALUES: tuple[object, ...] = (
     *BEYOND_ALL, 2**31, 0, -1, 1e308, float("nan"), float("inf"), 0.5, 2.0, True, None,
     "", "x" * 100_000, "\ud800", [], {"a": 1},
 )  # fmt: skip
-"""What a field may hold; most is refused."""
+"""Values to try in each field; most are refused."""
 
 
 @pytest.fixture
@@ -103,9 +103,9 @@ def assert_translated_or_refused(code: int, said: str, what: str) -> None:
         assert len(said) < 1_500, what
 
 
-def test_any_value_in_any_field_is_translated_by_or_refused(folder: Path) -> None:
+def test_any_value_of_any_field_works_or_is_refused(folder: Path) -> None:
     content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    # How search is bounded is its own tests' matter.
+    # Other tests cover the bounds of a search.
     cases = [
         (field, value)
         for field in fields(content)
@@ -179,7 +179,7 @@ def gigabyte(path: Path) -> None:
         (gigabyte, "bytes); "),
     ],
 )
-def test_what_is_no_file_of_a_model_is_refused(folder, name, change, said) -> None:
+def test_a_damaged_file_of_a_model_is_refused(folder, name, change, said) -> None:
     change(folder / name)
     found = refused(folder)
     assert f"{folder / name}: " in found
@@ -187,13 +187,13 @@ def test_what_is_no_file_of_a_model_is_refused(folder, name, change, said) -> No
 
 
 @pytest.mark.parametrize("change", [pipe, endless, circular, nested, gigabyte])
-def test_what_is_no_file_of_weights_is_refused(folder, change) -> None:
+def test_a_damaged_file_of_weights_is_refused(folder, change) -> None:
     change(folder / WEIGHTS)
     found = refused(folder)
     assert "must be a model or a run, but" in found or "missing or damaged" in found
 
 
-def test_a_key_that_is_there_twice_is_refused(folder: Path) -> None:
+def test_a_repeated_key_is_refused(folder: Path) -> None:
     text = (folder / CONFIG).read_text(encoding="utf-8")
     text = text.replace('"d_ff":', '"d_ff": 1, "d_ff":')
     (folder / CONFIG).write_text(text, encoding="utf-8")
@@ -202,7 +202,7 @@ def test_a_key_that_is_there_twice_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [-1, -100])
-def test_weights_that_are_no_numbers_are_refused(folder, value, place) -> None:
+def test_weights_that_are_not_finite_are_refused(folder, value, place) -> None:
     content = bytearray((folder / WEIGHTS).read_bytes())
     numbers = np.frombuffer(content, dtype="<f4", offset=len(content) % 4)
     numbers[place] = value
@@ -233,7 +233,7 @@ def with_too_large_a_shape(header: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "lie", [with_overlap, with_too_far_an_end, with_too_large_a_shape, None]
 )
-def test_a_header_of_weights_that_lies_is_refused(
+def test_a_false_header_of_weights_is_refused(
     folder: Path, lie: Callable[[dict[str, Any]], None] | None
 ) -> None:
     content = (folder / WEIGHTS).read_bytes()

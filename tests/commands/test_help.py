@@ -73,7 +73,7 @@ TABLES = {part for parts in PARTS.values() for part in parts}
 
 @pytest.mark.parametrize("columns", ["0", "1", "2", "10", "20", "47", "300", "9" * 30])
 @pytest.mark.parametrize("words", [[], *([name] for name in PARTS), *CALLS], ids=str)
-def test_help_says_the_same_at_every_width(
+def test_help_has_the_same_words_at_every_width(
     succeeds: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],

@@ -87,7 +87,7 @@ def test_settings_and_options_name_the_same_languages(
     assert kept(tmp_path / "run") == ("en", "zh")
 
 
-def test_a_language_that_is_no_tag_is_refused_before_anything_is_written(
+def test_a_malformed_language_tag_is_refused_before_writing(
     refuses: Callable[..., str], corpus_files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     source, target = corpus_files
@@ -127,7 +127,7 @@ def test_a_run_of_a_version_without_languages_is_resumed(
 
 
 @pytest.mark.parametrize("value", [7, "English", "", ["en"]])
-def test_a_folder_with_no_tag_for_a_language_is_refused(
+def test_a_folder_with_a_malformed_language_tag_is_refused(
     refuses: Callable[..., str], model: Path, tmp_path: Path, value: object
 ) -> None:
     folder = shutil.copytree(model, tmp_path / "model")
@@ -186,7 +186,7 @@ class TestOtherLibraries:
         ],
         ids=str,
     )
-    def test_a_folder_of_marian_tells_its_languages(
+    def test_a_folder_of_marian_names_its_languages(
         self,
         succeeds: Callable[..., str],
         marian_folder: Path,

@@ -29,7 +29,7 @@ def test_each_part_leaves_its_section_and_a_failed_one_its_output(tmp_path: Path
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the part would not fail")
-def test_a_part_that_fails_is_told_and_the_report_is_written(tmp_path: Path):
+def test_a_failed_part_is_named_in_the_report(tmp_path: Path):
     arguments = command(tmp_path, "--only", "machine")
     arguments[arguments.index("cpu")] = "cuda"
     done = subprocess.run(arguments, capture_output=True, text=True)
@@ -39,7 +39,7 @@ def test_a_part_that_fails_is_told_and_the_report_is_written(tmp_path: Path):
     assert "has no CUDA" in report
 
 
-def test_no_time_left_is_told(tmp_path: Path):
+def test_parts_without_time_are_named_in_the_report(tmp_path: Path):
     done = subprocess.run(
         command(tmp_path, "--only", "machine", "tests", "--limit", "0"),
         capture_output=True,
@@ -51,7 +51,7 @@ def test_no_time_left_is_told(tmp_path: Path):
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-def test_ending_it_ends_the_part_that_runs(tmp_path: Path):
+def test_ending_the_script_ends_the_running_part(tmp_path: Path):
     process = subprocess.Popen(command(tmp_path, "--only", "loss"))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     for _ in range(600):

@@ -58,7 +58,7 @@ def test_a_file_is_overwritten_by_force_only(refuses, succeeds, writing) -> None
     assert not list(Path().glob(".*"))
 
 
-def test_an_empty_file_is_as_good_as_none(succeeds, writing) -> None:
+def test_an_empty_output_file_is_overwritten(succeeds, writing) -> None:
     out = name_for(writing)
     out.touch()
     succeeds(*writing, out)
@@ -76,13 +76,13 @@ def test_an_input_is_not_overwritten_even_by_force(refuses, writing) -> None:
     assert Path("lines").read_text() == before
 
 
-def test_a_folder_is_no_output_file(refuses, writing) -> None:
+def test_a_folder_is_refused_as_an_output_file(refuses, writing) -> None:
     name_for(writing).mkdir()
     message = refuses(*writing, name_for(writing), "--force")
     assert message.endswith(": cannot be written (Is a directory).")
 
 
-def test_a_device_keeps_nothing_and_may_be_written(succeeds, writing) -> None:
+def test_a_device_is_written_without_force(succeeds, writing) -> None:
     if "--figure" in writing:
         pytest.skip("a figure's kind is told by its name")
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_a_name_of_standard_output_may_be_written(succeeds, writing) -> None:
     assert not list(Path().glob("*.part*"))
 
 
-def test_two_outputs_are_two_files(refuses) -> None:
+def test_two_outputs_must_be_two_files(refuses) -> None:
     options = ("--out", "x.svg", "--figure", "x.svg")
     assert refuses("attention", "model", *SENTENCE, *options).startswith(
         "x.svg: the output must be another file than the picture, but is the same"

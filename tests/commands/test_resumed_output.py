@@ -1,4 +1,4 @@
-"""Outputs that were cut short are kept, and gone on with as if nothing had happened."""
+"""Interrupted outputs are kept, and a resumed one is that of an uninterrupted run."""
 
 import gzip
 import os
@@ -37,7 +37,7 @@ def _in_a_folder_with_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def cut(number: int, error: BaseException) -> Callable[..., Iterator[object]]:
-    """What ends a stream after some items."""
+    """Function that ends a stream after some items."""
 
     def shortened(items: Iterable[object]) -> Iterator[object]:
         for count, each in enumerate(items):
@@ -50,7 +50,7 @@ def cut(number: int, error: BaseException) -> Callable[..., Iterator[object]]:
 
 @pytest.fixture
 def stops_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have all that is found line by line end by an error, early, and once."""
+    """Make the stream of results raise an error once, after a few lines."""
 
     def stop(error: BaseException, number: int = NUM_DONE) -> None:
         for kind, name in (
@@ -115,7 +115,7 @@ def test_a_resumed_output_is_that_of_a_command_that_was_never_interrupted(
     assert not list(Path().glob("output.*"))
 
 
-def test_scores_are_gone_on_with(succeeds, refuses, model, monkeypatch) -> None:
+def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -> None:
     monkeypatch.setattr("transduce.decoding.streaming.windows.WINDOW_LINES", 4)
     monkeypatch.setattr("transduce.cli.score.WINDOW_LINES", 4)
     arguments = ("score", model, "--source", LINES, "--target", LINES, "--jsonl")
@@ -140,10 +140,10 @@ def test_scores_are_gone_on_with(succeeds, refuses, model, monkeypatch) -> None:
     "torn",
     [(0, 0), (1, 0), (0, 1), (7, 100), (1_000, 0), (0, 100)],
 )
-def test_what_is_not_whole_is_done_again(
+def test_partial_records_are_computed_again(
     succeeds, refuses, model, stops_with, torn
 ) -> None:
-    """As after a machine has lost its power."""
+    """Partial files, as after a power failure, lose their partial end."""
     arguments = ("translate", model, "--input", LINES)
     expected = succeeds(*arguments)
     stops_with(KeyboardInterrupt())
@@ -171,7 +171,7 @@ def test_what_is_not_whole_is_done_again(
         ("another command", "command was 'translate' and is now 'sample'"),
     ],
 )
-def test_only_the_same_is_gone_on_with(
+def test_an_output_is_resumed_only_with_the_same_model_input_and_options(
     refuses, model, stops_with, tmp_path, monkeypatch, change, said
 ) -> None:
     shutil.copytree(model, "model")
@@ -201,7 +201,7 @@ def test_only_the_same_is_gone_on_with(
     assert PART.read_bytes() == part
 
 
-def test_a_line_added_to_the_input_is_no_other_input(
+def test_a_line_added_to_the_input_does_not_prevent_resuming(
     succeeds, refuses, model, stops_with
 ) -> None:
     stops_with(KeyboardInterrupt())
@@ -213,7 +213,9 @@ def test_a_line_added_to_the_input_is_no_other_input(
     assert OUTPUT.read_text() == succeeds(*arguments)
 
 
-def test_a_sum_tells_models_apart(trained_checkpoint: Checkpoint, tmp_path) -> None:
+def test_a_checksum_distinguishes_models(
+    trained_checkpoint: Checkpoint, tmp_path
+) -> None:
     save_model(trained_checkpoint, tmp_path / "one")
     save_model(trained_checkpoint, tmp_path / "same")
     sums = {model_sum(tmp_path / "one"), model_sum(tmp_path / "same")}
@@ -246,7 +248,7 @@ def test_a_part_is_not_overwritten_unless_by_force(
     assert not PART.exists()
 
 
-def test_there_must_be_something_to_go_on_with(
+def test_resuming_needs_an_interrupted_output(
     refuses,
     model,
 ) -> None:
@@ -260,7 +262,7 @@ def test_there_must_be_something_to_go_on_with(
 
 
 @pytest.mark.parametrize("damage", [b"", b"[1, 2]\n", b"\xff\n", b"{", b"[" * 10_000])
-def test_a_part_whose_record_is_damaged_is_not_gone_on_with(
+def test_a_part_with_a_damaged_record_is_not_resumed(
     refuses, model, stops_with, damage
 ) -> None:
     stops_with(KeyboardInterrupt())
@@ -272,7 +274,7 @@ def test_a_part_whose_record_is_damaged_is_not_gone_on_with(
     assert PART.stat().st_size > 0
 
 
-def test_a_fault_of_the_input_keeps_what_is_done(
+def test_a_fault_of_the_input_keeps_finished_lines(
     refuses, succeeds, model, monkeypatch
 ) -> None:
     monkeypatch.setattr("transduce.decoding.streaming.windows.WINDOW_LINES", 4)
@@ -286,7 +288,7 @@ def test_a_fault_of_the_input_keeps_what_is_done(
     assert len(OUTPUT.read_text().splitlines()) == 12
 
 
-def test_a_command_that_has_written_no_record_leaves_nothing(
+def test_a_command_without_a_finished_record_leaves_nothing(
     refuses, model, stops_with
 ) -> None:
     stops_with(KeyboardInterrupt(), 0)

@@ -221,7 +221,7 @@ def test_a_site_does_not_reach_the_server_through_a_browser(serving: Served) -> 
             assert set(json.loads(answer.read())) == {"error"}
 
 
-def test_what_streams_is_ended_in_order(serving: Served) -> None:
+def test_streams_end_in_order_at_a_shutdown(serving: Served) -> None:
     text = "\n".join(["one two three four five six seven eight"] * 150)
     body = json.dumps({"q": text, "alternatives": 4}).encode()
     kind = {"content-type": "application/json"}
@@ -235,7 +235,7 @@ def test_what_streams_is_ended_in_order(serving: Served) -> None:
 
 
 def test_few_open_files_are_enough_for_many_clients(model: Path) -> None:
-    """And none is told of those that have to wait."""
+    """Connections that wait leave no message in the log."""
     command = [sys.executable, "-m", "transduce", "serve", f"en-de={model}"]
     with subprocess.Popen(
         ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *command, "--port", "0"],

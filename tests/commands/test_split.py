@@ -50,7 +50,7 @@ def test_a_corpus_is_split_into_files_that_can_be_trained_on(
     assert "Dev pairs: 40 of 40 pairs kept " in said
 
 
-def test_what_is_there_is_replaced_by_force_alone(
+def test_an_existing_folder_is_replaced_by_force_only(
     succeeds: Callable[..., str],
     refuses: Callable[..., str],
     my_corpus: tuple[Path, Path],
@@ -79,7 +79,7 @@ def test_the_corpus_itself_is_not_replaced(
     assert my_corpus[0].exists()
 
 
-def test_few_pairs_must_be_split_by_sizes_that_are_given(
+def test_few_pairs_need_sizes_to_be_split(
     succeeds: Callable[..., str],
     refuses: Callable[..., str],
     corpus_files: tuple[Path, Path],
@@ -113,7 +113,7 @@ def test_training_holds_text_out_and_says_so(
     assert record["files"]["dev_source"] == []
 
 
-def test_training_is_on_all_where_that_is_asked_for(
+def test_no_dev_trains_on_all_pairs(
     succeeds: Callable[..., str], my_corpus: tuple[Path, Path], tmp_path: Path
 ) -> None:
     call = (*TINY, *FEW, *files(my_corpus), "--no-dev", "--out", tmp_path / "run")
@@ -123,7 +123,7 @@ def test_training_is_on_all_where_that_is_asked_for(
     succeeds(*call, "--resume")
 
 
-def test_a_dev_corpus_is_not_given_and_refused(
+def test_a_dev_corpus_and_no_dev_contradict_each_other(
     refuses: Callable[..., str], my_corpus: tuple[Path, Path], tmp_path: Path
 ) -> None:
     dev = ("--dev-source", my_corpus[0], "--dev-target", my_corpus[1], "--no-dev")
@@ -131,7 +131,7 @@ def test_a_dev_corpus_is_not_given_and_refused(
     assert said.startswith("Either a dev corpus or --no-dev must be given")
 
 
-def test_patience_goes_by_what_is_held_out(
+def test_patience_uses_the_held_out_pairs(
     succeeds: Callable[..., str],
     refuses: Callable[..., str],
     my_corpus: tuple[Path, Path],

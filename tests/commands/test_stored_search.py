@@ -40,7 +40,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_command_and_python_search_as_the_model_says(
+def test_the_command_and_python_use_the_models_own_search(
     succeeds: Callable[..., str], searching: Path
 ) -> None:
     [expected] = transduce.load(searching).translate([LINE.decode().strip()])
@@ -66,7 +66,7 @@ def test_an_option_overrides_the_models_own(
 
 
 @pytest.mark.parametrize("name", ["translate", "evaluate", "attention"])
-def test_what_greedy_search_leaves_without_meaning_is_said(
+def test_dropped_settings_of_greedy_search_give_a_warning(
     command: Callable[..., Any], searching: Path, texts: Path, tmp_path: Path, name: str
 ) -> None:
     options: dict[str, tuple[object, ...]] = {
@@ -119,7 +119,7 @@ def test_a_parser_heeds_its_coverage_penalty(
         ),
     ],
 )
-def test_what_changes_nothing_is_told(
+def test_options_without_effect_give_a_warning(
     command: Callable[..., Any], model: Path, options: tuple[object, ...], said: str
 ) -> None:
     outcome = command("translate", model, *options, stdin=LINE)
@@ -136,7 +136,7 @@ def test_what_changes_nothing_is_told(
         ("--coverage-penalty", 1),
     ],
 )
-def test_what_is_for_beams_is_refused_where_search_is_greedy(
+def test_options_for_beams_are_refused_in_greedy_search(
     refuses: Callable[..., str], model: Path, options: tuple[object, ...]
 ) -> None:
     message = refuses("translate", model, "--beam-size", 1, *options, stdin=LINE)
@@ -153,7 +153,7 @@ def test_what_is_for_beams_is_refused_where_search_is_greedy(
         ("--processes", 1),
     ],
 )
-def test_no_search_is_asked_for_where_there_is_none(
+def test_search_options_are_refused_without_a_model(
     refuses: Callable[..., str], texts: Path, options: tuple[object, ...]
 ) -> None:
     source, target = texts / "source", texts / "target"
@@ -166,7 +166,7 @@ def test_no_search_is_asked_for_where_there_is_none(
 
 
 @pytest.mark.parametrize("option", ["--normalize", "--gold-tags", "--allow-dropped"])
-def test_what_is_for_predicted_trees_is_refused_of_a_model(
+def test_options_for_predicted_trees_are_refused_with_a_model(
     refuses: Callable[..., str], parsing_model: Path, texts: Path, option: str
 ) -> None:
     trees = texts / "trees"
@@ -186,7 +186,7 @@ def test_what_is_for_predicted_trees_is_refused_of_a_model(
         ("--granularity", "sub-words"),
     ],
 )
-def test_what_is_for_a_picture_is_refused_where_there_is_none(
+def test_options_for_a_picture_are_refused_without_one(
     refuses: Callable[..., str],
     model: Path,
     tmp_path: Path,
@@ -233,7 +233,7 @@ def test_what_is_for_a_picture_is_refused_where_there_is_none(
         (("sample", "--top-k", 10**12), "`top_k` must be at most 10,000,000, but is"),
     ],
 )
-def test_what_no_machine_can_do_is_refused(
+def test_searches_beyond_any_machine_are_refused(
     refuses: Callable[..., str], model: Path, options: tuple[object, ...], message: str
 ) -> None:
     name, *others = options

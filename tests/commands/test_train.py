@@ -285,7 +285,7 @@ def test_text_and_trees_are_refused_by_presets_for_the_other(
     assert list(tmp_path.iterdir()) == [trees]
 
 
-def test_what_is_odd_in_a_corpus_is_told_before_the_first_step(
+def test_warnings_about_a_corpus_come_before_the_first_step(
     succeeds: Callable[..., str], corpus_files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     source, target = corpus_files

@@ -1,4 +1,4 @@
-"""The search of a model is chosen on the development set, and kept in the model."""
+"""`transduce tune` chooses a search on the development set, kept in the model."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_the_best_of_the_grid_becomes_the_models_search(
             assert score(succeeds, folder, *files, *chosen) == pytest.approx(expected)
 
 
-def test_a_gain_is_written_with_all_else_as_it_was(
+def test_a_gain_changes_only_the_search_settings(
     succeeds: Callable[..., str], folder: Path, dev: tuple[object, ...]
 ) -> None:
     stored = {**POOR, "beam_size": 2, "length_penalty": 9.0, "diversity": 4.0}
@@ -91,7 +91,7 @@ def test_a_gain_is_written_with_all_else_as_it_was(
     assert {path.name for path in folder.iterdir()} == {
         *("config.json", "model.safetensors", "tokenizer.json"),
     }
-    # Done once more, nothing is better than what is there.
+    # A second run finds nothing better than the model's own search.
     again = succeeds("tune", folder, *dev, *FEW, "--processes", 1)
     assert "The model's own search" in again
     assert f"{folder} stays as it is." in again
@@ -128,7 +128,7 @@ def test_the_grid_is_shown_with_greedy_search_once(
     assert len(greedy) == 1
 
 
-def test_the_model_of_a_run_that_is_served_is_tuned(
+def test_the_served_model_of_a_run_is_tuned(
     succeeds: Callable[..., str], run: Path, tmp_path: Path, dev: tuple[object, ...]
 ) -> None:
     copied = shutil.copytree(run, tmp_path / "run")
@@ -160,7 +160,7 @@ def test_parsers_are_tuned_by_f1(
     ],
     ids=str,
 )
-def test_a_mistake_is_told_before_any_search(
+def test_a_mistake_is_reported_before_any_search(
     refuses: Callable[..., str],
     folder: Path,
     dev: tuple[object, ...],

@@ -1,4 +1,4 @@
-"""Text without spaces is trained on, scored and chosen by what its words are."""
+"""Training on text without spaces scores and chooses checkpoints by its own words."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ def options(folder: Path, language: str, ending: str) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "by its script"])
 @pytest.mark.parametrize("language", TEXTS)
-def test_training_scores_words_of_the_language(
+def test_training_scores_by_the_tokenizer_of_the_language(
     succeeds: Callable[..., str], tmp_path: Path, language: str, *, is_named: bool
 ) -> None:
     files = options(tmp_path, language, f".{language}" if is_named else ".txt")
@@ -52,7 +52,7 @@ def test_a_setting_chooses_another_tokenizer(
     assert ", sacreBLEU (char) " in succeeds(*TINY, *files, *chosen)
 
 
-def test_a_missing_package_is_told_before_training_begins(
+def test_a_missing_package_is_reported_before_training(
     refuses: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = "sacrebleu.tokenizers.tokenizer_ja_mecab"

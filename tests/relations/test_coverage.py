@@ -118,7 +118,7 @@ def test_nothing_is_watched_between_the_steps(trained_checkpoint):
 
 
 def sharpened(checkpoint, factor=4.0):
-    """One that looks here and there, so that coverage says something."""
+    """Model with varied attention, so that coverage has an effect."""
     name = "decoder_layers.0.memory_attention.project_query.weight"
     weights = {**checkpoint.weights, name: factor * checkpoint.weights[name]}
     return replace(checkpoint, weights=weights)
@@ -162,7 +162,7 @@ def test_kernels_count_coverage_as_operators_do(
 
 
 @with_kernels
-def test_kernels_do_without_operators_where_coverage_counts(trained_checkpoint):
+def test_kernels_count_coverage_without_operators(trained_checkpoint):
     translator = Translator(trained_checkpoint, CPU)
     list(translator.translate_stream(SOURCES, SearchConfig(coverage_penalty=0.2)))
     assert "operators" not in vars(translator.models[0])

@@ -93,7 +93,9 @@ def test_the_device_computes_the_loss_and_gradients_of_float64(
 
 
 @torch.enable_grad()
-def test_bf16_is_near_float64(tiny: ModelConfig, batch: Batch, hardware: Hardware):
+def test_bf16_loss_and_gradients_are_near_float64(
+    tiny: ModelConfig, batch: Batch, hardware: Hardware
+):
     model = Transformer(replace(tiny, **SMALL))
     expected = loss_and_gradients(model, batch, REFERENCE)
     bf16 = replace(hardware, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What happens at the very limit: of a prefix, of a line, of a search among equals."""
+"""Behaviour at exact limits: of a prefix, of a line, and of equal hypotheses."""
 
 import math
 
@@ -50,7 +50,7 @@ def test_a_prefix_as_long_as_the_limit_or_longer_is_kept_whole_and_ends(
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("extra_length", [0, 1, 3])
-def test_the_room_beyond_a_source_is_the_same_with_a_prefix_as_without(
+def test_the_limit_beyond_a_source_does_not_depend_on_a_prefix(
     translator: Translator, tokenizer: Tokenizer, beam_size: int, extra_length: int
 ):
     source = "one two three"
@@ -69,7 +69,7 @@ def test_the_room_beyond_a_source_is_the_same_with_a_prefix_as_without(
 
 
 def line_of(count: int, tokenizer: Tokenizer) -> str:
-    """A line of exactly so many tokens."""
+    """Line with exactly this number of tokens."""
     text = "one" + " one" * (count - 1)
     assert len(tokenizer.encode(text)) == count
     return text
@@ -78,7 +78,7 @@ def line_of(count: int, tokenizer: Tokenizer) -> str:
 @pytest.mark.parametrize(
     ("count", "parts"), [(MAX_SOURCE_TOKENS, 1), (MAX_SOURCE_TOKENS + 1, 2)]
 )
-def test_a_line_is_cut_if_it_is_longer_than_the_greatest_length_alone(
+def test_a_line_is_cut_only_above_the_greatest_length(
     tokenizer: Tokenizer, count: int, parts: int
 ):
     text = line_of(count, tokenizer)
@@ -88,7 +88,7 @@ def test_a_line_is_cut_if_it_is_longer_than_the_greatest_length_alone(
     assert sum(len(part.source) for part in found) == count
 
 
-def test_like_parts_of_a_long_line_are_drawn_otherwise(
+def test_equal_parts_of_a_long_line_are_drawn_differently(
     translator: Translator, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
@@ -107,7 +107,7 @@ def test_like_parts_of_a_long_line_are_drawn_otherwise(
 
 
 class Indifferent:
-    """A model that never ends, and holds every word as likely as every other."""
+    """Model that never ends and gives every word the same probability."""
 
     def step(self, last_ids: np.ndarray) -> Tensor:
         logits = torch.zeros(*last_ids.shape, VOCAB_SIZE)
@@ -119,7 +119,7 @@ class Indifferent:
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 4])
-def test_of_equals_the_first_hypothesis_and_the_first_word_are_taken(beam_size: int):
+def test_the_first_of_equal_hypotheses_and_words_is_taken(beam_size: int):
     config = SearchConfig(beam_size=beam_size, num_best=beam_size)
     search = greedy_search if beam_size == 1 else beam_search
     [found] = search(Indifferent(), [3], config, bos=BOS, eos=EOS, excluded=(PAD, BOS))

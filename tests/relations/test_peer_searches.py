@@ -45,7 +45,7 @@ Peer = Callable[[list[int], SearchConfig], Found]
 
 
 def random_model(tokenizer: Tokenizer, seed: int, end: float) -> Checkpoint:
-    """One whose sentences end at times, the more often the higher `end` is."""
+    """Model whose sentences end the more often, the higher `end` is."""
     torch.manual_seed(seed)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, num_layers=2, decoder_layers=1, d_model=16,
@@ -62,7 +62,7 @@ def random_model(tokenizer: Tokenizer, seed: int, end: float) -> Checkpoint:
 
 
 def disturbed(checkpoint: Checkpoint, seed: int) -> Checkpoint:
-    """As if it had been trained for less time."""
+    """Copy of a model with noisy weights, as if it were trained less."""
     torch.manual_seed(seed)
     weights = {
         name: weight + 0.5 * weight.std(correction=0) * torch.randn_like(weight)
@@ -146,7 +146,7 @@ def in_hugging_face(folder: Path) -> Peer:
 
 
 def told(ids: list[int]) -> tuple[tuple[int, ...], bool]:
-    """Without what stands for the end, and what is behind it."""
+    """Ids of the words, and whether the end token is among them."""
     return tuple(i for i in ids if i > EOS), EOS in ids
 
 
@@ -164,13 +164,13 @@ def ours(translator: Translator, text: str, config: SearchConfig) -> Found:
 
 
 def distinct(found: Found, tokenizer: Tokenizer) -> Found:
-    """Without those that are spelt as a better one is, as we have it."""
+    """Hypotheses without those that spell a better one's text, as in our search."""
     by_text = {tokenizer.decode(ids): (ids, end) for ids, end in reversed(found)}
     return [each for each in found if by_text[tokenizer.decode(each[0])] == each]
 
 
 @pytest.mark.parametrize("beam_size", [2, 4, 7])
-def test_the_best_is_that_of_both_libraries(checkpoint, peers, beam_size):
+def test_the_best_translation_is_that_of_both_libraries(checkpoint, peers, beam_size):
     translator = Translator(checkpoint, CPU)
     for max_length in LIMITS:
         for length_penalty in PENALTIES:
@@ -185,7 +185,7 @@ def test_the_best_is_that_of_both_libraries(checkpoint, peers, beam_size):
                     assert [found] == find(source, config), (name, text, config)
 
 
-def test_the_n_best_are_those_of_hugging_face(checkpoint, peers):
+def test_the_n_best_translations_are_those_of_hugging_face(checkpoint, peers):
     translator = Translator(checkpoint, CPU)
     for max_length, length_penalty in zip(LIMITS, PENALTIES, strict=True):
         config = SearchConfig(
@@ -200,7 +200,9 @@ def test_the_n_best_are_those_of_hugging_face(checkpoint, peers):
 
 
 @pytest.mark.parametrize("patience", [0.5, 2.0])
-def test_another_patience_is_that_of_ctranslate2(checkpoint, peers, patience):
+def test_results_with_another_patience_are_those_of_ctranslate2(
+    checkpoint, peers, patience
+):
     translator = Translator(checkpoint, CPU)
     for max_length in LIMITS:
         config = SearchConfig(

@@ -138,7 +138,7 @@ def test_all_end_when_one_is_killed_and_any_number_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-def test_all_save_and_end_when_what_started_them_is_killed(
+def test_all_processes_save_and_end_when_their_launcher_is_killed(
     train, alone: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -165,7 +165,7 @@ def test_all_save_and_end_when_what_started_them_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_request_to_stop_is_heeded_by_all(
+def test_all_processes_heed_a_request_to_stop(
     train, alone: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"

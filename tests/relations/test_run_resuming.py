@@ -168,7 +168,7 @@ def test_a_run_stopped_at_any_step_ends_at_the_same_average(
     assert_same_weights(tmp_path / "run", uninterrupted)
 
 
-def test_a_run_that_goes_on_in_as_many_threads_says_nothing(
+def test_a_run_resumed_with_as_many_threads_says_nothing(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     start_and_stop(files, tmp_path / "run", 7)
@@ -183,7 +183,7 @@ def test_a_run_that_goes_on_in_as_many_threads_says_nothing(
     assert all(0 <= each < 1 for each in waits)
 
 
-def test_a_run_that_goes_on_in_more_threads_says_so(
+def test_a_run_resumed_with_more_threads_says_so(
     files: CorpusFiles, tmp_path: Path, two_threads: None
 ) -> None:
     torch.set_num_threads(1)
@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_in_more_threads_says_so(
     assert "(threads: 1 before, 2 now)" in warning
 
 
-def test_a_run_of_an_older_version_goes_on_without_a_word(
+def test_a_run_of_an_older_version_is_resumed_without_a_warning(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     start_and_stop(files, tmp_path / "run", 7)

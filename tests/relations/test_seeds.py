@@ -1,4 +1,4 @@
-"""First weights and dropout follow from the seed, the step and the share: from all.
+"""First weights and dropout depend on the seed, the step and the share: on all three.
 
 The tests of significance over several seeds stand on this.
 """
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 def first_weights(
     corpus_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ):
-    """The weights a run of a seed begins with, as far as one tiny update moves them."""
+    """First weights of a run with a seed, up to one tiny update."""
 
     def weights(seed: int) -> dict[str, Tensor]:
         tiny = PRESETS["tiny"]
@@ -77,7 +77,7 @@ class RecordingHardware(Hardware):
 def seeds_of_dropout(
     model: Transformer, batcher: Batcher, seed: int, processes: Processes
 ) -> list[int]:
-    """The seeds that a process gives to dropout in three updates."""
+    """Seeds that a process sets for dropout in three updates."""
     RecordingHardware.given = []
     hardware = RecordingHardware(device=torch.device("cpu"), dtype=torch.float32)
     config = TrainingConfig(steps=3, seed=seed)

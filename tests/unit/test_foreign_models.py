@@ -1,4 +1,4 @@
-"""What is no model of ours is named, with the next step."""
+"""Paths that are not models of this package are named, with the next step."""
 
 import json
 import os
@@ -162,7 +162,7 @@ def test_a_file_is_named(name: str, content: bytes, expected: str) -> None:
         ("/dev/null", "is no folder; name the folder of a model."),
     ],
 )
-def test_what_is_not_there_is_told(path: str, expected: str) -> None:
+def test_a_missing_path_is_described(path: str, expected: str) -> None:
     Path("runs/mine").mkdir(parents=True)
     Path("broken").symlink_to("gone")
     assert refusal(path).startswith(expected)
@@ -178,12 +178,12 @@ def test_a_folder_of_the_cache_names_what_is_in_it() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_cannot_be_read_is_told() -> None:
+def test_an_unreadable_folder_is_described() -> None:
     Path("locked").mkdir(mode=0)
     assert refusal("locked").startswith("cannot be read (Permission denied)")
 
 
-def test_a_pointer_of_git_lfs_is_told(tmp_path: Path) -> None:
+def test_a_pointer_of_git_lfs_is_described(tmp_path: Path) -> None:
     from transduce.model_folder import StoredWeights
 
     path = tmp_path / "model.safetensors"
@@ -192,7 +192,7 @@ def test_a_pointer_of_git_lfs_is_told(tmp_path: Path) -> None:
         StoredWeights(path)
 
 
-def test_hostile_settings_are_looked_into_without_harm() -> None:
+def test_hostile_settings_are_read_without_harm() -> None:
     folder = Path("folder")
     folder.mkdir()
     for content in ("[" * 100_000, "[1, 2]", "\0", '{"model_type": 7}'):
@@ -213,7 +213,9 @@ def test_hostile_settings_are_looked_into_without_harm() -> None:
         ({"model.safetensors": ""}, "holds no config.json beside its model.safet"),
     ],
 )
-def test_what_cannot_be_imported_is_named(files: dict[str, str], expected: str) -> None:
+def test_a_folder_that_cannot_be_imported_is_named(
+    files: dict[str, str], expected: str
+) -> None:
     Path("folder").mkdir()
     for name, content in files.items():
         (Path("folder") / name).write_text(content)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP: the first is a request, a second Ctrl-C acts as ever."""
+"""Ctrl-C, SIGTERM and SIGHUP are requests to stop; a second Ctrl-C interrupts."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ def test_a_second_ctrl_c_acts_as_ever(received, first):
 
 @pytest.mark.parametrize("second", TERMINATIONS)
 @pytest.mark.parametrize("first", SIGNALS)
-def test_termination_may_be_asked_for_twice(received, first, second):
+def test_a_second_sigterm_is_harmless(received, first, second):
     with stop_on_signal() as should_stop:
         signal.raise_signal(first)
         signal.raise_signal(second)
@@ -56,8 +56,8 @@ def test_termination_may_be_asked_for_twice(received, first, second):
 
 
 @pytest.mark.parametrize("context", [stop_on_signal, unwound_on_termination])
-def test_a_process_that_ignores_hangups_goes_on_ignoring_them(context):
-    """As under nohup."""
+def test_a_process_that_ignores_sighup_goes_on_ignoring_it(context):
+    """SIGHUP stays ignored if it was before, as under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with context() as should_stop:
         signal.raise_signal(signal.SIGHUP)
@@ -66,7 +66,7 @@ def test_a_process_that_ignores_hangups_goes_on_ignoring_them(context):
 
 
 @pytest.mark.parametrize("number", TERMINATIONS)
-def test_a_termination_undoes_what_is_begun(received, number):
+def test_a_termination_undoes_unfinished_work(received, number):
     undone = []
 
     def work() -> None:
@@ -108,7 +108,7 @@ def test_a_process_ends_with_a_parent_that_is_killed():
         assert parent.stdout.read() == ""  # until the child has closed it, too
 
 
-def test_a_process_ends_whose_parent_has_gone_before_it_looks():
+def test_a_process_ends_if_its_parent_has_ended_before_the_watch():
     gone = subprocess.run(
         [sys.executable, "-c", CHILD, "1"], timeout=60, check=False, capture_output=True
     )

@@ -45,13 +45,13 @@ def test_a_tag_is_written_as_bcp_47_recommends(tag: str, written: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "e", "english", "en us", "en--us", "-en", "auto", "中文", "en.de"]
 )
-def test_text_that_is_no_tag_is_refused(text: str) -> None:
+def test_a_malformed_tag_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="must be a BCP 47 tag") as error:
         canonical(text)
     assert repr(text) in str(error.value)
 
 
-def test_the_name_of_a_language_is_answered_by_its_tag() -> None:
+def test_the_name_of_a_language_suggests_its_tag() -> None:
     with pytest.raises(ConfigError, match="is 'German'; did you mean 'de'"):
         canonical("German")
 
@@ -180,7 +180,7 @@ def test_a_script_with_spaces_is_known(tag: str) -> None:
         ("", None),
     ],
 )
-def test_a_script_tells_the_language(text: str, tag: str | None) -> None:
+def test_a_script_identifies_the_language(text: str, tag: str | None) -> None:
     assert detect_unspaced([text]) == tag
 
 

@@ -234,7 +234,7 @@ def test_time_without_a_core_is_measured(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("load", "share"), [(1.0, 0.0), (2.0, 0.0), (8.0, 0.75)])
-def test_the_load_tells_where_threads_are_not_told_of(
+def test_the_load_average_serves_without_statistics_of_threads(
     monkeypatch, tmp_path, load, share
 ):
     monkeypatch.setattr(machine, "PROC", tmp_path)

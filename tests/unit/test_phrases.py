@@ -35,13 +35,13 @@ def test_a_noun_may_have_another_plural() -> None:
         (5_127.9 * 3_600, "31 weeks"),
     ],
 )
-def test_a_duration_is_told_as_exactly_as_it_can_be_known(
+def test_a_duration_is_written_as_exactly_as_it_is_known(
     seconds: float, expected: str
 ) -> None:
     assert duration(seconds) == expected
 
 
-def test_a_missing_package_is_told_with_its_extra() -> None:
+def test_a_missing_package_names_its_extra() -> None:
     assert missing_package("Export to onnx", "onnx", "export") == (
         "Export to onnx needs the package `onnx`, which is not installed; install it "
         "by pip install '.[export]' in the folder of transduce's source."

@@ -23,7 +23,7 @@ OWN = SearchConfig(
 @pytest.mark.parametrize(
     "own", [SearchConfig(), OWN, SearchConfig(beam_size=1, diversity=0.4)]
 )
-def test_there_is_a_greedy_search_of_every_search(own: SearchConfig) -> None:
+def test_every_search_has_a_greedy_form(own: SearchConfig) -> None:
     greedy = own.greedy()
     assert greedy.beam_size == 1
     usual = SearchConfig()
@@ -62,7 +62,7 @@ def test_a_patience_of_none_overrides_the_models_own() -> None:
         ),
     ],
 )
-def test_what_an_override_leaves_without_meaning_is_dropped_and_told(
+def test_settings_that_lose_their_meaning_are_dropped_with_a_warning(
     settings: dict[str, Any], expected: SearchConfig, names: list[str]
 ) -> None:
     config, dropped = OWN.changed(settings)
@@ -77,7 +77,7 @@ def test_what_an_override_leaves_without_meaning_is_dropped_and_told(
     assert len(warned) == len(names)
 
 
-def test_what_meant_nothing_before_is_dropped_without_a_word() -> None:
+def test_settings_without_a_meaning_are_dropped_silently() -> None:
     own = SearchConfig(beam_size=1, patience=1.0)
     assert own.changed({}) == (SearchConfig(beam_size=1), ())
 
@@ -117,7 +117,7 @@ def test_settings_that_contradict_each_other_are_refused(
         {"diversity": 0.0, "coverage_penalty": 0.0},
     ],
 )
-def test_a_greedy_search_takes_settings_that_say_nothing(
+def test_a_greedy_search_accepts_default_settings(
     settings: dict[str, Any],
 ) -> None:
     config, _ = OWN.changed({"beam_size": 1, **settings})

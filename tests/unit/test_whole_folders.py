@@ -228,8 +228,8 @@ def test_a_file_shared_with_another_folder_keeps_its_permissions(tmp_path):
     assert stat.S_IMODE(shared.stat().st_mode) == 0o640
 
 
-def test_an_error_of_the_system_that_a_library_hides_is_told(folder):
-    """As the libraries that are written in Rust do."""
+def test_a_hidden_error_of_the_system_is_reported(folder):
+    """Libraries in Rust put the system's error into their own message."""
     error = ValueError('Io(Os { code: 28 }): "No space left on device (os error 28)"')
     with pytest.raises(CheckpointError, match="No space left on device.*free some"):
         write_folder(folder, failing(error))

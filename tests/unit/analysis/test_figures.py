@@ -64,7 +64,7 @@ def test_every_text_of_a_figure_stands_within_it(name: str, view: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["one", "usual", "long words", "a hundred"])
-def test_words_of_a_figure_do_not_lie_upon_each_other(name: str) -> None:
+def test_words_of_a_figure_do_not_overlap(name: str) -> None:
     figure = draw_lines(labelled(SENTENCES[name], SENTENCES[name]), 1, [1, 2])
     boxes = [text.get_window_extent() for text in texts(figure)]
     assert not [
@@ -75,7 +75,7 @@ def test_words_of_a_figure_do_not_lie_upon_each_other(name: str) -> None:
     ]
 
 
-def test_a_legend_tells_the_colour_of_each_head() -> None:
+def test_a_legend_shows_the_colour_of_each_head() -> None:
     figure = draw_lines(labelled(["a", "b"], ["c"], 2, 8), 2, [1, 3, 8])
     (legend,) = figure.legends
     assert legend.get_title().get_text() == "layer 2"
@@ -88,7 +88,7 @@ def test_a_legend_tells_the_colour_of_each_head() -> None:
     assert colours == [HEAD_COLOURS[0], HEAD_COLOURS[2], HEAD_COLOURS[7]]
 
 
-def test_heat_maps_tell_the_weight_of_a_colour() -> None:
+def test_heat_maps_have_a_bar_of_colours() -> None:
     for figure in (
         draw_maps(labelled(["a"], ["b"], 1, 8), 1, range(1, 9)),
         draw_overview(labelled(["a"], ["b"], 6, 8)),
@@ -103,7 +103,7 @@ def test_the_middle_of_a_long_word_is_left_out() -> None:
     assert "c" * 24 in written
 
 
-def test_letters_without_a_font_are_told_by_their_code_points(
+def test_letters_without_a_font_become_code_points(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fonts, "_installed", lambda: ())
@@ -112,7 +112,7 @@ def test_letters_without_a_font_are_told_by_their_code_points(
     assert {"[6211][4EEC]", "é", "[732B]a"} <= {*written}
 
 
-def test_fonts_are_asked_for_letters_that_the_usual_one_lacks(
+def test_fonts_are_searched_for_letters_that_the_usual_one_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     has = {"one": frozenset("我"), "two": frozenset("我们"), "three": frozenset("x")}
@@ -132,7 +132,7 @@ def test_fonts_are_asked_for_letters_that_the_usual_one_lacks(
     assert "1 of the picture's characters (龘)" in advice(found.missing)
 
 
-def test_no_installed_font_is_the_one_of_boxes() -> None:
+def test_the_font_of_boxes_is_never_chosen() -> None:
     names = [name for name, _ in fonts._installed()]
     assert fonts.USUAL in names
     assert not [name for name in names if name.startswith(fonts.LAST_RESORT)]

@@ -13,7 +13,7 @@ def translator(trained_checkpoint: Checkpoint) -> Translator:
     return Translator(trained_checkpoint, "cpu")
 
 
-def test_cross_attention_is_that_of_all_maps(translator: Translator) -> None:
+def test_cross_attention_maps_are_those_among_all_maps(translator: Translator) -> None:
     model = translator.models[0].operators.model
     source = torch.tensor([[300, 301, EOS], [300, EOS, 0]])
     target = torch.tensor([[BOS, 302], [BOS, 303]])
@@ -43,7 +43,7 @@ def test_links_do_not_depend_on_other_sentences(translator: Translator) -> None:
     assert together == [attended_links(translator, [pair])[0] for pair in pairs]
 
 
-def test_what_is_too_long_or_empty_has_no_links(translator: Translator) -> None:
+def test_long_or_empty_sentences_have_no_links(translator: Translator) -> None:
     long = " ".join(["one"] * (MAX_TOKENS + 1))
     assert (
         attended_links(translator, [("one", long), ("", "one"), ("one", "")])

@@ -67,7 +67,7 @@ def test_layers_that_cannot_be_compiled_are_told_of(capsys):
     assert "Failed to find C compiler." in warning
 
 
-def test_a_short_run_is_told_in_words(capsys):
+def test_a_short_forecast_is_written_in_words(capsys):
     fit = replace(START.fit, seconds=1e-9)
     TrainingDisplay().started(replace(START, fit=fit))
     assert "process, less than a minute, checkpoints" in capsys.readouterr().out
@@ -86,7 +86,7 @@ def test_a_forecast_made_beside_other_programs_says_so(capsys, share, said):
     ) == said
 
 
-def test_what_is_odd_is_told_before_the_first_step(capsys):
+def test_warnings_come_before_the_first_step(capsys):
     advice = Advice(problem="pairs too long: 7", remedy="split them")
     TrainingDisplay().started(replace(START, advice=(advice,)))
     assert capsys.readouterr().out.splitlines()[4:] == [
@@ -95,7 +95,7 @@ def test_what_is_odd_is_told_before_the_first_step(capsys):
     ]
 
 
-def test_weeks_of_training_are_warned_of(capsys):
+def test_weeks_of_training_give_a_warning(capsys):
     TrainingDisplay().started(replace(START, fit=replace(START.fit, seconds=1.0)))
     text = capsys.readouterr().out
     assert "Warning: training takes about 83 weeks here; choose a smaller pre" in text
@@ -113,7 +113,7 @@ def test_weeks_of_training_are_warned_of(capsys):
         ),
     ],
 )
-def test_what_augmentation_does_is_told_with_the_corpus(capsys, copies, said):
+def test_augmentation_is_described_with_the_corpus(capsys, copies, said):
     treebank = TreebankConfig(augmentation=AugmentationConfig(copies=copies))
     total = 100 * (copies + 1)
     corpus = PreparedCorpus(

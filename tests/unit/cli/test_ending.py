@@ -114,7 +114,7 @@ Lost = Callable[[], "contextmanager[int]"]
     ("lost", "reason"),
     [(unread, "Broken pipe"), (full, "No space left on device")],
 )
-def test_a_display_that_nobody_takes_is_told_once_and_gone_on_without(
+def test_a_lost_display_is_reported_once_and_the_command_goes_on(
     lost: Lost, reason: str, capsys, monkeypatch
 ) -> None:
     with lost() as descriptor, open(descriptor, "w", closefd=False) as stream:
@@ -131,7 +131,7 @@ def test_a_display_that_nobody_takes_is_told_once_and_gone_on_without(
     )
 
 
-def test_lost_errors_are_gone_on_without(capsys, monkeypatch) -> None:
+def test_a_command_goes_on_without_standard_error(capsys, monkeypatch) -> None:
     with unread() as descriptor, open(descriptor, "w", closefd=False) as stream:
         monkeypatch.setattr("sys.stderr", stream)
         with lasting_streams(is_output_display=False):
@@ -140,7 +140,7 @@ def test_lost_errors_are_gone_on_without(capsys, monkeypatch) -> None:
     assert capsys.readouterr().out == "done\n"
 
 
-def test_both_streams_may_be_lost(monkeypatch) -> None:
+def test_a_command_goes_on_without_both_streams(monkeypatch) -> None:
     with unread() as descriptor, open(descriptor, "w", closefd=False) as stream:
         monkeypatch.setattr("sys.stdout", stream)
         monkeypatch.setattr("sys.stderr", stream)
@@ -149,7 +149,7 @@ def test_both_streams_may_be_lost(monkeypatch) -> None:
             print("said", file=sys.stderr, flush=True)
 
 
-def test_a_result_that_nobody_takes_is_no_display(monkeypatch) -> None:
+def test_a_lost_result_ends_the_command(monkeypatch) -> None:
     with unread() as descriptor, open(descriptor, "w", closefd=False) as stream:
         monkeypatch.setattr("sys.stdout", stream)
         with (

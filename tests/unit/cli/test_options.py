@@ -20,7 +20,7 @@ from transduce.cli.options import run_config
     ],
     ids=str,
 )
-def test_minutes_that_are_asked_for_replace_a_presets_steps(
+def test_given_minutes_replace_a_presets_steps(
     tmp_path: Path, settings: tuple[str, ...], minutes: float, steps: int | None
 ) -> None:
     table = tmp_path / "settings.toml"

@@ -1,4 +1,4 @@
-"""What commands print on: terminals of any width, and none."""
+"""Output of commands on terminals of any width, and without one."""
 
 import os
 import re
@@ -16,7 +16,7 @@ FIGURES = ("loss 5.123", "perplexity 168.0", "12,345 tokens/s")
 
 @pytest.fixture
 def pseudo_terminal() -> Iterator[int]:
-    """One that was given no size."""
+    """Terminal without a size."""
     first, second = os.openpty()
     yield second
     os.close(first)
@@ -30,7 +30,7 @@ def pseudo_terminal() -> Iterator[int]:
         *(("1000000000", 1_000), ("", 80), ("wide", 80), ("-5", 80)),
     ],
 )
-def test_the_width_of_a_terminal_is_believed_within_bounds(
+def test_the_width_of_a_terminal_is_kept_within_bounds(
     monkeypatch: pytest.MonkeyPatch, columns: str, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
@@ -50,7 +50,7 @@ def test_a_terminal_without_a_size_has_the_usual_width(
 def drawn(
     width: int, what: str, *, total: int | None = 100_000, has_bar: bool = True
 ) -> str:
-    """The line that stands on a terminal of so many columns."""
+    """Line shown on a terminal with this number of columns."""
     file = StringIO()
     console = Console(file=file, width=width, force_terminal=True, color_system=None)
     time = TimeRemainingColumn() if has_bar else TimeElapsedColumn()
@@ -62,7 +62,7 @@ def drawn(
 
 
 @pytest.mark.parametrize("width", [30, 40, 50, 80, 200])
-def test_progress_keeps_step_bar_and_time_left_at_any_width(width: int) -> None:
+def test_progress_shows_step_bar_and_time_at_any_width(width: int) -> None:
     line = drawn(width, "step 50,000/100,000")
     assert "\n" not in line
     assert len(line) <= width
@@ -82,7 +82,7 @@ def test_figures_are_shown_as_far_as_there_is_room(width: int, figures: int) -> 
     ]
 
 
-def test_a_bar_takes_what_is_left() -> None:
+def test_a_bar_takes_the_remaining_width() -> None:
     assert len(drawn(200, "step 1/2").rstrip()) in (198, 199, 200)
 
 
@@ -99,7 +99,7 @@ def test_a_count_of_lines_has_no_bar(width: int) -> None:
 def test_a_dumb_terminal_gets_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It cannot be drawn over, and would else show nothing."""
+    """A dumb terminal cannot be redrawn, so it gets lines."""
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr("transduce.cli.terminal.LINE_SECONDS", -1.0)

@@ -237,7 +237,7 @@ def test_more_than_there_should_be_is_removed(file, path, observer, server, list
     assert listed() == []
 
 
-def test_a_server_that_sends_without_end_is_left_at_the_known_size(
+def test_a_download_stops_at_the_known_size(
     file, path, observer, server, listed, monkeypatch
 ):
     monkeypatch.setattr(download, "CHUNK_BYTES", 1_000)
@@ -275,9 +275,7 @@ def test_a_part_beyond_the_bound_is_removed(
 
 
 @pytest.mark.parametrize("digits", ["9" * 30, "9" * 6_000, "-1", "ten"])
-def test_a_length_that_is_no_size_counts_for_none(
-    unknown, path, observer, server, digits
-):
+def test_a_malformed_length_counts_as_none(unknown, path, observer, server, digits):
     server.answer_once(announced=digits)
     fetch(unknown, path, observer)
     assert path.read_bytes() == CONTENT

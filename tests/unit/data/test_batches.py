@@ -319,9 +319,7 @@ def test_a_setting_below_one_is_refused(name, value):
         (2, [1] * 10),
     ],
 )
-def test_the_number_of_updates_is_rounded_and_they_are_filled_alike(
-    make_dataset, budget, sizes
-):
+def test_updates_are_rounded_in_number_and_filled_alike(make_dataset, budget, sizes):
     dataset = make_dataset([([5], [6])] * 10)
     config = BatchingConfig(source_tokens=budget, target_tokens=budget, batch_tokens=2)
     found = [

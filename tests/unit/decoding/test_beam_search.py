@@ -48,13 +48,13 @@ CUT: Table = {
     (A,): {A: 0.9, B: 0.1},
     (B,): {A: 1.0},
 }
-"""By two tokens nothing ends that is as likely as what is then cut short."""
+"""Limit of two tokens: hypotheses cut short are likelier than all finished ones."""
 CUT_BEHIND_ENDS: Table = {
     (): {A: 0.5, B: 0.45, C: 0.05},
     (A,): {EOS: 0.6, A: 0.4},
     (B,): {EOS: 0.6, B: 0.4},
 }
-"""Of two tokens the likeliest two end, and others are cut short behind them."""
+"""Limit of two tokens: the two likeliest finish, and others are cut short."""
 
 
 class TableModel:
@@ -467,7 +467,7 @@ def test_coverage_has_nothing_to_rank_in_a_beam_of_one() -> None:
 @pytest.mark.parametrize(
     ("patience", "expected"), [(None, [()]), (1.0, [(A, A), (B, A), ()])]
 )
-def test_what_is_cut_short_competes_if_there_is_patience(
+def test_hypotheses_cut_short_compete_if_there_is_patience(
     patience: float | None, expected: list[tuple[int, ...]]
 ) -> None:
     settings: dict[str, Any] = {"penalty": "power", "alpha": 1.0}
@@ -478,8 +478,8 @@ def test_what_is_cut_short_competes_if_there_is_patience(
         assert found[0].score == pytest.approx(math.log(0.6 * 0.9) / 2)
 
 
-def test_what_is_cut_short_competes_from_among_the_beams_best_only() -> None:
-    """Of twice as many that are weighed, as for those that end."""
+def test_only_the_beams_best_compete_when_cut_short() -> None:
+    """Search weighs twice the beam, but only the beam's best compete, as for ends."""
     [found] = search([CUT_BEHIND_ENDS], [2], beam_size=2, patience=1.0)
     assert [each.ids for each in found] == [(A,), (B,)]
     [found] = search([CUT_BEHIND_ENDS], [2], beam_size=3, patience=1.0)

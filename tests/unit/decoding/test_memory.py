@@ -1,4 +1,4 @@
-"""What memory has no room for is refused before it is asked for."""
+"""Searches and draws that exceed free memory are refused before they allocate it."""
 
 import pytest
 
@@ -18,14 +18,14 @@ needs_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kerne
     ("least", "free", "is_refused"),
     [(0, 2**10, True), (0, 2**40, False), (2**40, 2**10, False)],
 )
-def test_a_search_that_has_no_room_is_refused(
+def test_a_search_beyond_memory_is_refused(
     trained_checkpoint: Checkpoint,
     monkeypatch: pytest.MonkeyPatch,
     least: int,
     free: int,
     is_refused: bool,
 ) -> None:
-    """How much is free is asked only where much is needed."""
+    """Free memory is checked only for large searches."""
     monkeypatch.setattr(decoder_state, "MUCH_MEMORY", least)
     monkeypatch.setattr(decoder_state, "free_memory", lambda _: float(free))
     translator = Translator(trained_checkpoint, "cpu")
@@ -39,16 +39,16 @@ def test_a_search_that_has_no_room_is_refused(
 
 
 @needs_kernels
-def test_what_many_hypotheses_have_read_is_foretold(
+def test_the_memory_of_many_hypotheses_is_estimated(
     trained_checkpoint: Checkpoint,
 ) -> None:
-    """The slots of each grow with their number, and so do slots of all."""
+    """Memory grows with the square of the number of hypotheses."""
     translator = Translator(trained_checkpoint, "cpu")
     with pytest.raises(RequestError, match=r"needs? [\d,.]+ GiB"):
         list(translator.sample(["one two"], SamplingConfig(number=100_000)))
 
 
-def test_draws_that_have_no_room_are_refused(
+def test_draws_beyond_memory_are_refused(
     trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -145,7 +145,7 @@ def test_a_sentence_is_begun_by_its_prefix(translator: Translator) -> None:
     assert found.text.startswith("zwei")
 
 
-def test_lists_are_answered_by_lists_and_streams_by_iterators(
+def test_lists_return_lists_and_streams_return_iterators(
     translator: Translator,
 ) -> None:
     drawing = SamplingConfig(number=2)
@@ -177,7 +177,7 @@ def test_a_string_beside_a_list_is_refused(translator: Translator) -> None:
             call()
 
 
-def test_what_is_no_text_is_named(
+def test_a_value_that_is_no_text_is_named(
     translator: Translator, unchecked_types: None
 ) -> None:
     for sources in (["one", None], ["one", 2]):
@@ -185,7 +185,7 @@ def test_what_is_no_text_is_named(
             translator.translate(sources)
 
 
-def test_a_translator_and_its_translations_are_told_in_a_line(
+def test_a_translator_and_its_translations_have_a_repr_of_one_line(
     translator: Translator,
 ) -> None:
     assert repr(translator) == (

@@ -56,7 +56,7 @@ def test_a_tag_of_any_form_chooses_the_tokenizer(tag: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("language", TEXTS)
-def test_the_script_chooses_where_the_language_is_unknown(language: str) -> None:
+def test_the_script_chooses_if_the_language_is_unknown(language: str) -> None:
     chosen = choose_tokenization("auto", None, [TEXTS[language]])
     assert chosen.name == TOKENIZERS[language]
     is_usual = language in ("de", "ru")
@@ -65,7 +65,7 @@ def test_the_script_chooses_where_the_language_is_unknown(language: str) -> None
         assert "as the references are in the script of " in str(chosen)
 
 
-def test_the_tokenizer_that_is_asked_for_is_taken() -> None:
+def test_the_given_tokenizer_is_taken() -> None:
     assert choose_tokenization("intl", "zh", [TEXTS["zh"]]).name == "intl"
 
 
@@ -110,12 +110,12 @@ def test_a_tokenizer_whose_model_cannot_be_fetched_is_refused(
         require_tokenizer("flores200")
 
 
-def test_every_tokenizer_of_sacrebleu_may_be_asked_for() -> None:
+def test_every_tokenizer_of_sacrebleu_can_be_chosen() -> None:
     for name in sacrebleu_module.BLEU.TOKENIZERS:
         assert EvaluationConfig(tokenize=name).tokenize == name
 
 
-def test_a_tokenizer_that_is_not_there_is_refused() -> None:
+def test_an_unknown_tokenizer_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="`evaluation.tokenize` must be one of auto, "
     ):

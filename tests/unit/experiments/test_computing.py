@@ -1,4 +1,4 @@
-"""What a run is computed by is noted, and told where it changes bits."""
+"""A run records its hardware and software, and reports changes of bits."""
 
 from dataclasses import asdict, replace
 
@@ -19,21 +19,21 @@ def here(cpu: Hardware) -> Computing:
     return computing_of(cpu, num_processes=2)
 
 
-def test_it_is_that_of_this_process(here: Computing) -> None:
+def test_the_record_describes_this_process(here: Computing) -> None:
     assert here.num_threads == torch.get_num_threads()
     assert here.torch == torch.__version__
     assert (here.device, here.num_processes) == ("cpu", 2)
     assert here.num_workers == 2 * here.num_threads
 
 
-def test_it_comes_back_from_a_log(here: Computing) -> None:
+def test_the_record_survives_a_log(here: Computing) -> None:
     assert recorded({"kind": "start", "computing": asdict(here)}) == here
 
 
 @pytest.mark.parametrize(
     "damage", [{}, {"num_threads": "2"}, {"num_threads": True}, {"more": 1}]
 )
-def test_what_an_older_log_does_not_say_is_not_guessed(
+def test_missing_records_of_an_older_log_are_none(
     here: Computing, damage: dict[str, object]
 ) -> None:
     content = asdict(here) | damage if damage else None
@@ -50,7 +50,7 @@ def test_what_an_older_log_does_not_say_is_not_guessed(
         ("processor", "Abacus", "Abacus now"),
     ],
 )
-def test_what_changes_bits_is_told(
+def test_changes_of_bits_are_reported(
     here: Computing, name: str, value: object, said: str
 ) -> None:
     told = changes(here, replace(here, **{name: value}))
@@ -58,7 +58,7 @@ def test_what_changes_bits_is_told(
     assert said in told
 
 
-def test_nothing_is_told_where_nothing_changed(here: Computing) -> None:
+def test_nothing_is_reported_if_nothing_changed(here: Computing) -> None:
     assert changes(here, here) is None
 
 

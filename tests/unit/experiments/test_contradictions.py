@@ -103,7 +103,7 @@ def test_a_contradiction_is_refused(
         ["search.coverage_penalty=0.2", "search.patience=1", "search.num_best=2"],
     ],
 )
-def test_what_goes_together_is_not_refused(assignments: list[str]) -> None:
+def test_consistent_settings_are_accepted(assignments: list[str]) -> None:
     refuse_contradictions(apply_assignments(BASE, assignments), TEXT)
 
 
@@ -130,12 +130,14 @@ def test_what_goes_together_is_not_refused(assignments: list[str]) -> None:
         ),
     ],
 )
-def test_what_has_no_effect_is_told(assignments: list[str], message: str) -> None:
+def test_settings_without_effect_are_reported(
+    assignments: list[str], message: str
+) -> None:
     config = apply_assignments(BASE, assignments)
     refuse_contradictions(config, TEXT)
     assert any(each.startswith(message) for each in settings_without_effect(config))
 
 
-def test_settings_of_no_preset_say_nothing_either() -> None:
+def test_the_base_settings_give_no_warning() -> None:
     refuse_contradictions(RunConfig(), TEXT)
     assert settings_without_effect(RunConfig()) == []

@@ -385,7 +385,7 @@ def test_refusals_come_first_and_settings_last(check):
     assert "vocab_size" in str(advice[-1])
 
 
-def test_text_whose_words_no_space_parts_is_told(check):
+def test_missing_spaces_between_words_are_reported(check):
     line = b"thecatsatonthematandthedogslept"
     report = check([line] * 3, [b"die Katze"] * 3)
     assert "the training source has a space only every 31 characters" in _problems(
@@ -398,14 +398,12 @@ def test_text_whose_words_no_space_parts_is_told(check):
     ("line", "is_told"),
     [("我们 喜欢 这 只 猫", True), ("我们喜欢这只猫", False), ("กินข้าว แล้วนอน", False)],
 )
-def test_spaces_between_words_of_a_script_that_writes_none_are_told(
-    line, is_told, check
-):
+def test_spaces_in_a_script_without_spaces_are_reported(line, is_told, check):
     problems = _problems(check([b"a cat"] * 3, [line.encode()] * 3))
     assert ("has spaces between the words of a script" in problems) is is_told
 
 
-def test_a_vocabulary_without_room_for_the_characters_is_told(check):
+def test_a_vocabulary_too_small_for_the_characters_is_reported(check):
     han = [chr(0x4E00 + 9 * i) * 3 for i in range(300)]
     report = check([b"one"] * 300, [text.encode() for text in han])
     assert report.training.target.byte_tokens > 0
@@ -424,7 +422,7 @@ ODD = (
     [GOOD, ODD, (*GOOD, *GOOD), (*ODD, *GOOD), (*GOOD, *ODD), (*ODD, *ODD)],
     ids=["sound", "odd", "dev", "odd, dev", "odd dev", "both odd"],
 )
-def test_a_prepared_corpus_is_advised_on_as_its_files_are(
+def test_a_prepared_corpus_gets_the_advice_of_its_files(
     sides: tuple[Lines, ...], files: Callable[..., CorpusFiles], tmp_path: Path
 ) -> None:
     written = files(*sides)
@@ -442,7 +440,7 @@ def test_a_prepared_corpus_is_advised_on_as_its_files_are(
             assert ours.pairs.ambiguous_sources == theirs.pairs.ambiguous_sources
 
 
-def test_a_corpus_that_is_shared_is_advised_on_too(
+def test_a_shared_corpus_gets_advice_too(
     files: Callable[..., CorpusFiles], tmp_path: Path
 ) -> None:
     written = files(*ODD)

@@ -391,7 +391,7 @@ def test_the_best_checkpoint_is_the_one_of_highest_bleu(
     assert load_model(out / "best").step == best.step
 
 
-def test_a_run_that_is_stopped_serves_what_has_learned_most(
+def test_a_stopped_run_serves_its_most_trained_model(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     class Killed(Notes):
@@ -409,7 +409,7 @@ def test_a_run_that_is_stopped_serves_what_has_learned_most(
     assert load_model(out).step == 8
 
 
-def test_patience_waits_as_long_as_the_loss_falls_where_no_score_tells(
+def test_patience_waits_while_the_loss_falls_and_no_score_decides(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     config = with_training(checkpoint_steps=2, patience=1, learning_rate_scale=0.1)
@@ -457,7 +457,7 @@ OLDER = [{"loss": 3.0, "bleu": 8.1}, {"loss": 3.1, "bleu": 8.2}]
         ("auto", [{"loss": 3.0, "f1": 0.0}, {"loss": 2.0, "f1": 0.0}], 1, 0),
     ],
 )
-def test_the_best_is_told_by_score_and_then_by_loss(
+def test_the_best_checkpoint_is_chosen_by_score_and_then_by_loss(
     best_by: Any, entries: list[dict[str, Any]], best: int, since_best: int
 ) -> None:
     kept = -1
@@ -591,7 +591,7 @@ def test_a_model_folder_is_all_that_translating_needs(
     assert json.loads((run[1].model / "config.json").read_text())["step"] == 12
 
 
-def test_what_nobody_chose_must_fit_the_corpus(
+def test_default_settings_must_fit_the_corpus(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     base = replace(PRESETS["base"], model=TINY.model)
@@ -607,7 +607,7 @@ def test_what_nobody_chose_must_fit_the_corpus(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_nobody_chose_must_end_within_a_week(
+def test_default_settings_must_train_within_a_week(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transduce.experiments.pipeline.WEEK", 0)
@@ -620,7 +620,7 @@ def test_what_nobody_chose_must_end_within_a_week(
     assert notes.results
 
 
-def test_what_nobody_chose_is_trained_where_it_fits(
+def test_default_settings_are_trained_if_they_fit(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     notes = Notes()
@@ -628,7 +628,7 @@ def test_what_nobody_chose_is_trained_where_it_fits(
     assert notes.results
 
 
-def test_a_run_begins_with_what_is_odd_in_its_corpus(
+def test_a_run_begins_with_warnings_about_its_corpus(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     notes = Notes()

@@ -1,4 +1,4 @@
-"""A grid holds each search once; the best is chosen, and chance is told."""
+"""A grid has each search once; the best is chosen, with its significance."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ def test_the_best_is_the_cheapest_of_those_that_print_alike(
     assert found.cells.index(found.best) == best
 
 
-def test_what_was_not_tried_stays_in_the_models_search() -> None:
+def test_settings_that_were_not_tried_stay_in_the_models_search() -> None:
     best = replace(NOW, beam_size=2, length_penalty=1.0, num_best=1, extra_length=7)
     chosen = tuned(NOW, best)
     assert chosen == replace(NOW, beam_size=2, length_penalty=1.0, num_best=2)
@@ -70,7 +70,7 @@ def sentence(matched: int) -> SentenceCounts:
     return SentenceCounts(length=10, matched=matched, gold=10, predicted=10)
 
 
-def test_chance_is_told_from_a_gain_of_f1() -> None:
+def test_the_p_value_distinguishes_a_gain_of_f1_from_chance() -> None:
     now = [sentence(5)] * 40
     assert paired_f1_p(now, now) == 1.0
     assert paired_f1_p(now, [sentence(7)] * 40) < 0.01

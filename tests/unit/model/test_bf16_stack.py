@@ -111,7 +111,9 @@ def errors(ours: list[Tensor], theirs: list[Tensor]) -> list[float]:
     ],
     ids=str,
 )
-def test_it_is_off_by_no_more_than_rounding(unit, sizes, config, rates, two_threads):
+def test_the_stack_differs_from_fp32_by_rounding_only(
+    unit, sizes, config, rates, two_threads
+):
     dropout, attention, relu = rates
     config = replace(
         config, dropout=dropout, attention_dropout=attention, relu_dropout=relu
@@ -142,7 +144,7 @@ def test_it_is_nearer_than_layers_one_by_one(unit, monkeypatch):
 
 
 @pytest.mark.parametrize("relu_dropout", [0.0, 0.3])
-def test_the_unit_says_what_is_said_without_it(unit, relu_dropout):
+def test_the_stack_is_the_same_with_and_without_amx(unit, relu_dropout):
     if not unit:
         pytest.skip("nothing is beside it")
     config = replace(DEEP, relu_dropout=relu_dropout)

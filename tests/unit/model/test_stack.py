@@ -100,7 +100,7 @@ def is_compiled(output: Tensor) -> bool:
 RATES = [
     (0.0, 0.0, 0.0), (0.3, 0.0, 0.0), (0.0, 0.3, 0.0), (0.0, 0.0, 0.3), (0.1, 0.2, 0.4),
 ]  # fmt: skip
-"""Of the three kinds of dropout: of what sub-layers give, of attention, of the ReLU."""
+"""Rates of the three kinds of dropout: of outputs, of attention, after the ReLU."""
 
 
 def with_rates(config: ModelConfig, rates: tuple[float, float, float]) -> ModelConfig:
@@ -130,7 +130,7 @@ def test_layers_one_by_one_give_the_same_and_the_same_gradients(
 
 
 @pytest.mark.parametrize("sizes", [(2, 150, 9), (2, 9, 140), (1, 257, 131)], ids=str)
-def test_long_sentences_with_dropout_of_attention_have_a_kernel_too(sizes, monkeypatch):
+def test_long_sentences_with_attention_dropout_have_a_kernel_too(sizes, monkeypatch):
     both = stacks(replace(CONFIG, attention_dropout=0.2))
     inputs = drawn(*sizes)
     learned = [*inputs, *both[0].parameters(), *both[1].parameters()]
@@ -144,7 +144,7 @@ def test_long_sentences_with_dropout_of_attention_have_a_kernel_too(sizes, monke
 
 
 @pytest.mark.parametrize("rates", [(0.0, 0.2, 0.0), (0.0, 0.0, 0.2), (0.1, 0.1, 0.1)])
-def test_parts_of_a_batch_draw_what_the_whole_draws(rates, two_threads):
+def test_parts_of_a_batch_draw_the_masks_of_the_whole(rates, two_threads):
     both, inputs = stacks(with_rates(CONFIG, rates)), drawn(67, 13, 17)
     torch.set_num_threads(1)
     whole = run(*both, *inputs)
@@ -156,7 +156,7 @@ def test_parts_of_a_batch_draw_what_the_whole_draws(rates, two_threads):
 
 
 def test_sub_layers_each_draw_their_own_masks():
-    """Of attention and ReLU dropout, too: what one layer does is not done twice."""
+    """Attention and ReLU dropout draw their own masks in each sub-layer."""
     config = with_rates(replace(CONFIG, num_layers=2), (0.0, 0.3, 0.0))
     encoder, _ = stacks(config)
     seeds = encoder(torch.randn(2, 6, 64), padded(2, 6)).grad_fn.seeds[:]

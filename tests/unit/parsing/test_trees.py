@@ -197,14 +197,14 @@ def test_a_bad_parse_is_told_with_its_line(line: str, message: str) -> None:
         list(read_parses([LINE, line, ")"], "parses"))
 
 
-def test_a_parse_without_its_last_bracket_is_told_with_its_line() -> None:
+def test_a_parse_without_its_last_bracket_is_named_with_its_line() -> None:
     message = r"^parses:2:1: a tree must close its brackets before {}, .* 1 open"
     for lines, end in (([LINE], "a line that is not indented"), ([], "the file ends")):
         with pytest.raises(DataError, match=message.format(end)):
             list(read_parses([LINE, "(S (NN a)", *lines], "parses"))
 
 
-def test_parses_may_take_several_lines_which_blank_ones_part() -> None:
+def test_parses_of_several_lines_are_separated_by_blank_ones() -> None:
     expected = trees_in(PENN)
     assert list(read_parses(PENN.splitlines(), "parses")) == expected
     lines = [*PENN.splitlines(), "(TOP)", "", *PENN.splitlines(), "()"]

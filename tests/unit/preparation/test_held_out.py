@@ -1,4 +1,4 @@
-"""Pairs that are held out are the same again, and none of them is trained on."""
+"""Held-out pairs are reproducible, and no copy of them is in training."""
 
 import gzip
 from collections import Counter
@@ -76,7 +76,7 @@ def lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def test_no_copy_of_what_is_held_out_is_trained_on(
+def test_no_copy_of_a_held_out_pair_is_in_training(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     parts = hold_out_pairs(files, tmp_path / "text", seed=1)

@@ -264,7 +264,7 @@ def test_what_lies_on_another_disk_is_shared(
     assert content(second) == before
 
 
-def test_nothing_is_shared_that_was_cut_into_other_words(
+def test_a_corpus_cut_into_other_words_is_not_shared(
     files: CorpusFiles, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(files, TOKENIZER, MAX_LENGTH, folder)

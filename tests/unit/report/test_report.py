@@ -219,7 +219,7 @@ def test_a_table_has_a_cell_for_each_column() -> None:
 
 
 @pytest.mark.parametrize("width", [20, 30, 50])
-def test_a_row_is_a_list_where_its_columns_have_no_room(width: int) -> None:
+def test_a_row_becomes_a_list_if_the_terminal_is_too_narrow(width: int) -> None:
     names = ("system", "BLEU", "difference", "p bootstrap", "p shuffles", "verdict")
     row = ("baseline.de", "31.25", "+1.20", "0.0010", "0.0020", "significant")
     table = Table(title="Scores", columns=columns(*names), rows=(row, row))

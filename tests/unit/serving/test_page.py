@@ -190,7 +190,7 @@ def test_a_server_that_has_stopped_is_said(
     page.close()
 
 
-def test_a_key_is_asked_for_before_its_lack_is_an_error(
+def test_the_page_requests_a_key_before_translating(
     browser: Browser, trained_checkpoint: Checkpoint
 ) -> None:
     config = AdmissionConfig(api_keys=("sesame",))
@@ -206,7 +206,7 @@ def test_a_key_is_asked_for_before_its_lack_is_an_error(
             expect(page.locator("#error")).to_be_hidden()
 
 
-def test_a_wrong_key_is_an_error(
+def test_the_page_shows_an_error_for_a_wrong_key(
     browser: Browser, trained_checkpoint: Checkpoint
 ) -> None:
     page = browser.new_page()
@@ -223,7 +223,7 @@ def test_a_wrong_key_is_an_error(
         page.close()
 
 
-def test_an_empty_translation_is_not_looked_into(
+def test_an_empty_translation_has_no_details(
     browser: Browser, trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = served(trained_checkpoint, "en-de")
@@ -266,7 +266,7 @@ def test_the_text_flows_from_sentence_to_sentence(page: Page) -> None:
     assert len(lines) < 12
 
 
-def test_what_goes_on_is_in_sight_beside_a_long_text(
+def test_the_status_is_visible_beside_a_long_text(
     browser: Browser, http: RunningServer
 ) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 600})
@@ -284,9 +284,7 @@ def test_what_goes_on_is_in_sight_beside_a_long_text(
     page.close()
 
 
-def test_the_interface_is_tried_without_network(
-    page: Page, http: RunningServer
-) -> None:
+def test_the_interface_works_without_network(page: Page, http: RunningServer) -> None:
     page.goto(f"{http.address}/docs")
     form = page.locator('form[data-path="/translate"]')
     expect(form.locator(".address")).to_have_text(http.address)
@@ -301,7 +299,7 @@ def test_the_interface_is_tried_without_network(
     expect(health.locator(".answer")).to_contain_text('"ok"')
 
 
-def test_what_is_tried_wrongly_is_told(browser: Browser, http: RunningServer) -> None:
+def test_a_wrong_example_shows_its_error(browser: Browser, http: RunningServer) -> None:
     page = browser.new_page()
     page.goto(f"{http.address}/docs")
     form = page.locator('form[data-path="/detect"]')

@@ -254,7 +254,9 @@ def test_each_caller_has_a_share_of_a_batch(queue: RequestQueue, gate: Gate) -> 
     assert set(done[:3]) == {"one", "two", "five"}
 
 
-def test_what_is_given_up_leaves_room_at_once(queue: RequestQueue, gate: Gate) -> None:
+def test_cancelled_sentences_leave_the_queue_at_once(
+    queue: RequestQueue, gate: Gate
+) -> None:
     waiting = queue.submit(["one"] * 5)
     for future in waiting[:3]:
         future.cancel()
@@ -270,7 +272,9 @@ def hasty(translator: Translator) -> Iterator[RequestQueue]:
         yield queue
 
 
-def test_a_caller_hears_in_time_though_the_model_is_busy(hasty: RequestQueue) -> None:
+def test_a_caller_is_answered_in_time_though_the_model_is_busy(
+    hasty: RequestQueue,
+) -> None:
     gate = Gate(hasty)
     [at_work] = hasty.submit(["one"])
     gate.wait_until_held()
@@ -315,7 +319,7 @@ def test_a_turn_gives_a_request_no_more_time(queue: RequestQueue, gate: Gate) ->
         work = asyncio.create_task(queue.run(ends.wait, deadline))
         await asyncio.sleep(0)
         gate.open()
-        with pytest.raises(TimeLimitError, match="be done within 7 seconds"):
+        with pytest.raises(TimeLimitError, match="longer than 7 seconds"):
             await asyncio.wait_for(work, 10.0)
         ends.set()
 
@@ -340,7 +344,7 @@ def test_all_that_a_document_needs_has_one_deadline(
     assert len(begun) == 1
 
 
-def test_a_search_that_nobody_waits_for_ends_between_two_steps(
+def test_a_cancelled_search_ends_between_two_steps(
     trained_checkpoint: Checkpoint,
 ) -> None:
     endless = SearchConfig(beam_size=2, min_length=10**5, extra_length=10**5)
@@ -355,7 +359,7 @@ def test_a_search_that_nobody_waits_for_ends_between_two_steps(
         assert kept.result().text
 
 
-def test_what_copies_search_for_ends_when_nobody_waits(
+def test_a_cancelled_search_of_copies_ends(
     trained_checkpoint: Checkpoint,
 ) -> None:
     endless = SearchConfig(beam_size=2, min_length=100_000, extra_length=100_000)
@@ -384,9 +388,7 @@ def test_others_have_turns_between_slices(queue: RequestQueue, gate: Gate) -> No
     assert asyncio.run(ask()) == [1, 2, 2]
 
 
-def test_slices_that_nobody_waits_for_are_not_done(
-    queue: RequestQueue, gate: Gate
-) -> None:
+def test_cancelled_slices_are_not_run(queue: RequestQueue, gate: Gate) -> None:
     done = []
 
     async def give_up() -> None:
@@ -401,7 +403,7 @@ def test_slices_that_nobody_waits_for_are_not_done(
 
 
 class Panic(BaseException):
-    """As a library in another language raises it."""
+    """Exception like those of a library in another language."""
 
 
 def panic_at_two(sentences: list[str], *_: object) -> Iterator[object]:
@@ -434,7 +436,7 @@ def test_too_many_tokens_are_too_long(translator: Translator) -> None:
             )
 
 
-def test_tokens_are_not_counted_for_ever(
+def test_counting_tokens_times_out(
     hasty: RequestQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = threading.Event()

@@ -37,14 +37,12 @@ def test_a_model_has_a_name_and_a_folder(
         ("en-de-hi=m", "en:de-HI, en-DE:hi"),
     ],
 )
-def test_languages_that_can_be_read_in_several_ways_are_refused(
-    text: str, ways: str
-) -> None:
+def test_ambiguous_languages_are_refused(text: str, ways: str) -> None:
     with pytest.raises(ConfigError, match=rf"may be {ways}; .* SOURCE:TARGET=FOLDER"):
         ModelName.parse(text)
 
 
-def test_a_pair_of_what_is_no_language_is_refused() -> None:
+def test_a_pair_of_unknown_languages_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be a BCP 47 tag, but is '1'"):
         ModelName.parse("1:de=m")
 

@@ -70,7 +70,7 @@ def test_nothing_is_lost_and_nothing_too_long(text: str, max_tokens: int) -> Non
         ("きょうはチャンス", ["きょうは", "チャンス"]),
     ],
 )
-def test_no_letter_is_parted_from_its_marks(text: str, parts: list[str]) -> None:
+def test_no_letter_is_separated_from_its_marks(text: str, parts: list[str]) -> None:
     assert "".join(split_long(text, 5, count_letters)) == text
     for part in split_long(text, 5, count_letters)[1:]:
         assert unicodedata.category(part[0]) != "Mn"
@@ -95,7 +95,7 @@ def test_a_text_may_begin_with_what_counts_no_tokens() -> None:
         ("ភាសាខ្មែរ", 4, False),
     ],
 )
-def test_a_place_within_a_word_is_known_where_words_are_spaced(
+def test_a_place_within_a_spaced_word_is_recognised(
     text: str, place: int, is_within: bool
 ) -> None:
     assert is_within_word(text, place) is is_within

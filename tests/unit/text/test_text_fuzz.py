@@ -11,7 +11,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SHORT, LONG = 500, 4_000
 LINEAR_S = 0.1
-"""What 4 kB may take however it grows: a quadratic scanner takes longer."""
+"""Seconds that 4 kB may take at most; a quadratic scanner takes longer."""
 
 
 @pytest.fixture(scope="module")

@@ -497,7 +497,7 @@ def test_the_vocabulary_of_spaced_languages_is_the_one_of_earlier_versions(
     assert now.encode_sources(lines) == earlier.encode_sources(lines)
 
 
-def test_a_tokenizer_of_earlier_versions_cuts_as_ever(tmp_path, monkeypatch):
+def test_a_tokenizer_of_earlier_versions_cuts_as_before(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(module, "word_pattern", lambda _: EARLIER_WORD)
         patch.setattr(module, "is_longer_than_a_word", lambda _: False)
@@ -547,7 +547,7 @@ def test_a_pattern_that_might_not_end_is_refused(words, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_are_cut_in_linear_time(kind):
-    """Matching gives up after ten million steps, which a worse pattern would take."""
+    """The regex engine gives up after ten million steps, which others would take."""
     pattern = tokenizers.Regex(module.word_pattern(kind))
     words = pre_tokenizers.Split(pattern, behavior="isolated")
     for run in ("a", "a\u0301", " ", "a ", "-", "1", "世", "ÿa", "\U0001f600", "กa"):
@@ -556,7 +556,7 @@ def test_words_are_cut_in_linear_time(kind):
         assert "".join(piece for piece, _ in cut) == text
 
 
-def test_what_came_once_without_spaces_is_no_piece():
+def test_an_unspaced_run_that_occurs_once_is_no_piece():
     lines = ["我们喜欢猫", "我们需要水", "你听见雷声"] + ["a cat"] * 3
     tokenizer = learn_tokenizer(lines, TokenizerConfig(vocab_size=2_000))
     pieces = learned_pieces(tokenizer)

@@ -644,7 +644,7 @@ def test_a_run_can_be_begun_again(make_trainer):
 
 
 @pytest.mark.parametrize(("share", "seconds"), [(0.0, 8.0), (0.75, 2.0)])
-def test_time_that_other_programs_had_is_no_part_of_the_forecast(
+def test_the_forecast_leaves_out_the_time_of_other_programs(
     make_trainer, monkeypatch, share, seconds
 ):
     class Meter:

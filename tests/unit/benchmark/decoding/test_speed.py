@@ -141,7 +141,7 @@ def test_missing_peers_are_named(trained_checkpoint, monkeypatch):
         assert f"needs the package `{package}`, which is not" in str(refusal.value)
 
 
-def test_a_peer_that_is_missing_is_left_out(trained_checkpoint, monkeypatch):
+def test_a_missing_peer_is_left_out(trained_checkpoint, monkeypatch):
     find = decoding_speed.find_spec
     monkeypatch.setattr(
         decoding_speed,

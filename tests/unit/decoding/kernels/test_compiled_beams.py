@@ -72,7 +72,7 @@ def found(
     shape: tuple[int, int, int]
 
     def coverage() -> np.ndarray:
-        """Of those that the logits come after."""
+        """Coverage of the hypotheses that the logits follow."""
         return -torch.rand(shape[:2], generator=generator).double().numpy()
 
     def begun(part: slice) -> tuple[BeamSearch | GreedySearch, list]:

@@ -147,7 +147,7 @@ def test_threads_change_nothing(two_threads, packed_linear):
     assert torch.equal(packed_linear(weight, None)(x), by_two)
 
 
-def test_what_is_no_number_stays_none(packed_linear):
+def test_nan_stays_nan_under_dropout(packed_linear):
     weight, x = torch.randn(40, 20), torch.randn(3, 20)
     x[1, 7] = torch.nan
     assert packed_linear(weight, None)(x).isnan().any(dim=1).tolist() == [

@@ -129,13 +129,13 @@ def test_what_nobody_wants_any_more_is_not_in_the_way(
 
 
 @pytest.mark.parametrize("by_kernels", [False, True])
-def test_copies_have_what_counts_coverage(
+def test_copies_can_count_coverage(
     trained_checkpoint: Checkpoint,
     others: set[int],
     monkeypatch: pytest.MonkeyPatch,
     by_kernels: bool,
 ) -> None:
-    """Without kernels that needs PyTorch, which copies begun before do not have."""
+    """Coverage without kernels needs PyTorch, which earlier copies lack."""
     if not by_kernels:
         monkeypatch.setattr(ready_model, "kernels", lambda: None)
     config = SearchConfig(coverage_penalty=0.2)
@@ -399,7 +399,7 @@ def test_a_system_that_allows_no_process_is_told_of(
         ),
     ],
 )
-def test_there_must_be_a_process_and_no_more_than_the_machine_bears(
+def test_the_number_of_processes_is_from_1_to_the_machines_limit(
     trained_checkpoint: Checkpoint, number: int, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -443,7 +443,7 @@ def test_none_is_as_many_as_pay(
 def test_copies_that_search_end_when_the_first_process_is_killed(
     trained_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    """Though they have nothing to tell for long."""
+    """Copies end even if they send nothing for a long time."""
     save_model(trained_checkpoint, tmp_path / "model")
     lines = tmp_path / "lines"
     lines.write_text("one two three four five six seven eight\n" * 2_000)
@@ -468,6 +468,6 @@ def test_copies_that_search_end_when_the_first_process_is_killed(
 
 
 def seconds_used_by(pid: int) -> float:
-    """Of the processor."""
+    """Seconds of processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) / os.sysconf("SC_CLK_TCK")

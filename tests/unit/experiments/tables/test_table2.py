@@ -174,7 +174,7 @@ MEASURED = replace(TABLE, ours=(RUN_HERE,), measured=HERE, waited=0.02)
 
 
 def told_utilisation(table: Table2) -> tuple[str, str]:
-    """What stands in the column, and what is said beside it."""
+    """Utilisation in the table, and the report's text."""
     text = str(as_report(table))
     [row] = [
         row
@@ -186,7 +186,7 @@ def told_utilisation(table: Table2) -> tuple[str, str]:
     return row[-1], reason
 
 
-def test_utilisation_is_told_of_a_run_in_the_state_that_was_measured() -> None:
+def test_utilisation_is_shown_for_a_run_on_the_measured_hardware() -> None:
     assert told_utilisation(MEASURED) == ("10.0%", "")
     two = replace(HERE, num_processes=2, num_threads=1)  # as many threads
     same = replace(MEASURED, ours=(replace(RUN_HERE, computing=two),))
@@ -224,7 +224,7 @@ def test_utilisation_is_told_of_a_run_in_the_state_that_was_measured() -> None:
         ),
     ],
 )
-def test_utilisation_is_not_told_where_states_differ(
+def test_utilisation_is_not_shown_if_hardware_differs(
     table: Table2, reason: str
 ) -> None:
     told, said = told_utilisation(table)

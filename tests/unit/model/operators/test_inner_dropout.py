@@ -53,7 +53,7 @@ def mixed(x: np.ndarray) -> np.ndarray:
 
 
 def factors(seed: int, rows: int, width: int, rate: float) -> Tensor:
-    """What each number of a row is multiplied by, drawn as after `manual_seed`."""
+    """Factors of the numbers of a row, drawn as after `manual_seed`."""
     torch.manual_seed(seed)
     one, other = torch.empty(2, dtype=torch.int64).random_(2**32).tolist()
     half = -(-width // 32) * 16
@@ -114,7 +114,7 @@ def test_masks_are_those_of_the_formula_for_any_width(width):
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.8])
-def test_the_rate_of_dropped_weights_is_met(rate):
+def test_weights_are_dropped_at_the_given_rate(rate):
     heads = heads_of(4, 16)
     query, memory = torch.zeros(20, 40, 64), torch.zeros(20, 50, 128)
     memory[..., 64:] = 1  # so the output is the sum of the weights left
@@ -133,7 +133,7 @@ def layer_of(scores: str = "scaled") -> MultiHeadAttention:
 
 
 @pytest.mark.parametrize("keys", [8, 130])
-def test_a_layer_drops_the_same_with_its_kernel_and_without(keys, monkeypatch):
+def test_a_layer_drops_the_same_weights_with_and_without_its_kernel(keys, monkeypatch):
     layer = layer_of()
     query, memory = torch.randn(3, 6, 64), torch.randn(3, keys, 64)
     mask = torch.rand(3, 1, 1, keys) < 0.8
@@ -151,7 +151,7 @@ def test_a_layer_drops_the_same_with_its_kernel_and_without(keys, monkeypatch):
     assert not torch.equal(ours[0], layer.eval()(query, memory, mask))
 
 
-def test_weights_that_are_tapped_are_not_dropped_yet():
+def test_tapped_weights_are_those_before_dropout():
     layer, seen = layer_of(), []
     layer.weights_tap.register_forward_hook(lambda *said: seen.append(said[-1]))
     x = torch.randn(2, 9, 64)
@@ -159,7 +159,7 @@ def test_weights_that_are_tapped_are_not_dropped_yet():
     torch.testing.assert_close(seen[0].sum(-1), torch.ones(2, 4, 9))
 
 
-def test_without_gradients_the_same_is_dropped():
+def test_dropout_is_the_same_without_gradients():
     layer, x = layer_of(), torch.randn(2, 9, 64)
     torch.manual_seed(3)
     expected = layer(x, x, None)
@@ -168,7 +168,7 @@ def test_without_gradients_the_same_is_dropped():
         torch.testing.assert_close(layer(x, x, None), expected, **TOLERANCE)
 
 
-def test_without_kernels_weights_are_dropped_as_well(monkeypatch):
+def test_dropout_of_weights_works_without_kernels(monkeypatch):
     for each in (module, dropout_module):
         monkeypatch.setattr(each, "kernels", lambda: None)
     monkeypatch.setattr(attention_module, "attention_weights", lambda s, _: s * 0 + 1)
@@ -187,7 +187,7 @@ def test_additive_attention_drops_too():
     assert not torch.equal(layer(x, x, None), layer(x, x, None))
 
 
-def test_after_the_relu_numbers_are_dropped_in_training_alone():
+def test_relu_dropout_is_active_in_training_only():
     network = FeedForward(8, 4_096, "relu", RATE).train()
     network.inner.bias.data.fill_(1.0)
     network.inner.weight.data.zero_()
@@ -200,7 +200,7 @@ def test_after_the_relu_numbers_are_dropped_in_training_alone():
     assert network.eval()(torch.zeros(1, 3, 8)).eq(1).all()
 
 
-def test_what_is_no_number_stays_none():
+def test_nan_stays_nan_under_dropout():
     heads = heads_of(2, 16)
     query, memory = torch.randn(2, 3, 32), torch.randn(2, 5, 64)
     memory[0, 2, 40] = torch.nan

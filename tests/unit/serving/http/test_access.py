@@ -1,4 +1,4 @@
-"""Who may ask: hosts, origins and proxies; and what is answered when all fails."""
+"""Access by hosts, origins and proxies, and answers to unexpected failures."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +74,7 @@ def test_a_local_server_does_not_answer_to_other_names(
         ("127.0.0.1:5000", "https://proxy.example", 200),
     ],
 )
-def test_a_local_server_answers_pages_of_its_own_and_of_friends(
+def test_a_local_server_answers_its_own_pages_and_those_of_allowed_origins(
     local: RunningServer, host: str, origin: str, status: int
 ) -> None:
     form = b"q=one&source=en&target=de"
@@ -95,7 +95,7 @@ def preflight(server: RunningServer, origin: str, method: str = "POST") -> Answe
     )
 
 
-def test_a_friend_may_read(local: RunningServer) -> None:
+def test_an_allowed_origin_may_read(local: RunningServer) -> None:
     asked = preflight(local, "https://friend.example")
     assert asked.status == 200
     allowed = asked.headers["access-control-allow-headers"].lower()
@@ -109,10 +109,10 @@ def test_a_friend_may_read(local: RunningServer) -> None:
         assert answer.headers["vary"] == "Origin"
 
 
-def test_nobody_else_may_read(
+def test_no_other_origin_may_read(
     trained_checkpoint: Checkpoint, http: RunningServer
 ) -> None:
-    """A server that others reach does not ask who sends a form: anybody may ask it."""
+    """Without CORS, or from an unlisted origin, a preflight gets no permission."""
     refused = preflight(http, "https://friend.example")
     assert refused.status == 405
     assert "access-control-allow-origin" not in refused.headers
@@ -125,7 +125,9 @@ def test_nobody_else_may_read(
         assert preflight(server, "https://friend.example", "DELETE").status == 400
 
 
-def test_all_may_read_if_that_is_said(trained_checkpoint: Checkpoint) -> None:
+def test_every_origin_may_read_if_all_are_allowed(
+    trained_checkpoint: Checkpoint,
+) -> None:
     access = AccessConfig(is_local=True, cors_origins=("*",))
     with running([served(trained_checkpoint, "en-de")], None, access) as server:
         answer = server.post("/translate", BODY, origin="https://evil.example")
@@ -133,7 +135,7 @@ def test_all_may_read_if_that_is_said(trained_checkpoint: Checkpoint) -> None:
         assert preflight(server, "null").status == 200
 
 
-def test_a_server_that_others_reach_answers_to_any_name(
+def test_a_server_on_the_network_answers_to_any_name(
     trained_checkpoint: Checkpoint, http: RunningServer
 ) -> None:
     assert http.post("/translate", BODY, host="any.example").status == 200
@@ -154,9 +156,7 @@ def test_a_server_that_others_reach_answers_to_any_name(
         ({"cors_origins": ("https://a.example:x",)}, "must be origins such as"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused(
-    setting: dict[str, Any], message: str
-) -> None:
+def test_an_impossible_name_is_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AccessConfig(**setting)
 
@@ -168,14 +168,14 @@ def statuses(server: RunningServer, forwarded: Sequence[str]) -> list[int]:
     ]
 
 
-def test_a_client_cannot_say_that_it_is_another(trained_checkpoint: Checkpoint) -> None:
+def test_a_client_cannot_forge_its_address(trained_checkpoint: Checkpoint) -> None:
     config = AdmissionConfig(requests_per_minute=2)
     others = ["1.1.1.1", "2.2.2.2", "3.3.3.3, 127.0.0.1"]
     with running([served(trained_checkpoint, "en-de")], config) as server:
         assert statuses(server, others) == [200, 200, 429]
 
 
-def test_a_proxy_that_is_trusted_may_say_who_asks(
+def test_a_trusted_proxy_may_state_the_clients_address(
     trained_checkpoint: Checkpoint,
 ) -> None:
     config = AdmissionConfig(requests_per_minute=1)
@@ -202,7 +202,7 @@ def test_a_proxy_without_an_address_is_refused(proxy: str) -> None:
 
 
 class Panic(BaseException):
-    """As a library in another language raises it."""
+    """Exception like those of a library in another language."""
 
 
 def fail(error: BaseException) -> Callable[..., Any]:

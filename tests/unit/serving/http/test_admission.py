@@ -60,7 +60,7 @@ def test_a_client_that_asks_too_often_is_told_when_to_come_back(
     assert "At most 2 requests a minute" in refused.json["error"]
 
 
-def test_who_guesses_keys_is_soon_refused(trained_checkpoint: Checkpoint) -> None:
+def test_guesses_of_keys_are_limited(trained_checkpoint: Checkpoint) -> None:
     config = AdmissionConfig(api_keys=("sesame",), requests_per_minute=2)
     with running([served(trained_checkpoint, "en-de")], config) as server:
         guesses = [BODY | {"api_key": f"guess {i}"} for i in range(4)]
@@ -70,7 +70,7 @@ def test_who_guesses_keys_is_soon_refused(trained_checkpoint: Checkpoint) -> Non
         assert known.status == 200
 
 
-def test_nonsense_is_counted_too(
+def test_malformed_requests_count_towards_the_limit(
     trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "MAX_REFUSED_PER_MINUTE", 2)

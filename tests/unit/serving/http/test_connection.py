@@ -1,4 +1,4 @@
-"""What becomes of connections, by raw sockets that do what clients should not."""
+"""Connections, tested by raw sockets that misbehave as clients should not."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ def connected(server: RunningServer) -> Iterator[socket.socket]:
 
 
 def everything(client: socket.socket) -> bytes:
-    """All that is sent until the server ends the connection."""
+    """Everything that the server sends until it ends the connection."""
     parts = iter(lambda: client.recv(65536), b"")
     return b"".join(parts)
 
@@ -61,7 +61,7 @@ def error_of(answer: bytes) -> str:
 
 @contextmanager
 def held(model: ServedModel) -> Iterator[None]:
-    """A model that is kept from its work."""
+    """Model whose work is blocked."""
     opened, at_work = threading.Event(), threading.Event()
 
     def hold(_: int) -> None:
@@ -93,7 +93,7 @@ def test_an_accepted_socket_sends_at_once(http: RunningServer) -> None:
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 @pytest.mark.parametrize("path", ["/translate", "/v1/translate"])
-def test_a_client_that_has_sent_all_is_answered(
+def test_a_half_closed_client_is_answered(
     http: RunningServer, path: str, version: str
 ) -> None:
     body = b'{"q": "one", "target": "de", "model": "en-de"}'
@@ -109,7 +109,7 @@ def test_requests_in_a_row_are_answered_in_their_order(http: RunningServer) -> N
     assert first < answer.index(b'"models"') < answer.rindex(b"translatedText")
 
 
-def test_a_client_that_has_sent_all_may_wait(
+def test_a_half_closed_client_may_wait(
     trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "LEFT_AFTER_S", 0.05)
@@ -147,7 +147,7 @@ def test_a_body_that_ends_early_is_refused(http: RunningServer) -> None:
     ],
     ids=range(9),
 )  # fmt: skip
-def test_what_is_no_request_is_refused_in_json(
+def test_a_malformed_request_is_refused_in_json(
     http: RunningServer, request_: bytes, status: int, error: str
 ) -> None:
     answer = answered(http, request_, ends=False)
@@ -157,7 +157,7 @@ def test_what_is_no_request_is_refused_in_json(
 
 @pytest.fixture
 def quick(trained_checkpoint: Checkpoint) -> Iterator[RunningServer]:
-    """A server that is soon tired of slow clients."""
+    """Server with short time limits for slow clients."""
     limits = ConnectionConfig(
         header_timeout_s=0.3, idle_timeout_s=0.3, write_timeout_s=0.3
     )
@@ -170,7 +170,7 @@ def quick(trained_checkpoint: Checkpoint) -> Iterator[RunningServer]:
 
 
 def dripped(client: socket.socket, drop: bytes) -> bytes:
-    """What a client is answered that sends the same again and again, for a while."""
+    """Answer to a client that sends the same bytes again and again for a while."""
     has_answer = threading.Event()
 
     def drip() -> None:
@@ -189,7 +189,7 @@ def dripped(client: socket.socket, drop: bytes) -> bytes:
         dripping.join()
 
 
-def test_a_head_that_does_not_come_is_not_waited_for(quick: RunningServer) -> None:
+def test_headers_that_do_not_arrive_time_out(quick: RunningServer) -> None:
     with connected(quick) as client:
         client.sendall(b"GET /health HTTP/1.1\r\n")
         answer = dripped(client, b"x: y\r\n")
@@ -198,9 +198,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(quick: RunningServer) -> No
 
 
 @pytest.mark.parametrize("before", [b"", HEALTH])
-def test_a_connection_without_requests_is_ended(
-    quick: RunningServer, before: bytes
-) -> None:
+def test_an_idle_connection_times_out(quick: RunningServer, before: bytes) -> None:
     with connected(quick) as client:
         client.sendall(before)
         answer = everything(client)
@@ -208,7 +206,7 @@ def test_a_connection_without_requests_is_ended(
     wait_until(lambda: num_connections(quick) == 0)
 
 
-def test_the_rest_of_a_body_that_nobody_reads_may_not_come_for_ever(
+def test_the_rest_of_a_refused_body_times_out(
     quick: RunningServer,
 ) -> None:
     with connected(quick) as client:
@@ -221,7 +219,7 @@ def test_the_rest_of_a_body_that_nobody_reads_may_not_come_for_ever(
         wait_until(lambda: num_connections(quick) == 0)
 
 
-def test_a_client_that_does_not_read_is_left(quick: RunningServer) -> None:
+def test_a_client_that_does_not_read_times_out(quick: RunningServer) -> None:
     document = b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n"
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -235,7 +233,7 @@ def few(number: int) -> ServerConfig:
     return ServerConfig(connections=ConnectionConfig(max_connections=number))
 
 
-def test_a_new_connection_takes_the_place_of_the_one_idle_longest(
+def test_a_new_connection_replaces_the_one_idle_longest(
     trained_checkpoint: Checkpoint,
 ) -> None:
     model = served(trained_checkpoint, "en-de")
@@ -246,7 +244,7 @@ def test_a_new_connection_takes_the_place_of_the_one_idle_longest(
             assert first.recv(1) == b""
 
 
-def test_a_connection_too_many_is_refused_if_all_are_answered(
+def test_a_connection_beyond_the_limit_is_refused_if_all_are_busy(
     trained_checkpoint: Checkpoint,
 ) -> None:
     model = served(trained_checkpoint, "en-de")
@@ -260,7 +258,7 @@ def test_a_connection_too_many_is_refused_if_all_are_answered(
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_connections_are_as_many_as_files_may_be_open(
+def test_connections_are_limited_by_open_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits, set_ = [(256, 4096), (64, 64), (8, 8), (16, 100_000)], []
@@ -280,7 +278,7 @@ def test_connections_are_as_many_as_files_may_be_open(
         _that_can_be_open(wanted)
 
 
-def test_a_lack_of_files_is_told_once_a_minute(
+def test_a_lack_of_files_is_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tell, told = AcceptFailures(), []

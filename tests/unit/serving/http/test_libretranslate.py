@@ -17,7 +17,7 @@ FIELDS = {"q": "one two", "source": "en", "target": "de", "format": "text"}
 
 @pytest.fixture(scope="module")
 def many(trained_checkpoint: Checkpoint) -> Iterator[RunningServer]:
-    """Of pairs with scripts and regions."""
+    """Server of language pairs with scripts and regions."""
     names = ["en-de", "de-en", "zh-Hans-pt-BR", "zh-Hant-pt-PT", "en-no"]
     with running([served(trained_checkpoint, name) for name in names]) as server:
         yield server
@@ -49,7 +49,7 @@ def test_mastodon_has_lists_of_html_and_of_languages(http: RunningServer) -> Non
 
 @pytest.mark.parametrize("blank", [None, ""])
 @pytest.mark.parametrize("field", ["api_key", "format", "source", "alternatives"])
-def test_what_is_blank_is_as_if_it_were_not_there(
+def test_blank_fields_count_as_missing(
     http: RunningServer, field: str, blank: str | None
 ) -> None:
     body = {"q": "one two", "target": "de"}
@@ -59,7 +59,9 @@ def test_what_is_blank_is_as_if_it_were_not_there(
 
 
 @pytest.mark.parametrize("path", ["/v1/translate", "/v1/parse"])
-def test_what_is_blank_is_nothing_elsewhere_too(http: RunningServer, path: str) -> None:
+def test_blank_fields_count_as_missing_in_every_request(
+    http: RunningServer, path: str
+) -> None:
     body = {"q": "one", "model": "en-de" if "translate" in path else "trees"}
     expected = http.post(path, body)
     assert expected.status == 200
@@ -135,7 +137,7 @@ def test_fields_may_be_in_the_address_and_in_the_form(http: RunningServer) -> No
         ("🙂", "de", None),
     ],
 )
-def test_a_language_is_found_by_any_tag_of_it(
+def test_a_language_is_found_by_each_of_its_tags(
     many: RunningServer, source: str, target: str, served_pair: str | None
 ) -> None:
     chosen: list[str] = []
@@ -159,7 +161,7 @@ def test_languages_have_names_and_canonical_tags(many: RunningServer) -> None:
     assert all(set(each) == {"code", "name", "targets"} for each in found.values())
 
 
-def test_a_model_tells_its_languages(trained_checkpoint: Checkpoint) -> None:
+def test_a_model_reports_its_languages(trained_checkpoint: Checkpoint) -> None:
     own = replace(trained_checkpoint, source_language="en", target_language="pt-BR")
     with running([served(own, "mine"), served(own, "fr-it")]) as server:
         pairs = [(m["source"], m["target"]) for m in server.get("/v1/models").json]
@@ -168,7 +170,7 @@ def test_a_model_tells_its_languages(trained_checkpoint: Checkpoint) -> None:
         assert server.post("/translate", body).status == 200
 
 
-def test_settings_are_told_as_a_page_expects_them(
+def test_settings_have_the_form_that_a_page_expects(
     http: RunningServer, trained_checkpoint: Checkpoint
 ) -> None:
     settings = http.get("/frontend/settings").json
@@ -192,18 +194,20 @@ def test_settings_are_told_as_a_page_expects_them(
 
 
 @pytest.mark.parametrize("path", ["/suggest", "/translate_file"])
-def test_what_is_not_done_is_refused_in_json(http: RunningServer, path: str) -> None:
+def test_unsupported_requests_are_refused_in_json(
+    http: RunningServer, path: str
+) -> None:
     answer = http.post(path, multipart(FIELDS), content_type="multipart/form-data")
     assert answer.status == 403
     assert set(answer.json) == {"error"}
     assert answer.json["error"].startswith("This server ")
 
 
-def test_the_interface_is_where_libretranslate_has_it(http: RunningServer) -> None:
+def test_the_interface_has_libretranslates_path(http: RunningServer) -> None:
     assert http.get("/spec").json == http.get("/openapi.json").json
 
 
-def test_a_single_text_and_a_list_have_answers_of_their_shape(
+def test_the_answer_has_the_shape_of_the_request(
     http: RunningServer,
 ) -> None:
     body = {"source": "auto", "target": "de", "alternatives": 2}
@@ -219,7 +223,7 @@ def test_a_single_text_and_a_list_have_answers_of_their_shape(
     assert nothing == {"translatedText": [], "alternatives": [], "detectedLanguage": []}
 
 
-def test_twice_the_same_field_is_the_last_one(http: RunningServer) -> None:
+def test_the_last_of_repeated_json_fields_counts(http: RunningServer) -> None:
     body = b'{"q": "one", "q": "two", "source": "en", "target": "de"}'
     expected = http.post("/translate", json.loads(body)).json
     assert http.post("/translate", body).json == expected

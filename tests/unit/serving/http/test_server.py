@@ -82,7 +82,7 @@ def test_a_sentence_of_html_is_translated_whole_and_keeps_its_tags(
     assert found.count("<b>") == found.count("</b>") == 1
 
 
-def test_html_streams_as_it_is_translated_at_once(http: RunningServer) -> None:
+def test_html_streams_like_a_single_answer(http: RunningServer) -> None:
     html = "<p>one <b>two</b> three. four</p> <i>five &amp; six</i>"
     asked = {"q": html, "format": "html", "alternatives": 1}
     answer = http.post("/v1/translate", {**asked, "model": "en-de"})
@@ -94,7 +94,7 @@ def test_html_streams_as_it_is_translated_at_once(http: RunningServer) -> None:
     assert "<b>" in pieces[1]["alternatives"][0]["text"]
 
 
-def test_sentences_are_told_apart_by_the_language_of_the_model(
+def test_sentences_are_split_by_the_language_of_the_model(
     http: RunningServer, offline: Callable[[str], str]
 ) -> None:
     text = "one two 3. Mai three. Four"
@@ -371,14 +371,14 @@ def test_a_long_field_is_not_repeated_whole(http: RunningServer) -> None:
         assert len(answer.json["error"]) < 300
 
 
-def test_a_packed_body_is_refused(http: RunningServer) -> None:
+def test_a_compressed_body_is_refused(http: RunningServer) -> None:
     answer = http.post("/translate", b"\x1f\x8b", content_encoding="gzip")
     assert answer.status == 415
     assert "without content-encoding" in answer.json["error"]
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", ""])
-def test_json_that_is_called_a_form_is_told_as_such(
+def test_json_sent_as_a_form_gets_a_hint(
     http: RunningServer, kind: str
 ) -> None:
     answer = http.post("/translate", b' {"q": "a"}', content_type=kind)
@@ -440,7 +440,7 @@ def test_another_method_is_refused(
         *("/docs", "/spec", "/openapi.json", "/v1/models"),
     ],
 )
-def test_head_is_get_without_the_body(http: RunningServer, path: str) -> None:
+def test_head_answers_like_get_without_the_body(http: RunningServer, path: str) -> None:
     head, get = http.ask("HEAD", path), http.get(path)
     assert (head.status, head.body) == (200, b"")
     assert head.headers["content-type"] == get.headers["content-type"]

@@ -115,7 +115,7 @@ def test_a_document_of_its_own_text_is_unchanged(html: str) -> None:
 
 
 @given(TEXTS)
-def test_stretches_in_a_row_are_the_html(html: str) -> None:
+def test_stretches_join_to_the_html(html: str) -> None:
     assert "".join(each.text for each in split_html(html)) == html
 
 
@@ -130,7 +130,7 @@ def test_a_translation_is_no_markup() -> None:
     assert join_html([start, text, end], ["<b> & c"]) == "<p>&lt;b&gt; &amp; c</p>"
 
 
-def test_what_has_no_translation_stays() -> None:
+def test_sentences_without_a_translation_stay() -> None:
     assert join_html(split_html("<p>a &amp; b</p>"), [" "]) == "<p>a &amp; b</p>"
 
 
@@ -193,7 +193,7 @@ def test_what_has_no_translation_stays() -> None:
         ),
     ],
 )
-def test_tags_go_with_the_words_that_they_are_around(
+def test_tags_go_with_the_words_around_which_they_stand(
     html: str, translation: str, pairs: dict[str, str], expected: str
 ) -> None:
     stretches = split_html(html, "en")

@@ -167,14 +167,14 @@ def test_text_is_split_where_sentences_end(text: str, expected: list[str]) -> No
     assert sentences(split_text(text)) == expected
 
 
-def test_what_has_no_letter_is_copied() -> None:
+def test_text_without_a_letter_is_copied() -> None:
     text = "3.14 \n--- 😀 ... !\nA 1. 2! So.\n"
     stretches = split_text(text, "en")
     assert [each.text for each in stretches if each.is_sentence] == ["A 1.", "So."]
     assert join_text(stretches, ["x", "y"]) == "3.14 \n--- 😀 ... !\nx 2! y\n"
 
 
-def test_a_line_is_one_sentence_where_none_are_told_apart() -> None:
+def test_a_line_is_one_sentence_without_splitting() -> None:
     text = " A dog. It barks.\nEin Hund. "
     stretches = split_text(text, "en", splits_lines=False)
     assert sentences(stretches) == ["A dog. It barks.", "Ein Hund."]
@@ -186,7 +186,7 @@ def test_a_language_may_have_a_region() -> None:
 
 
 @given(TEXTS, LANGUAGES)
-def test_pieces_in_a_row_are_the_text(text: str, language: str | None) -> None:
+def test_stretches_join_to_the_text(text: str, language: str | None) -> None:
     stretches = split_text(text, language)
     assert "".join(each.text for each in stretches) == text
     assert join_text(stretches, sentences(stretches)) == text
