@@ -32,8 +32,8 @@ ALTERED = (
     # Dots and dashes.
     (r"…|(?<!\.)\.\.\.(?=\.?(?!\.))|\.{5,}", " ... "),
     (r"—|(?<=\s)–(?=\s)|--+", " -- "),
-    # The full stop that ends the text, an abbreviation's too; but as the treebank has
-    # it, U.S. keeps its own beside it, there and before a bracket.
+    # The full stop that ends the text, even that of an abbreviation. As in the
+    # treebank, only U.S. also keeps its own, there and before a bracket.
     (rf"(?<![.'&\w])(U\.S\.)({CLOSERS})$", r"\1 . \2"),
     (r"(?<![.'&\w])(U\.S\.)(?=[)}\]](?!,))", r"\1 . "),
     (rf"(?<=[^\s.])\.({CLOSERS})$", r" .\1"),
@@ -123,10 +123,10 @@ def _with_quotes(text: str) -> str:
 
 
 def _quote(text: str, place: int, *, is_open: bool, is_closed: bool) -> str:
-    """What a quote is: opening or closing, or an apostrophe.
+    """Penn Treebank sign of a quote: opening, closing, or an apostrophe.
 
-    A double one between spaces closes where another `is_open`; one that is alone is of
-    the sentence before, or of that to come. A single one opens if another `is_closed`.
+    A double quote between spaces closes if another `is_open`; one on its own belongs to
+    the sentence before or the next one. A single quote opens if another `is_closed`.
     """
     before, after = text[max(place - 2, 0) : place], text[place + 1 : place + 2]
     can_open = not before or BEFORE_OPENING.search(before) is not None
