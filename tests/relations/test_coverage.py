@@ -139,7 +139,7 @@ def sharpened(checkpoint, factor=4.0):
 def test_kernels_count_coverage_as_operators_do(
     trained_checkpoint, monkeypatch, settings
 ):
-    """In a batch that others join, as it is small."""
+    """Translations in a small batch that other sentences join."""
     monkeypatch.setattr(
         "transduce.decoding.streaming.refilled_batch.BATCH_POSITIONS", 90
     )

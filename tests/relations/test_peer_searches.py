@@ -1,4 +1,4 @@
-"""With patience 1 and penalty power, search finds what other libraries find.
+"""Search with patience 1 and penalty power has the results of other libraries.
 
 Also where the limit of length cuts hypotheses short: these then compete with finished
 ones, and win at times.

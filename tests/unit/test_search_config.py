@@ -92,7 +92,7 @@ def test_settings_without_a_meaning_are_dropped_silently() -> None:
         ),
         (OWN, {"beam_size": 1, "patience": 2.0}, "`search.patience` has no effect on"),
         (OWN, {"beam_size": 1, "num_best": 2}, "`search.num_best` has no effect on"),
-        (OWN, {"beam_size": 1, "coverage_penalty": 1.0}, "`search.coverage_penalty` i"),
+        (OWN, {"beam_size": 1, "coverage_penalty": 1.0}, "`search.coverage_penalty` h"),
         (
             SearchConfig(beam_size=1),
             {"patience": 1.0},

@@ -89,18 +89,18 @@ GROUPS = {
     "Translate": {
         "translate": "Translate raw text, one line for one line, in order.",
         "sample": "Draw translations at random.",
-        "score": "Tell how likely given translations are under a model.",
+        "score": "Score given translations by a model's log-probability.",
     },
     "Measure": {
         "evaluate": "Score translations against references.",
-        "compare": "Hold systems against each other, with tests of significance.",
+        "compare": "Compare systems, with tests of significance.",
         "reproduce": "Reproduce a table of the paper.",
-        "benchmark": "Measure our speed beside that of others.",
+        "benchmark": "Measure speed beside other libraries.",
     },
     "Look inside": {
         "attention": "Show what a model attends to in a sentence, as a page or a "
         "picture.",
-        "heads": "Survey what each head does over a corpus, and what it is worth.",
+        "heads": "Survey the attention heads over a corpus, and their importance.",
     },
     "Parse": {
         "parse": "Parse sentences, one tree a line.",
@@ -108,13 +108,12 @@ GROUPS = {
     },
     "Serve and exchange": {
         "serve": "Serve models over HTTP, with a web page.",
-        "export": "Write a model for another library, and prove it the same; else "
-        "nothing is written.",
-        "import": "Make a Marian folder of Hugging Face a model, and prove it the "
+        "export": "Write a model for another library, if the two prove to be the same.",
+        "import": "Import a Marian model of Hugging Face, if the two prove to be the "
         "same.",
     },
 }
-"""What each command does, in the order of the help."""
+"""Descriptions of the commands, by group, in the order of the help."""
 COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
 PARTS = {
     "reproduce": {
@@ -259,7 +258,7 @@ def _told(error: CycloptsError) -> str:
 
 
 def _expected(hint: Any) -> str:
-    """What a value of that type is, in words; nothing for types that say it better."""
+    """Description of a type's values; empty for types that describe themselves."""
     kinds = {get_origin(each) or each: each for each in get_args(hint) or (hint,)}
     words = [NUMBERS[kind] for kind in kinds if kind in NUMBERS]
     choices = [str(name) for each in kinds.values() for name in get_args(each)]
@@ -267,14 +266,14 @@ def _expected(hint: Any) -> str:
 
 
 def _name(token: Token, error: CycloptsError) -> str:
-    """The option, or the argument, that a value was given to."""
+    """Name of the option or the argument that a value was given to."""
     if token.keyword or error.argument is None:
         return token.keyword or "A value"
     return error.argument.name.lstrip("-").upper()
 
 
 def _missing(argument: Argument, error: MissingArgumentError) -> str:
-    """An option that was not given, or without a value."""
+    """Message about an option that is missing or lacks values."""
     name = error.keyword or next(
         (token.keyword for token in argument.tokens if token.keyword), argument.name
     )

@@ -18,7 +18,7 @@ BESIDE = 60
 LABEL_WIDTH = 26
 INDENT = "  "
 EXAMPLE_INDENT = 4 * " "
-"""Of the command lines in a docstring, which stand by themselves."""
+"""Indent of command lines in a docstring, which keep their line breaks."""
 UNSAID_DEFAULTS = ("False", "None", "()")
 """Defaults that only mean that an option was not given."""
 

@@ -43,12 +43,12 @@ def test_no_preset_contradicts_itself(name: str) -> None:
         (
             TEXT,
             ["training.best_by=loss", NONE_HELD_OUT],
-            '`training.best_by` is "loss", that on a dev',
+            '`training.best_by` is "loss", which needs',
         ),
         (
             TREES,
             ["training.best_by=loss", NONE_HELD_OUT],
-            '`training.best_by` is "loss", that on a de',
+            '`training.best_by` is "loss", which needs',
         ),
         (
             TEXT_WITH_DEV,
@@ -63,8 +63,16 @@ def test_no_preset_contradicts_itself(name: str) -> None:
             "`treebank.guidance` is a setting of parsers",
         ),
         (TEXT, ["treebank.augmentation.copies=2"], "`treebank.augmentation` is a sett"),
-        (TREES, ["treebank.augmentation.cut=0.5"], "`treebank.augmentation.cut` says"),
-        (TREES, ["treebank.augmentation.seed=5"], "`treebank.augmentation.seed` says"),
+        (
+            TREES,
+            ["treebank.augmentation.cut=0.5"],
+            "`treebank.augmentation.cut` is a setting of variants",
+        ),
+        (
+            TREES,
+            ["treebank.augmentation.seed=5"],
+            "`treebank.augmentation.seed` is a setting of variants",
+        ),
         (
             TEXT,
             ["model.positions=learned", "model.max_positions=99"],
@@ -79,12 +87,12 @@ def test_no_preset_contradicts_itself(name: str) -> None:
         (
             TEXT,
             ["search.beam_size=1", "search.diversity=1"],
-            "`search.diversity` is of",
+            "`search.diversity` has",
         ),
         (
             TEXT,
             ["search.beam_size=1", "search.patience=1"],
-            "`search.patience` is of n",
+            "`search.patience` has",
         ),
     ],
 )

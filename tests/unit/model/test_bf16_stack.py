@@ -157,7 +157,7 @@ def test_the_stack_is_the_same_with_and_without_amx(unit, relu_dropout):
 
 
 INNER = replace(CONFIG, attention_dropout=0.2, relu_dropout=0.2)
-"""With dropout within sub-layers."""
+"""Config with dropout within sub-layers."""
 
 
 @pytest.mark.parametrize("config", [CONFIG, INNER], ids=["outer", "inner"])

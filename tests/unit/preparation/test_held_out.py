@@ -63,7 +63,7 @@ def test_a_corpus_of_few_sources_has_nothing_to_hold_out() -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> CorpusFiles:
-    """With copies, white space, empty sides, CRLF, a byte order mark and gzip."""
+    """Corpus with copies, white space, empty sides, CRLF, a BOM and gzip."""
     source = [*LINES, "  sentence   7 ", "sentence 7", *LINES[:50], "", "lonely"]
     target = [f"Satz {i}" for i in range(len(source) - 1)] + [""]
     one, other = tmp_path / "one.en", tmp_path / "other.de.gz"

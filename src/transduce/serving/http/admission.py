@@ -198,7 +198,7 @@ def address_of(request: Request) -> str:
 
 
 def _parsed(request: Request, body: bytes, message: type[AskedFor]) -> AskedFor:
-    """From JSON, or from a form and the address."""
+    """Parse a request from JSON, or from a form and the query."""
     content_type = request.headers.get("content-type") or FORM
     kind = content_type.partition(";")[0].strip().lower()
     try:

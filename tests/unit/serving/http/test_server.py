@@ -378,9 +378,7 @@ def test_a_compressed_body_is_refused(http: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", ""])
-def test_json_sent_as_a_form_gets_a_hint(
-    http: RunningServer, kind: str
-) -> None:
+def test_json_sent_as_a_form_gets_a_hint(http: RunningServer, kind: str) -> None:
     answer = http.post("/translate", b' {"q": "a"}', content_type=kind)
     assert "send it with content-type: application/json" in answer.json["error"]
 
