@@ -238,10 +238,15 @@ CHINESE_BY_HAND = {
     "Many cows are resting.": "很多牛正在休息。",
     # time and place before the verb
     "The boy bought a hat in the shop yesterday.": "那个男孩昨天在商店里买了一顶帽子。",
-    "Last week, my aunt visited the museum.": "上个星期我的阿姨参观了那座博物馆。",
+    "Last week, my aunt visited the museum.": "上个星期，我的阿姨参观了那座博物馆。",
+    "Tonight, the boy who laughed will sing.": "今晚，笑了的那个男孩会唱歌。",
     "Anna is dancing in the park now.": "安娜现在正在公园里跳舞。",
     "The cat is sitting on the table.": "那只猫正坐在桌子上。",
     "The queen often sings.": "那位女王经常唱歌。",
+    "The queen usually rests.": "那位女王通常休息。",
+    # 都 after some adverbs, before others
+    "All boys often sing.": "所有男孩都经常唱歌。",
+    "Every boy sometimes sings.": "每个男孩有时都唱歌。",
     # 了, 没有, 不
     "The farmer did not feed the horse.": "那个农民没有喂那匹马。",
     "The girl does not like this song.": "那个女孩不喜欢这首歌。",
@@ -255,7 +260,7 @@ CHINESE_BY_HAND = {
     "Peter hid the key in the kitchen.": "彼得把那把钥匙藏在了厨房里。",
     "The cake was eaten by the dog.": "那块蛋糕被那只狗吃掉了。",
     "The car was not stolen by the thief.": "那辆汽车没有被那个小偷偷走。",
-    "My mother bought a coat for Maria.": "我的母亲给玛丽亚买了一件大衣。",
+    "My mother bought a coat for Maria.": "我的母亲给玛丽亚买了一件外套。",
     "The woman talked with her daughter.": "那个女人跟她的女儿聊了天。",
     "Paul gave the boy an apple.": "保罗给了那个男孩一个苹果。",
     # what describes a noun stands before it
@@ -263,6 +268,8 @@ CHINESE_BY_HAND = {
     "The man who sold the car laughed.": "卖了那辆汽车的那个男人笑了。",
     "Martin's red umbrella is under the bed.": "马丁红色的雨伞在床下面。",
     "Our small dog is hungry.": "我们的小狗很饿。",
+    "The aunt has a fast car.": "那位阿姨有一辆快速的汽车。",
+    "The small elephant saw a small coat.": "那头小象看见了一件小外套。",
     # comparison and what somebody is
     "The king is not as tall as the queen.": "那位国王没有那位女王那么高。",
     "The house is as old as the temple.": "那座房子跟那座寺庙一样旧。",
