@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from transduce.cli.proof_sample import NUM_SENTENCES, OUTLANDISH, proof_sentences
 from transduce.phrases import missing_package
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "export.md"
@@ -49,6 +50,25 @@ def test_the_examples_translate_as_we_do(
     exec(example, found)
     expected = succeeds("translate", model, *options, stdin=b"A dog runs.\n")
     assert found["text"] + "\n" == expected
+
+
+@pytest.mark.parametrize(
+    ("language", "pattern"),
+    [
+        ("zh-Hans", "[\u4e00-\u9fff，]+。"),
+        ("de-AT", r".*\b(der|die|das|ein|eine|einen|den|dem)\b.*"),
+        ("en", r".*\b(the|a|an|his|her)\b.*"),
+        ("ja", r".*\b(the|a|an|his|her)\b.*"),
+        (None, r".*\b(the|a|an|his|her)\b.*"),
+    ],
+)
+def test_the_proof_is_of_sentences_that_the_model_reads(
+    language: str | None, pattern: str
+) -> None:
+    odd, *sentences = proof_sentences(None, language)
+    assert odd == OUTLANDISH
+    assert len(sentences) == NUM_SENTENCES
+    assert sum(bool(re.fullmatch(pattern, each, re.I)) for each in sentences) >= 4
 
 
 def test_the_sample_is_the_users(

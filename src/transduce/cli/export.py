@@ -50,11 +50,12 @@ def export(
         Overwrite an older export to the same library in that folder.
     sample
         A text file with sentences for the proof, one a line; - is standard input. By
-        default some of the built-in corpus.
+        default some of the built-in corpus, in the model's source language if that is
+        English, German or Chinese, else in English.
     """
     require_new_folder(out, force=force, holding=MARKS[to])
-    sentences = proof_sentences(sample)
     checkpoint = load_model(model)
+    sentences = proof_sentences(sample, checkpoint.source_language)
     with packages_for(f"Export to {to}"):
         from transduce.export.proof import ProofError
 

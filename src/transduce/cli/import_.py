@@ -39,7 +39,8 @@ def import_(
         Overwrite an older model in that folder.
     sample
         A text file with sentences for the proof, one a line; - is standard input. By
-        default some of the built-in corpus.
+        default some of the built-in corpus, in the stated source language if that is
+        English, German or Chinese, else in English.
     source_language
         Language that the model reads, as a BCP 47 tag such as en or pt-BR; by default
         the one that tokenizer_config.json names.
@@ -48,7 +49,7 @@ def import_(
     """
     require_new_folder(out, force=force, holding=WEIGHTS)
     languages = LanguagesConfig(source=source_language, target=target_language)
-    sentences = proof_sentences(sample)
+    sentences = proof_sentences(sample, languages.source)
     with packages_for("Import"):
         from transduce.importing.marian import import_model
 

@@ -6,9 +6,10 @@ from itertools import islice
 from pathlib import Path
 
 from transduce.errors import ConfigError, RequestError
+from transduce.languages import base
 from transduce.phrases import missing_package
 from transduce.text.corpus import read_text
-from transduce.text.grammar import Grammar
+from transduce.text.grammar import BUILT_IN, Grammar
 
 NUM_SENTENCES = 6
 """Of the built-in grammar."""
@@ -16,15 +17,24 @@ OUTLANDISH = "¿Ω  中文 <s> </s>\t🙂 e\u0301x 12.000?"
 """For the tokenizer: what few models have seen."""
 
 
-def proof_sentences(sample: Path | None) -> list[str]:
-    """The user's own, or some of the built-in corpus."""
+def proof_sentences(sample: Path | None, language: str | None) -> list[str]:
+    """The user's own, or some of the built-in corpus.
+
+    These are in the language, a BCP 47 tag, or in English if the corpus lacks it.
+    """
     if sample is None:
-        grammar = Grammar.built_in().training_sentences(seed=1)
-        return [OUTLANDISH, *(each.source for each in islice(grammar, NUM_SENTENCES))]
+        return [OUTLANDISH, *_built_in(None if language is None else base(language))]
     sentences = [line for line in read_text([sample]) if line.strip()]
     if not sentences:
         raise ConfigError(f"{sample}: must hold a sentence at least, but holds none.")
     return sentences
+
+
+def _built_in(language: str | None) -> list[str]:
+    found = [pair for pair in BUILT_IN if pair.endswith(f"-{language}")]
+    grammar = Grammar.built_in(found[0] if found else "en-de")
+    sentences = islice(grammar.training_sentences(seed=1), NUM_SENTENCES)
+    return [each.target if found else each.source for each in sentences]
 
 
 @contextmanager
