@@ -331,7 +331,7 @@ def _family(tag: str) -> str:
 
 
 def _distance(asked: str, offered: str) -> tuple[bool, int]:
-    """What is less for a tag that serves better for another of its language."""
+    """Sort key of offered tags of one language: the best match has the least."""
     whole, beginning = f"{canonical(asked)}-".lower(), f"{canonical(offered)}-".lower()
     shared = len(beginning) if whole.startswith(beginning) else 0
     return script_of(offered) != script_of(asked), -shared
