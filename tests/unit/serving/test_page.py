@@ -299,6 +299,18 @@ def test_the_interface_works_without_network(page: Page, http: RunningServer) ->
     expect(health.locator(".answer")).to_contain_text('"ok"')
 
 
+def test_tables_of_the_interface_fit_a_phone(
+    browser: Browser, http: RunningServer
+) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(f"{http.address}/docs")
+    tables = page.locator('section:has(form[data-path="/translate"]) .table')
+    assert tables.count() == 2
+    for table in tables.all():
+        assert table.evaluate("each => each.scrollWidth <= each.clientWidth")
+    page.close()
+
+
 def test_a_wrong_example_shows_its_error(browser: Browser, http: RunningServer) -> None:
     page = browser.new_page()
     page.goto(f"{http.address}/docs")
