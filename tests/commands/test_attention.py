@@ -165,20 +165,32 @@ def test_a_figure_is_the_same_again_and_names_its_tokens(
     assert ">one</text>" in first.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("letters", "font"),
+    [
+        ("我们", "Noto Sans CJK"),
+        ("บ้าน", "one of the Noto fonts"),
+        ("한국", "Noto Sans CJK"),
+    ],
+)
 def test_letters_without_a_font_are_reported_in_one_sentence(
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    letters: str,
+    font: str,
 ) -> None:
     monkeypatch.setattr(fonts, "_installed", lambda: ())
     figure = tmp_path / "figure.png"
-    main(["attention", str(model), "--source", "我们 one", "--figure", str(figure)])
+    main(
+        ["attention", str(model), "--source", f"{letters} one", "--figure", str(figure)]
+    )
     told = capfd.readouterr().err
     assert figure.read_bytes().startswith(BEGINNINGS["png"])
     assert told.count("\n") == 1
     assert told.startswith("No font of this machine has ")
-    assert "install a font that has them, such as Noto Sans CJK" in told
+    assert f"install a font that has them, such as {font}, or" in told
 
 
 def test_fewer_lines_are_drawn_for_one_token(

@@ -5,6 +5,7 @@ characters are looked up in the installed fonts. A character that no font has is
 as its code point, since a box says nothing.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ USUAL = "DejaVu Sans"
 PREFERRED = ("Noto Sans", "Source Han Sans", "WenQuanYi", "Microsoft YaHei", "PingFang")
 """Beginnings of the names of preferred fonts, best first."""
 
+CJK = re.compile(r"[\u1100-\u11ff\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff00-\uffef]")
+"""Characters of Chinese, Japanese and Korean."""
 LAST_RESORT = "Last Resort"
 """Name of a font that draws boxes with the name of a character's Unicode block."""
 
@@ -67,10 +70,11 @@ def drawn_in(fonts: Fonts) -> Iterator[None]:
 def advice(missing: Collection[str]) -> str:
     """Message about characters that no font of this machine has."""
     some = "".join(sorted(missing)[:8])
+    font = "Noto Sans CJK" if any(map(CJK.match, missing)) else "one of the Noto fonts"
     return (
         f"No font of this machine has {len(missing):,} of the picture's characters "
         f"({some}), so their code points are drawn; install a font that has them, "
-        "such as Noto Sans CJK, or use a page (--out), which has the browser's fonts."
+        f"such as {font}, or use a page (--out), which has the browser's fonts."
     )
 
 

@@ -265,6 +265,21 @@ def test_a_line_in_parts_is_told_of_once(
     assert len(done) == 2
 
 
+@pytest.mark.parametrize(("language", "num_parts"), [("de-AT", 2), ("en", 3)])
+def test_a_long_line_is_cut_by_the_source_language_of_the_model(
+    translator: Translator,
+    monkeypatch: pytest.MonkeyPatch,
+    language: str,
+    num_parts: int,
+) -> None:
+    sentences = ["one two 3. Mai three.", "Four five"]
+    longest = max(len(translator.tokenizer.encode(each)) for each in sentences)
+    monkeypatch.setattr(parts, "MAX_SOURCE_TOKENS", longest)
+    monkeypatch.setattr(translator, "source_language", language)
+    [found] = translator.translate([" ".join(sentences)])
+    assert found.num_parts == num_parts
+
+
 def test_a_model_folder_is_loaded_to_translate(
     trained_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
