@@ -510,4 +510,4 @@ def test_a_fraction_among_whole_numbers_is_refused(
     refuses: Callable[..., str],
 ) -> None:
     message = refuses("reproduce", "table3", "--out", "new", "--seeds", 1, 2.5)
-    assert "--seeds: must be a whole number, but is 2.5. See" in message
+    assert '--seeds must be a whole number, but is "2.5". See' in message

@@ -147,7 +147,10 @@ def test_settings_decide_what_is_kept(
         ([], "A corpus must be given: --source FILE... --target FILE..., or --trees"),
         (["--trees", "a", "--source", "a", "--target", "a"], "Either text or trees"),
         (["--dev-trees", "a"], "but only --dev-trees are; add --trees"),
-        (["--trees", "a"], "a:1:1: a tree must begin with `(`, but here is `one`"),
+        (
+            ["--trees", "a"],
+            "a: a treebank must begin with `(`, but begins with `one`; give text",
+        ),
         (["--trees", "b"], "b: a treebank must have a tree, but has none"),
         (["--source", "none", "--target", "none"], "none: the file cannot be read"),
         (

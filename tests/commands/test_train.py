@@ -253,9 +253,11 @@ def test_without_a_preset_the_one_that_fits_is_proposed(
 ) -> None:
     out = ("--out", tmp_path / "run", "--device", "cpu")
     message = refuses("train", *corpus_options, *out)
-    assert "of 40 pairs: add --preset multi30k, which fits it. (base, " in message
+    proposed = "add --preset multi30k --set training.steps=3000, which fits it."
+    assert f"of 40 pairs: {proposed}" in message
     message = refuses("train", "--trees", trees, *out)
-    assert "of 3 trees: add --preset parsing-small, which fits it. (parsing-" in message
+    proposed = "add --preset parsing-small --set training.steps=1200, which fits it."
+    assert f"of 3 trees: {proposed}" in message
     assert list(tmp_path.iterdir()) == [trees]
 
 

@@ -1,18 +1,20 @@
 """Options that several commands share."""
 
+import re
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from transduce.errors import ConfigError
-from transduce.experiments.presets import RunConfig, preset
+from transduce.experiments.presets import FITTING, RunConfig, preset
 from transduce.experiments.run_folder import RunFiles
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.treebank import TreebankFiles
 from transduce.settings import apply_assignments, apply_file
-from transduce.text.corpus import STANDARD_INPUT
+from transduce.text.corpus import STANDARD_INPUT, read_lines
 
 Assignments = Annotated[
     tuple[str, ...],
@@ -21,6 +23,12 @@ Assignments = Annotated[
 """Settings as key=value."""
 
 
+TREE_BEGINNING = re.compile(r"\s*\((?:\s*|[^\s()]+\s+)\([^\s()]+(?:\s|$)")
+"""A bracket, perhaps with a label, and another one with a label: `(S (NP `, `( (S `."""
+LINES_LOOKED_AT = 20
+"""A file without text in so many lines is left to whatever reads it."""
+MOST_SHOWN = 20
+"""Characters of a word in a message."""
 NO_CORPUS = (
     "A corpus must be given: --source FILE... --target FILE..., or --trees FILE..."
 )
@@ -100,6 +108,8 @@ def text_files(
     require_both(source, target)
     require_both(dev_source, dev_target)
     _refuse_standard_input(*source, *target, *dev_source, *dev_target)
+    refuse_trees(*source, *target)
+    refuse_trees(*dev_source, *dev_target, option="--dev-trees")
     return CorpusFiles(
         source=source, target=target, dev_source=dev_source, dev_target=dev_target
     )
@@ -111,6 +121,36 @@ def _refuse_standard_input(*paths: Path) -> None:
             "A corpus must be in files, as it is read several times, but `-` is "
             "standard input; write it to a file first."
         )
+
+
+def refuse_trees(*paths: Path, option: str = "--trees") -> None:
+    """`ConfigError` if a file of text begins with a tree in brackets."""
+    for path in paths:
+        if TREE_BEGINNING.match(_beginning(path)):
+            raise ConfigError(
+                f"{path}: text must be sentences, but these are trees in brackets; "
+                f"give them by {option}, in place of text, to train a parser (--preset "
+                f"{FITTING['parsing'][1]})."
+            )
+
+
+def _refuse_text(*paths: Path) -> None:
+    """`ConfigError` if a treebank begins with anything but a bracket."""
+    for path in paths:
+        if (words := _beginning(path).split()) and not words[0].startswith("("):
+            raise ConfigError(
+                f"{path}: a treebank must begin with `(`, but begins with "
+                f"`{words[0][:MOST_SHOWN]}`; give text and its translation by --source "
+                f"and --target (--preset {FITTING['translation'][1]})."
+            )
+
+
+def _beginning(path: Path) -> str:
+    """The first lines of a file; nothing where only a full reading will tell."""
+    if not path.is_file():  # a pipe can be read but once
+        return ""
+    lines = islice(read_lines(path), LINES_LOOKED_AT)
+    return "\n".join(line.content.decode(errors="replace") for line in lines)
 
 
 def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
@@ -127,6 +167,7 @@ def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
         raise ConfigError(
             "Trees to train on must be given, but only --dev-trees are; add --trees."
         )
+    _refuse_text(*treebanks.trees, *treebanks.dev_trees)
     return treebanks if treebanks.trees else None
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.cli.files import Files
-from transduce.cli.options import require_both
+from transduce.cli.options import refuse_trees, require_both
 from transduce.cli.terminal import program
 from transduce.errors import ConfigError
 from transduce.languages import guess_all
@@ -58,6 +58,7 @@ def split(
     require_both(source, target)
     if not source:
         raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
+    refuse_trees(*source, *target)
     _require_replaceable(out, (*source, *target), force=force)
     read_through(source, target)
     sizes = [_usual(source, target) if dev is None else dev]

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from transduce.data.batches import Batcher
+from transduce.data.batches import Batcher, Update
 from transduce.data.dataset import ID_TYPE, Dataset, EncodedSide, open_dataset
 from transduce.errors import ConfigError
 from transduce.experiments.corpus_survey import (
@@ -131,8 +131,19 @@ class EpochReport:
     steps: int
     epochs: float
     """That the steps make."""
+    fewer_steps: int
+    """The steps to take if these make too many epochs."""
     fitting_preset: str | None
     """Preset for corpora of this size; None if the settings fit it."""
+    fitting_steps: int | None
+    """Steps to take with that preset; None if its own suit the corpus."""
+
+    @property
+    def proposal(self) -> str:
+        """The options that choose what fits the corpus."""
+        steps = self.fitting_steps
+        fewer = "" if steps is None else f" --set training.steps={steps}"
+        return f"--preset {self.fitting_preset}{fewer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,8 +317,8 @@ def require_fitting(report: CorpusReport, task: Task) -> None:
     noun = "tree" if task == "parsing" else "pair"
     pairs = counted(report.training.pairs.kept, noun)
     raise ConfigError(
-        f"A preset must be chosen for a corpus of {pairs}: add --preset "
-        f"{epoch.fitting_preset}, which fits it. (The paper's, {large}, makes "
+        f"A preset must be chosen for a corpus of {pairs}: add {epoch.proposal}, "
+        f"which fits it. (The paper's, {large}, makes "
         f"{epoch.epochs:,.0f} epochs of it; --preset {large} trains that all the same.)"
     )
 
@@ -435,19 +446,35 @@ def _epoch_report(kept: Survey, config: RunConfig, task: Task) -> EpochReport | 
         source=_only_lengths(kept.rows["source_length"]),
         target=_only_lengths(kept.rows["target_length"]),
     )
-    batcher = Batcher(dataset, config.batching, config.training.seed)
     updates = tokens = positions = 0
-    for update in batcher.epoch(0):
+    for update in _first_epoch(dataset, config):
         updates += 1
         tokens += update.num_source_tokens + update.num_target_tokens
         positions += update.num_positions
+    fitting = _fitting_preset(kept, config, task)
+    fewer = None
+    if fitting is not None:
+        updates_then = sum(1 for _ in _first_epoch(dataset, PRESETS[fitting]))
+        fewer = _fewer_steps(PRESETS[fitting], updates_then)
+        fewer = fewer if fewer < PRESETS[fitting].training.steps else None
     return EpochReport(
         updates=updates,
         padding=1 - tokens / positions,
         steps=config.training.steps,
         epochs=config.training.steps / updates,
-        fitting_preset=_fitting_preset(kept, config, task),
+        fewer_steps=_fewer_steps(config, updates),
+        fitting_preset=fitting,
+        fitting_steps=fewer,
     )
+
+
+def _first_epoch(dataset: Dataset, config: RunConfig) -> Iterator[Update]:
+    return Batcher(dataset, config.batching, config.training.seed).epoch(0)
+
+
+def _fewer_steps(config: RunConfig, updates: int) -> int:
+    """Steps that make enough epochs, at least twice as many as those of the warmup."""
+    return max(MANY_EPOCHS * updates, 2 * config.training.warmup_steps)
 
 
 def _fitting_preset(kept: Survey, config: RunConfig, task: Task) -> str | None:
@@ -560,16 +587,15 @@ def _training_advice(
             "the corpus",
             remedy=f"see all of it once by --set training.steps={epoch.updates}",
         )
-    if epoch.epochs > MANY_EPOCHS:
-        chosen = epoch.fitting_preset
-        other = (
-            "" if chosen is None else f"choose --preset {chosen}, which fits it, or "
-        )
+    if epoch.steps > epoch.fewer_steps:
+        is_other = epoch.fitting_preset is not None
+        other = f"choose {epoch.proposal}, which fits it, or " if is_other else ""
         yield Advice(
             problem=f"{counted(epoch.steps, 'step')} make {epoch.epochs:,.0f} epochs "
             "of the corpus",
             remedy=f"{other}take fewer steps: --set training.steps="
-            f"{MANY_EPOCHS * epoch.updates} makes {MANY_EPOCHS} epochs",
+            f"{epoch.fewer_steps} makes "
+            + counted(round(epoch.fewer_steps / epoch.updates), "epoch"),
         )
     if epoch.padding > MUCH_PADDING:
         yield Advice(

@@ -1,10 +1,14 @@
-"""Settings of the command line: minutes asked for replace a preset's steps."""
+"""Options that commands share: settings, and files of text or of trees."""
 
+import gzip
 from pathlib import Path
 
 import pytest
 
-from transduce.cli.options import run_config
+from transduce.cli.options import run_config, run_files, text_files
+from transduce.errors import ConfigError
+from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.treebank import TreebankFiles
 
 
 @pytest.mark.parametrize(
@@ -36,3 +40,55 @@ def test_given_minutes_replace_a_presets_steps(
             minutes,
             steps,
         )
+
+
+TREES = {
+    "on a line": b"(TOP (S (NP (DT the) (NN dog))))\n",
+    "without a label": b"\n( (S (NP (DT the) (NN dog))))\n",
+    "over lines": b"(TOP\n  (S\n    (NP (NN dog))))\n",
+    "zipped": gzip.compress(b"(S (NN dog) (VBZ barks))\n"),
+}
+TEXTS = {
+    "a sentence": b"A dog runs.\n",
+    "a remark": b"(laughs) Well (really), no.\n",
+    "a remark within another": b"(See there (and here).)\n",
+    "brackets apart": b"( a ) ( b )\n",
+    "nothing": b"",
+    "not UTF-8": b"\xff\xfe\n",
+}
+
+
+@pytest.mark.parametrize("side", range(4))
+@pytest.mark.parametrize("content", TREES.values(), ids=TREES)
+def test_trees_are_refused_as_text_with_the_option_for_them(
+    content: bytes, side: int, tmp_path: Path
+) -> None:
+    text, trees = tmp_path / "text", tmp_path / "trees"
+    text.write_bytes(b"A dog runs.\n")
+    trees.write_bytes(content)
+    sides = [(trees if number == side else text,) for number in range(4)]
+    option = "--trees" if side < 2 else "--dev-trees"
+    with pytest.raises(ConfigError, match=f"{trees}: .* give them by {option}, "):
+        text_files(*sides)
+
+
+@pytest.mark.parametrize("content", TEXTS.values(), ids=TEXTS)
+def test_text_with_brackets_is_not_taken_for_trees(
+    content: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(content)
+    assert text_files((path,), (path,), (), ()).source == (path,)
+
+
+@pytest.mark.parametrize("part", ["trees", "dev_trees"])
+def test_text_is_refused_as_trees_with_the_options_for_it(
+    part: str, tmp_path: Path
+) -> None:
+    text, trees = tmp_path / "text", tmp_path / "trees"
+    text.write_bytes(b"\nA dog runs.\n")
+    trees.write_bytes(TREES["over lines"])
+    files = TreebankFiles(**{"trees": (trees,), "dev_trees": (trees,), part: (text,)})
+    none = CorpusFiles(source=(), target=(), dev_source=(), dev_target=())
+    with pytest.raises(ConfigError, match="with `A`; give text .* by --source and"):
+        run_files(none, files)

@@ -461,9 +461,9 @@ def test_settings_for_larger_corpora_are_refused_with_those_that_fit(
     with pytest.raises(ConfigError) as refused:
         require_fitting(report, "translation")
     assert str(refused.value) == (
-        "A preset must be chosen for a corpus of 3 pairs: add --preset multi30k, which "
-        "fits it. (The paper's, base, makes 100,000 epochs of it; --preset base trains "
-        "that all the same.)"
+        "A preset must be chosen for a corpus of 3 pairs: add --preset multi30k --set "
+        "training.steps=3000, which fits it. (The paper's, base, makes 100,000 epochs "
+        "of it; --preset base trains that all the same.)"
     )
     training = replace(PRESETS["base"].training, steps=20)
     require_fitting(
@@ -477,12 +477,36 @@ def test_settings_for_larger_corpora_are_refused_with_those_that_fit(
     [
         (
             "base",
-            "choose --preset multi30k, which fits it, or take fewer steps: --set ",
+            "choose --preset multi30k --set training.steps=3000, which fits it, or "
+            "take "
+            "fewer steps: --set training.steps=8000 makes 8,000 epochs.",
         ),
-        ("multi30k", "; take fewer steps: --set training.steps=100 makes 100 epochs."),
+        (
+            "multi30k",
+            "; take fewer steps: --set training.steps=3000 makes 3,000 epochs.",
+        ),
     ],
 )
 def test_the_fitting_preset_is_named_unless_it_is_taken(
     preset: str, remedy: str, check: Check
 ) -> None:
     assert remedy in _problems(check(*GOOD, config=PRESETS[preset]))
+
+
+@pytest.mark.parametrize(("steps", "is_advised_on"), [(3_000, False), (3_001, True)])
+def test_the_steps_that_were_advised_are_not_advised_against(
+    steps: int, is_advised_on: bool, check: Check
+) -> None:
+    small = PRESETS["multi30k"]
+    config = replace(small, training=replace(small.training, steps=steps))
+    problems = _problems(check(*GOOD, config=config))
+    assert ("take fewer steps" in problems) == is_advised_on
+
+
+def test_a_proposal_keeps_the_steps_of_a_preset_that_suits_the_corpus(
+    check: Check,
+) -> None:
+    lines = [" ".join(f"{n}" for n in range(k, k + 99)).encode() for k in range(3_000)]
+    epoch = check(lines, lines, config=PRESETS["base"]).epoch
+    assert epoch is not None
+    assert epoch.proposal == "--preset multi30k"

@@ -595,7 +595,10 @@ def test_default_settings_must_fit_the_corpus(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     base = replace(PRESETS["base"], model=TINY.model)
-    with pytest.raises(ConfigError, match="add --preset multi30k, which fits it"):
+    with pytest.raises(
+        ConfigError,
+        match="add --preset multi30k --set training.steps=3000, which fits it",
+    ):
         train(
             files,
             base,
