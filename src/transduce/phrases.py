@@ -11,6 +11,11 @@ def counted(number: int, noun: str, several: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
+def in_seconds(number: float) -> str:
+    """Format a limit of time exactly: "1 second", "0.5 seconds"."""
+    return f"{number:g} second{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """Format a length of time in words, as exact as a forecast can be.
 

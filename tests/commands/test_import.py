@@ -3,6 +3,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,14 +67,19 @@ def test_the_heads_of_what_was_imported_are_surveyed(
     assert refusal.startswith("The model's tokenizer must be able to spell")
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize(
+    ("beam_size", "warned_of"), [(1, "The model's own `search.patience`"), (4, "")]
+)
 def test_what_was_imported_translates(
-    succeeds: Callable[..., str], imported: Path, beam_size: int
+    command: Callable[..., Any], imported: Path, beam_size: int, warned_of: str
 ) -> None:
     lines = b"The dog runs.\n\n>>deu<< A cat.\n"
     options = ["--beam-size", beam_size, "--min-length", 3, "--jsonl"]
-    out = succeeds("translate", imported, *options, stdin=lines)
-    found = [json.loads(line)["hypotheses"] for line in out.splitlines()]
+    outcome = command("translate", imported, *options, stdin=lines)
+    assert outcome.code == 0
+    assert outcome.err.startswith(f"Warning: {warned_of}" if warned_of else "")
+    assert outcome.err.count("\n") == bool(warned_of)
+    found = [json.loads(line)["hypotheses"] for line in outcome.out.splitlines()]
     assert [len(hypotheses) > 0 for hypotheses in found] == [True, False, True]
     assert len(found[0][0]["tokens"]) >= 3
 

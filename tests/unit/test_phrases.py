@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.phrases import counted, duration, missing_package
+from transduce.phrases import counted, duration, in_seconds, missing_package
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,14 @@ def test_a_duration_is_written_as_exactly_as_it_is_known(
     seconds: float, expected: str
 ) -> None:
     assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(1.0, "1 second"), (0.5, "0.5 seconds"), (30, "30 seconds")],
+)
+def test_a_limit_of_time_is_written_exactly(number: float, expected: str) -> None:
+    assert in_seconds(number) == expected
 
 
 def test_a_missing_package_names_its_extra() -> None:

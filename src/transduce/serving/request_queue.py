@@ -23,6 +23,7 @@ from transduce.errors import (
     TimeLimitError,
     TooLongError,
 )
+from transduce.phrases import in_seconds
 from transduce.search_config import SearchConfig
 
 Result = TypeVar("Result")
@@ -72,14 +73,14 @@ class Deadline:
     def had_no_turn(self) -> OverdueError:
         """Error of work that still waits at the deadline."""
         return OverdueError(
-            f"The request had no turn within {self.seconds:g} seconds, as others were "
-            "before it; try again later."
+            f"The request had no turn within {in_seconds(self.seconds)}, as others "
+            "were before it; try again later."
         )
 
     def took_too_long(self) -> TimeLimitError:
         """Error of work that is running at the deadline."""
         return TimeLimitError(
-            f"The request takes longer than {self.seconds:g} seconds; send less at "
+            f"The request takes longer than {in_seconds(self.seconds)}; send less at "
             "once."
         )
 

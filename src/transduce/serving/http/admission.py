@@ -26,7 +26,7 @@ from transduce.errors import (
     TooLongError,
     TransduceError,
 )
-from transduce.phrases import counted
+from transduce.phrases import counted, in_seconds
 from transduce.serving.http.messages import Asked
 from transduce.text.corpus import read_text
 
@@ -137,7 +137,7 @@ class Admission:
                 raise self._too_large() from None
             raise RefusedError(
                 HTTPStatus.REQUEST_TIMEOUT,
-                f"The body must come within {self.config.body_timeout_s:g} seconds.",
+                f"The body must come within {in_seconds(self.config.body_timeout_s)}.",
             ) from None
         except ClientDisconnect:
             raise RefusedError(CLIENT_GONE, "The client has gone.") from None
@@ -169,8 +169,8 @@ class Admission:
         if seconds := rate.seconds_to_wait(client):
             raise RefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"At most {rate.per_minute:,} requests a minute are taken; try again "
-                f"in {counted(seconds, 'second')}.",
+                f"At most {counted(rate.per_minute, 'request')} a minute may be "
+                f"sent; try again in {counted(seconds, 'second')}.",
                 retry_after_s=seconds,
             )
 

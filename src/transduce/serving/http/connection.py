@@ -17,6 +17,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from transduce.errors import ConfigError
+from transduce.phrases import in_seconds
 
 DRAIN_S = 2.0
 """Seconds for which a refused client's input is read, so that it gets the answer."""
@@ -192,7 +193,7 @@ class Connection(H11Protocol):
             self._refuse(
                 HTTPStatus.REQUEST_TIMEOUT,
                 "The headers must come within "
-                f"{self._limits.header_timeout_s:g} seconds.",
+                f"{in_seconds(self._limits.header_timeout_s)}.",
             )
         else:
             self._close()
