@@ -237,8 +237,8 @@ def _unigram_model(record: dict[str, Any]) -> UnigramModel:
 
 
 def _piece(piece: object) -> str:
-    if type(piece) is not str or not piece:
-        raise ValueError("each piece must be a string with some letters")
+    if type(piece) is not str:  # a control symbol is empty: it writes no text
+        raise ValueError("each piece must be a string")
     piece.encode()  # `UnicodeEncodeError`, a `ValueError`, if it is half a character
     return piece
 

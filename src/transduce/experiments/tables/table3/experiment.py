@@ -73,9 +73,11 @@ class RowRun:
     def is_done(self) -> bool:
         return self.translations.is_file()
 
-    def last_entry(self, kind: Literal["step", "dev"]) -> dict[str, Any]:
-        """What the log says of the newest update, or checkpoint, alone."""
-        needed = {"step": ("epoch", "learning_rate"), "dev": ("perplexity",)}[kind]
+    def last_entry(self, kind: Literal["step", "dev"], *needed: str) -> dict[str, Any]:
+        """The log's line on the newest update or checkpoint; it has what is needed.
+
+        `CheckpointError` if there is no such line, or it lacks something.
+        """
         entries = RunFolder(self.path).entries(kind, *needed)
         if not entries:
             raise CheckpointError(
@@ -237,7 +239,7 @@ def _require_same(
         names = [str(each) for part in parts if isinstance(part, list) for each in part]
         raise ConfigError(
             f"{folder}: the experiment there was begun with other files "
-            f"({', '.join(names)}, ...); give those, or choose another folder."
+            f"({', '.join(names)}); give those, or choose another folder."
         )
     if begun["precision"] != asked["precision"]:
         raise ConfigError(

@@ -186,14 +186,14 @@ class RowBleu(NamedTuple):
 def _result(experiment: Experiment, runs: Sequence[RowRun], bleu: RowBleu) -> RowResult:
     row = runs[0].row
     config = row_config(experiment.base, row)
-    perplexities = [run.last_entry("dev")["perplexity"] for run in runs]
+    perplexities = [run.last_entry("dev", "perplexity")["perplexity"] for run in runs]
     return RowResult(
         row=row,
         changes=changes(config, experiment.base),
         seeds=tuple(run.seed for run in runs),
         parameters=count_parameters(settings_of(runs[0].path).model).total,
         steps=config.training.steps,
-        passes=runs[0].last_entry("step")["epoch"],
+        passes=runs[0].last_entry("step", "epoch")["epoch"],
         slowed_seeds=tuple(run.seed for run in runs if _was_slowed(run)),
         # JSON has no infinity, and the log nothing in its place.
         perplexity=geometric_mean(
@@ -206,7 +206,7 @@ def _result(experiment: Experiment, runs: Sequence[RowRun], bleu: RowBleu) -> Ro
 
 def _was_slowed(run: RowRun) -> bool:
     """Whether it ended at a lower learning rate than it was to have."""
-    last, config = run.last_entry("step"), run.config
+    last, config = run.last_entry("step", "learning_rate"), run.config
     asked = scheduled_rate(last["step"], config.model.d_model, config.training)
     return last["learning_rate"] < asked and not math.isclose(
         last["learning_rate"], asked

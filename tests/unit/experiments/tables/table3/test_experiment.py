@@ -116,7 +116,7 @@ def test_a_run_that_is_trained_translates_by_its_last_checkpoint(
         *(sys.executable, "-m", "transduce", "translate"),
         str(run.path / "checkpoints" / "step-00000200"),
         *("--input", str(run.path / "corpus" / "dev" / "source.txt")),
-        *("--output", str(run.path / "dev_translations.txt")),
+        *("--output", str(run.path / "dev_translations.txt"), "--force"),
         *("--beam-size", "4", "--length-penalty", "0.6", "--penalty", "gnmt"),
         *("--coverage-penalty", "0.0", "--diversity", "0.0", "--min-length", "0"),
         *("--extra-length", "50", "--device", "cpu"),
@@ -166,7 +166,10 @@ def test_another_experiment_is_refused(experiment: Experiment) -> None:
 def test_other_files_are_refused(experiment: Experiment) -> None:
     experiment.begin()
     files = replace(experiment.files, dev_source=(Path("/other.en"),))
-    pattern = r"was begun with other files \(/a.en, /b.en, /a.de, /b.de, ...\); give"
+    pattern = (
+        r"was begun with other files "
+        r"\(/a.en, /b.en, /a.de, /b.de, /dev.en, /dev.de\); give those, or choose"
+    )
     with pytest.raises(ConfigError, match=pattern):
         replace(experiment, files=files).begin()
 
