@@ -33,7 +33,7 @@ class SearchConfig:
     """Hypotheses kept at each step."""
     num_best: int = 1
     """Finished hypotheses that search is for; it ends once nothing unfinished can
-    overtake them."""
+    overtake them. Each call asks for it: that of a model's own search is not used."""
     patience: float | None = None
     """Times the beam size: so many finished hypotheses end the search in any case. Then
     only those finish that end among the beam's best of their step (Kasai et al., 2022),
@@ -102,7 +102,8 @@ class SearchConfig:
         """Copy with those settings that are not None.
 
         They override its own; own settings that lose their meaning are dropped with a
-        warning. `ConfigError` if the settings contradict each other.
+        warning, as is its own `num_best`. `ConfigError` if the settings contradict each
+        other.
         """
         config, dropped = self.changed(settings)
         for each in dropped:
@@ -126,9 +127,10 @@ class SearchConfig:
             for name in NOT_GREEDY:
                 reason = "has no effect on greedy search (beam size 1)"
                 dropped[name] = getattr(usual, name), reason
-        elif given.get("num_best") is None and self.num_best > beam_size:
-            reason = f"cannot be above the beam size {beam_size}"
-            dropped["num_best"] = beam_size, reason
+        elif "num_best" not in given:
+            # A line has one translation unless whoever asks can take several.
+            reason = "is used only when a call asks for it"
+            dropped["num_best"] = usual.num_best, reason
         dropped |= self._impossible_lengths(given)
         for name, (value, reason) in dropped.items():
             if given.get(name, value) != value:

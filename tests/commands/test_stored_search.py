@@ -40,19 +40,32 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_command_and_python_use_the_models_own_search(
-    succeeds: Callable[..., str], searching: Path
+TOLD = (
+    "Warning: The model's own `search.num_best` of 3 is used only when a call asks for "
+    "it, and is left out.\n"
+)
+
+
+def test_a_model_of_several_best_translates_one_line_for_one_line(
+    command: Callable[..., Any], searching: Path, texts: Path
 ) -> None:
-    [expected] = transduce.load(searching).translate([LINE.decode().strip()])
-    assert len(expected.hypotheses) > 1
-    lines = succeeds("translate", searching, stdin=LINE).split("\n")
-    assert lines[:3] == [each.text for each in expected.hypotheses[:3]]
-    [found] = map(
-        json.loads, succeeds("translate", searching, "--jsonl", stdin=LINE).splitlines()
+    lines = LINE + b"\n" + LINE
+    config = replace(OWN, num_best=1)
+    sources = lines.decode().splitlines()
+    expected = list(transduce.load(searching).translate_stream(sources, config))
+    outcome = command("translate", searching, stdin=lines)
+    assert (outcome.code, outcome.err) == (0, TOLD)
+    assert outcome.out.split("\n") == [*(each.text for each in expected), ""]
+    outcome = command("translate", searching, "--jsonl", stdin=lines)
+    assert (outcome.code, outcome.err) == (0, TOLD)
+    found = [json.loads(line) for line in outcome.out.splitlines()]
+    assert [len(each["hypotheses"]) for each in found] == [1, 0, 1]
+    assert [each["score"] for each in found] == pytest.approx(
+        [each.score for each in expected], abs=1e-5
     )
-    assert [h["score"] for h in found["hypotheses"]] == pytest.approx(
-        [h.score for h in expected.hypotheses[:3]], abs=1e-5
-    )
+    files = ("--source", texts / "source", "--reference", texts / "target")
+    outcome = command("evaluate", searching, *files)
+    assert (outcome.code, outcome.err) == (0, TOLD)
 
 
 def test_an_option_overrides_the_models_own(

@@ -38,25 +38,43 @@ def test_every_search_has_a_greedy_form(own: SearchConfig) -> None:
 def test_a_setting_overrides_the_models_own_and_leaves_the_others(
     settings: dict[str, Any],
 ) -> None:
-    assert OWN.changed(settings) == (replace(OWN, **settings), ())
+    own = replace(OWN, num_best=1)
+    assert own.changed(settings) == (replace(own, **settings), ())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert OWN.given({**settings, "penalty": None}) == replace(OWN, **settings)
+        assert own.given({**settings, "penalty": None}) == replace(own, **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"beam_size": 3}, {"beam_size": 8}])
+def test_a_models_own_number_of_best_is_not_used(settings: dict[str, Any]) -> None:
+    config, [message] = OWN.changed(settings)
+    assert config == replace(OWN, num_best=1, **settings)
+    assert message == (
+        "The model's own `search.num_best` of 5 is used only when a call asks for it, "
+        "and is left out."
+    )
+    assert OWN.changed({**settings, "num_best": 3}) == (
+        replace(OWN, num_best=3, **settings),
+        (),
+    )
 
 
 def test_a_patience_of_none_overrides_the_models_own() -> None:
-    config, dropped = OWN.changed({"patience": "none"})
-    assert (config, dropped) == (replace(OWN, patience=None), ())
+    config, dropped = OWN.changed({"patience": "none", "num_best": 2})
+    assert (config, dropped) == (replace(OWN, patience=None, num_best=2), ())
 
 
 @pytest.mark.parametrize(
     ("settings", "expected", "names"),
     [
         ({"beam_size": 1}, OWN.greedy(), NOT_GREEDY),
-        ({"beam_size": 3}, replace(OWN, beam_size=3, num_best=3), ["num_best"]),
-        ({"max_length": 3}, replace(OWN, max_length=3, min_length=0), ["min_length"]),
         (
-            {"min_length": 40},
+            {"max_length": 3, "num_best": 5},
+            replace(OWN, max_length=3, min_length=0),
+            ["min_length"],
+        ),
+        (
+            {"min_length": 40, "num_best": 5},
             replace(OWN, max_length=None, min_length=40),
             ["max_length"],
         ),

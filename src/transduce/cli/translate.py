@@ -59,7 +59,7 @@ def translate(
 ) -> None:
     """Translate raw text, one line for one line, in order.
 
-    Options that are not given are as in the model's settings.
+    Search options that are not given are as in the model's settings, but for --nbest.
 
     For example:
 
@@ -112,8 +112,8 @@ def translate(
         in parts, the limits of length hold for each part.
     nbest
         Number of translations of each line, best first, no two alike, one a line. Blank
-        lines stand for missing ones; a line translated in parts has only one. The
-        default is the model's setting, 1 unless it was changed.
+        lines stand for missing ones; a line translated in parts has only one. By
+        default 1, whatever the model's settings say.
     jsonl
         Write a JSON object a line, with scores and tokens.
     device

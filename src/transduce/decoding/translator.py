@@ -251,7 +251,7 @@ class Translator:
         """
         self.require_translation()
         require_lists(sources, prefixes)
-        config = config or self.search
+        config = self.search.given({}) if config is None else config
         if config.coverage_penalty > 0:
             self._require_one_to_watch()
         begin = partial(Translator._search, config=config)

@@ -124,6 +124,11 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
             f"`model.neighbourhood` of {near:,} has no effect on sentences of at most "
             f"{batching.max_length:,} tokens."
         )
+    if config.search.num_best > 1:
+        yield (
+            f"`search.num_best`, {config.search.num_best:,}, changes nothing: a line "
+            "has one translation unless a call asks for more."
+        )
     if config.search.penalty == "power" and config.search.length_penalty == 0:
         yield "`search.penalty` has no effect, as `search.length_penalty` is 0."
 

@@ -477,7 +477,8 @@ class _Run:
         if self._dev is None:
             return None
         trainer.model.load_state_dict(dict(model.weights))
-        score = self._dev.score(model, trainer, self._config.search)
+        search = replace(self._config.search, num_best=1)
+        score = self._dev.score(model, trainer, search)
         return replace(score, num_averaged=num_averaged)
 
     def _at_rest(self, model: Transformer, step: int) -> Checkpoint:

@@ -92,18 +92,30 @@ def test_no_extra_length_keeps_a_translation_as_short_as_its_source(
 def test_a_model_searches_as_its_run_did_unless_it_is_told_otherwise(
     trained_checkpoint: Checkpoint, parsing_checkpoint: Checkpoint
 ) -> None:
-    own = SearchConfig(beam_size=2, length_penalty=1.5, num_best=2)
+    own = SearchConfig(beam_size=2, length_penalty=1.5)
     translator = Translator(replace(trained_checkpoint, search=own), CPU)
     sources = ["one two three"]
     expected = list(translator.translate_stream(sources, own))
     assert translator.translate(sources) == expected
     assert list(translator.translate_stream(sources)) == expected
     [wider] = translator.translate(sources, beam_size=3)
-    given = SearchConfig(beam_size=3, length_penalty=1.5, num_best=2)
+    given = SearchConfig(beam_size=3, length_penalty=1.5)
     assert [wider] == list(translator.translate_stream(sources, given))
-    assert len(wider.hypotheses) == 3
     assert Translator(trained_checkpoint, CPU).search == SearchConfig()
     assert Translator(parsing_checkpoint, CPU).search == PAPER_SEARCH
+
+
+def test_a_models_own_number_of_best_is_left_out_and_told(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    own = SearchConfig(num_best=3)
+    translator = Translator(replace(trained_checkpoint, search=own), CPU)
+    sources = ["one two three"]
+    expected = list(translator.translate_stream(sources, SearchConfig()))
+    with pytest.warns(UserWarning, match=r"own `search\.num_best` of 3 is used only"):
+        assert list(translator.translate_stream(sources)) == expected
+    with pytest.warns(UserWarning, match=r"own `search\.num_best` of 3 is used only"):
+        assert translator.translate(sources) == expected
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])

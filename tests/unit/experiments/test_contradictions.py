@@ -133,6 +133,10 @@ def test_consistent_settings_are_accepted(assignments: list[str]) -> None:
         ),
         (["model.neighbourhood=400"], "`model.neighbourhood` of 400 has no effect on"),
         (
+            ["search.num_best=2"],
+            "`search.num_best`, 2, changes nothing: a line has one",
+        ),
+        (
             ["search.penalty=power", "search.length_penalty=0"],
             "`search.penalty` has no effect, as `search.length_penalty` is 0",
         ),

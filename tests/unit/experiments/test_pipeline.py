@@ -4,7 +4,7 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transduce.checkpoint import Checkpoint, load_model
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments import run_folder
+from transduce.experiments.computing import computing_of
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
 from transduce.experiments.observation import RunResult, RunStart
 from transduce.experiments.pipeline import Consent, resume, train
@@ -507,6 +508,7 @@ def test_the_log_tells_on_what_a_run_is_trained(
         "num_processes": 1,
         "max_positions": fit.max_positions,
         "was_cut": False,
+        "computing": asdict(computing_of(CPU, 1)),
     }
 
 

@@ -111,7 +111,8 @@ class Parser:
 
         Constrained search finds nothing but trees over the words.
         """
-        pace, config = pace or Pace(), config or self._search
+        pace = pace or Pace()
+        config = self._search.given({}) if config is None else config
         begin = partial(Parser._begin, config=config, constrained=constrained)
         for window in pace.windows(sentences):
             encoded = self._encoded(window)

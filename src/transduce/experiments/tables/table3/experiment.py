@@ -235,7 +235,8 @@ def _require_same(
         )
     if begun.get("files") != asked["files"]:
         files = begun.get("files")
-        parts = files.values() if isinstance(files, dict) else ()
+        begun_with = files if isinstance(files, dict) else {}
+        parts = [begun_with.get(side) for side in ("source", "target")]
         names = [str(each) for part in parts if isinstance(part, list) for each in part]
         raise ConfigError(
             f"{folder}: the experiment there was begun with other files "
