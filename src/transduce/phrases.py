@@ -1,5 +1,7 @@
 """Phrases shared by messages: counts, durations, missing packages."""
 
+SHOWN_CHARACTERS = 80
+"""Most characters of a text that a `repr` shows."""
 MINUTE, HOUR, DAY, WEEK = 60, 3_600, 86_400, 604_800
 
 
@@ -38,3 +40,9 @@ def missing_package(task: str, package: str, extra: str) -> str:
         f"{task} needs the package `{package}`, which is not installed; install it by "
         f"pip install '.[{extra}]' in the folder of transduce's source."
     )
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text in quotes, as a `repr` of one line shows it."""
+    whole = len(text) <= SHOWN_CHARACTERS
+    return repr(text if whole else f"{text[: SHOWN_CHARACTERS - 1]}…")

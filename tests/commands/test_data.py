@@ -64,7 +64,7 @@ def test_a_corpus_is_prepared_and_it_is_said_what_to_type_next(
     said = data()
     assert f"multi30k is in {out}:\n         1,999 pairs  train.en train.de " in said
     assert "         2,000 pairs  val.en val.de val.fr\n" in said
-    assert "Left out of train: 1 pairs with an empty side, 0 that are no text." in said
+    assert "Left out of train: 1 pair with an empty side, 0 that are no text." in said
     assert f"The archives in {out}/downloads are no longer needed.\n" in said
     assert "Terms: for research and education" in said
     assert said.endswith(

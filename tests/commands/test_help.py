@@ -35,6 +35,10 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert [name for name in COMMANDS if name not in done.stdout] == []
 
 
+def test_the_package_shows_its_public_names_and_no_others() -> None:
+    assert dir(transduce) == sorted(transduce.__all__)
+
+
 def test_the_module_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "transduce", "--version"],

@@ -2,7 +2,13 @@
 
 import pytest
 
-from transduce.phrases import counted, duration, in_seconds, missing_package
+from transduce.phrases import (
+    counted,
+    duration,
+    in_seconds,
+    missing_package,
+    shortened,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +60,12 @@ def test_a_missing_package_names_its_extra() -> None:
         "Export to onnx needs the package `onnx`, which is not installed; install it "
         "by pip install '.[export]' in the folder of transduce's source."
     )
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"), [(80, "x" * 80), (81, "x" * 79 + "…")], ids=str
+)
+def test_a_text_is_shortened_where_it_is_too_long_for_a_line(
+    length: int, shown: str
+) -> None:
+    assert shortened("x" * length) == f"'{shown}'"

@@ -83,7 +83,8 @@ class DataDisplay(ProgressDisplay):
             self.console.print(f"  {num_pairs:>12,} pairs  {names}")
         left_out = assembled.counts[corpus.train.name]
         self.console.print(
-            f"Left out of {corpus.train.name}: {left_out.num_empty:,} pairs with an "
+            f"Left out of {corpus.train.name}: "
+            f"{counted(left_out.num_empty, 'pair')} with an "
             f"empty side, {left_out.num_no_text:,} that are no text.\n"
             f"The archives in {folder / DOWNLOADS} are no longer needed.\n"
             f"Terms: {corpus.terms}.\n\n"

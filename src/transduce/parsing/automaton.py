@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from transduce.errors import RequestError
 from transduce.parsing.linearization import Kind, Order, Style, Symbol
+from transduce.phrases import counted
 
 
 class Allowed(NamedTuple):
@@ -100,8 +101,8 @@ def partial_tree(num_words: int, max_symbols: int, style: Style) -> PartialTree:
     needed = num_words if num_words <= 1 else symbols_needed(num_words, 0)
     if max_symbols < needed:
         raise RequestError(
-            f"A tree over {num_words} words must be allowed at least {needed} symbols,"
-            f" but is allowed {max_symbols}."
+            f"A tree over {counted(num_words, 'word')} must be allowed at least "
+            f"{counted(needed, 'symbol')}, but is allowed {max_symbols}."
         )
     return PartialTree(style.order, num_words, max_symbols)
 

@@ -3,6 +3,7 @@ import pytest
 from transduce.errors import RequestError
 from transduce.parsing.automaton import Allowed, PartialTree, partial_tree
 from transduce.parsing.linearization import STYLES, Symbol
+from transduce.phrases import counted
 
 
 def after(
@@ -101,7 +102,8 @@ def test_what_leaves_no_room_to_finish_is_not_allowed(
 @pytest.mark.parametrize(("num_words", "needed"), [(0, 0), (1, 1), (2, 4), (9, 11)])
 def test_a_tree_needs_room(style: str, num_words: int, needed: int) -> None:
     assert partial_tree(num_words, needed, STYLES[style]).words_left == num_words
-    message = f"^A tree over {num_words} words must be allowed at least {needed} symb"
+    words, symbols = counted(num_words, "word"), counted(needed, "symbol")
+    message = f"^A tree over {words} must be allowed at least {symbols}, but is allowed"
     with pytest.raises(RequestError, match=message):
         partial_tree(num_words, needed - 1, STYLES[style])
 

@@ -29,6 +29,7 @@ from transduce.parsing.automaton import partial_tree, symbols_needed
 from transduce.parsing.delinearization import Repairs, delinearize
 from transduce.parsing.trees import Tree, without_brackets
 from transduce.parsing.vocabulary import NEVER_WRITTEN, SymbolVocabulary
+from transduce.phrases import shortened
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS
 from transduce.text.tokenizer import Tokenizer
@@ -39,7 +40,7 @@ PAPER_SEARCH = SearchConfig(beam_size=21, length_penalty=0.3, extra_length=300)
 """Section 6.3."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Parse:
     """The tree of a sentence, and what it was made of."""
 
@@ -51,6 +52,14 @@ class Parse:
     """Log-probability over the length penalty."""
     is_overlong: bool = False
     """Whether the sentence was too long to be read, so that its tree is flat."""
+
+    def __repr__(self) -> str:
+        shown = [f"tree={shortened(str(self.tree))}", f"score={self.score:.3f}"]
+        if self.repairs.total:
+            shown.append(f"repairs={self.repairs.total}")
+        if self.is_overlong:
+            shown.append("is_overlong=True")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,9 @@ from itertools import chain
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.search import require_numbers
 from transduce.decoding.translation.parts import Part
+from transduce.phrases import shortened
 from transduce.text.splitting import space_between
 from transduce.text.tokenizer import Tokenizer
-
-SHOWN_CHARACTERS = 80
-"""Characters of a text that a `repr` shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -31,7 +29,7 @@ class TranslationHypothesis:
     translated in parts, each of which has an end."""
 
     def __repr__(self) -> str:
-        shown = f"text={_shortened(self.text)}, score={self.score:.3f}"
+        shown = f"text={shortened(self.text)}, score={self.score:.3f}"
         return f"{type(self).__name__}({shown}, tokens={len(self.tokens)})"
 
 
@@ -49,17 +47,12 @@ class Translation:
     scores of the parts are added up."""
 
     def __repr__(self) -> str:
-        shown = [f"text={_shortened(self.text)}", f"score={self.score:.3f}"]
+        shown = [f"text={shortened(self.text)}", f"score={self.score:.3f}"]
         if len(self.hypotheses) > 1:
             shown.append(f"hypotheses={len(self.hypotheses)}")
         if self.num_parts > 1:
             shown.append(f"num_parts={self.num_parts}")
         return f"{type(self).__name__}({', '.join(shown)})"
-
-
-def _shortened(text: str) -> str:
-    whole = len(text) <= SHOWN_CHARACTERS
-    return repr(text if whole else f"{text[: SHOWN_CHARACTERS - 1]}…")
 
 
 EMPTY = Translation(text="", score=0.0, hypotheses=())
