@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from keyword import iskeyword
+from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
 from cyclopts import (
@@ -114,6 +115,8 @@ GROUPS = {
     },
 }
 """Descriptions of the commands, by group, in the order of the help."""
+CUT_BYTECODE = "marshal data too short"
+"""What Python says of a module that it could not write whole."""
 COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
 PARTS = {
     "reproduce": {
@@ -190,7 +193,16 @@ work whose result is in a file, and go on when nobody reads it."""
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; the user's mistakes end with one sentence and exit code 2."""
     with ended_at_once_if_joined(), unwound_on_termination():
-        _run(arguments)
+        try:
+            _run(arguments)
+        except EOFError as error:
+            if CUT_BYTECODE not in str(error):
+                raise
+            _fail(
+                f"Python's compiled modules are cut short ({error}), as a full disk "
+                "leaves them; free space, and delete the __pycache__ folders in "
+                f"{sys.prefix} and {Path(transduce.__file__).parent}."
+            )
 
 
 def _run(arguments: Sequence[str] | None) -> None:

@@ -174,7 +174,8 @@ def require_choice(
     for size in sizes:
         if size < 1:
             raise ConfigError(
-                f"A part must have at least 1 pair, but {size:,} are given."
+                f"A part must have at least 1 pair, but {size:,} are asked for; give "
+                "another number by --dev or --test."
             )
     if not 0 <= seed < 2**63:
         raise ConfigError(f"`seed` must be from 0 to 2^63 - 1, but is {seed}.")

@@ -158,3 +158,22 @@ def test_a_lost_result_ends_the_command(monkeypatch) -> None:
         ):
             print("said")  # which is found out when it is flushed, at the end
         discard_output()
+
+
+def test_modules_that_a_full_disk_cut_short_are_named(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def average() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "transduce", "average", "none", "--out", "new"]
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+
+    assert "none: must be" in average().stderr
+    [compiled] = tmp_path.rglob("transduce/cli/average.*.pyc")
+    compiled.write_bytes(compiled.read_bytes()[:100])
+    done = average()
+    assert done.returncode == 2
+    assert done.stderr.startswith("transduce: Python's compiled modules are cut short")
+    assert len(done.stderr.splitlines()) == 1
