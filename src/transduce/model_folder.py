@@ -290,9 +290,12 @@ def _read_config(
         )
     try:
         config = apply_mapping(ModelConfig(), settings, where="", prefix="model.")
-        return config, step, _search(content.get("search"))
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error} Use another checkpoint.") from None
+    try:
+        return config, step, _search(content.get("search"))
+    except ConfigError as error:  # such as a beam that older versions allowed
+        raise CheckpointError(f"{path}: {error} Correct it there.") from None
 
 
 def _run(content: dict[str, Any], path: Path) -> str | None:

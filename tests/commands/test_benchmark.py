@@ -96,6 +96,7 @@ def test_a_busy_machine_is_told_of(load: float, sentence: str | None) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (("training", "--rounds", str(10**12)), "`rounds` must be at most 10,000, but"),
         (("training", "--rounds", "0"), "`rounds` must be at least 1, but is 0."),
         (("training", "--preset", "tyni"), "did you mean 'tiny'?"),
         (("training", "--set", "model.d_mode=1"), "did you mean `model.d_model`?"),

@@ -150,6 +150,8 @@ def test_faulty_systems_are_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (("--resamples", str(10**12)), "`resamples` must be at most 100,000, but is"),
+        (("--shuffles", str(10**20)), "`shuffles` must be at most 100,000, but is"),
         (("--seed", "0"), "`seed` must be at least 1, but is 0."),
         (("--resamples", "0"), "`resamples` must be at least 1, but is 0."),
         (("--shuffles", "-1"), "`shuffles` must be at least 1, but is -1."),

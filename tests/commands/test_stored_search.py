@@ -5,6 +5,7 @@ nothing are refused, or told of.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,20 @@ def test_a_model_of_several_best_translates_one_line_for_one_line(
     files = ("--source", texts / "source", "--reference", texts / "target")
     outcome = command("evaluate", searching, *files)
     assert (outcome.code, outcome.err) == (0, TOLD)
+
+
+def test_a_stored_beam_beyond_the_bounds_is_told_with_its_place(
+    refuses: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    content = json.loads((folder / "config.json").read_text())
+    content["search"] = {"beam_size": 2_000}
+    (folder / "config.json").write_text(json.dumps(content))
+    assert refuses("translate", folder, stdin=LINE) == (
+        f"{folder}/config.json: `search.beam_size` must be at most 1,000, but is 2000. "
+        "Correct it there."
+    )
 
 
 def test_an_option_overrides_the_models_own(

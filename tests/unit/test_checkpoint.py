@@ -127,7 +127,7 @@ def test_an_older_model_folder_knows_no_search(folder):
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        ([4], r"`search` must be a table, but is \[4\]\. Use another checkpoint"),
+        ([4], r"`search` must be a table, but is \[4\]\. Correct it there"),
         ({"beam_size": 0}, "`search.beam_size` must be at least 1, but is 0"),
         ({"beams": 4}, "there is no setting `search.beams`"),
     ],

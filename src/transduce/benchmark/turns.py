@@ -24,6 +24,9 @@ from transduce.machine import memory_of_children
 
 Outcome = TypeVar("Outcome")
 
+MOST_ROUNDS = 10_000
+"""Turns of each contestant: far more than a median needs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(Generic[Outcome]):

@@ -23,7 +23,11 @@ from transduce.errors import ConfigError
 from transduce.parsing.normalization import normalized
 from transduce.parsing.trees import Tree
 from transduce.preparation.treebank import read_treebank
+from transduce.settings import require_between
 from transduce.text.corpus import SentencePair, read_pairs
+
+MOST_SENTENCES = 1_000_000
+"""That are looked at: all are in memory."""
 
 
 def heads(
@@ -66,8 +70,7 @@ def heads(
     device
         auto, cpu or cuda.
     """
-    if sentences < 1:
-        raise ConfigError(f"`sentences` must be at least 1, but is {sentences}.")
+    require_between("sentences", sentences, 1, MOST_SENTENCES)
     require_both(source, target)
     require_new_folder(out, force=force, holding="heads.json")
     translator = load(model, device=device)

@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
 
-from transduce.errors import ConfigError
+from transduce.settings import MOST_WHOLE, require_between
 
 SEED_VARIABLE = "SACREBLEU_SEED"
 """Of the environment: the only place from which sacreBLEU takes it."""
 
 SIGNIFICANT_P = 0.05
 """Below it, a difference is taken for more than luck."""
+
+
+MOST_TRIALS = 100_000
+"""Of either test: its draws of all sentences are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +39,9 @@ class Trials:
 
     def __post_init__(self) -> None:
         # sacreBLEU takes 0 for its default, and a seed of 0 for none at all.
-        for name in ("resamples", "shuffles", "seed"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"`{name}` must be at least 1, but is {value}.")
+        for name in ("resamples", "shuffles"):
+            require_between(name, getattr(self, name), 1, MOST_TRIALS)
+        require_between("seed", self.seed, 1, MOST_WHOLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from transduce.benchmark.decoding.contestants import (
 )
 from transduce.benchmark.decoding.task import DecodingTask, Setting, fitting
 from transduce.benchmark.machine import Machine, describe_machine
-from transduce.benchmark.turns import Turn, Worker, order_of_turns
+from transduce.benchmark.turns import MOST_ROUNDS, Turn, Worker, order_of_turns
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding.next_token_models.prepared_model import available
 from transduce.decoding.streaming.processes import default_processes
@@ -36,6 +36,7 @@ from transduce.experiments.presets import RunConfig
 from transduce.export.proof import Proof
 from transduce.model.transformer import Transformer
 from transduce.phrases import missing_package
+from transduce.settings import require_between
 from transduce.text.tokenizer import learn_tokenizer
 
 WARM_UP_ROUNDS = 1
@@ -131,8 +132,7 @@ def measure_decoding(
     on_turn: Callable[[str], None],
 ) -> DecodingSpeed:
     """Let all translate by turns; `on_turn` is told of each before it."""
-    if rounds < 1:
-        raise ConfigError(f"`rounds` must be at least 1, but is {rounds}.")
+    require_between("rounds", rounds, 1, MOST_ROUNDS)
     if not settings:
         raise ConfigError("There must be a batch size and a beam size, but is none.")
     for setting in settings:

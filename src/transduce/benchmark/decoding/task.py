@@ -8,12 +8,16 @@ import torch
 
 from transduce.decoding.translation.parts import MAX_SOURCE_TOKENS
 from transduce.errors import ConfigError
+from transduce.search_config import MAX_BEAM_SIZE, MAX_TOKENS
+from transduce.settings import require_between
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 SENTENCES_OF_ONE = 12
 """Translated one at a time in a turn."""
 SENTENCES_OF_SEVERAL = 256
 """Translated in a turn, several at a time, or as many as fill a batch or some."""
+MOST_SENTENCES = 100_000
+"""Of a batch: a task has its text in memory."""
 MOST_BATCHES = 8
 """In a turn."""
 WARM_UP_SENTENCES = 32
@@ -32,13 +36,9 @@ class Setting:
     """Tokens of each translation, its end counted; by nature if not given."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "beam_size"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"`{name}` must be at least 1, but is {value}.")
-        if self.forced_length is not None and self.forced_length < 2:
-            raise ConfigError(
-                f"`length` must be at least 2, but is {self.forced_length}."
-            )
+        require_between("batch_size", self.batch_size, 1, MOST_SENTENCES)
+        require_between("beam_size", self.beam_size, 1, MAX_BEAM_SIZE)
+        require_between("length", self.forced_length, 2, MAX_TOKENS)
 
     @property
     def num_sentences(self) -> int:

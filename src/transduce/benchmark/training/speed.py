@@ -16,11 +16,11 @@ from transduce.benchmark.machine import Machine, describe_machine
 from transduce.benchmark.training.contestants import OURS, UpdateOutcome, contestant
 from transduce.benchmark.training.peers import PEERS, obstacle, peers_on
 from transduce.benchmark.training.task import TrainingTask
-from transduce.benchmark.turns import Turn, Worker, order_of_turns
+from transduce.benchmark.turns import MOST_ROUNDS, Turn, Worker, order_of_turns
 from transduce.device import Hardware
-from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig
 from transduce.model.cost import count_parameters
+from transduce.settings import require_between
 
 WARM_UP_ROUNDS = 2
 """Not counted: memory is allotted, kernels are chosen."""
@@ -84,8 +84,7 @@ def measure_training(
     The rounds up to `WARM_UP_ROUNDS` are not counted. Peers have our settings of
     memory, unless they are to be plain.
     """
-    if rounds < 1:
-        raise ConfigError(f"`rounds` must be at least 1, but is {rounds}.")
+    require_between("rounds", rounds, 1, MOST_ROUNDS)
     task = TrainingTask(
         run=run,
         hardware=hardware,

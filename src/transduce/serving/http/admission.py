@@ -41,6 +41,7 @@ MAX_REFUSED_PER_MINUTE = 600
 BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 NETWORK_BITS = 64
 """Prefix bits of an IPv6 address that identify one customer of a provider."""
+MAX_CLIENT_TIMEOUT_S = 86_400.0
 RETRY_S = 1
 MAX_CLIENTS = 10_000
 """Whose rates are remembered; those not seen for longest are forgotten."""
@@ -82,9 +83,10 @@ class AdmissionConfig:
             raise ConfigError(
                 f"`max_characters` must be at least 1, but is {self.max_characters}."
             )
-        if not 0 < self.body_timeout_s < math.inf:
+        if not 0 < self.body_timeout_s <= MAX_CLIENT_TIMEOUT_S:
             raise ConfigError(
-                f"`body_timeout_s` must be above 0, but is {self.body_timeout_s}."
+                "The client timeout must be above 0 seconds and at most "
+                f"{MAX_CLIENT_TIMEOUT_S:,.0f}, but is {self.body_timeout_s}."
             )
 
     @property

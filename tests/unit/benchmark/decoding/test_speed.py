@@ -172,6 +172,8 @@ def test_a_setting_says_what_it_is(setting, text):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"batch_size": 10**12}, "`batch_size` must be at most 100,000, but is"),
+        ({"forced_length": 10**12}, "`length` must be at most 100,000, but is"),
         ({"batch_size": 0}, "`batch_size` must be at least 1, but is 0"),
         ({"beam_size": -1}, "`beam_size` must be at least 1, but is -1"),
         ({"forced_length": 1}, "`length` must be at least 2, but is 1"),

@@ -14,15 +14,18 @@ from pathlib import Path
 
 import torch
 
-from transduce.errors import ConfigError, TransduceError
+from transduce.errors import TransduceError
 from transduce.experiments.run_folder import LOG
 from transduce.experiments.tables.table3.experiment import Experiment, RowRun
 from transduce.interruption import stop_on_signal
 from transduce.machine import num_cores
+from transduce.settings import require_between
 
 POLL_SECONDS = 0.2
 TAIL_BYTES = 4_096
 """Of a log, more than its last line has."""
+MOST_PARALLEL = 1_000
+"""Trainings at the same time."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl.h."""
@@ -59,8 +62,7 @@ def places(device: str, parallel: int | None) -> list[Place]:
     Each CUDA device takes one, and the processor one, unless told otherwise: then they
     are shared out. `ConfigError` if there is to be none.
     """
-    if parallel is not None and parallel < 1:
-        raise ConfigError(f"`parallel` must be at least 1, but is {parallel}.")
+    require_between("parallel", parallel, 1, MOST_PARALLEL)
     gpus = [] if device == "cpu" else _gpus()
     count = parallel or max(len(gpus), 1)
     if gpus:
