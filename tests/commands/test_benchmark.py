@@ -33,7 +33,7 @@ def test_training_is_measured_beside_the_peers(succeeds: Callable[..., str]) -> 
     assert lines[0].startswith("Machine: ")
     assert "GFLOP/s on cpu (fp32)" in lines[1]
     assert "34,176 parameters; an update is about" in lines[2]
-    assert lines[3].startswith("Hugging Face Marian is left out, as the package")
+    assert lines[3].startswith("Hugging Face Marian is left out. It needs the")
     head, ours, theirs = lines[5:]
     heads = "Rounds: 1 target tokens/s ours / this of matrix rate peak memory"
     assert " ".join(head.split()) == heads

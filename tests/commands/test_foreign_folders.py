@@ -291,7 +291,7 @@ UNIGRAM: dict[str, Any] = {
 @pytest.mark.parametrize(
     "change",
     [
-        {"pieces": [["", -1.0]]},
+        {"pieces": [[1, -1.0]]},
         {"pieces": [["a", float("nan")]]},
         {"pieces": [["a", "b"]]},
         {"pieces": [["\ud800", -1.0]]},
@@ -301,7 +301,7 @@ UNIGRAM: dict[str, Any] = {
             ).decode()
         },
     ],
-    ids=["an empty piece", "no number", "a word", "half a character", "a map"],
+    ids=["no text", "no number", "a word", "half a character", "a map"],
 )
 def test_a_damaged_tokenizer_of_sentence_pieces_is_refused(folder, change) -> None:
     model = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model"]

@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -113,17 +113,22 @@ class Reading:
         return self._lines.hexdigest()
 
 
-def read_through(source: Sequence[Path], target: Sequence[Path]) -> Reading:
-    """Read all pairs once, so that a fault anywhere is found before any work.
-
-    `DataError` if there is one, or no line at all.
-    """
-    for path in (*source, *target):
+def require_files(paths: Iterable[Path]) -> None:
+    """`DataError` if a path is a folder or a pipe: a corpus is read several times."""
+    for path in paths:
         if path.exists() and not path.is_file():
             raise DataError(
                 f"{path}: a corpus must be a file, since it is read several times, but "
                 "is a folder or a pipe."
             )
+
+
+def read_through(source: Sequence[Path], target: Sequence[Path]) -> Reading:
+    """Read all pairs once, so that a fault anywhere is found before any work.
+
+    `DataError` if there is one, or no line at all.
+    """
+    require_files((*source, *target))
     reading = Reading()
     deque(reading.pairs(source, target), maxlen=0)
     if reading.num_characters == 0:

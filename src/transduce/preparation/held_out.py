@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from transduce.errors import ConfigError, DataError
-from transduce.preparation.corpus_files import CorpusFiles
+from transduce.preparation.corpus_files import CorpusFiles, require_files
 from transduce.text.corpus import aligned_lines
 
 LEAST, MOST = 200, 2_000
@@ -95,6 +95,7 @@ def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles |
 
     `DataError` if a file cannot be used.
     """
+    require_files((*files.source, *files.target))
     pairs = _text_pairs(files.source, files.target)
     choice = choose((source for source, _ in pairs), None, seed)
     if choice is None:

@@ -33,10 +33,11 @@ def pseudo_terminal() -> Iterator[int]:
 def test_the_width_of_a_terminal_is_kept_within_bounds(
     monkeypatch: pytest.MonkeyPatch, columns: str, width: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    monkeypatch.setattr(os, "get_terminal_size", lambda _: (80, 25))
-    assert BoundedConsole().width == width
-    assert BoundedConsole().options.max_width == width
+    with monkeypatch.context() as patch:  # not while pytest reports
+        patch.setenv("COLUMNS", columns)
+        patch.setattr(os, "get_terminal_size", lambda _: (80, 25))
+        assert BoundedConsole().width == width
+        assert BoundedConsole().options.max_width == width
 
 
 def test_a_terminal_without_a_size_has_the_usual_width(
