@@ -1,6 +1,5 @@
 """`transduce reproduce`: the paper's tables, our figures beside those of the paper."""
 
-import math
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -57,6 +56,7 @@ from transduce.experiments.tables.table4 import Setting, Table4, our_parser, our
 from transduce.experiments.tables.table4 import as_report as table4_report
 from transduce.languages import LanguagesConfig, guess_all
 from transduce.machine import WaitingMeter, keep_freed_memory
+from transduce.settings import require_between
 from transduce.text.corpus import read_pairs
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
@@ -350,11 +350,15 @@ def table4(
     finish(table4_report(table), asdict(table), out, "table4")
 
 
+MOST_DEVICES = 1_000_000
+MOST_TFLOPS = 1_000_000
+"""Of a device: a thousand times today's fastest."""
+
+
 def _cluster(
     hardware: str, tflops: float | None, num_devices: int, device: str
 ) -> Cluster:
-    if num_devices < 1:
-        raise ConfigError(f"`devices` must be at least 1, but is {num_devices}.")
+    require_between("devices", num_devices, 1, MOST_DEVICES)
     if tflops is None and hardware == "this":
         here = choose_hardware(device)
         return Cluster(
@@ -366,6 +370,8 @@ def _cluster(
             f"`hardware` must be this, {', '.join(SUSTAINED_TFLOPS)}, or come with "
             f"--tflops, but is {hardware}."
         )
-    if not 0 < tflops < math.inf:
-        raise ConfigError(f"`tflops` must be above 0, but is {tflops}.")
+    if not 0 < tflops <= MOST_TFLOPS:
+        raise ConfigError(
+            f"`tflops` must be above 0 and at most {MOST_TFLOPS:,}, but is {tflops}."
+        )
     return Cluster(name=hardware, tflops=tflops, num_devices=num_devices)
