@@ -1,6 +1,7 @@
 """Held-out pairs are reproducible, and no copy of them is in training."""
 
 import gzip
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -137,3 +138,11 @@ def test_the_counts_are_those_of_the_files(files: CorpusFiles, tmp_path: Path) -
     counts = write_split(files.source, files.target, choice, outputs)
     assert counts == [len(lines(side)) for side, _ in outputs]
     assert counts == [len(lines(side)) for _, side in outputs]
+
+
+def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    files = CorpusFiles(source=(pipe,), target=(pipe,), dev_source=(), dev_target=())
+    with pytest.raises(DataError, match="must be a file, .* is a folder or a pipe"):
+        hold_out_pairs(files, tmp_path / "held", seed=1)
