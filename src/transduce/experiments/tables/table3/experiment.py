@@ -235,8 +235,7 @@ def _require_same(
         )
     if begun.get("files") != asked["files"]:
         files = begun.get("files")
-        begun_with = files if isinstance(files, dict) else {}
-        parts = [begun_with.get(side) for side in ("source", "target")]
+        parts = files.values() if isinstance(files, dict) else ()
         names = [str(each) for part in parts if isinstance(part, list) for each in part]
         raise ConfigError(
             f"{folder}: the experiment there was begun with other files "
