@@ -1,6 +1,7 @@
 """What many tests share: a seed, a tiny model, a 40-line corpus, a checkpoint."""
 
 import gc
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -55,6 +56,13 @@ IdPairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hangup_ends() -> None:
+    """Commands that tests start end at SIGHUP, though `nohup` may have begun pytest."""
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
