@@ -280,7 +280,7 @@ def test_an_impossible_search_is_refused(
 BAD = {
     "missing": (None, "the file cannot be read"),
     "empty": (b"", "a treebank must have a tree, but has none"),
-    "text": (b"The dog barks.\n", ":1:1: a tree must begin with `(`"),
+    "text": (b"The dog barks.\n", "a treebank must begin with `(`, but begins with"),
     "too few brackets": (b"(S (A a)\n(S (A a))\n", ":1:1: a tree must close its"),
     "too many brackets": (b"(S (A a)))\n", ":1:10: "),
     "text after the root": (b"(S (A a)) b\n", ":1:11: a tree must be alone on its"),
@@ -315,10 +315,13 @@ def test_a_faulty_treebank_is_refused_and_nothing_is_left(
 
 
 def test_trees_and_text_are_not_mixed(
-    refuses: Callable[..., str], trees: Path, tmp_path: Path
+    refuses: Callable[..., str],
+    trees: Path,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
 ) -> None:
     call = ("train", "--out", tmp_path / "out", "--preset", "parsing-small")
-    text = ("--source", trees, "--target", trees)
+    text = ("--source", corpus_files[0], "--target", corpus_files[1])
     assert "Either text or trees must be given" in refuses(
         *call, "--trees", trees, *text
     )

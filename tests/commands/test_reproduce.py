@@ -115,7 +115,7 @@ def test_a_folder_that_holds_something_is_left_alone(
         refusal = refuses("reproduce", "table1", "--out", out)
         assert refusal == (
             f"{out}: the output folder must be new or empty, but is not; choose "
-            "another."
+            "another, or overwrite it with --force."
         )
 
 

@@ -150,7 +150,10 @@ def _beginning(path: Path) -> str:
     if not path.is_file():  # a pipe can be read but once
         return ""
     lines = islice(read_lines(path), LINES_LOOKED_AT)
-    return "\n".join(line.content.decode(errors="replace") for line in lines)
+    try:
+        return "\n".join(line.content.decode() for line in lines)
+    except UnicodeDecodeError:  # the reading names the line and the byte
+        return ""
 
 
 def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
