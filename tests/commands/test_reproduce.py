@@ -111,11 +111,14 @@ def test_a_folder_that_holds_something_is_left_alone(
     refuses: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine").touch()
-    for out in (tmp_path, tmp_path / "mine"):
+    remedies = {
+        tmp_path: "is not; choose another, or overwrite it with --force.",
+        tmp_path / "mine": "is a file; choose another name.",
+    }
+    for out, remedy in remedies.items():
         refusal = refuses("reproduce", "table1", "--out", out)
         assert refusal == (
-            f"{out}: the output folder must be new or empty, but is not; choose "
-            "another, or overwrite it with --force."
+            f"{out}: the output folder must be new or empty, but {remedy}"
         )
 
 

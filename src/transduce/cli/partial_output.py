@@ -10,7 +10,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -191,6 +191,8 @@ class _Part:
             # Lock first, so that another command's output is not touched.
             descriptor = os.open(path, flags, 0o666)
             stack.callback(os.close, descriptor)
+            # A signal may end the command from here on.
+            stack.callback(_remove_empty, path, record, descriptor)
             claim_file(descriptor, refusal)
             of_record = os.open(record, flags, 0o666)
             stack.callback(os.close, of_record)
@@ -198,12 +200,7 @@ class _Part:
             if resume:
                 part._go_on(record, begun, batch_items)
             else:
-                try:
-                    part._begin(begun)
-                except OSError:
-                    path.unlink()
-                    record.unlink()
-                    raise
+                part._begin(begun)
             yield part
 
     def _begin(self, begun: Origin) -> None:
@@ -281,8 +278,6 @@ def _keeping(part: _Part, output: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         if not part.cut_short():
-            part.path.unlink()
-            _beside(output, RECORD).unlink()
             raise
         kept = (
             f"The results of {counted(part.num_written, 'line')} of the input are kept "
@@ -310,6 +305,16 @@ class OutputKeptError(TransduceError):
 
 class _OtherInputError(DataError):
     """A command resumes an output with another input."""
+
+
+def _remove_empty(path: Path, record: Path, descriptor: int) -> None:
+    """Remove a partial output without any record, unless another command writes it."""
+    with suppress(ConfigError, FileNotFoundError):
+        claim_file(descriptor, ConfigError("Another command is writing this file."))
+        status = os.fstat(descriptor)
+        if status.st_size == 0 and os.path.samestat(status, path.stat()):
+            path.unlink()
+            record.unlink()
 
 
 def _beside(output: Path, suffix: str) -> Path:
