@@ -49,13 +49,6 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
             f"`treebank.{name}` is a setting of parsers, but this run is trained on "
             "text; leave it out, or give --trees."
         )
-    augmentation = config.treebank.augmentation
-    name = _changed(augmentation, AugmentationConfig())
-    if name and augmentation.copies == 0:
-        yield (
-            f"`treebank.augmentation.{name}` is a setting of variants of trees, but "
-            "`treebank.augmentation.copies` is 0; leave it out, or raise that."
-        )
     yield from _contradictions_of_lengths(config)
     yield from _contradictions_of_search(config.search)
 
@@ -118,6 +111,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
             f"{batching.target_tokens:,} target tokens, as a single batch may have "
             f"{batching.batch_tokens:,} positions; see `batching.batch_tokens`."
         )
+    yield from _augmentation_without_effect(config.treebank.augmentation)
     near = config.model.neighbourhood
     if near is not None and near >= batching.max_length:
         yield (
@@ -131,6 +125,15 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         )
     if config.search.penalty == "power" and config.search.length_penalty == 0:
         yield "`search.penalty` has no effect, as `search.length_penalty` is 0."
+
+
+def _augmentation_without_effect(augmentation: AugmentationConfig) -> Iterator[str]:
+    name = _changed(augmentation, AugmentationConfig())
+    if name and augmentation.copies == 0:
+        yield (
+            f"`treebank.augmentation.{name}` has no effect, as "
+            "`treebank.augmentation.copies` is 0."
+        )
 
 
 def _changed(config: object, usual: object, among: tuple[str, ...] = ()) -> str | None:

@@ -64,16 +64,6 @@ def test_no_preset_contradicts_itself(name: str) -> None:
         ),
         (TEXT, ["treebank.augmentation.copies=2"], "`treebank.augmentation` is a sett"),
         (
-            TREES,
-            ["treebank.augmentation.cut=0.5"],
-            "`treebank.augmentation.cut` is a setting of variants",
-        ),
-        (
-            TREES,
-            ["treebank.augmentation.seed=5"],
-            "`treebank.augmentation.seed` is a setting of variants",
-        ),
-        (
             TEXT,
             ["model.positions=learned", "model.max_positions=99"],
             r"must be at least `batching.max_length`, 256, .* but is 99; raise it",
@@ -153,3 +143,14 @@ def test_settings_without_effect_are_reported(
 def test_the_base_settings_give_no_warning() -> None:
     refuse_contradictions(RunConfig(), TEXT)
     assert settings_without_effect(RunConfig()) == []
+
+
+@pytest.mark.parametrize("setting", ["cut=0.5", "seed=5"])
+def test_settings_of_variants_have_no_effect_where_there_are_none(setting: str) -> None:
+    config = apply_assignments(
+        PRESETS["parsing-small"],
+        ["treebank.augmentation.copies=0", f"treebank.augmentation.{setting}"],
+    )
+    refuse_contradictions(config, TREES)
+    [warning] = settings_without_effect(config)
+    assert "has no effect, as `treebank.augmentation.copies` is 0." in warning
