@@ -43,9 +43,10 @@ def test_the_width_of_a_terminal_is_kept_within_bounds(
 def test_a_terminal_without_a_size_has_the_usual_width(
     monkeypatch: pytest.MonkeyPatch, pseudo_terminal: int
 ) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr(os, "get_terminal_size", lambda _: (0, 0))
-    assert BoundedConsole().width == 80
+    with monkeypatch.context() as patch:  # not while pytest reports
+        patch.delenv("COLUMNS", raising=False)
+        patch.setattr(os, "get_terminal_size", lambda _: (0, 0))
+        assert BoundedConsole().width == 80
 
 
 def drawn(
