@@ -395,7 +395,7 @@ def test_a_system_that_allows_no_process_is_told_of(
         (-1, "at least 1, but is -1"),
         (
             100_000,
-            "at most [0-9]+ on this machine, but is 100,000; more than its cores",
+            "at most [0-9]+ on this machine, but is 100,000; more processes than cores",
         ),
     ],
 )
