@@ -9,12 +9,14 @@ PAUSE_S = 0.001
 
 
 def runs(pid: int) -> bool:
-    """Whether a process has not ended, by Linux's /proc."""
+    """Whether a process or one of its threads has not ended, by Linux's /proc."""
     try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
         status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return status.rpartition(")")[2].split()[0] != "Z"
+    # A process that is killed can be waited for once all of its threads have ended.
+    return status.rpartition(")")[2].split()[0] != "Z" or len(threads) > 1
 
 
 def children_of(pid: int) -> list[int]:
