@@ -18,6 +18,11 @@ below, its products gain less than casting loses."""
 Precision = Literal["auto", "fp32", "bf16"]
 
 
+# cuDNN plans its attention anew for every pair of lengths, 7 to 10 ms on the CPU each,
+# which took nine tenths of an update on an H200; PyTorch's own kernels need no plan.
+torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """A device and the precision of its matrix products; weights are always fp32."""
