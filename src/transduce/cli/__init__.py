@@ -116,7 +116,7 @@ GROUPS = {
 }
 """Descriptions of the commands, by group, in the order of the help."""
 CUT_BYTECODE = "marshal data too short"
-"""What Python says of a module that it could not write whole."""
+"""Python's error on importing a module whose bytecode a full disk cut short."""
 COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
 PARTS = {
     "reproduce": {

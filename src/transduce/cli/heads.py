@@ -27,7 +27,7 @@ from transduce.settings import require_between
 from transduce.text.corpus import SentencePair, read_pairs
 
 MOST_SENTENCES = 1_000_000
-"""That are looked at: all are in memory."""
+"""Greatest number of sentences in a survey, which are all in memory."""
 
 
 def heads(

@@ -352,7 +352,7 @@ def table4(
 
 MOST_DEVICES = 1_000_000
 MOST_TFLOPS = 1_000_000
-"""Of a device: a thousand times today's fastest."""
+"""Greatest speed of a device, a thousand times that of today's fastest."""
 
 
 def _cluster(

@@ -23,7 +23,7 @@ SIGNIFICANT_P = 0.05
 
 
 MOST_TRIALS = 100_000
-"""Of either test: its draws of all sentences are in memory at once."""
+"""Greatest number of trials of a test, whose draws are all in memory at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

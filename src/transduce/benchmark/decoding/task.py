@@ -17,7 +17,7 @@ SENTENCES_OF_ONE = 12
 SENTENCES_OF_SEVERAL = 256
 """Translated in a turn, several at a time, or as many as fill a batch or some."""
 MOST_SENTENCES = 100_000
-"""Of a batch: a task has its text in memory."""
+"""Greatest number of sentences in a batch, since a task has its text in memory."""
 MOST_BATCHES = 8
 """In a turn."""
 WARM_UP_SENTENCES = 32

@@ -1,4 +1,4 @@
-"""What a parse shows of itself."""
+"""A parse has a short repr."""
 
 import pytest
 
