@@ -2,10 +2,12 @@
 
 import gc
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from shutil import which
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import jaxtyping
@@ -75,6 +77,29 @@ def _nothing_is_kept() -> Iterator[None]:
     """Which a command does that ends with its process, but here it does not."""
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def import_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Make modules with these prefixes be imported anew, and undo that afterwards.
+
+    A package keeps its modules as attributes, too: they are restored too,
+    since otherwise a later test would patch one copy of a module and call another.
+    """
+    kept: dict[str, ModuleType] = {}
+
+    def forget(*prefixes: str) -> None:
+        for name in [name for name in sys.modules if name.startswith(prefixes)]:
+            kept[name] = sys.modules[name]
+            monkeypatch.delitem(sys.modules, name)
+
+    yield forget
+    monkeypatch.undo()
+    for name, module in kept.items():
+        sys.modules[name] = module
+        package, _, child = name.rpartition(".")
+        if package in sys.modules:
+            setattr(sys.modules[package], child, module)
 
 
 @pytest.fixture

@@ -101,10 +101,10 @@ def test_a_missing_package_is_named(
     refuses: Callable[..., str],
     model: Path,
     tmp_path: Path,
+    import_anew: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-
-    monkeypatch.delitem(sys.modules, "transduce.export.ctranslate2", raising=False)
+    import_anew("transduce.export.ctranslate2")
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     message = refuses("export", model, "--to", "ctranslate2", "--out", tmp_path / "out")
     assert message == missing_package("Export to ctranslate2", "ctranslate2", "export")

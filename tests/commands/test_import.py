@@ -132,11 +132,10 @@ def test_a_missing_package_is_named(
     refuses: Callable[..., str],
     marian_folder: Path,
     tmp_path: Path,
+    import_anew: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in list(sys.modules):
-        if module.startswith(("transduce.importing", "transduce.export")):
-            monkeypatch.delitem(sys.modules, module)
+    import_anew("transduce.importing", "transduce.export")
     monkeypatch.setitem(sys.modules, "transformers", None)
     message = refuses("import", marian_folder, "--out", tmp_path / "model")
     assert message == missing_package("Import", "transformers", "export")

@@ -158,11 +158,12 @@ def test_a_bad_command_is_refused(
 
 
 def test_without_the_packages_it_says_how_to_have_them(
-    refuses: Callable[..., str], model: Path, monkeypatch: pytest.MonkeyPatch
+    refuses: Callable[..., str],
+    model: Path,
+    import_anew: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in [*sys.modules]:
-        if name.startswith("transduce.serving"):
-            monkeypatch.delitem(sys.modules, name)
+    import_anew("transduce.serving")
     monkeypatch.setitem(sys.modules, "fastapi", None)
     assert refuses("serve", model, "--port", "0") == missing_package(
         "`transduce serve`", "fastapi", "serve"

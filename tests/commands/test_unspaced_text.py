@@ -53,10 +53,12 @@ def test_a_setting_chooses_another_tokenizer(
 
 
 def test_a_missing_package_is_reported_before_training(
-    refuses: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refuses: Callable[..., str],
+    tmp_path: Path,
+    import_anew: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module = "sacrebleu.tokenizers.tokenizer_ja_mecab"
-    monkeypatch.delitem(sys.modules, module, raising=False)
+    import_anew("sacrebleu.tokenizers.tokenizer_ja_mecab")
     monkeypatch.setitem(sys.modules, "MeCab", None)
     said = refuses(*TINY, *options(tmp_path, "ja", ".ja"))
     assert said.startswith("BLEU with the tokenizer ja-mecab needs the package ")

@@ -1,6 +1,7 @@
 """BLEU counts the words of the language, by a tokenizer that is named."""
 
 import sys
+from collections.abc import Callable
 
 import pytest
 import sacrebleu.metrics.bleu as sacrebleu_module
@@ -84,10 +85,13 @@ def test_a_text_against_itself_scores_100(language: str) -> None:
     [("ja-mecab", "MeCab", "ja"), ("ko-mecab", "mecab_ko", "ko")],
 )
 def test_a_missing_package_is_named_with_its_extra(
-    monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str
+    import_anew: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    package: str,
+    extra: str,
 ) -> None:
-    module = f"sacrebleu.tokenizers.tokenizer_{name.replace('-', '_')}"
-    monkeypatch.delitem(sys.modules, module, raising=False)
+    import_anew(f"sacrebleu.tokenizers.tokenizer_{name.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(RequestError) as error:
         require_tokenizer(name)
