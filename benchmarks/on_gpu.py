@@ -55,8 +55,13 @@ WHOLE_UPDATE = 25_000
 """Positions of a batch that holds a whole update."""
 NUM_KERNELS = 25
 """Rows of a profile."""
-NUM_WORDS, WORDS_PER_SENTENCE, NUM_SENTENCES = 60_000, 22, 20_000
+NUM_WORDS, WORDS_PER_SENTENCE, NUM_SENTENCES = 60_000, 22, 8_000
 """Size of the made-up corpus; its words make about as many pieces as the paper's."""
+DECODERS = ("transduce bf16", "CTranslate2 float16", "Hugging Face bf16")
+"""Decoders beside our fp32: the fastest of each library, as each needs seconds to load
+its libraries and the model."""
+CPU_THREADS = 4
+"""Threads of the small model on the CPU: with more they only wait for each other."""
 FORCED_LENGTH = 26
 """Tokens of every translation, as random weights never end one."""
 STEPS = 200
@@ -319,8 +324,10 @@ def decode_beside_peers(task: Task) -> None:
     from transduce.benchmark.decoding.task import Setting
     from transduce.benchmark.tables import decoding_table
 
+    started = time.monotonic()
     count, length = (1_000, 3) if task.is_small else (NUM_SENTENCES, WORDS_PER_SENTENCE)
     sentences = list(_made_up_sentences(count, length))
+    print("Learning the vocabulary", flush=True)
     checkpoint = random_checkpoint(task.run_config("base"), sentences)
     speed = measure_decoding(
         checkpoint,
@@ -331,7 +338,8 @@ def decode_beside_peers(task: Task) -> None:
         ],
         rounds=2,
         device=task.hardware().device,
-        on_turn=lambda turn: print(turn, flush=True),
+        on_turn=lambda turn: print(f"{time.monotonic() - started:.0f} s: {turn}"),
+        names=DECODERS,
     )
     task.write("```text\n" + "\n".join(decoding_table(speed)) + "\n```")
 
@@ -352,6 +360,7 @@ def follow_the_cpu(task: Task) -> None:
     """Compare the loss of 200 updates without dropout on the GPU and on the CPU."""
     import torch
 
+    torch.set_num_threads(min(torch.get_num_threads(), CPU_THREADS))
     found = {
         "CPU, fp32": _losses(replace(task, device="cpu"), "fp32"),
         f"{task.device}, fp32": _losses(task, "fp32"),
@@ -416,12 +425,12 @@ def _losses(task: Task, precision: str) -> list[float]:
 
 PARTS = (
     Part("machine", "Machine", 40, measure_machine),
-    Part("base", "Training base, alone", 120, train_base),
-    Part("tests", "Tests", 90, run_tests),
-    Part("big", "Training big, alone", 120, train_big),
-    Part("decoding", "Decoding base, beside peers", 120, decode_beside_peers),
+    Part("base", "Training base, alone", 90, train_base),
+    Part("decoding", "Decoding base, beside peers", 150, decode_beside_peers),
+    Part("loss", "Loss of 200 updates", 90, follow_the_cpu),
+    Part("big", "Training big, alone", 90, train_big),
+    Part("tests", "Tests", 150, run_tests),
     Part("base-peers", "Training base, beside peers", 150, base_beside_peers),
-    Part("loss", "Loss of 200 updates", 60, follow_the_cpu),
     Part("big-peers", "Training big, beside peers", 150, big_beside_peers),
 )
 """Parts of the report, the most important first, as time may run out."""

@@ -42,6 +42,7 @@ from transduce.text.tokenizer import learn_tokenizer
 WARM_UP_ROUNDS = 1
 SEED = 1
 OURS = "transduce"
+REFERENCE = f"{OURS} fp32"
 CTRANSLATE2, MARIAN = "CTranslate2", "Hugging Face"
 CT2_LIBRARY, HF_LIBRARY = "ctranslate2", "transformers.models.marian.modeling_marian"
 CT2_TYPES = (
@@ -130,8 +131,13 @@ def measure_decoding(
     rounds: int,
     device: torch.device,
     on_turn: Callable[[str], None],
+    names: Collection[str] | None = None,
 ) -> DecodingSpeed:
-    """Let all translate by turns; `on_turn` is told of each before it."""
+    """Let all translate by turns; `on_turn` is told of each step before it.
+
+    `names` restricts the contestants, such as "CTranslate2 float16"; our fp32, with
+    which translations are compared, always takes part.
+    """
     require_between("rounds", rounds, 1, MOST_ROUNDS)
     if not settings:
         raise ConfigError("There must be a batch size and a beam size, but is none.")
@@ -139,6 +145,7 @@ def measure_decoding(
         fitting(sentences, setting, checkpoint.tokenizer)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
+        on_turn("exporting the model")
         proofs, left_out = _convert(checkpoint, Path(folder), sentences)
         task = DecodingTask(
             models=Path(folder),
@@ -147,10 +154,14 @@ def measure_decoding(
             rounds=WARM_UP_ROUNDS + rounds,
             device=device,
         )
-        contestants = _contestants(device, set(proofs))
+        contestants = {
+            name: each
+            for name, each in _contestants(device, set(proofs)).items()
+            if names is None or name in {REFERENCE, *names}
+        }
         turns = _play(task, contestants, on_turn)
     first = len(settings) * WARM_UP_ROUNDS
-    reference = turns[f"{OURS} fp32"]
+    reference = turns[REFERENCE]
     return DecodingSpeed(
         machine=describe_machine(PACKAGES, device),
         num_parameters=checkpoint.build().num_parameters(),
@@ -225,12 +236,11 @@ def _play(
 ) -> dict[str, list[Turn[DecodingOutcome]]]:
     played: dict[str, list[Turn[DecodingOutcome]]] = {name: [] for name in contestants}
     with ExitStack() as stack:
-        workers = {
-            name: stack.enter_context(
-                Worker(name, contestant(prepare, library, task), task.device)
-            )
-            for name, (prepare, library) in contestants.items()
-        }
+        workers: dict[str, Worker[DecodingOutcome]] = {}
+        for name, (prepare, library) in contestants.items():
+            on_turn(f"{name}: loading the model")
+            work = contestant(prepare, library, task)
+            workers[name] = stack.enter_context(Worker(name, work, task.device))
         for number, setting in enumerate(task.jobs()):
             for name in order_of_turns(list(workers), number):
                 on_turn(f"{name}: {setting}")

@@ -37,7 +37,10 @@ def test_all_translate_the_same_model(trained_checkpoint, corpus):
     names = [decoder.name for decoder in speed.decoders]
     assert names[0] == "transduce fp32"
     assert {"CTranslate2 float32", "Hugging Face fp32"} < set(names)
-    assert len(turns) == 2 * 3 * len(names)
+    exporting, *loading = turns[: 1 + len(names)]
+    assert exporting == "exporting the model"
+    assert loading == [f"{name}: loading the model" for name in names]
+    assert len(turns) == 1 + len(names) + 2 * 3 * len(names)
     by_name = {decoder.name: decoder for decoder in speed.decoders}
     # Equal outputs: the proof that they do the same work.
     for name in ("CTranslate2 float32", "Hugging Face fp32"):
@@ -62,6 +65,14 @@ def test_all_translate_the_same_model(trained_checkpoint, corpus):
         for is_ours in (True, False)
     }
     assert speed.advantage(GREEDY) == pytest.approx(best[True] / best[False])
+
+
+def test_only_named_decoders_take_part_beside_the_reference(trained_checkpoint):
+    speed = measure_decoding(
+        trained_checkpoint, ["one"], [GREEDY], 1, CPU, print, {"CTranslate2 float32"}
+    )
+    names = [decoder.name for decoder in speed.decoders]
+    assert names == ["transduce fp32", "CTranslate2 float32"]
 
 
 def test_the_sentences_of_a_turn(trained_checkpoint, tmp_path):
