@@ -14,8 +14,8 @@ READ_BY_PYTORCH = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 """Once, as it is loaded."""
 
 
-def run_in_threads() -> int | None:
-    """How its OpenMP runs a function in threads, if it is GCC's.
+def gomp_parallel() -> int | None:
+    """Address of GOMP_parallel in the OpenMP that PyTorch has; None if it is not GCC's.
 
     Without it a kernel has one thread.
     """

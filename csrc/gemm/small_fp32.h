@@ -1,0 +1,138 @@
+/* Products of small matrices, whose numbers may lie in a row or far apart. */
+#ifndef TRANSDUCE_PRODUCTS_H
+#define TRANSDUCE_PRODUCTS_H
+
+#include "simd/vec.h"
+
+#define BLOCK_SIDE 8
+#define TILE_ROWS 6
+#define FEWER_ROWS 4
+#define TILE_REGISTERS 2 /* side by side: so many sums hide how long one takes */
+
+/* The number of a row and a column is at row * by_row + column * by_column. */
+typedef struct {
+    const float *at;
+    int64_t by_row, by_column;
+} Factor;
+
+/* One whose numbers of a row follow each other. */
+typedef struct {
+    float *at;
+    int64_t by_row;
+} Rows;
+
+/* A square of BLOCK_SIDE rows and columns, with its columns as rows. */
+static inline void turn_block(const float *from, int64_t by_row, float *to,
+                              int64_t to_by_row)
+{
+    __m256 rows[BLOCK_SIDE], pairs[BLOCK_SIDE], fours[BLOCK_SIDE];
+    for (int r = 0; r < BLOCK_SIDE; r++)
+        rows[r] = _mm256_loadu_ps(from + r * by_row);
+    for (int r = 0; r < BLOCK_SIDE; r += 2) {
+        pairs[r] = _mm256_unpacklo_ps(rows[r], rows[r + 1]);
+        pairs[r + 1] = _mm256_unpackhi_ps(rows[r], rows[r + 1]);
+    }
+    for (int r = 0; r < BLOCK_SIDE; r += 4)
+        for (int half = 0; half < 2; half++) {
+            const __m256 one = pairs[r + half], other = pairs[r + half + 2];
+            fours[r + 2 * half] = _mm256_shuffle_ps(one, other, 0x44);
+            fours[r + 2 * half + 1] = _mm256_shuffle_ps(one, other, 0xEE);
+        }
+    for (int r = 0; r < BLOCK_SIDE / 2; r++) {
+        const __m256 one = fours[r], other = fours[r + BLOCK_SIDE / 2];
+        _mm256_storeu_ps(to + r * to_by_row, _mm256_permute2f128_ps(one, other, 0x20));
+        _mm256_storeu_ps(to + (r + BLOCK_SIDE / 2) * to_by_row,
+                         _mm256_permute2f128_ps(one, other, 0x31));
+    }
+}
+
+/* Columns as rows, with zeros behind them up to whole lanes. */
+static Rows side_by_side(Rows from, int64_t rows, int64_t columns, float *room)
+{
+    const int64_t width = whole_registers(rows);
+    const int64_t whole_rows = rows / BLOCK_SIDE * BLOCK_SIDE;
+    const int64_t whole_columns = columns / BLOCK_SIDE * BLOCK_SIDE;
+    for (int64_t row = 0; row < whole_rows; row += BLOCK_SIDE)
+        for (int64_t column = 0; column < whole_columns; column += BLOCK_SIDE)
+            turn_block(from.at + row * from.by_row + column, from.by_row,
+                       room + column * width + row, width);
+    for (int64_t column = 0; column < columns; column++) {
+        float *to = room + column * width;
+        for (int64_t row = column < whole_columns ? whole_rows : 0; row < rows; row++)
+            to[row] = from.at[row * from.by_row + column];
+        for (int64_t row = rows; row < width; row++)
+            to[row] = 0.0f;
+    }
+    return (Rows){room, width};
+}
+
+static inline __attribute__((always_inline)) void
+multiply_tile(Factor one, Rows other, int64_t inner, Rows to, int rows, int registers)
+{
+    Lanes sums[TILE_ROWS][TILE_REGISTERS];
+    for (int r = 0; r < rows; r++)
+        for (int l = 0; l < registers; l++)
+            sums[r][l] = lanes_of(0.0f);
+    for (int64_t i = 0; i < inner; i++) {
+        Lanes numbers[TILE_REGISTERS];
+        for (int l = 0; l < registers; l++)
+            numbers[l] = lanes_at(other.at + i * other.by_row + l * LANES);
+        for (int r = 0; r < rows; r++) {
+            const Lanes factor = lanes_of(one.at[r * one.by_row + i * one.by_column]);
+            for (int l = 0; l < registers; l++)
+                sums[r][l] = lanes_fma(factor, numbers[l], sums[r][l]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int l = 0; l < registers; l++)
+            lanes_store(to.at + r * to.by_row + l * LANES, LANES, sums[r][l]);
+}
+
+static inline __attribute__((always_inline)) void
+multiply_columns(Factor one, Rows other, int64_t rows, int64_t inner, Rows to,
+                 int registers)
+{
+    while (rows > 0) {
+        int64_t done = rows >= TILE_ROWS ? TILE_ROWS : FEWER_ROWS;
+        done = rows < done ? rows : done;
+        /* Numbers that the compiler knows, so that sums stay in registers. */
+        switch (done) {
+        case TILE_ROWS:
+            multiply_tile(one, other, inner, to, TILE_ROWS, registers);
+            break;
+        case FEWER_ROWS:
+            multiply_tile(one, other, inner, to, FEWER_ROWS, registers);
+            break;
+        case 3:
+            multiply_tile(one, other, inner, to, 3, registers);
+            break;
+        case 2:
+            multiply_tile(one, other, inner, to, 2, registers);
+            break;
+        default:
+            multiply_tile(one, other, inner, to, 1, registers);
+        }
+        one.at += done * one.by_row;
+        to.at += done * to.by_row;
+        rows -= done;
+    }
+}
+
+/* One [rows, inner] times other [inner, columns]; the columns are whole lanes. */
+static void multiply(Factor one, Rows other, int64_t rows, int64_t inner,
+                     int64_t columns, Rows to)
+{
+    const int64_t step = TILE_REGISTERS * LANES;
+    for (; columns >= step; columns -= step) {
+        multiply_columns(one, other, rows, inner, to, TILE_REGISTERS);
+        other.at += step;
+        to.at += step;
+    }
+    for (; columns > 0; columns -= LANES) {
+        multiply_columns(one, other, rows, inner, to, 1);
+        other.at += LANES;
+        to.at += LANES;
+    }
+}
+
+#endif

@@ -1,0 +1,22 @@
+/* Names of what each instruction set defines once. */
+#ifndef TRANSDUCE_ISA_NAME_H
+#define TRANSDUCE_ISA_NAME_H
+
+#define TD_JOIN_(name, isa) name##_##isa
+#define TD_JOIN(name, isa) TD_JOIN_(name, isa)
+#define TD_NAME(name) TD_JOIN(name, TD_ISA)
+
+#define TD_STRING_(isa) #isa
+#define TD_STRING(isa) TD_STRING_(isa)
+#define TD_ISA_STRING TD_STRING(TD_ISA)
+
+/* Linkage of what units share with each other: one translation unit holds all units of
+ * an instruction set, so that sets do not collide and calls can be inlined. Tests and
+ * analysers compile each unit by itself. */
+#ifdef TD_UNITY
+#define TD_INTERNAL static
+#else
+#define TD_INTERNAL
+#endif
+
+#endif

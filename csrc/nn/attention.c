@@ -1,0 +1,220 @@
+/* Attention (section 3.2.1) as training needs it: forwards and backwards, over few
+   keys.
+
+   PyTorch's products want the heads of a sentence apart, and so copy queries, keys,
+   values and all their gradients, which takes longer than the products. Here they are
+   read and written where the projections have them. */
+#include <float.h>
+
+#include "simd/bf16.h"
+#include "nn/dropout.h"
+#include "gemm/small_fp32.h"
+#include "parallel.h"
+
+#define LEAST_HEADS 4 /* fewer are not worth a thread */
+
+typedef struct {
+    int64_t sentences, heads, queries, keys, d_k, d_v;
+    /* Bytes from one to the next; none, if all have the same mask. */
+    int64_t mask_by_sentence, mask_by_query;
+    float scale;
+    const uint8_t *mask;    /* where a query may attend to a key */
+    const float *query;     /* [sentences, queries, heads * d_k] */
+    const float *key_value; /* [sentences, keys, heads * d_k + heads * d_v] */
+    float *weights;         /* [sentences, heads, queries, keys in whole lanes] */
+    float *output;          /* [sentences, queries, heads * d_v] */
+    const float *of_output; /* gradients, as what they are of */
+    float *of_query, *of_key_value;
+    /* What is written, in bf16 instead, if it is wanted so. */
+    Panels bf16_output, bf16_of_query, bf16_of_key_value;
+    int64_t first_sentence; /* its number in the batch, of which these may be a part */
+    MaskDraw dropout;       /* on the weights */
+    float *room; /* of each thread, as `transduce_attention_room` says */
+} Attention;
+
+/* What one head of a sentence reads, or writes. */
+typedef struct {
+    Rows query, key, value, output, weights;
+} Head;
+
+static int64_t transduce_lanes(void) { return LANES; }
+
+static int64_t widest(const Attention *a) { return a->d_k > a->d_v ? a->d_k : a->d_v; }
+
+/* Workspace: keys or values, side by side in whole lanes; the gradient of the scores, or
+   the weights after dropout; and numbers that are not rounded yet. */
+static int64_t transduce_attention_room(const Attention *a)
+{
+    const int64_t longest = a->keys > a->queries ? a->keys : a->queries;
+    return whole_registers(a->keys) * (widest(a) + a->queries) + longest * widest(a);
+}
+
+/* Of queries, keys and values, or of their gradients; no kernel writes what it is only
+   to read. */
+static Head head_of(const Attention *a, int64_t item, const float *query,
+                    const float *key_value, const float *output)
+{
+    const int64_t sentence = item / a->heads, head = item % a->heads;
+    const int64_t width = whole_registers(a->keys);
+    const int64_t of_query = a->heads * a->d_k, of_output = a->heads * a->d_v;
+    const int64_t both = of_query + of_output;
+    float *memory = (float *)key_value + sentence * a->keys * both;
+    return (Head){
+        {(float *)query + sentence * a->queries * of_query + head * a->d_k, of_query},
+        {memory + head * a->d_k, both},
+        {memory + of_query + head * a->d_v, both},
+        {(float *)output + sentence * a->queries * of_output + head * a->d_v,
+         of_output},
+        {a->weights + item * a->queries * width, width},
+    };
+}
+
+static Factor as_factor(Rows rows) { return (Factor){rows.at, rows.by_row, 1}; }
+
+static Factor transposed(Rows rows) { return (Factor){rows.at, 1, rows.by_row}; }
+
+/* Scores to weights that sum to one. A query that may attend to no key attends to all
+   alike. */
+static void softmax(float *scores, const uint8_t *mask, int64_t keys, float scale)
+{
+    const int64_t width = whole_registers(keys);
+    for (int64_t key = 0; key < keys; key++)
+        scores[key] = mask[key] ? scores[key] * scale : -FLT_MAX;
+    for (int64_t key = keys; key < width; key++)
+        scores[key] = -INFINITY;
+    Lanes highest = lanes_of(-INFINITY);
+    for (int64_t key = 0; key < width; key += LANES)
+        highest = lanes_max(highest, lanes_at(scores + key));
+    const Lanes most = lanes_of(highest_lane(highest));
+    Lanes sums = lanes_of(0.0f);
+    for (int64_t key = 0; key < width; key += LANES) {
+        const Lanes power = lanes_exp(lanes_at(scores + key) - most);
+        lanes_store(scores + key, LANES, power);
+        sums += power;
+    }
+    const Lanes share = lanes_of(1.0f / sum_of_lanes(sums));
+    for (int64_t key = 0; key < width; key += LANES)
+        lanes_store(scores + key, LANES, lanes_at(scores + key) * share);
+}
+
+/* The gradient of the weights of a query to that of its scores, before their scale. */
+static void through_softmax(float *gradient, const float *weights, int64_t width,
+                            float scale)
+{
+    Lanes sums = lanes_of(0.0f);
+    for (int64_t key = 0; key < width; key += LANES)
+        sums = lanes_fma(lanes_at(gradient + key), lanes_at(weights + key), sums);
+    const Lanes mean = lanes_of(sum_of_lanes(sums)), scales = lanes_of(scale);
+    for (int64_t key = 0; key < width; key += LANES) {
+        const Lanes apart = lanes_at(gradient + key) - mean;
+        lanes_store(gradient + key, LANES, lanes_at(weights + key) * apart * scales);
+    }
+}
+
+/* Apply the dropout of a head's weights to rows of keys: to the weights, or to the
+   gradients of the dropped weights. */
+static void drop_weights(const Attention *a, int64_t item, Rows from, Rows to)
+{
+    const int64_t first = (a->first_sentence * a->heads + item) * a->queries;
+    for (int64_t query = 0; query < a->queries; query++)
+        drop_row(&a->dropout, first + query, a->keys, from.at + query * from.by_row,
+                 to.at + query * to.by_row);
+}
+
+/* The weights that the values are multiplied by. */
+static Rows weights_left(const Attention *a, int64_t item, Rows weights, float *room)
+{
+    if (a->dropout.rate.num_dropped == 0)
+        return weights;
+    const Rows left = {room, weights.by_row};
+    drop_weights(a, item, weights, left);
+    return left;
+}
+
+/* What a product of some rows, side by side with those of other heads, becomes. */
+typedef struct {
+    Rows fp32;
+    Panels bf16; /* or nowhere */
+    int64_t first_row, first_column;
+} HeadRows;
+
+static void multiply_into(HeadRows to, Factor one, Rows other, int64_t rows,
+                          int64_t inner, int64_t columns, float *room)
+{
+    if (!to.bf16.at) {
+        multiply(one, other, rows, inner, columns, to.fp32);
+        return;
+    }
+    multiply(one, other, rows, inner, columns, (Rows){room, columns});
+    for (int64_t row = 0; row < rows; row++)
+        narrow_into(to.bf16, to.first_row + row, to.first_column, columns,
+                    room + row * columns);
+}
+
+static void attend(void *shared, int64_t first, int64_t end, int worker)
+{
+    const Attention *a = shared;
+    float *room = a->room + worker * transduce_attention_room(a);
+    for (int64_t item = first; item < end; item++) {
+        const Head head = head_of(a, item, a->query, a->key_value, a->output);
+        const int64_t width = head.weights.by_row;
+        const Rows keys = side_by_side(head.key, a->keys, a->d_k, room);
+        multiply(as_factor(head.query), keys, a->queries, a->d_k, width, head.weights);
+        const uint8_t *mask = a->mask + item / a->heads * a->mask_by_sentence;
+        for (int64_t query = 0; query < a->queries; query++)
+            softmax(head.weights.at + query * width, mask + query * a->mask_by_query,
+                    a->keys, a->scale);
+        const int64_t sentence = item / a->heads, number = item % a->heads;
+        const HeadRows output = {head.output, a->bf16_output, sentence * a->queries,
+                                 number * a->d_v};
+        const Rows weights =
+            weights_left(a, item, head.weights, room + widest(a) * width);
+        multiply_into(output, as_factor(weights), head.value, a->queries, a->keys,
+                      a->d_v, room + width * (widest(a) + a->queries));
+    }
+}
+
+static void form_gradients(void *shared, int64_t first, int64_t end, int worker)
+{
+    const Attention *a = shared;
+    float *room = a->room + worker * transduce_attention_room(a);
+    for (int64_t item = first; item < end; item++) {
+        const Head head = head_of(a, item, a->query, a->key_value, a->of_output);
+        const Head to = head_of(a, item, a->of_query, a->of_key_value, a->of_output);
+        const int64_t width = head.weights.by_row;
+        const Rows values = side_by_side(head.value, a->keys, a->d_v, room);
+        const Rows of_scores = {room + widest(a) * width, width};
+        multiply(as_factor(head.output), values, a->queries, a->d_v, width, of_scores);
+        if (a->dropout.rate.num_dropped > 0)
+            drop_weights(a, item, of_scores, of_scores);
+        for (int64_t query = 0; query < a->queries; query++)
+            through_softmax(of_scores.at + query * width,
+                            head.weights.at + query * width, width, a->scale);
+        const int64_t sentence = item / a->heads, number = item % a->heads;
+        float *rest = room + width * (widest(a) + a->queries);
+        const int64_t key_row = sentence * a->keys;
+        multiply_into((HeadRows){to.query, a->bf16_of_query, sentence * a->queries,
+                                 number * a->d_k},
+                      as_factor(of_scores), head.key, a->queries, a->keys, a->d_k,
+                      rest);
+        multiply_into(
+            (HeadRows){to.key, a->bf16_of_key_value, key_row, number * a->d_k},
+            transposed(of_scores), head.query, a->keys, a->queries, a->d_k, rest);
+        /* Overwrite the gradients of the scores, which are no longer needed. */
+        const Rows weights = weights_left(a, item, head.weights, of_scores.at);
+        multiply_into((HeadRows){to.value, a->bf16_of_key_value, key_row,
+                                 a->heads * a->d_k + number * a->d_v},
+                      transposed(weights), head.output, a->keys, a->queries,
+                      a->d_v, rest);
+    }
+}
+
+static void transduce_attend(Attention *a, int num_threads)
+{
+    parallel_for(attend, a, a->sentences * a->heads, LEAST_HEADS, num_threads);
+}
+
+static void transduce_form_attention_gradients(Attention *a, int num_threads)
+{
+    parallel_for(form_gradients, a, a->sentences * a->heads, LEAST_HEADS, num_threads);
+}

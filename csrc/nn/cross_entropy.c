@@ -1,0 +1,78 @@
+/* The smoothed cross-entropy of logits, and its gradient in their place. */
+#include <math.h>
+
+#include "simd/bf16.h"
+#include "simd/vec.h"
+#include "parallel.h"
+
+#define LEAST_ROWS 4 /* fewer are not worth a thread */
+
+typedef struct {
+    int64_t rows, vocab;
+    float *logits;     /* [rows, vocab], and their gradient afterwards; or NULL, */
+    Bf16 *bf16_logits; /* if both are in bf16; */
+    float *room;       /* then [threads, vocab] for rows that are whole */
+    const int64_t *targets;
+    float smoothing;
+    float *smoothed, *negative_log_likelihood; /* of each row, in nats */
+} CrossEntropy;
+
+/* Those of a row that are there; elsewhere what changes neither sum nor maximum. */
+static inline Lanes logits_at(const float *row, int64_t left, float none)
+{
+    if (left >= LANES)
+        return lanes_at(row);
+    const Mask there = first_lanes(left);
+    return lanes_where(there, lanes_load(there, row), lanes_of(none));
+}
+
+static void form_row(const CrossEntropy *c, int64_t number, float *row)
+{
+    const int64_t vocab = c->vocab, target = c->targets[number];
+    Lanes highest = lanes_of(-INFINITY), sums = lanes_of(0.0f);
+    for (int64_t i = 0; i < vocab; i += LANES) {
+        highest = lanes_max(highest, logits_at(row + i, vocab - i, -INFINITY));
+        sums += logits_at(row + i, vocab - i, 0.0f);
+    }
+    const float most = highest_lane(highest), true_logit = row[target];
+    const Lanes shift = lanes_of(most);
+    Lanes powers = lanes_of(0.0f);
+    for (int64_t i = 0; i < vocab; i += LANES) {
+        const Lanes power = lanes_exp(logits_at(row + i, vocab - i, -INFINITY) - shift);
+        lanes_store(row + i, vocab - i, power);
+        powers += power;
+    }
+    const float total = sum_of_lanes(powers), log_total = most + logf(total);
+    const Lanes share = lanes_of(1.0f / total);
+    const Lanes uniform = lanes_of(c->smoothing / (float)vocab);
+    for (int64_t i = 0; i < vocab; i += LANES) {
+        const Lanes probability = logits_at(row + i, vocab - i, 0.0f) * share;
+        lanes_store(row + i, vocab - i, probability - uniform);
+    }
+    row[target] -= 1.0f - c->smoothing;
+    const float of_true = true_logit - log_total;
+    const float mean = sum_of_lanes(sums) / (float)vocab - log_total;
+    c->negative_log_likelihood[number] = -of_true;
+    c->smoothed[number] = -of_true - c->smoothing * (mean - of_true);
+}
+
+static void form_rows(void *shared, int64_t first, int64_t end, int worker)
+{
+    const CrossEntropy *c = shared;
+    for (int64_t number = first; number < end; number++) {
+        if (c->logits) {
+            form_row(c, number, c->logits + number * c->vocab);
+            continue;
+        }
+        Bf16 *halves = c->bf16_logits + number * c->vocab;
+        float *row = c->room + worker * c->vocab;
+        widen(c->vocab, halves, row);
+        form_row(c, number, row);
+        narrow(c->vocab, row, halves);
+    }
+}
+
+static void transduce_form_cross_entropy(CrossEntropy *c, int num_threads)
+{
+    parallel_for(form_rows, c, c->rows, LEAST_ROWS, num_threads);
+}

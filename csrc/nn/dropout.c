@@ -1,0 +1,103 @@
+/* Dropout (section 5.4): masks, and what they leave. */
+#include "nn/dropout.h"
+
+#include <string.h>
+
+#include "parallel.h"
+
+#define BITS_OF_BYTE 8
+#define LEAST_NUMBERS 16384 /* fewer are not worth a thread */
+
+/* The same for each block, whichever thread it falls to. */
+static void draw_block(const Masking *m, int64_t block)
+{
+    const uint32_t seed = m->draw.seeds[0], other = m->draw.seeds[1];
+    const uint32_t num_dropped = m->draw.rate.num_dropped;
+    /* Masks of the lower, and of the upper bits of the draws. */
+    const uint32_t half = (uint32_t)(m->block / 2);
+    const uint32_t first = (uint32_t)(m->first_block + block) * half;
+    uint8_t *restrict lower = m->kept + block * m->block;
+    uint8_t *restrict upper = lower + half;
+    if (num_dropped == 0) {
+        memset(lower, 1, (size_t)m->block);
+        return;
+    }
+    for (uint32_t i = 0; i < half; i++) {
+        const uint32_t random = mixed(mixed((first + i) ^ seed) + other);
+        lower[i] = (random & ((1U << DRAW_BITS) - 1U)) >= num_dropped;
+        upper[i] = random >> DRAW_BITS >= num_dropped;
+    }
+}
+
+static void apply_block(const Masking *m, int64_t block)
+{
+    const int64_t first = block * m->width, left = m->count - first;
+    const int64_t count = left < m->width ? left : m->width;
+    const float *restrict x = m->x + first;
+    float *restrict y = m->y + first;
+    const uint8_t *restrict kept = m->kept + block * m->block;
+    const float scale = m->draw.rate.scale;
+    for (int64_t i = 0; i < count; i++)
+        y[i] = x[i] * (kept[i] ? scale : 0.0f); /* NaN stays NaN */
+}
+
+static void drop_blocks(void *masking, int64_t first, int64_t end, int worker)
+{
+    (void)worker;
+    const Masking *m = masking;
+    for (int64_t block = first; block < end; block++) {
+        draw_block(m, block);
+        apply_block(m, block);
+    }
+}
+
+static void mask_blocks(void *masking, int64_t first, int64_t end, int worker)
+{
+    (void)worker;
+    const Masking *m = masking;
+    for (int64_t block = first; block < end; block++)
+        apply_block(m, block);
+}
+
+static void put_bits(uint8_t *to, SignedLanes kept)
+{
+    const uint32_t bits = lanes_signs((Lanes)kept);
+    memcpy(to, &bits, LANES / BITS_OF_BYTE);
+}
+
+static void draw_bits(void *masks, int64_t first, int64_t end, int worker)
+{
+    (void)worker;
+    const MaskBits *m = masks;
+    const int64_t half = half_of_masks(m->width);
+    for (int64_t row = first; row < end; row++) {
+        uint8_t *lower = m->bits + row * m->width / BITS_OF_BYTE;
+        uint8_t *upper = lower + half / BITS_OF_BYTE;
+        const uint32_t place = (uint32_t)(m->first_row + row) * (uint32_t)half;
+        for (int64_t i = 0; i < half; i += LANES) {
+            const KeptLanes kept = draw_lanes(m->draw, place + (uint32_t)i);
+            put_bits(lower + i / BITS_OF_BYTE, kept.lower);
+            put_bits(upper + i / BITS_OF_BYTE, kept.upper);
+        }
+    }
+}
+
+static int64_t least_blocks(const Masking *m)
+{
+    return (LEAST_NUMBERS + m->width - 1) / m->width;
+}
+
+static int64_t blocks_of(const Masking *m)
+{
+    return (m->count + m->width - 1) / m->width;
+}
+
+static void transduce_drop(Masking *m, int num_threads)
+{
+    parallel_for(drop_blocks, m, blocks_of(m), least_blocks(m), num_threads);
+}
+
+static void transduce_mask(Masking *m, int num_threads)
+{
+    parallel_for(mask_blocks, m, blocks_of(m), least_blocks(m), num_threads);
+}

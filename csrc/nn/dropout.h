@@ -1,0 +1,125 @@
+/* Dropout (section 5.4): masks depend on the place alone, so that they are the same
+   whichever thread draws them, and the backward pass can draw them again. */
+#ifndef TRANSDUCE_DROPOUT_H
+#define TRANSDUCE_DROPOUT_H
+
+#include <stdint.h>
+
+#include "simd/vec.h"
+
+#define WHOLE_MASKS 32 /* the masks of a row are rounded up to a multiple of this */
+#define DRAW_BITS 16   /* of a mask; one random number gives two */
+
+/* Number of the 65,536 values that drop a number, and the factor on kept numbers. */
+typedef struct {
+    uint32_t num_dropped;
+    float scale;
+} DropoutRate;
+
+/* Parameters of one tensor's masks. */
+typedef struct {
+    uint32_t seeds[2];
+    DropoutRate rate;
+} MaskDraw;
+
+typedef struct {
+    const float *x; /* or the gradient of y */
+    float *y;       /* or that of x */
+    uint8_t *kept;  /* a whole number of blocks */
+    int64_t count;  /* numbers of x */
+    int64_t width;  /* numbers whose masks are drawn together: one block of x */
+    int64_t block;  /* masks drawn for them: even, and at least the width */
+    int64_t first_block; /* of these numbers, which may be a part of more */
+    MaskDraw draw;
+} Masking;
+
+/* Hash in which each bit of x flips each bit of the result with a probability of about
+   one half (`lowbias32` of Wellons, 2018). */
+static inline uint32_t mixed(uint32_t x)
+{
+    x ^= x >> 16;
+    x *= 0x7feb352dU;
+    x ^= x >> 15;
+    x *= 0x846ca68bU;
+    x ^= x >> 16;
+    return x;
+}
+
+typedef uint32_t UnsignedLanes __attribute__((vector_size(sizeof(Lanes))));
+typedef int32_t SignedLanes __attribute__((vector_size(sizeof(Lanes))));
+
+static inline UnsignedLanes mixed_lanes(UnsignedLanes x)
+{
+    x ^= x >> 16;
+    x *= 0x7feb352dU;
+    x ^= x >> 15;
+    x *= 0x846ca68bU;
+    x ^= x >> 16;
+    return x;
+}
+
+/* Masks of some columns: the lower half of a row takes them from the lower bits of the
+   random numbers, the upper half from the upper bits. */
+typedef struct {
+    SignedLanes lower, upper; /* all bits, or none */
+} KeptLanes;
+
+static inline int64_t half_of_masks(int64_t width)
+{
+    return (width + WHOLE_MASKS - 1) / WHOLE_MASKS * (WHOLE_MASKS / 2);
+}
+
+static inline KeptLanes draw_lanes(const MaskDraw *draw, uint32_t first)
+{
+    UnsignedLanes random;
+    for (uint32_t i = 0; i < LANES; i++)
+        random[i] = first + i;
+    random = mixed_lanes(mixed_lanes(random ^ draw->seeds[0]) + draw->seeds[1]);
+    /* Values are below 2^16, so that signed comparison is correct. */
+    const SignedLanes lower = (SignedLanes)(random & ((1U << DRAW_BITS) - 1U));
+    const SignedLanes upper = (SignedLanes)(random >> DRAW_BITS);
+    const int32_t num_dropped = (int32_t)draw->rate.num_dropped;
+    return (KeptLanes){lower >= num_dropped, upper >= num_dropped};
+}
+
+/* Factors: the scale for kept numbers, otherwise zero; NaN times zero stays NaN. */
+static inline Lanes factors_of(SignedLanes kept, float scale)
+{
+    return (Lanes)((SignedLanes)lanes_of(scale) & kept);
+}
+
+/* Draw the masks of a row of `width` numbers and apply them. x and y, which may be the
+   same, have space for whole lanes. */
+static inline void drop_row(const MaskDraw *draw, int64_t row, int64_t width,
+                            const float *x, float *y)
+{
+    const int64_t half = half_of_masks(width);
+    const uint32_t first = (uint32_t)row * (uint32_t)half;
+    const float scale = draw->rate.scale;
+    for (int64_t i = 0; i < half && i < width; i += LANES) {
+        const KeptLanes kept = draw_lanes(draw, first + (uint32_t)i);
+        lanes_store(y + i, LANES, lanes_at(x + i) * factors_of(kept.lower, scale));
+        if (half + i < width)
+            lanes_store(y + half + i, LANES,
+                        lanes_at(x + half + i) * factors_of(kept.upper, scale));
+    }
+}
+
+/* Rows of whole masks, stored as one bit each. */
+typedef struct {
+    const MaskDraw *draw;
+    int64_t first_row; /* its number in the tensor, of which these may be a part */
+    int64_t width;
+    uint8_t *bits; /* [rows, width / 8] */
+} MaskBits;
+
+/* Draw the masks of some rows. */
+static void draw_bits(void *masks, int64_t first, int64_t end, int worker);
+
+/* Draw the masks of some blocks, and apply them. */
+static void drop_blocks(void *masking, int64_t first, int64_t end, int worker);
+
+/* Apply those that were drawn. */
+static void mask_blocks(void *masking, int64_t first, int64_t end, int worker);
+
+#endif

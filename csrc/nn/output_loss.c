@@ -1,0 +1,195 @@
+/* The smoothed cross-entropy of what an output matrix makes of states, and the
+   gradients of both (sections 3.4 and 5.4), with products in bf16. */
+#include <math.h>
+
+#include "parallel.h"
+
+typedef struct {
+    int64_t rows, vocab, width; /* the last in whole panels */
+    const float *states;        /* [rows, width] */
+    const float *weight;        /* [vocab, width] */
+    const int64_t *targets;
+    float smoothing;
+    float *smoothed, *negative_log_likelihood; /* of each row, in nats */
+    float *of_states;
+    float *of_weight;
+    int64_t is_added;   /* the latter, to what there is */
+    Bf16 *forth, *back; /* the weight for both ways, [vocab in whole panels, width] */
+    Bf16 *room;         /* as `transduce_unit_loss_room` says */
+} UnitLoss;
+
+/* What is needed on the way only. */
+typedef struct {
+    Panels states, logits; /* the latter become their gradient */
+    Bf16 *paired, *turned;
+} LossRoom;
+
+/* Numbers in bf16, from where they are given. */
+static int64_t take_loss_room(const UnitLoss *l, int num_threads, LossRoom *room)
+{
+    Bf16 *at = l->room;
+    const int64_t rows = l->rows;
+    room->states = (Panels){at, rows};
+    int64_t taken = rows * l->width;
+    room->logits = (Panels){at + taken, rows};
+    taken += rows * in_whole(l->vocab);
+    room->paired = at + taken;
+    taken += in_whole(rows) * l->width;
+    room->turned = at + taken;
+    return taken + num_threads * turned_numbers(rows);
+}
+
+static int64_t transduce_unit_loss_room(const UnitLoss *l, int num_threads)
+{
+    LossRoom room;
+    return take_loss_room(l, num_threads, &room);
+}
+
+/* Some rows of logits. */
+typedef struct {
+    const UnitLoss *loss;
+    Panels logits;
+} LossRows;
+
+/* Of a panel's row, those in some lanes; elsewhere what is to change nothing. */
+static inline Lanes panel_lanes(const LossRows *l, int64_t row, int64_t column,
+                                float none)
+{
+    const Lanes x = lanes_of_bf16(in_panels(l->logits, row, column));
+    const int64_t left = l->loss->vocab - column;
+    return left >= LANES ? x : lanes_where(first_lanes(left), x, lanes_of(none));
+}
+
+/* What is found of a row before its gradient is formed. */
+typedef struct {
+    Lanes highest, sums, powers;
+    float most, log_total, true_logit;
+} RowSums;
+
+static void find_highest(const LossRows *l, Span rows, RowSums *found)
+{
+    for (int64_t row = 0; row < rows.end - rows.first; row++) {
+        found[row].highest = lanes_of(-INFINITY);
+        found[row].sums = found[row].powers = lanes_of(0.0f);
+    }
+    for (int64_t panel = 0; panel < l->loss->vocab; panel += PANEL_WIDTH)
+        for (int64_t row = rows.first; row < rows.end; row++) {
+            RowSums *its = found + row - rows.first;
+            for (int64_t column = panel; column < panel + PANEL_WIDTH;
+                 column += LANES) {
+                const Lanes x = panel_lanes(l, row, column, -INFINITY);
+                its->highest = lanes_max(its->highest, x);
+                its->sums += panel_lanes(l, row, column, 0.0f);
+            }
+        }
+}
+
+static void add_powers(const LossRows *l, Span rows, RowSums *found)
+{
+    for (int64_t panel = 0; panel < l->loss->vocab; panel += PANEL_WIDTH)
+        for (int64_t row = rows.first; row < rows.end; row++) {
+            RowSums *its = found + row - rows.first;
+            for (int64_t column = panel; column < panel + PANEL_WIDTH; column += LANES)
+                its->powers += lanes_exp(panel_lanes(l, row, column, -INFINITY) -
+                                         lanes_of(its->most));
+        }
+}
+
+static void form_gradient_of_logits(const LossRows *l, Span rows, const RowSums *found)
+{
+    const int64_t vocab = l->loss->vocab;
+    const Lanes uniform = lanes_of(l->loss->smoothing / (float)vocab);
+    for (int64_t panel = 0; panel < vocab; panel += PANEL_WIDTH)
+        for (int64_t row = rows.first; row < rows.end; row++) {
+            const Lanes total = lanes_of(found[row - rows.first].log_total);
+            for (int64_t column = panel; column < panel + PANEL_WIDTH;
+                 column += LANES) {
+                const Lanes x = panel_lanes(l, row, column, -INFINITY);
+                Lanes gradient = lanes_exp(x - total) - uniform;
+                if (column + LANES > vocab)
+                    gradient = lanes_where(first_lanes(vocab - column), gradient,
+                                           lanes_of(0.0f));
+                store_bf16(in_panels(l->logits, row, column), gradient);
+            }
+        }
+}
+
+/* The losses of a row, once its sums are known; these get what the gradient needs. */
+static void form_loss(const LossRows *l, int64_t row, RowSums *its)
+{
+    const UnitLoss *loss = l->loss;
+    its->log_total = its->most + logf(sum_of_lanes(its->powers));
+    const float of_true = its->true_logit - its->log_total;
+    const float mean = sum_of_lanes(its->sums) / (float)loss->vocab - its->log_total;
+    loss->negative_log_likelihood[row] = -of_true;
+    loss->smoothed[row] = -of_true - loss->smoothing * (mean - of_true);
+}
+
+static void form_gradient_of_target(const LossRows *l, int64_t row, const RowSums *its)
+{
+    const UnitLoss *loss = l->loss;
+    const float probability = expf(its->true_logit - its->log_total);
+    const float gradient =
+        probability - loss->smoothing / (float)loss->vocab - (1.0f - loss->smoothing);
+    narrow(1, &gradient, in_panels(l->logits, row, loss->targets[row]));
+}
+
+/* The rows of a tile stay in the cache of a core. */
+static void form_loss_tiles(void *shared, int64_t first, int64_t end, int worker)
+{
+    (void)worker;
+    const LossRows *l = shared;
+    for (int64_t tile = first; tile < end; tile++) {
+        RowSums found[TILE];
+        const int64_t row = tile * TILE;
+        const Span rows = {row, at_most(row + TILE, l->loss->rows)};
+        find_highest(l, rows, found);
+        for (int64_t r = rows.first; r < rows.end; r++) {
+            RowSums *its = found + r - row;
+            its->most = highest_lane(its->highest);
+            widen(1, in_panels(l->logits, r, l->loss->targets[r]), &its->true_logit);
+        }
+        add_powers(l, rows, found);
+        for (int64_t r = rows.first; r < rows.end; r++)
+            form_loss(l, r, found + r - row);
+        form_gradient_of_logits(l, rows, found);
+        for (int64_t r = rows.first; r < rows.end; r++)
+            form_gradient_of_target(l, r, found + r - row);
+    }
+}
+
+/* The weight for both ways. */
+static void transduce_pack_output(UnitLoss *l, int num_threads)
+{
+    PackedWeight forth = {l->weight, l->vocab, l->width, l->forth};
+    PackedWeight back = {l->weight, l->vocab, l->width, l->back};
+    parallel_for(pack_forth, &forth, in_whole(l->vocab) / PANEL_WIDTH, 1, num_threads);
+    parallel_for(pack_back, &back, l->width / PANEL_WIDTH, 1, num_threads);
+}
+
+/* With the weight packed. */
+static void transduce_form_unit_loss(UnitLoss *l, int num_threads)
+{
+    LossRoom room;
+    take_loss_room(l, num_threads, &room);
+    const int64_t rows = l->rows, width = l->width, vocab = in_whole(l->vocab);
+    round_rows((Numbers){(float *)l->states, room.states}, width, num_threads);
+    form_in_unit(
+        (Product){room.states, {l->forth, width, vocab}, {.bf16 = room.logits}},
+        num_threads);
+    LossRows logits = {l, room.logits};
+    parallel_for(form_loss_tiles, &logits, (rows + TILE - 1) / TILE, 1, num_threads);
+    form_in_unit((Product){room.logits,
+                           {l->back, vocab, width},
+                           {.fp32 = l->of_states, .columns = width}},
+                 num_threads);
+    Summed states = {room.states, width, room.paired};
+    parallel_for(pack_summed, &states, width / PANEL_WIDTH, 1, num_threads);
+    form_weight_gradient((WeightGradient){.of_y = room.logits,
+                                          .x = {room.paired, in_whole(rows), width},
+                                          .outputs = l->vocab,
+                                          .weight = l->of_weight,
+                                          .is_added = (int)l->is_added,
+                                          .turned = room.turned},
+                         num_threads);
+}

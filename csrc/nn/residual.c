@@ -1,0 +1,167 @@
+/* LayerNorm(x + Dropout(s)) (sections 3.1 and 5.4; Ba et al., 2016), forwards and
+   backwards, each in one pass over memory. */
+#include <math.h>
+
+#include "simd/bf16.h"
+#include "nn/dropout.h"
+#include "simd/vec.h"
+#include "parallel.h"
+
+#define GROUP 32 /* rows whose gradients of gain and bias are summed in one place */
+
+typedef struct {
+    int64_t rows, width; /* the latter in whole lanes */
+    float epsilon;
+    const float *x;
+    const float *gain, *bias;
+    float *normalized; /* [rows, width]; for a while Dropout(s) */
+    float *inverse_deviation;
+    float *y;
+    Panels bf16_y;     /* the same, if it is wanted */
+    const float *of_y; /* gradients, as what they are of */
+    float *of_x, *of_gain, *of_bias;
+    float *of_groups; /* [groups, 2, width] */
+    Panels bf16_of_s; /* in the place of what the masking writes, if it is wanted */
+    Masking masking;  /* of s: to `normalized`, and from `of_x`; a block is a row */
+} Residual;
+
+static int64_t rows_before(const Residual *r, int64_t group)
+{
+    const int64_t end = group * GROUP;
+    return end < r->rows ? end : r->rows;
+}
+
+static int64_t transduce_residual_groups(const Residual *r)
+{
+    return (r->rows + GROUP - 1) / GROUP;
+}
+
+static void normalize_row(const Residual *r, int64_t row)
+{
+    const int64_t width = r->width;
+    const float *x = r->x + row * width;
+    float *normalized = r->normalized + row * width, *y = r->y + row * width;
+    Lanes sums = lanes_of(0.0f);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const Lanes sum = lanes_at(x + i) + lanes_at(normalized + i);
+        lanes_store(normalized + i, LANES, sum);
+        sums += sum;
+    }
+    const Lanes mean = lanes_of(sum_of_lanes(sums) / (float)width);
+    Lanes squares = lanes_of(0.0f);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const Lanes apart = lanes_at(normalized + i) - mean;
+        squares = lanes_fma(apart, apart, squares);
+    }
+    const float variance = sum_of_lanes(squares) / (float)width;
+    const float inverse = 1.0f / sqrtf(variance + r->epsilon);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const Lanes number = (lanes_at(normalized + i) - mean) * lanes_of(inverse);
+        lanes_store(normalized + i, LANES, number);
+        lanes_store(y + i, LANES,
+                    lanes_fma(number, lanes_at(r->gain + i), lanes_at(r->bias + i)));
+    }
+    if (r->bf16_y.at)
+        narrow_into(r->bf16_y, row, 0, width, y);
+    r->inverse_deviation[row] = inverse;
+}
+
+static void normalize_groups(void *shared, int64_t first, int64_t end, int worker)
+{
+    Residual *r = shared;
+    for (int64_t group = first; group < end; group++) {
+        drop_blocks(&r->masking, rows_before(r, group), rows_before(r, group + 1),
+                    worker);
+        for (int64_t row = group * GROUP; row < rows_before(r, group + 1); row++)
+            normalize_row(r, row);
+    }
+}
+
+/* To the gradient of the sum, and into those of gain and bias. */
+static void differentiate_row(const Residual *r, int64_t row, float *of_gain,
+                              float *of_bias)
+{
+    const int64_t width = r->width;
+    const float *normalized = r->normalized + row * width,
+                *of_y = r->of_y + row * width;
+    float *of_x = r->of_x + row * width;
+    Lanes sums = lanes_of(0.0f), products = lanes_of(0.0f);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const Lanes number = lanes_at(normalized + i), gradient = lanes_at(of_y + i);
+        const Lanes of_number = gradient * lanes_at(r->gain + i);
+        sums += of_number;
+        products = lanes_fma(of_number, number, products);
+        lanes_store(of_gain + i, LANES,
+                    lanes_fma(gradient, number, lanes_at(of_gain + i)));
+        lanes_store(of_bias + i, LANES, lanes_at(of_bias + i) + gradient);
+    }
+    const Lanes mean = lanes_of(sum_of_lanes(sums) / (float)width);
+    const Lanes product = lanes_of(sum_of_lanes(products) / (float)width);
+    const Lanes inverse = lanes_of(r->inverse_deviation[row]);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const Lanes of_number = lanes_at(of_y + i) * lanes_at(r->gain + i);
+        const Lanes apart = of_number - mean - lanes_at(normalized + i) * product;
+        lanes_store(of_x + i, LANES, apart * inverse);
+    }
+}
+
+/* To the gradient of s. */
+static void mask_rows(Residual *r, int64_t first, int64_t end)
+{
+    if (!r->bf16_of_s.at) {
+        mask_blocks(&r->masking, first, end, 0);
+        return;
+    }
+    const float scale = r->masking.draw.rate.scale;
+    for (int64_t row = first; row < end; row++)
+        for (int64_t column = 0; column < r->width; column += LANES) {
+            const int64_t at = row * r->width + column;
+            float numbers[LANES];
+            for (int64_t i = 0; i < LANES; i++)
+                numbers[i] = r->of_x[at + i] * (r->masking.kept[at + i] ? scale : 0.0f);
+            narrow_into(r->bf16_of_s, row, column, LANES, numbers);
+        }
+}
+
+static void differentiate_groups(void *shared, int64_t first, int64_t end, int worker)
+{
+    (void)worker;
+    Residual *r = shared;
+    for (int64_t group = first; group < end; group++) {
+        float *of_gain = r->of_groups + group * 2 * r->width;
+        float *of_bias = of_gain + r->width;
+        for (int64_t i = 0; i < 2 * r->width; i++)
+            of_gain[i] = 0.0f;
+        for (int64_t row = group * GROUP; row < rows_before(r, group + 1); row++)
+            differentiate_row(r, row, of_gain, of_bias);
+        mask_rows(r, rows_before(r, group), rows_before(r, group + 1));
+    }
+}
+
+/* Group after group, so that the sum is the same whichever thread had which. */
+static void sum_groups(const Residual *r)
+{
+    for (int64_t i = 0; i < r->width; i++)
+        r->of_gain[i] = r->of_bias[i] = 0.0f;
+    for (int64_t group = 0; group < transduce_residual_groups(r); group++) {
+        const float *of_gain = r->of_groups + group * 2 * r->width;
+        for (int64_t i = 0; i < r->width; i++) {
+            r->of_gain[i] += of_gain[i];
+            r->of_bias[i] += of_gain[r->width + i];
+        }
+    }
+}
+
+static void transduce_normalize_sum(Residual *r, int num_threads)
+{
+    r->masking.y = r->normalized;
+    parallel_for(normalize_groups, r, transduce_residual_groups(r), 1, num_threads);
+}
+
+/* The gradient of s is where the masking writes. */
+static void transduce_differentiate_normalized_sum(Residual *r, int num_threads)
+{
+    r->masking.x = r->of_x;
+    parallel_for(differentiate_groups, r, transduce_residual_groups(r), 1, num_threads);
+    sum_groups(r);
+}
