@@ -33,10 +33,10 @@ static const struct {
     const char *name;
     unsigned leaf, subleaf, reg, bit, xcr0;
 } known_features[] = {
-    {"fma", 1, 0, ECX, 12, 0x6},          {"avx2", 7, 0, EBX, 5, 0x6},
-    {"avxvnni", 7, 1, EAX, 4, 0x6},       {"avx512f", 7, 0, EBX, 16, 0xE6},
-    {"avx512dq", 7, 0, EBX, 17, 0xE6},    {"avx512bw", 7, 0, EBX, 30, 0xE6},
-    {"avx512vl", 7, 0, EBX, 31, 0xE6},    {"avx512vnni", 7, 0, ECX, 11, 0xE6},
+    {"fma", 1, 0, ECX, 12, 0x6},       {"avx2", 7, 0, EBX, 5, 0x6},
+    {"avxvnni", 7, 1, EAX, 4, 0x6},    {"avx512f", 7, 0, EBX, 16, 0xE6},
+    {"avx512dq", 7, 0, EBX, 17, 0xE6}, {"avx512bw", 7, 0, EBX, 30, 0xE6},
+    {"avx512vl", 7, 0, EBX, 31, 0xE6}, {"avx512vnni", 7, 0, ECX, 11, 0xE6},
 };
 
 static uint64_t saved_registers(void)

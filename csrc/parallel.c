@@ -1,11 +1,9 @@
 /* Work that threads share, part by part as each has time. */
 #include "parallel.h"
 
-
 #include <stdatomic.h>
 
 #include "transduce.h"
-
 
 #define PARTS 4 /* of a thread's share, as some threads may be slower */
 
@@ -21,10 +19,7 @@ typedef struct {
  * GCC's. */
 static void (*gomp_run)(void (*)(void *), void *, unsigned, unsigned);
 
-void td_use_openmp(void *gomp_parallel)
-{
-    *(void **)&gomp_run = gomp_parallel;
-}
+void td_use_openmp(void *gomp_parallel) { *(void **)&gomp_run = gomp_parallel; }
 
 static void do_parts(void *given)
 {
@@ -40,7 +35,8 @@ static void do_parts(void *given)
     }
 }
 
-void parallel_for(Part part, void *shared, int64_t items, int64_t least, int num_threads)
+void parallel_for(Part part, void *shared, int64_t items, int64_t least,
+                  int num_threads)
 {
     const int64_t size = items / (PARTS * (int64_t)num_threads);
     Job job = {part, shared, items, size < least ? least : size, 0, 0};

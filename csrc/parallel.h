@@ -8,6 +8,7 @@
 typedef void (*Part)(void *shared, int64_t first, int64_t end, int worker);
 
 /* Do all of so many items, in parts of `least` or more. */
-void parallel_for(Part part, void *shared, int64_t items, int64_t least, int num_threads);
+void parallel_for(Part part, void *shared, int64_t items, int64_t least,
+                  int num_threads);
 
 #endif

@@ -1,6 +1,6 @@
 /* Attention of a row by itself. */
-#include "isa/name.h"
 #include "decode/attention.h"
+#include "isa/name.h"
 
 #include <math.h>
 
@@ -14,11 +14,11 @@ _Static_assert(LANES == KEYS || LANES == 2 * KEYS, "scores are put down by lanes
 #define EACH_KEY(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 #define START_KEY(k)                                                                   \
     const float *key##k = key + slots[k] * stride;                                     \
-    Lanes sum##k = lanes_of(0.0f);
-#define MULTIPLY_KEY(k) sum##k = lanes_fma(part, lanes_at(key##k + i), sum##k);
+    vec sum##k = vec_set1(0.0f);
+#define MULTIPLY_KEY(k) sum##k = vec_fma(part, vec_load(key##k + i), sum##k);
 #define MULTIPLY_LAST(k)                                                               \
-    sum##k = lanes_fma(part, lanes_load(there, key##k + i), sum##k);
-#define HALF_OF_KEY(k) half_of_lanes(sum##k),
+    sum##k = vec_fma(part, vec_load_masked(there, key##k + i), sum##k);
+#define HALF_OF_KEY(k) vec_add_halves(sum##k),
 
 /* The products of a query with so many keys: those of its slots. */
 static inline __m256 products_with_keys(const float *query, const float *key,
@@ -28,16 +28,16 @@ static inline __m256 products_with_keys(const float *query, const float *key,
     EACH_KEY(START_KEY)
     int64_t i = 0;
     for (; i + LANES <= width; i += LANES) {
-        const Lanes part = lanes_at(query + i);
+        const vec part = vec_load(query + i);
         EACH_KEY(MULTIPLY_KEY)
     }
     if (i < width) {
-        const Mask there = first_lanes(width - i);
-        const Lanes part = lanes_load(there, query + i);
+        const vec_mask there = vec_first(width - i);
+        const vec part = vec_load_masked(there, query + i);
         EACH_KEY(MULTIPLY_LAST)
     }
     const __m256 halves[KEYS] = {EACH_KEY(HALF_OF_KEY)};
-    return sums_of_eight(halves);
+    return sum_each_of_8(halves);
 }
 
 /* The products of a query with the keys that it sees. Behind these slots stand some
@@ -54,34 +54,34 @@ static void multiply_keys(const Work *work, const float *query, const float *key
                 ? products_with_keys(query, key, slots + i + KEYS, stride, width)
                 : first;
         /* By one store: narrower ones would not be forwarded to a load of all lanes. */
-        lanes_store(scores + i, LANES, lanes_of_eights(first, last));
+        vec_store_first(scores + i, LANES, vec_from_halves(first, last));
     }
 }
 
 /* NaN is passed over. */
 static float highest_of(const float *scores, int64_t count)
 {
-    const Lanes none = lanes_of(-INFINITY);
-    Lanes highest = none;
+    const vec none = vec_set1(-INFINITY);
+    vec highest = none;
     for (int64_t i = 0; i < count; i += LANES) {
-        const Lanes each = lanes_at(scores + i);
-        highest = lanes_max(lanes_where(first_lanes(count - i), each, none), highest);
+        const vec each = vec_load(scores + i);
+        highest = vec_max(vec_select(vec_first(count - i), each, none), highest);
     }
-    return highest_lane(highest);
+    return vec_reduce_max(highest);
 }
 
 TD_INTERNAL void normalise_scores(float *scores, int64_t count)
 {
-    const Lanes zero = lanes_of(0.0f), offset = lanes_of(highest_of(scores, count));
-    Lanes sum = zero;
+    const vec zero = vec_set1(0.0f), offset = vec_set1(highest_of(scores, count));
+    vec sum = zero;
     for (int64_t i = 0; i < count; i += LANES) {
-        const Lanes each = lanes_exp(lanes_at(scores + i) - offset);
-        lanes_store(scores + i, LANES, each);
-        sum += lanes_where(first_lanes(count - i), each, zero);
+        const vec each = vec_exp(vec_load(scores + i) - offset);
+        vec_store_first(scores + i, LANES, each);
+        sum += vec_select(vec_first(count - i), each, zero);
     }
-    const Lanes factor = lanes_of(1 / sum_of_lanes(sum));
+    const vec factor = vec_set1(1 / vec_reduce_add(sum));
     for (int64_t i = 0; i < count; i += LANES)
-        lanes_store(scores + i, LANES, lanes_at(scores + i) * factor);
+        vec_store_first(scores + i, LANES, vec_load(scores + i) * factor);
 }
 
 /* What is averaged: the values of so many slots, by their scores. */
@@ -96,37 +96,37 @@ typedef struct {
 static inline __attribute__((always_inline)) void
 average_registers(const Average *of, int64_t column, float *out, const int registers)
 {
-    Lanes first = lanes_of(0.0f), second = first, third = first, fourth = first;
+    vec first = vec_set1(0.0f), second = first, third = first, fourth = first;
     for (int64_t i = 0; i < of->count; i++) {
         const float *from = of->values + of->slots[i] * of->stride + column;
-        const Lanes score = lanes_of(of->scores[i]);
-        first = lanes_fma(score, lanes_at(from), first);
+        const vec score = vec_set1(of->scores[i]);
+        first = vec_fma(score, vec_load(from), first);
         if (registers > 1)
-            second = lanes_fma(score, lanes_at(from + LANES), second);
+            second = vec_fma(score, vec_load(from + LANES), second);
         if (registers > 2) {
-            third = lanes_fma(score, lanes_at(from + 2 * LANES), third);
-            fourth = lanes_fma(score, lanes_at(from + 3 * LANES), fourth);
+            third = vec_fma(score, vec_load(from + 2 * LANES), third);
+            fourth = vec_fma(score, vec_load(from + 3 * LANES), fourth);
         }
     }
-    lanes_store(out + column, LANES, first);
+    vec_store_first(out + column, LANES, first);
     if (registers > 1)
-        lanes_store(out + column + LANES, LANES, second);
+        vec_store_first(out + column + LANES, LANES, second);
     if (registers > 2) {
-        lanes_store(out + column + 2 * LANES, LANES, third);
-        lanes_store(out + column + 3 * LANES, LANES, fourth);
+        vec_store_first(out + column + 2 * LANES, LANES, third);
+        vec_store_first(out + column + 3 * LANES, LANES, fourth);
     }
 }
 
 /* In the last columns, fewer than a register has lanes. */
 static void average_last(const Average *of, int64_t column, float *out, int64_t left)
 {
-    const Mask there = first_lanes(left);
-    Lanes sum = lanes_of(0.0f);
+    const vec_mask there = vec_first(left);
+    vec sum = vec_set1(0.0f);
     for (int64_t i = 0; i < of->count; i++) {
         const float *from = of->values + of->slots[i] * of->stride + column;
-        sum = lanes_fma(lanes_of(of->scores[i]), lanes_load(there, from), sum);
+        sum = vec_fma(vec_set1(of->scores[i]), vec_load_masked(there, from), sum);
     }
-    lanes_store(out + column, left, sum);
+    vec_store_first(out + column, left, sum);
 }
 
 static void average(const Average *of, int64_t width, float *out)
@@ -152,7 +152,7 @@ static void fill_up(int32_t *slots, int64_t count)
 /* What is to be done for each head is done for all before what comes next, which would
    wait for it. */
 TD_INTERNAL void attend(Work *work, int64_t row, int64_t sentence, const Store *key,
-            const Store *value, int64_t count)
+                        const Store *value, int64_t count)
 {
     const Stack *stack = work->stack;
     const int64_t most = work->most_slots, heads = stack->num_heads;

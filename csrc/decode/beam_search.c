@@ -98,8 +98,7 @@ static void cut_short(const Beams *beams, Beam *beam, int64_t may_end,
 {
     const int64_t last = (beam->num_steps - 1) * beams->size;
     const double *totals = beam->totals + last;
-    const int compete =
-        beams->cut_ones_compete && beam->num_steps >= beam->max_length;
+    const int compete = beams->cut_ones_compete && beam->num_steps >= beam->max_length;
     const int64_t count = !beam->num_ends ? beams->size : compete ? may_end : 0;
     for (int64_t k = 0; k < count; k++)
         if (totals[k] > -INFINITY)
@@ -122,7 +121,7 @@ static void go_on(Beams *beams, Beam *beam, int64_t sentence, int64_t first_row)
 }
 
 static void transduce_grow(Beams *beams, const double *totals, const int64_t *parents,
-                             const int64_t *tokens, int64_t count, int64_t group)
+                           const int64_t *tokens, int64_t count, int64_t group)
 {
     int64_t kept = 0;
     for (int64_t i = 0; i < beams->sentences; i++) {
@@ -159,8 +158,8 @@ static int grow_path(const Beams *paths, Beam *path, const double *gains,
 }
 
 static void transduce_grow_greedily(Beams *paths, const double *gains,
-                                      const int64_t *parents, const int64_t *tokens,
-                                      int64_t count, int64_t group)
+                                    const int64_t *parents, const int64_t *tokens,
+                                    int64_t count, int64_t group)
 {
     int64_t kept = 0;
     (void)parents;
@@ -192,7 +191,7 @@ static void trace(const Beam *beam, int64_t size, const End *end, int64_t *token
 
 /* The same of the best that ended, each with room for as many steps as there were. */
 static void transduce_trace_best(const Beam *beam, int64_t size, int64_t count,
-                                   int64_t *tokens, double *gains)
+                                 int64_t *tokens, double *gains)
 {
     for (int64_t i = 0; i < count; i++)
         trace(beam, size, beam->ends + i, tokens + i * beam->num_steps,

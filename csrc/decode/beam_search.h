@@ -4,7 +4,6 @@
 
 #include <stdint.h>
 
-
 /* A hypothesis that goes on no more. */
 typedef struct {
     double score, log_probability;
@@ -31,28 +30,28 @@ typedef struct {
 typedef struct {
     int64_t sentences, size; /* hypotheses of each, from its first step on */
     int64_t eos, min_length, num_best;
-    int64_t end_candidates; /* of a step's candidates those that may end, the best */
-    int64_t enough_ends;    /* finished ones after which search ends in any case */
+    int64_t end_candidates;   /* of a step's candidates those that may end, the best */
+    int64_t enough_ends;      /* finished ones after which search ends in any case */
     int64_t cut_ones_compete; /* those cut short by the limit, with finished ones */
     double coverage_penalty;
     const double *divisors; /* of the scores of hypotheses of each length */
     Beam **live;
-    double *totals;  /* of the hypotheses that go on */
-    int64_t *rows;   /* their numbers before, through all sentences */
-    int64_t *tokens; /* what each reads next */
-    int64_t *forced; /* the only token that may come next in each sentence, or -1 */
+    double *totals;    /* of the hypotheses that go on */
+    int64_t *rows;     /* their numbers before, through all sentences */
+    int64_t *tokens;   /* what each reads next */
+    int64_t *forced;   /* the only token that may come next in each sentence, or -1 */
     double *coverages; /* of the hypotheses that candidates continue, or NULL */
 } Beams;
 
 /* Grow each by the best of its candidates, so many a sentence, which go on from groups
    of such a size; those that are not done go on, in their order. */
 static void transduce_grow(Beams *beams, const double *totals, const int64_t *parents,
-                             const int64_t *tokens, int64_t count, int64_t group);
+                           const int64_t *tokens, int64_t count, int64_t group);
 
 /* The same greedily, by two candidates of each. Of a path the log-probabilities are
    those of its tokens, not their sums, as what comes next does not depend on these. */
 static void transduce_grow_greedily(Beams *paths, const double *gains,
-                                      const int64_t *parents, const int64_t *tokens,
-                                      int64_t count, int64_t group);
+                                    const int64_t *parents, const int64_t *tokens,
+                                    int64_t count, int64_t group);
 
 #endif

@@ -1,9 +1,9 @@
 /* Attention of rows that see the same: what they read is read once for several. */
-#include "isa/name.h"
 #include "decode/attention.h"
+#include "isa/name.h"
 
-#include "simd/vec.h"
 #include "simd/prefetch.h"
+#include "simd/vec.h"
 
 /* A head of so many rows. */
 typedef struct {
@@ -20,54 +20,54 @@ typedef struct {
 
 /* Sums in variables of their own: those in an array would not stay in registers. */
 #define EACH_OF_ROWS(DO) DO(0) DO(1) DO(2) DO(3)
-#define START_SCORES(r) Lanes even##r = zero, odd##r = zero;
+#define START_SCORES(r) vec even##r = zero, odd##r = zero;
 #define ADD_EVEN(r)                                                                    \
     if (r < rows)                                                                      \
-        even##r = lanes_fma(lanes_of(query[r * of->between_queries]), even, even##r);
+        even##r = vec_fma(vec_set1(query[r * of->between_queries]), even, even##r);
 #define ADD_ODD(r)                                                                     \
     if (r < rows)                                                                      \
-        odd##r = lanes_fma(lanes_of(query[r * of->between_queries + 1]), odd, odd##r);
+        odd##r = vec_fma(vec_set1(query[r * of->between_queries + 1]), odd, odd##r);
 #define KEEP_SCORES(r)                                                                 \
     if (r < rows)                                                                      \
-        lanes_store(of->scores + r * of->between_scores + first, LANES,                \
-                    even##r + odd##r);
+        vec_store_first(of->scores + r * of->between_scores + first, LANES,            \
+                        even##r + odd##r);
 
 /* The products of the queries with as many keys as there are lanes, from one on. The
    number of rows is a literal where it is called. */
 static inline __attribute__((always_inline)) void
 score_positions(const Head *of, int64_t first, const int rows)
 {
-    const Lanes zero = lanes_of(0.0f);
+    const vec zero = vec_set1(0.0f);
     const float *query = of->query, *key = of->keys + first * of->d_k;
     EACH_OF_ROWS(START_SCORES)
     int64_t i = 0;
     for (; i + 2 <= of->d_k; i += 2, query += 2, key += 2 * LANES) {
-        const Lanes even = lanes_at(key), odd = lanes_at(key + LANES);
-        ask_for(key + of->keys_ahead, 2 * LANES * (int64_t)sizeof(float));
+        const vec even = vec_load(key), odd = vec_load(key + LANES);
+        prefetch(key + of->keys_ahead, 2 * LANES * (int64_t)sizeof(float));
         EACH_OF_ROWS(ADD_EVEN)
         EACH_OF_ROWS(ADD_ODD)
     }
     if (i < of->d_k) {
-        const Lanes even = lanes_at(key);
+        const vec even = vec_load(key);
         EACH_OF_ROWS(ADD_EVEN)
     }
     EACH_OF_ROWS(KEEP_SCORES)
 }
 
-#define START_AVERAGE(r) Lanes left##r = zero, right##r = zero;
+#define START_AVERAGE(r) vec left##r = zero, right##r = zero;
 #define ADD_TO_AVERAGE(r)                                                              \
     if (r < rows) {                                                                    \
-        const Lanes score = lanes_of(scores[r * of->between_scores]);                  \
-        left##r = lanes_fma(score, left, left##r);                                     \
+        const vec score = vec_set1(scores[r * of->between_scores]);                    \
+        left##r = vec_fma(score, left, left##r);                                       \
         if (is_whole)                                                                  \
-            right##r = lanes_fma(score, right, right##r);                              \
+            right##r = vec_fma(score, right, right##r);                                \
     }
 #define KEEP_AVERAGE(r)                                                                \
     if (r < rows) {                                                                    \
         float *out = of->out + r * of->between_outs + column;                          \
-        lanes_store(out, is_whole ? LANES : count, left##r);                           \
+        vec_store_first(out, is_whole ? LANES : count, left##r);                       \
         if (is_whole)                                                                  \
-            lanes_store(out + LANES, LANES, right##r);                                 \
+            vec_store_first(out + LANES, LANES, right##r);                             \
     }
 
 /* The averages of the values' columns, from one on: of two registers, if it is whole,
@@ -78,14 +78,14 @@ static inline __attribute__((always_inline)) void
 average_columns(const Head *of, int64_t column, int64_t count, const int rows,
                 const int is_whole)
 {
-    const Lanes zero = lanes_of(0.0f);
-    const Mask there = first_lanes(count);
+    const vec zero = vec_set1(0.0f);
+    const vec_mask there = vec_first(count);
     const float *scores = of->scores, *value = of->values + column;
     EACH_OF_ROWS(START_AVERAGE)
     for (int64_t i = 0; i < of->length; i++, scores++, value += of->between_values) {
-        const Lanes left = is_whole ? lanes_at(value) : lanes_load(there, value);
-        const Lanes right = is_whole ? lanes_at(value + LANES) : zero;
-        ask_for(value + of->values_ahead, count * (int64_t)sizeof(float));
+        const vec left = is_whole ? vec_load(value) : vec_load_masked(there, value);
+        const vec right = is_whole ? vec_load(value + LANES) : zero;
+        prefetch(value + of->values_ahead, count * (int64_t)sizeof(float));
         EACH_OF_ROWS(ADD_TO_AVERAGE)
     }
     EACH_OF_ROWS(KEEP_AVERAGE)
@@ -132,7 +132,8 @@ static void attend_with_rows(const Head *of, int64_t rows)
     }
 }
 
-TD_INTERNAL void attend_together(Work *work, int64_t first, int64_t rows, const Memory *memory)
+TD_INTERNAL void attend_together(Work *work, int64_t first, int64_t rows,
+                                 const Memory *memory)
 {
     const Stack *stack = work->stack;
     const Store *key = memory->key, *value = memory->value;

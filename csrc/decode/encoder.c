@@ -80,7 +80,7 @@ static void attend_to_sentences(Work *work, const Layer *layer, const Sources *s
    stands behind a sentence, becomes zero. 1 if memory is lacking, 2 if one is no token,
    otherwise 0. */
 static int transduce_encode(const Encoder *encoder, const Sources *sources,
-                              const float *positions, float *memory, int num_threads)
+                            const float *positions, float *memory, int num_threads)
 {
     const Stack *stack = &encoder->stack;
     const int64_t width = stack->d_model;

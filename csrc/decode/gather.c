@@ -91,7 +91,7 @@ static void move_blocks(const Move *move, const Store *from, const Store *into,
                         int64_t positions)
 {
     const size_t bytes =
-        (size_t)(whole_registers(positions) * move->width) * sizeof(float);
+        (size_t)(round_up_to_lanes(positions) * move->width) * sizeof(float);
     for (int64_t head = 0; head < move->num_heads; head++)
         memcpy(into->numbers + move->into * into->per_sentence + head * into->per_head,
                from->numbers + move->from * from->per_sentence + head * from->per_head,
@@ -145,7 +145,7 @@ static void move_attention(const State *from, int64_t sentence, State *into,
 /* Put all sentences of a state into another, whose sentences are in order, from its
    `first` on. It has what they need. 1 if memory is lacking, otherwise 0. */
 static int transduce_gather(const Decoder *decoder, const State *from, State *into,
-                              int64_t first)
+                            int64_t first)
 {
     Slots slots;
     if (!begin_slots(&slots, from))

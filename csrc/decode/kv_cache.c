@@ -15,13 +15,14 @@ TD_INTERNAL int64_t longest_past(const State *state)
     return longest;
 }
 
-TD_INTERNAL int64_t first_seen(const State *state, int64_t neighbourhood, int64_t sentence)
+TD_INTERNAL int64_t first_seen(const State *state, int64_t neighbourhood,
+                               int64_t sentence)
 {
     return largest(state->lengths[sentence] - neighbourhood, 0);
 }
 
 TD_INTERNAL void mark_slots(const State *state, int64_t neighbourhood, int64_t sentence,
-                uint8_t *is_used)
+                            uint8_t *is_used)
 {
     const int64_t first = first_seen(state, neighbourhood, sentence);
     memset(is_used, 0, (size_t)state->room);
@@ -64,7 +65,7 @@ TD_INTERNAL int take_slots(State *state, int64_t neighbourhood)
 }
 
 TD_INTERNAL int64_t list_past(const State *state, int64_t neighbourhood, int64_t row,
-                  int32_t *slots)
+                              int32_t *slots)
 {
     const int64_t sentence = row / state->group;
     const int64_t first = first_seen(state, neighbourhood, sentence);

@@ -3,9 +3,9 @@
 
 #include <stdlib.h>
 
-#include "simd/prefetch.h"
 #include "gemm/amx_int8.h"
 #include "gemm/tiles.h"
+#include "simd/prefetch.h"
 
 #define LOGITS_AT_ONCE (64 * 1024) /* which stay in a second-level cache */
 #define SEEN_FIRST 512 /* before the others: by then most of the best are known */

@@ -3,8 +3,8 @@
 #define TRANSDUCE_STEPS_H
 
 #include "decode/beam_search.h"
-#include "decode/top_k.h"
 #include "decode/step.h"
+#include "decode/top_k.h"
 
 /* A decoder and a search, both of whose groups are as large as the beam; what the
    candidates are to be of is filled in. */

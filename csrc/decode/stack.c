@@ -1,14 +1,14 @@
 /* What encoder and decoder have in common. */
-#include "isa/name.h"
 #include "decode/stack.h"
+#include "isa/name.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 #include "decode/attention.h"
-#include "simd/vec.h"
-#include "simd/prefetch.h"
 #include "parallel.h"
+#include "simd/prefetch.h"
+#include "simd/vec.h"
 
 #define LINE_FLOATS (LINE / (int64_t)sizeof(float))
 
@@ -33,7 +33,7 @@ static Matrix take_matrix(float **room, int64_t rows, int64_t width)
 }
 
 TD_INTERNAL int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
-               int num_threads)
+                           int num_threads)
 {
     const int64_t queries = stack->num_heads * stack->d_k;
     const int64_t heads = stack->num_heads * stack->d_v;
@@ -67,7 +67,8 @@ TD_INTERNAL int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t
     return 0;
 }
 
-TD_INTERNAL int are_tokens(const Embedding *embedding, const int64_t *ids, int64_t count)
+TD_INTERNAL int are_tokens(const Embedding *embedding, const int64_t *ids,
+                           int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         if (ids[i] < 0 || ids[i] >= embedding->vocab)
@@ -76,7 +77,7 @@ TD_INTERNAL int are_tokens(const Embedding *embedding, const int64_t *ids, int64
 }
 
 TD_INTERNAL void embed_row(const Work *work, const Embedding *embedding, int64_t id,
-               const float *position, int64_t row)
+                           const float *position, int64_t row)
 {
     const int64_t width = work->stack->d_model;
     const float *token = embedding->tokens + id * width;
@@ -95,8 +96,8 @@ TD_INTERNAL Work of_worker(const Work *work, int worker)
     return own;
 }
 
-TD_INTERNAL void apply_linear(Work *work, const Linear *linear, const Matrix *x, const Matrix *y,
-                  int is_rectified)
+TD_INTERNAL void apply_linear(Work *work, const Linear *linear, const Matrix *x,
+                              const Matrix *y, int is_rectified)
 {
     arrange_rows(linear, x, work->rows, &work->arranged, work->num_threads);
     multiply(linear, &work->arranged, y, is_rectified, work->num_threads);
@@ -121,21 +122,21 @@ static float sum_of_row(const float *x, int64_t width)
    registers, so that none waits for another. */
 static float sum_of_squares(const float *x, int64_t width, float mean)
 {
-    const Lanes means = lanes_of(mean), zero = lanes_of(0.0f);
-    Lanes one = zero, other = zero;
+    const vec means = vec_set1(mean), zero = vec_set1(0.0f);
+    vec one = zero, other = zero;
     int64_t i = 0;
     for (; i + 2 * LANES <= width; i += 2 * LANES) {
-        const Lanes above = lanes_at(x + i) - means;
-        const Lanes next = lanes_at(x + i + LANES) - means;
-        one = lanes_fma(above, above, one);
-        other = lanes_fma(next, next, other);
+        const vec above = vec_load(x + i) - means;
+        const vec next = vec_load(x + i + LANES) - means;
+        one = vec_fma(above, above, one);
+        other = vec_fma(next, next, other);
     }
     for (; i < width; i += LANES) {
-        const Mask there = first_lanes(width - i);
-        const Lanes above = lanes_load(there, x + i) - means;
-        one = lanes_fma(above, lanes_where(there, above, zero), one);
+        const vec_mask there = vec_first(width - i);
+        const vec above = vec_load_masked(there, x + i) - means;
+        one = vec_fma(above, vec_select(there, above, zero), one);
     }
-    return sum_of_lanes(one + other);
+    return vec_reduce_add(one + other);
 }
 
 static void normalise_row(const float *x, int64_t width, float epsilon,

@@ -63,24 +63,25 @@ typedef struct {
     float scale;
 } Embedding;
 
-TD_INTERNAL int are_tokens(const Embedding *embedding, const int64_t *ids, int64_t count);
+TD_INTERNAL int are_tokens(const Embedding *embedding, const int64_t *ids,
+                           int64_t count);
 
 /* x = what a token is, at its position (section 3.5). */
 TD_INTERNAL void embed_row(const Work *work, const Embedding *embedding, int64_t id,
-               const float *position, int64_t row);
+                           const float *position, int64_t row);
 
 /* Room for so many rows, each of which sees so many slots at most; 1 if there is none.
  */
 TD_INTERNAL int begin_work(Work *work, const Stack *stack, int64_t rows, int64_t slots,
-               int num_threads);
+                           int num_threads);
 TD_INTERNAL void end_work(Work *work);
 
 /* As one of its workers sees it, with scores and slots of its own. */
 TD_INTERNAL Work of_worker(const Work *work, int worker);
 
 /* y = x W^T + b, of all rows; if it is to be rectified, max(0, y). */
-TD_INTERNAL void apply_linear(Work *work, const Linear *linear, const Matrix *x, const Matrix *y,
-                  int is_rectified);
+TD_INTERNAL void apply_linear(Work *work, const Linear *linear, const Matrix *x,
+                              const Matrix *y, int is_rectified);
 
 /* What a sub-layer reads. */
 TD_INTERNAL const Matrix *sublayer_input(Work *work, const Norm *norm);

@@ -21,12 +21,12 @@ static void turn(const float *from, int64_t stride, int64_t width, int64_t posit
 {
     /* What stands behind them is multiplied too, slowly if it is no usual number. */
     for (int64_t i = 0; positions < LANES && i < width * LANES; i += LANES)
-        lanes_store(to + i, LANES, lanes_of(0.0f));
+        vec_store_first(to + i, LANES, vec_set1(0.0f));
     int64_t i = 0;
     for (; i + 8 <= positions; i += 8, from += 8 * stride, to += 8) {
         int64_t k = 0;
         for (; k + 8 <= width; k += 8)
-            transpose_eight(from + k, stride, to + k * LANES, LANES);
+            transpose_8x8(from + k, stride, to + k * LANES, LANES);
         for (; k < width; k++)
             for (int64_t n = 0; n < 8; n++)
                 to[k * LANES + n] = from[n * stride + k];
@@ -78,7 +78,7 @@ static int64_t length_of_all(const State *state)
    sentence, for all layers. Padding is left out. 1 if memory is lacking, otherwise 0.
  */
 static int transduce_start(const Decoder *decoder, const float *memory,
-                             const State *state, int num_threads)
+                           const State *state, int num_threads)
 {
     const Stack *stack = &decoder->stack;
     const int64_t width = stack->d_model, padded = state->sentences * state->source;

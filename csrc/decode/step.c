@@ -6,11 +6,11 @@
 
 #include "decode/attention.h"
 #include "decode/step.h"
-#include "simd/prefetch.h"
 #include "parallel.h"
+#include "simd/prefetch.h"
 
-TD_INTERNAL void store_row(const Stack *stack, const float *from, int64_t width, const Store *into,
-               int64_t place, int64_t slot)
+TD_INTERNAL void store_row(const Stack *stack, const float *from, int64_t width,
+                           const Store *into, int64_t place, int64_t slot)
 {
     float *to = into->numbers + place * into->per_sentence + slot * into->per_row;
     const int are_together = into->per_head == width;
@@ -45,8 +45,8 @@ typedef struct {
 /* All heads of a slot, which stand side by side. */
 static void ask_for_slot(const Store *store, int64_t place, int64_t slot)
 {
-    ask_for(store->numbers + place * store->per_sentence + slot * store->per_row,
-            store->per_row * (int64_t)sizeof(float));
+    prefetch(store->numbers + place * store->per_sentence + slot * store->per_row,
+             store->per_row * (int64_t)sizeof(float));
 }
 
 /* Ask for what the rows of the next sentence see, which comes from far away. Each row
@@ -127,13 +127,14 @@ static void attend_to_memory(Work *work, const Layer *layer, const State *state,
                  &work->wide, 0);
     StepAttention asked = {work, state, cache, 0, is_summed};
     parallel_for(memory_of_parts, &asked, state->sentences * parts_of_group(state),
-              LEAST_ATTENDING / TOGETHER, work->num_threads);
+                 LEAST_ATTENDING / TOGETHER, work->num_threads);
     apply_linear(work, &layer->memory_output, &work->heads, &work->read, 0);
     add_and_norm(work, &layer->after_memory);
 }
 
 TD_INTERNAL int read_tokens(Work *work, const Decoder *decoder, State *state,
-                const int64_t *last_ids, const float *positions, int num_threads)
+                            const int64_t *last_ids, const float *positions,
+                            int num_threads)
 {
     const Stack *stack = &decoder->stack;
     const int64_t rows = state->sentences * state->group;
@@ -162,16 +163,15 @@ TD_INTERNAL int read_tokens(Work *work, const Decoder *decoder, State *state,
     return 0;
 }
 
-TD_INTERNAL void multiply_for_logits(const Work *work, const Decoder *decoder, int64_t first,
-                         int64_t count, const Matrix *logits)
+TD_INTERNAL void multiply_for_logits(const Work *work, const Decoder *decoder,
+                                     int64_t first, int64_t count, const Matrix *logits)
 {
     const Linear some = some_outputs(&decoder->output, first, count);
     multiply(&some, &work->arranged, logits, 0, work->num_threads);
 }
 
-static int transduce_step(const Decoder *decoder, State *state,
-                            const int64_t *last_ids, const float *positions,
-                            float *logits, int num_threads)
+static int transduce_step(const Decoder *decoder, State *state, const int64_t *last_ids,
+                          const float *positions, float *logits, int num_threads)
 {
     Work work;
     const int failure =

@@ -2,8 +2,8 @@
 #ifndef TRANSDUCE_DECODER_H
 #define TRANSDUCE_DECODER_H
 
-#include "isa/name.h"
 #include "decode/stack.h"
+#include "isa/name.h"
 
 typedef struct {
     Stack stack;
@@ -46,12 +46,13 @@ static inline float *attention_of(const State *state, int64_t row)
 TD_INTERNAL int64_t longest_past(const State *state);
 
 /* The first position that the newest of a sentence sees, so far back at most. */
-TD_INTERNAL int64_t first_seen(const State *state, int64_t neighbourhood, int64_t sentence);
+TD_INTERNAL int64_t first_seen(const State *state, int64_t neighbourhood,
+                               int64_t sentence);
 
 /* Which slots hold something that the newest positions of a sentence's hypotheses see.
  */
 TD_INTERNAL void mark_slots(const State *state, int64_t neighbourhood, int64_t sentence,
-                uint8_t *is_used);
+                            uint8_t *is_used);
 
 /* Slots for the newest position of each hypothesis, which counts as read once its
    sentence's length is raised. 1 if memory is lacking, 4 if there is no room, otherwise
@@ -60,11 +61,11 @@ TD_INTERNAL int take_slots(State *state, int64_t neighbourhood);
 
 /* The slots that a hypothesis's newest position sees, its own the last; how many. */
 TD_INTERNAL int64_t list_past(const State *state, int64_t neighbourhood, int64_t row,
-                  int32_t *slots);
+                              int32_t *slots);
 
 /* Put keys or values of a row, head after head, into a slot of a place. */
-TD_INTERNAL void store_row(const Stack *stack, const float *from, int64_t width, const Store *into,
-               int64_t place, int64_t slot);
+TD_INTERNAL void store_row(const Stack *stack, const float *from, int64_t width,
+                           const Store *into, int64_t place, int64_t slot);
 
 /* Positions of a place that are no padding, which stands behind them. */
 TD_INTERNAL int64_t memory_length(const State *state, int64_t place);
@@ -74,16 +75,17 @@ TD_INTERNAL int64_t memory_length(const State *state, int64_t place);
    if one is no token, 4 if there is no room for it, and nothing has changed; otherwise
    0, and then the work must end. */
 TD_INTERNAL int read_tokens(Work *work, const Decoder *decoder, State *state,
-                const int64_t *last_ids, const float *positions, int num_threads);
+                            const int64_t *last_ids, const float *positions,
+                            int num_threads);
 
 /* The logits of so many tokens, from one on with which a block of outputs begins. */
-TD_INTERNAL void multiply_for_logits(const Work *work, const Decoder *decoder, int64_t first,
-                         int64_t count, const Matrix *logits);
+TD_INTERNAL void multiply_for_logits(const Work *work, const Decoder *decoder,
+                                     int64_t first, int64_t count,
+                                     const Matrix *logits);
 
 /* A step by itself: read the tokens, and put out all logits. */
-static int transduce_step(const Decoder *decoder, State *state,
-                            const int64_t *last_ids, const float *positions,
-                            float *logits, int num_threads);
+static int transduce_step(const Decoder *decoder, State *state, const int64_t *last_ids,
+                          const float *positions, float *logits, int num_threads);
 
 /* Sum of log(min(attention, 1)) over the positions of the memory for each hypothesis
    (Wu et al., 2016, equation 14). The state's attention must not be NULL. */

@@ -1,6 +1,6 @@
 /* The likeliest next tokens, without a matrix of log-probabilities. */
-#include "isa/name.h"
 #include "decode/top_k.h"
+#include "isa/name.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 static void clear(Best *best)
 {
     best->values[-1] = INFINITY; /* which nothing stands before */
-    for (int64_t i = 0; i < whole_registers(best->count); i++) {
+    for (int64_t i = 0; i < round_up_to_lanes(best->count); i++) {
         best->values[i] = -INFINITY;
         best->tokens[i].id = 0;
     }
@@ -25,16 +25,16 @@ static float last_of(const Best *best) { return best->values[best->count - 1]; }
 static void insert(Best *best, float value, int64_t token)
 {
     const Token id = {.id = (int32_t)token};
-    const Lanes new_value = lanes_of(value), new_token = lanes_of(id.lane);
-    for (int64_t i = whole_registers(best->count) - LANES; i >= 0; i -= LANES) {
+    const vec new_value = vec_set1(value), new_token = vec_set1(id.lane);
+    for (int64_t i = round_up_to_lanes(best->count) - LANES; i >= 0; i -= LANES) {
         float *values = best->values + i, *tokens = &best->tokens[i].lane;
-        const Lanes here = lanes_at(values), before = lanes_at(values - 1);
-        const Mask comes = lanes_positive(new_value - here);
-        const Mask moves = lanes_positive(new_value - before);
-        const Lanes next = lanes_where(moves, lanes_at(tokens - 1), new_token);
-        lanes_store(tokens, LANES, lanes_where(comes, next, lanes_at(tokens)));
-        lanes_store(values, LANES,
-                    lanes_where(comes, lanes_where(moves, before, new_value), here));
+        const vec here = vec_load(values), before = vec_load(values - 1);
+        const vec_mask comes = vec_gt_zero(new_value - here);
+        const vec_mask moves = vec_gt_zero(new_value - before);
+        const vec next = vec_select(moves, vec_load(tokens - 1), new_token);
+        vec_store_first(tokens, LANES, vec_select(comes, next, vec_load(tokens)));
+        vec_store_first(values, LANES,
+                        vec_select(comes, vec_select(moves, before, new_value), here));
     }
 }
 
@@ -62,44 +62,44 @@ typedef struct {
 } Columns;
 
 /* As many as there are lanes, behind the last minus infinity. */
-static inline Lanes values_from(const Columns *columns, int64_t i)
+static inline vec values_from(const Columns *columns, int64_t i)
 {
     const float *from = columns->values + i;
     if (columns->count - i >= LANES)
-        return lanes_at(from);
-    const Mask there = first_lanes(columns->count - i);
-    return lanes_where(there, lanes_load(there, from), lanes_of(-INFINITY));
+        return vec_load(from);
+    const vec_mask there = vec_first(columns->count - i);
+    return vec_select(there, vec_load_masked(there, from), vec_set1(-INFINITY));
 }
 
 #define AT_ONCE (4 * LANES) /* of which only the largest are looked at first */
 
 /* The largest in each lane of so many values; NaN is passed over. */
-static inline Lanes largest_of_some(const float *values)
+static inline vec largest_of_some(const float *values)
 {
-    const Lanes none = lanes_of(-INFINITY);
-    const Lanes one = lanes_max(lanes_at(values), none);
-    const Lanes two = lanes_max(lanes_at(values + LANES), none);
-    return lanes_max(lanes_max(lanes_at(values + 2 * LANES), one),
-                     lanes_max(lanes_at(values + 3 * LANES), two));
+    const vec none = vec_set1(-INFINITY);
+    const vec one = vec_max(vec_load(values), none);
+    const vec two = vec_max(vec_load(values + LANES), none);
+    return vec_max(vec_max(vec_load(values + 2 * LANES), one),
+                   vec_max(vec_load(values + 3 * LANES), two));
 }
 
 /* The same of all. */
-static Lanes largest_of(const Columns *columns)
+static vec largest_of(const Columns *columns)
 {
-    Lanes largest = lanes_of(-INFINITY);
+    vec largest = vec_set1(-INFINITY);
     int64_t i = 0;
     for (; i + AT_ONCE <= columns->count; i += AT_ONCE)
-        largest = lanes_max(largest_of_some(columns->values + i), largest);
+        largest = vec_max(largest_of_some(columns->values + i), largest);
     for (; i < columns->count; i += LANES)
-        largest = lanes_max(values_from(columns, i), largest);
+        largest = vec_max(values_from(columns, i), largest);
     return largest;
 }
 
 /* The `place`-th largest lane, from one on. */
-static float lane_in_order(Lanes x, int64_t place)
+static float lane_in_order(vec x, int64_t place)
 {
     float numbers[LANES];
-    lanes_store(numbers, LANES, x);
+    vec_store_first(numbers, LANES, x);
     for (int64_t i = 0; i < place; i++)
         for (int64_t k = LANES - 1; k > i; k--)
             if (numbers[k] > numbers[k - 1]) {
@@ -113,10 +113,10 @@ static float lane_in_order(Lanes x, int64_t place)
 /* What the best that may come are not below: as many lanes as are wanted and never
    come, together, have one that is not. Minus infinity, where that is not known, as
    where more are wanted than there are lanes. */
-static float least_of_best(const Best *best, Lanes largest, const Excluded *excluded)
+static float least_of_best(const Best *best, vec largest, const Excluded *excluded)
 {
     const int64_t enough = best->count + excluded->num_never;
-    const uint32_t better = lanes_above(largest, lanes_of(last_of(best)));
+    const uint32_t better = vec_gt_bits(largest, vec_set1(last_of(best)));
     if (excluded->mask || __builtin_popcount(better) < enough)
         return -INFINITY;
     return lane_in_order(largest, enough);
@@ -126,9 +126,9 @@ static float least_of_best(const Best *best, Lanes largest, const Excluded *excl
 static void insert_lanes(Best *best, const Columns *columns, int64_t first, float least,
                          const Excluded *excluded)
 {
-    const Lanes values = values_from(columns, first);
-    const uint32_t below = lanes_above(lanes_of(least), values);
-    uint32_t better = lanes_above(values, lanes_of(last_of(best))) & ~below;
+    const vec values = values_from(columns, first);
+    const uint32_t below = vec_gt_bits(vec_set1(least), values);
+    uint32_t better = vec_gt_bits(values, vec_set1(last_of(best))) & ~below;
     for (; better; better &= better - 1) {
         const int64_t at = first + __builtin_ctz(better), token = columns->first + at;
         const float value = columns->values[at];
@@ -138,17 +138,17 @@ static void insert_lanes(Best *best, const Columns *columns, int64_t first, floa
 }
 
 /* Put in the best that may come. */
-static void insert_best(Best *best, const Columns *columns, Lanes largest,
+static void insert_best(Best *best, const Columns *columns, vec largest,
                         const Excluded *excluded)
 {
-    if (!lanes_above(largest, lanes_of(last_of(best))))
+    if (!vec_gt_bits(largest, vec_set1(last_of(best))))
         return;
     const float least = least_of_best(best, largest, excluded);
     int64_t i = 0;
     for (; i + AT_ONCE <= columns->count; i += AT_ONCE) {
-        const Lanes some = largest_of_some(columns->values + i);
-        const uint32_t below = lanes_above(lanes_of(least), some);
-        if (lanes_above(some, lanes_of(last_of(best))) & ~below)
+        const vec some = largest_of_some(columns->values + i);
+        const uint32_t below = vec_gt_bits(vec_set1(least), some);
+        if (vec_gt_bits(some, vec_set1(last_of(best))) & ~below)
             for (int64_t k = i; k < i + AT_ONCE; k += LANES)
                 insert_lanes(best, columns, k, least, excluded);
     }
@@ -158,22 +158,22 @@ static void insert_best(Best *best, const Columns *columns, Lanes largest,
 
 static float sum_of_exponentials(const Columns *columns, float offset)
 {
-    const Lanes offsets = lanes_of(offset), per_log2 = lanes_of(PER_LOG2);
-    Lanes sum = lanes_of(0.0f);
+    const vec offsets = vec_set1(offset), per_log2 = vec_set1(PER_LOG2);
+    vec sum = vec_set1(0.0f);
     int64_t i = 0;
     for (; i + LANES <= columns->count; i += LANES)
-        sum += lanes_exp2((lanes_at(columns->values + i) - offsets) * per_log2);
+        sum += lanes_exp2((vec_load(columns->values + i) - offsets) * per_log2);
     if (i < columns->count)
         sum += lanes_exp2((values_from(columns, i) - offsets) * per_log2);
-    return sum_of_lanes(sum);
+    return vec_reduce_add(sum);
 }
 
 /* Let some of a row's logits be seen. */
 static void see(Seen *seen, const Columns *columns, const Excluded *excluded,
                 int64_t forced)
 {
-    const Lanes largest = largest_of(columns);
-    const float highest = highest_lane(largest);
+    const vec largest = largest_of(columns);
+    const float highest = vec_reduce_max(largest);
     insert_best(&seen->best, columns, largest, excluded);
     if (highest > seen->highest) {
         /* The exponential of minus infinity is zero, as is the sum then, or NaN. */
@@ -264,7 +264,7 @@ TD_INTERNAL int begin_candidates(const CandidateSearch *asked, Seeing *seeing)
         if (asked->forced[i] < -1 || asked->forced[i] >= asked->vocab)
             return 2;
     /* Before the places of a row stands a register, for what is before the first. */
-    const int64_t places = LANES + whole_registers(count);
+    const int64_t places = LANES + round_up_to_lanes(count);
     const size_t of_row =
         sizeof(Seen) + (size_t)places * (sizeof(Token) + sizeof(float));
     seeing->of_rows =
@@ -290,8 +290,9 @@ TD_INTERNAL void begin_again(const CandidateSearch *asked, Seeing *seeing)
     }
 }
 
-TD_INTERNAL void see_logits(const CandidateSearch *asked, Seeing *seeing, const float *logits,
-                int64_t stride, int64_t first, int64_t count)
+TD_INTERNAL void see_logits(const CandidateSearch *asked, Seeing *seeing,
+                            const float *logits, int64_t stride, int64_t first,
+                            int64_t count)
 {
     for (int64_t row = 0; row < asked->sentences * asked->group; row++) {
         const Excluded excluded = excluded_from(asked, row);
@@ -314,21 +315,22 @@ static float least_worth(const Best *best)
 }
 
 TD_INTERNAL void begin_glimpses(const CandidateSearch *asked, const Seeing *seeing,
-                    Glimpse *glimpses)
+                                Glimpse *glimpses)
 {
     for (int64_t row = 0; row < asked->sentences * asked->group; row++) {
         const Seen *seen = seeing->of_rows + row;
-        glimpses[row] = (Glimpse){lanes_of(0.0f), seen->highest * PER_LOG2,
+        glimpses[row] = (Glimpse){vec_set1(0.0f), seen->highest * PER_LOG2,
                                   least_worth(&seen->best)};
     }
 }
 
-TD_INTERNAL void insert_glimpsed(const CandidateSearch *asked, Seeing *seeing, Glimpse *glimpses,
-                     int64_t row, Lanes one, Lanes other, int64_t token)
+TD_INTERNAL void insert_glimpsed(const CandidateSearch *asked, Seeing *seeing,
+                                 Glimpse *glimpses, int64_t row, vec one, vec other,
+                                 int64_t token)
 {
     float values[2 * LANES];
-    lanes_store(values, LANES, one);
-    lanes_store(values + LANES, LANES, other);
+    vec_store_first(values, LANES, one);
+    vec_store_first(values + LANES, LANES, other);
     Best *best = &seeing->of_rows[row].best;
     const Columns columns = {values, 2 * LANES, token};
     const Excluded excluded = excluded_from(asked, row);
@@ -337,13 +339,14 @@ TD_INTERNAL void insert_glimpsed(const CandidateSearch *asked, Seeing *seeing, G
     glimpses[row].least = least_worth(best);
 }
 
-TD_INTERNAL int end_glimpses(const CandidateSearch *asked, Seeing *seeing, const Glimpse *glimpses)
+TD_INTERNAL int end_glimpses(const CandidateSearch *asked, Seeing *seeing,
+                             const Glimpse *glimpses)
 {
     const int64_t rows = asked->sentences * asked->group;
     int are_numbers = 1;
     for (int64_t row = 0; row < rows; row++) {
         Seen *seen = seeing->of_rows + row;
-        seen->sum += sum_of_lanes(glimpses[row].sums);
+        seen->sum += vec_reduce_add(glimpses[row].sums);
         are_numbers &= isfinite(seen->sum) && seen->highest > -INFINITY;
     }
     return are_numbers;

@@ -65,28 +65,31 @@ TD_INTERNAL int begin_candidates(const CandidateSearch *asked, Seeing *seeing);
 /* As if nothing had been seen. */
 TD_INTERNAL void begin_again(const CandidateSearch *asked, Seeing *seeing);
 /* Rows of so many logits, from that of a token on, so far apart. */
-TD_INTERNAL void see_logits(const CandidateSearch *asked, Seeing *seeing, const float *logits,
-                int64_t stride, int64_t first, int64_t count);
+TD_INTERNAL void see_logits(const CandidateSearch *asked, Seeing *seeing,
+                            const float *logits, int64_t stride, int64_t first,
+                            int64_t count);
 TD_INTERNAL void end_candidates(const CandidateSearch *asked, Seeing *seeing);
 TD_INTERNAL void drop_candidates(Seeing *seeing);
 
 /* What is seen of a row's other logits as they are summed up, when the first have been
    seen: nothing is written down but what may be among the best. */
 typedef struct {
-    Lanes sums;   /* of exponentials, the offset's being one */
+    vec sums;     /* of exponentials, the offset's being one */
     float offset; /* times 1 / ln 2, as is what comes next */
     float least;  /* what is not above it is not among the best */
 } __attribute__((aligned(64))) Glimpse;
 
 /* Of all rows. */
 TD_INTERNAL void begin_glimpses(const CandidateSearch *asked, const Seeing *seeing,
-                    Glimpse *glimpses);
+                                Glimpse *glimpses);
 /* Put in those of two registers of logits, from that of a token on, that are among the
    best. */
-TD_INTERNAL void insert_glimpsed(const CandidateSearch *asked, Seeing *seeing, Glimpse *glimpses,
-                     int64_t row, Lanes one, Lanes other, int64_t token);
+TD_INTERNAL void insert_glimpsed(const CandidateSearch *asked, Seeing *seeing,
+                                 Glimpse *glimpses, int64_t row, vec one, vec other,
+                                 int64_t token);
 /* Whether all is seen that way: not where a logit is so far above the first ones that
    its exponential is infinite, or is no number, or these are all minus infinity. */
-TD_INTERNAL int end_glimpses(const CandidateSearch *asked, Seeing *seeing, const Glimpse *glimpses);
+TD_INTERNAL int end_glimpses(const CandidateSearch *asked, Seeing *seeing,
+                             const Glimpse *glimpses);
 
 #endif

@@ -6,7 +6,6 @@
    next and the rows after these are fetched. */
 #include <math.h>
 
-
 /* Dropout of numbers. */
 typedef struct {
     const uint8_t *kept; /* a bit for each number, zero if dropped; NULL for gradients,
@@ -26,7 +25,7 @@ typedef struct {
     const Dropped *dropped; /* dropout after that, in bf16 only; or NULL */
 } Sums;
 
-/* Mask bits of the numbers from a column on. */
+/* vec_mask bits of the numbers from a column on. */
 static inline const uint8_t *kept_bits(const Sums *s, int64_t row, int64_t column)
 {
     return s->dropped->kept + (row * s->columns + column) / BITS_OF_BYTE;
@@ -117,12 +116,12 @@ static IN_UNIT void store_sums(float *to, int64_t columns, int64_t rows)
 
 static IN_UNIT void round_sums(const Sums *s, Place at, const float *sums)
 {
-    const Lanes least = lanes_of(s->is_rectified ? 0.0f : -INFINITY);
-    const Lanes scale = lanes_of(s->dropped ? s->dropped->scale : 1.0f);
+    const vec least = vec_set1(s->is_rectified ? 0.0f : -INFINITY);
+    const vec scale = vec_set1(s->dropped ? s->dropped->scale : 1.0f);
     for (int64_t row = 0; row < at.rows; row++) {
         const float *from = sums + row * UNIT_COLUMNS;
-        const Lanes one = lanes_max(least, lanes_at(from)) * scale;
-        const Lanes other = lanes_max(least, lanes_at(from + TILE)) * scale;
+        const vec one = vec_max(least, vec_load(from)) * scale;
+        const vec other = vec_max(least, vec_load(from + TILE)) * scale;
         __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(other, one);
         if (s->rectified.at) {
             const __m512i positive =

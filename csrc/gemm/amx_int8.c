@@ -1,9 +1,9 @@
 /* What Intel's AMX does: sixteen rows times sixteen outputs, 64 inputs at once. */
-#include "isa/name.h"
 #include "gemm/amx_int8.h"
+#include "isa/name.h"
 
-#include "simd/prefetch.h"
 #include "gemm/tiles.h"
+#include "simd/prefetch.h"
 
 #define UNIT_ROWS 16
 #define UNIT_INPUTS 64
@@ -68,7 +68,7 @@ static inline void fetch(Fetching *ahead)
     const uint8_t *until = ahead->end - ahead->next < ahead->bytes
                                ? ahead->end
                                : ahead->next + ahead->bytes;
-    ask_for(ahead->next, until - ahead->next);
+    prefetch(ahead->next, until - ahead->next);
     ahead->next = until;
 }
 
@@ -79,30 +79,30 @@ put_out(const Product *product, const Region *region, int64_t first, int64_t row
     const int64_t left = region->count - first, count = left < rows ? left : rows;
     if (count <= 0)
         return;
-    const Lanes *sums = (const Lanes *)(region->sums->numbers + first);
+    const vec *sums = (const vec *)(region->sums->numbers + first);
     finish(product, 1, sums, region->row + first, count, region->output);
 }
 
 /* Minus infinity is what stands behind the last output. */
 static inline OfOutputs none_behind(OfOutputs of, int64_t left)
 {
-    of.bias = lanes_where(first_lanes(left), of.bias, lanes_of(-INFINITY));
+    of.bias = vec_select(vec_first(left), of.bias, vec_set1(-INFINITY));
     return of;
 }
 
 /* So that 2 to the power of a number is its exponential. */
 static inline OfOutputs as_powers(OfOutputs of)
 {
-    const Lanes per_log2 = lanes_of(PER_LOG2);
+    const vec per_log2 = vec_set1(PER_LOG2);
     return (OfOutputs){of.bias * per_log2, of.scales * per_log2, of.sums * per_log2};
 }
 
 /* Sum up the exponentials of two registers; whether one may be among the best. */
-static inline int glimpse(Glimpse *of, Lanes one, Lanes other)
+static inline int glimpse(Glimpse *of, vec one, vec other)
 {
-    const Lanes offsets = lanes_of(of->offset);
+    const vec offsets = vec_set1(of->offset);
     of->sums += lanes_exp2(one - offsets) + lanes_exp2(other - offsets);
-    return lanes_above(lanes_max(one, other), lanes_of(of->least)) != 0;
+    return vec_gt_bits(vec_max(one, other), vec_set1(of->least)) != 0;
 }
 
 /* Let them be seen. */
@@ -120,7 +120,7 @@ static inline __attribute__((always_inline)) void see_sums(const Product *produc
     const Rows x = *product->x;
     for (int64_t i = first; i < last; i++) {
         const int64_t row = region->row + i;
-        const Lanes *sums = (const Lanes *)(region->sums->numbers + i);
+        const vec *sums = (const vec *)(region->sums->numbers + i);
         if (glimpse(watch->glimpses + row, numbers_of(&x, 1, sums[0], row, &power_one),
                     numbers_of(&x, 1, sums[1], row, &power_two)))
             insert_glimpsed(watch->asked, watch->seeing, watch->glimpses, row,
@@ -236,13 +236,14 @@ multiply_blocks_in_unit(const Product *product, const Watch *watch, int64_t firs
     _tile_release();
 }
 
-TD_INTERNAL IN_UNIT void multiply_in_unit(const Product *product, int64_t first, int64_t end)
+TD_INTERNAL IN_UNIT void multiply_in_unit(const Product *product, int64_t first,
+                                          int64_t end)
 {
     multiply_blocks_in_unit(product, NULL, first, end, 0);
 }
 
-TD_INTERNAL IN_UNIT void watch_in_unit(const Product *product, const Watch *watch, int64_t first,
-                           int64_t end)
+TD_INTERNAL IN_UNIT void watch_in_unit(const Product *product, const Watch *watch,
+                                       int64_t first, int64_t end)
 {
     multiply_blocks_in_unit(product, watch, first, end, 1);
 }
@@ -261,8 +262,8 @@ TD_INTERNAL void multiply_in_unit(const Product *product, int64_t first, int64_t
     (void)product, (void)first, (void)end;
 }
 
-TD_INTERNAL void watch_in_unit(const Product *product, const Watch *watch, int64_t first,
-                   int64_t end)
+TD_INTERNAL void watch_in_unit(const Product *product, const Watch *watch,
+                               int64_t first, int64_t end)
 {
     (void)product, (void)watch, (void)first, (void)end;
 }

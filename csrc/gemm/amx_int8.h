@@ -2,9 +2,9 @@
 #ifndef TRANSDUCE_MATRIX_UNIT_H
 #define TRANSDUCE_MATRIX_UNIT_H
 
-#include "isa/name.h"
 #include "decode/top_k.h"
 #include "gemm/product.h"
+#include "isa/name.h"
 
 /* Whether such a product is one for the unit. */
 TD_INTERNAL int is_for_unit(const Linear *linear, int64_t rows);
@@ -25,7 +25,7 @@ typedef struct {
 } Watch;
 
 /* The same with logits that are not put out, but seen. */
-TD_INTERNAL void watch_in_unit(const Product *product, const Watch *watch, int64_t first,
-                   int64_t end);
+TD_INTERNAL void watch_in_unit(const Product *product, const Watch *watch,
+                               int64_t first, int64_t end);
 
 #endif

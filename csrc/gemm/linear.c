@@ -1,33 +1,33 @@
 /* Matrix products, tile by tile. */
-#include "isa/name.h"
 #include "gemm/linear.h"
+#include "isa/name.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "simd/prefetch.h"
 #include "gemm/amx_int8.h"
 #include "gemm/product.h"
-#include "parallel.h"
 #include "gemm/tiles.h"
+#include "parallel.h"
+#include "simd/prefetch.h"
 
 #define LEAST_SHARED (128 * 1024) /* weights, below which one thread is faster */
 
 /* To each sum, the products of its output's weights with a row's group of numbers. */
-static inline Lanes add_products(const int is_int8, Lanes sums, const uint8_t *group,
-                                 const uint8_t *weights)
+static inline vec add_products(const int is_int8, vec sums, const uint8_t *group,
+                               const uint8_t *weights)
 {
     if (is_int8)
-        return add_int8_products(sums, group, weights);
+        return vec_dot_int8(sums, group, weights);
     float number;
     memcpy(&number, group, sizeof number);
-    return lanes_fma(lanes_of(number), lanes_at((const float *)weights), sums);
+    return vec_fma(vec_set1(number), vec_load((const float *)weights), sums);
 }
 
 /* Sums in variables of their own: those in arrays would not stay in registers. */
 #define EACH_ROW(DO)                                                                   \
     DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
-#define START(i) Lanes left##i = zero, right##i = zero;
+#define START(i) vec left##i = zero, right##i = zero;
 #define SUM_UP(i)                                                                      \
     if (i < count) {                                                                   \
         left##i = add_products(is_int8, left##i, numbers + i * group, weights);        \
@@ -54,18 +54,18 @@ static inline __attribute__((always_inline)) void tile(const Product *product,
     const int is_last = block + 1 == num_blocks(product->linear->outputs);
     const int64_t ahead = is_last ? 0 : bytes;
     const uint8_t *numbers = product->x->numbers + row * product->x->stride;
-    const Lanes zero = lanes_of(0.0f);
+    const vec zero = vec_set1(0.0f);
     EACH_ROW(START)
 #pragma GCC unroll UNROLLED
     for (int64_t i = 0; i < groups; i++) {
         /* What the next block has here. */
         if (count > 1 && i * step % LINE == 0)
-            ask_for(weights + ahead, step);
+            prefetch(weights + ahead, step);
         EACH_ROW(SUM_UP)
         weights += step;
         numbers += count * group;
     }
-    Lanes sums[2 * ROWS];
+    vec sums[2 * ROWS];
     EACH_ROW(KEEP)
     finish(product, is_int8, sums, row, count, block * COLUMNS);
 }
@@ -146,18 +146,18 @@ TD_INTERNAL int64_t spread(int64_t width)
     return ((width + line - 1) / line | 1) * line;
 }
 
-TD_INTERNAL void multiply(const Linear *linear, const Rows *x, const Matrix *y, int is_rectified,
-              int num_threads)
+TD_INTERNAL void multiply(const Linear *linear, const Rows *x, const Matrix *y,
+                          int is_rectified, int num_threads)
 {
     Product product = {linear, x, y, is_rectified};
     const int is_large = linear->outputs * linear->inputs >= LEAST_SHARED;
     parallel_for(multiply_blocks, &product, num_blocks(linear->outputs), 1,
-              is_large ? num_threads : 1);
+                 is_large ? num_threads : 1);
 }
 
 /* y = x W^T + b in one call; 1 if memory is lacking, otherwise 0. */
 static int transduce_linear(const Linear *linear, float *x, int64_t rows, float *y,
-                              int num_threads)
+                            int num_threads)
 {
     const int64_t stride = row_bytes(linear->inputs);
     const int64_t bytes = rows * (stride + 2 * (int64_t)sizeof(float));

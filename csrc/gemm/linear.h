@@ -48,14 +48,14 @@ typedef struct {
 TD_INTERNAL int64_t row_bytes(int64_t inputs);
 
 /* Put rows in order for a product, for which there is room. */
-TD_INTERNAL void arrange_rows(const Linear *linear, const Matrix *x, int64_t rows, Rows *into,
-                  int num_threads);
+TD_INTERNAL void arrange_rows(const Linear *linear, const Matrix *x, int64_t rows,
+                              Rows *into, int num_threads);
 
 /* The same map, of so many of its outputs, from one on with which a block begins. */
 TD_INTERNAL Linear some_outputs(const Linear *linear, int64_t first, int64_t count);
 
 /* y = x W^T + b, row by row; if it is to be rectified, max(0, y). */
-TD_INTERNAL void multiply(const Linear *linear, const Rows *x, const Matrix *y, int is_rectified,
-              int num_threads);
+TD_INTERNAL void multiply(const Linear *linear, const Rows *x, const Matrix *y,
+                          int is_rectified, int num_threads);
 
 #endif

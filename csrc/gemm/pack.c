@@ -2,8 +2,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "parallel.h"
 #include "gemm/tiles.h"
+#include "parallel.h"
 
 #define LEAST_BLOCKS 4 /* of outputs: fewer are not worth a thread */
 
@@ -53,7 +53,7 @@ static void pack_blocks(void *shared, int64_t first, int64_t end, int worker)
 
 /* As they are. */
 static void transduce_pack(const float *weight, int64_t outputs, int64_t inputs,
-                             float *packed, int num_threads)
+                           float *packed, int num_threads)
 {
     Packing p = {weight, outputs, inputs, packed, NULL, NULL};
     parallel_for(pack_blocks, &p, num_blocks(outputs), LEAST_BLOCKS, num_threads);
@@ -129,8 +129,8 @@ static void pack_outputs(void *shared, int64_t first, int64_t end, int worker)
 
 /* Rounded to 8 bits; `packed`, `scales` and `sums` are zero, and padded. */
 static void transduce_pack_int8(const float *weight, int64_t outputs, int64_t inputs,
-                                  int8_t *packed, float *scales, float *sums,
-                                  int num_threads)
+                                int8_t *packed, float *scales, float *sums,
+                                int num_threads)
 {
     Packing p = {weight, outputs, inputs, packed, scales, sums};
     parallel_for(pack_outputs, &p, outputs, LEAST_BLOCKS * COLUMNS, num_threads);

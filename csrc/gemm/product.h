@@ -4,8 +4,8 @@
 
 #include <math.h>
 
-#include "simd/vec.h"
 #include "gemm/linear.h"
+#include "simd/vec.h"
 
 typedef struct {
     const Linear *linear;
@@ -16,50 +16,50 @@ typedef struct {
 
 /* What belongs to the outputs in the lanes. */
 typedef struct {
-    Lanes bias, scales, sums;
+    vec bias, scales, sums;
 } OfOutputs;
 
 static inline OfOutputs of_outputs(const Linear *linear, const int is_int8,
                                    int64_t output)
 {
-    OfOutputs of = {.bias = lanes_at(linear->bias + output)};
+    OfOutputs of = {.bias = vec_load(linear->bias + output)};
     if (is_int8) {
-        of.scales = lanes_at(linear->scales + output);
-        of.sums = lanes_at(linear->sums + output);
+        of.scales = vec_load(linear->scales + output);
+        of.sums = vec_load(linear->sums + output);
     }
     return of;
 }
 
 /* What the sums of a row's products are. */
-static inline Lanes numbers_of(const Rows *x, const int is_int8, Lanes sums,
-                               int64_t row, const OfOutputs *of)
+static inline vec numbers_of(const Rows *x, const int is_int8, vec sums, int64_t row,
+                             const OfOutputs *of)
 {
     if (!is_int8)
         return sums + of->bias;
-    const Lanes rest = lanes_fma(lanes_of(x->lowest[row]), of->sums, of->bias);
-    const Lanes scale = of->scales * lanes_of(x->scales[row]);
-    return lanes_fma(lanes_of_sums(sums), scale, rest);
+    const vec rest = vec_fma(vec_set1(x->lowest[row]), of->sums, of->bias);
+    const vec scale = of->scales * vec_set1(x->scales[row]);
+    return vec_fma(vec_from_i32(sums), scale, rest);
 }
 
 /* Put out the sums of a tile's rows, two registers of each, from an output on that a
    block begins with. */
 static inline __attribute__((always_inline)) void finish(const Product *product,
                                                          const int is_int8,
-                                                         const Lanes *sums, int64_t row,
+                                                         const vec *sums, int64_t row,
                                                          int64_t count, int64_t output)
 {
     const int64_t left = product->linear->outputs - output, stride = product->y->stride;
     const OfOutputs one = of_outputs(product->linear, is_int8, output);
     const OfOutputs two = of_outputs(product->linear, is_int8, output + LANES);
-    const Lanes least = lanes_of(product->is_rectified ? 0.0f : -INFINITY);
+    const vec least = vec_set1(product->is_rectified ? 0.0f : -INFINITY);
     const Rows x = *product->x;
     float *to = row_of(product->y, row) + output;
     for (int64_t i = 0; i < count; i++, row++, sums += 2, to += stride) {
         /* In this order, NaN stays NaN. */
-        lanes_store(to, left,
-                    lanes_max(least, numbers_of(&x, is_int8, sums[0], row, &one)));
-        lanes_store(to + LANES, left - LANES,
-                    lanes_max(least, numbers_of(&x, is_int8, sums[1], row, &two)));
+        vec_store_first(to, left,
+                        vec_max(least, numbers_of(&x, is_int8, sums[0], row, &one)));
+        vec_store_first(to + LANES, left - LANES,
+                        vec_max(least, numbers_of(&x, is_int8, sums[1], row, &two)));
     }
 }
 

@@ -4,24 +4,24 @@
 #include <string.h>
 
 #include "gemm/amx_int8.h"
-#include "parallel.h"
 #include "gemm/tiles.h"
+#include "parallel.h"
 
 TD_INTERNAL int64_t row_bytes(int64_t inputs)
 {
-    return whole_registers(inputs) * (int64_t)sizeof(float);
+    return round_up_to_lanes(inputs) * (int64_t)sizeof(float);
 }
 
 /* What a row is measured by: some at a time, so that none waits for another. */
 typedef struct {
-    Lanes low, high;
-    Lanes sum; /* NaN, if there is NaN in the row */
+    vec low, high;
+    vec sum; /* NaN, if there is NaN in the row */
 } Measure;
 
-static inline void measure(Measure *of, Lanes x)
+static inline void measure(Measure *of, vec x)
 {
-    of->low = lanes_min(of->low, x);
-    of->high = lanes_max(of->high, x);
+    of->low = vec_min(of->low, x);
+    of->high = vec_max(of->high, x);
     of->sum += x;
 }
 
@@ -29,44 +29,44 @@ static inline void measure(Measure *of, Lanes x)
    range. */
 static void measure_row(const float *x, int64_t inputs, float *lowest, float *scale)
 {
-    const Measure none = {lanes_of(INFINITY), lanes_of(-INFINITY), lanes_of(0.0f)};
+    const Measure none = {vec_set1(INFINITY), vec_set1(-INFINITY), vec_set1(0.0f)};
     Measure one = none, other = none;
     int64_t i = 0;
     for (; i + 2 * LANES <= inputs; i += 2 * LANES) {
-        measure(&one, lanes_at(x + i));
-        measure(&other, lanes_at(x + i + LANES));
+        measure(&one, vec_load(x + i));
+        measure(&other, vec_load(x + i + LANES));
     }
     for (; i < inputs; i += LANES) {
         /* What is not there counts as the first. */
-        const Mask there = first_lanes(inputs - i);
-        measure(&one, lanes_where(there, lanes_load(there, x + i), lanes_of(x[0])));
+        const vec_mask there = vec_first(inputs - i);
+        measure(&one, vec_select(there, vec_load_masked(there, x + i), vec_set1(x[0])));
     }
-    const float least = lowest_lane(lanes_min(one.low, other.low));
-    const float most = highest_lane(lanes_max(one.high, other.high));
+    const float least = vec_reduce_min(vec_min(one.low, other.low));
+    const float most = vec_reduce_max(vec_max(one.high, other.high));
     *scale = most > least ? (most - least) / 255.0f : 1.0f;
-    *lowest = isnan(sum_of_lanes(one.sum + other.sum)) ? NAN : least;
+    *lowest = isnan(vec_reduce_add(one.sum + other.sum)) ? NAN : least;
 }
 
 /* In 8 bits, a group after one, so far apart. */
 static void round_row(const float *x, int64_t inputs, float lowest, float scale,
                       int64_t apart, uint8_t *numbers)
 {
-    const Lanes offset = lanes_of(lowest), per_step = lanes_of(1.0f / scale);
+    const vec offset = vec_set1(lowest), per_step = vec_set1(1.0f / scale);
     const int64_t step = LANES / INT8_GROUP * apart;
     int64_t i = 0;
     for (; apart == INT8_GROUP && i + 4 * LANES <= inputs; i += 4 * LANES) {
-        Lanes some[4];
+        vec some[4];
         for (int k = 0; k < 4; k++)
-            some[k] = (lanes_at(x + i + k * LANES) - offset) * per_step;
-        store_int8_line(numbers, some);
+            some[k] = (vec_load(x + i + k * LANES) - offset) * per_step;
+        vec_store_int8_x4(numbers, some);
         numbers += 4 * step;
     }
     for (; i + LANES <= inputs; i += LANES, numbers += step)
-        store_int8_numbers(numbers, apart, (lanes_at(x + i) - offset) * per_step);
+        vec_store_int8(numbers, apart, (vec_load(x + i) - offset) * per_step);
     if (i < inputs) {
         /* What is behind the last is multiplied by weights of zero. */
-        const Lanes value = lanes_load(first_lanes(inputs - i), x + i);
-        store_int8_numbers(numbers, apart, (value - offset) * per_step);
+        const vec value = vec_load_masked(vec_first(inputs - i), x + i);
+        vec_store_int8(numbers, apart, (value - offset) * per_step);
     }
 }
 
@@ -114,8 +114,8 @@ static void arrange_part(void *shared, int64_t first, int64_t end, int worker)
     }
 }
 
-TD_INTERNAL void arrange_rows(const Linear *linear, const Matrix *x, int64_t rows, Rows *into,
-                  int num_threads)
+TD_INTERNAL void arrange_rows(const Linear *linear, const Matrix *x, int64_t rows,
+                              Rows *into, int num_threads)
 {
     Arrangement asked = {linear, x, into};
     into->rows = rows;

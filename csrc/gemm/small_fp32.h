@@ -49,7 +49,7 @@ static inline void turn_block(const float *from, int64_t by_row, float *to,
 /* Columns as rows, with zeros behind them up to whole lanes. */
 static Rows side_by_side(Rows from, int64_t rows, int64_t columns, float *room)
 {
-    const int64_t width = whole_registers(rows);
+    const int64_t width = round_up_to_lanes(rows);
     const int64_t whole_rows = rows / BLOCK_SIDE * BLOCK_SIDE;
     const int64_t whole_columns = columns / BLOCK_SIDE * BLOCK_SIDE;
     for (int64_t row = 0; row < whole_rows; row += BLOCK_SIDE)
@@ -69,23 +69,23 @@ static Rows side_by_side(Rows from, int64_t rows, int64_t columns, float *room)
 static inline __attribute__((always_inline)) void
 multiply_tile(Factor one, Rows other, int64_t inner, Rows to, int rows, int registers)
 {
-    Lanes sums[TILE_ROWS][TILE_REGISTERS];
+    vec sums[TILE_ROWS][TILE_REGISTERS];
     for (int r = 0; r < rows; r++)
         for (int l = 0; l < registers; l++)
-            sums[r][l] = lanes_of(0.0f);
+            sums[r][l] = vec_set1(0.0f);
     for (int64_t i = 0; i < inner; i++) {
-        Lanes numbers[TILE_REGISTERS];
+        vec numbers[TILE_REGISTERS];
         for (int l = 0; l < registers; l++)
-            numbers[l] = lanes_at(other.at + i * other.by_row + l * LANES);
+            numbers[l] = vec_load(other.at + i * other.by_row + l * LANES);
         for (int r = 0; r < rows; r++) {
-            const Lanes factor = lanes_of(one.at[r * one.by_row + i * one.by_column]);
+            const vec factor = vec_set1(one.at[r * one.by_row + i * one.by_column]);
             for (int l = 0; l < registers; l++)
-                sums[r][l] = lanes_fma(factor, numbers[l], sums[r][l]);
+                sums[r][l] = vec_fma(factor, numbers[l], sums[r][l]);
         }
     }
     for (int r = 0; r < rows; r++)
         for (int l = 0; l < registers; l++)
-            lanes_store(to.at + r * to.by_row + l * LANES, LANES, sums[r][l]);
+            vec_store_first(to.at + r * to.by_row + l * LANES, LANES, sums[r][l]);
 }
 
 static inline __attribute__((always_inline)) void

@@ -2,8 +2,8 @@
 #ifndef TRANSDUCE_TILES_H
 #define TRANSDUCE_TILES_H
 
-#include "simd/vec.h"
 #include "gemm/linear.h"
+#include "simd/vec.h"
 
 #define COLUMNS (2 * LANES)         /* outputs of a block: two registers */
 #define ROWS (LANES == 16 ? 12 : 6) /* of a tile: twice as many registers of sums */

@@ -3,10 +3,10 @@
  * Python reads this file itself (native.py), so that no layout stands anywhere else;
  * library and header carry a hash of it, and only a matching pair is used.
  *
- * Conventions. Every function that can fail returns a td_status. Matrices are row-major;
- * comments give their shapes as [rows, columns]. Sizes and ids are int64_t. Pointers to
- * numbers need no alignment unless said. Handles are created by td_*_new, freed by
- * td_*_free, and used by one thread at a time.
+ * Conventions. Every function that can fail returns a td_status. Matrices are
+ * row-major; comments give their shapes as [rows, columns]. Sizes and ids are int64_t.
+ * Pointers to numbers need no alignment unless said. Handles are created by td_*_new,
+ * freed by td_*_free, and used by one thread at a time.
  */
 #ifndef TRANSDUCE_H
 #define TRANSDUCE_H
@@ -63,8 +63,8 @@ const td_api *td_load_isa(const char *name);
 /* Names of all implementations in the library, fastest first, separated by spaces. */
 const char *td_isa_names(void);
 
-/* Run parallel work by GOMP_parallel of an OpenMP runtime, so that it shares the threads
- * of other users of that runtime; NULL for threads of this library's own. */
+/* Run parallel work by GOMP_parallel of an OpenMP runtime, so that it shares the
+ * threads of other users of that runtime; NULL for threads of this library's own. */
 void td_use_openmp(void *gomp_parallel);
 
 #pragma GCC visibility pop

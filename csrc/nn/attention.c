@@ -6,10 +6,10 @@
    read and written where the projections have them. */
 #include <float.h>
 
-#include "simd/bf16.h"
-#include "nn/dropout.h"
 #include "gemm/small_fp32.h"
+#include "nn/dropout.h"
 #include "parallel.h"
+#include "simd/bf16.h"
 
 #define LEAST_HEADS 4 /* fewer are not worth a thread */
 
@@ -29,7 +29,7 @@ typedef struct {
     Panels bf16_output, bf16_of_query, bf16_of_key_value;
     int64_t first_sentence; /* its number in the batch, of which these may be a part */
     MaskDraw dropout;       /* on the weights */
-    float *room; /* of each thread, as `transduce_attention_room` says */
+    float *room;            /* of each thread, as `transduce_attention_room` says */
 } Attention;
 
 /* What one head of a sentence reads, or writes. */
@@ -41,12 +41,12 @@ static int64_t transduce_lanes(void) { return LANES; }
 
 static int64_t widest(const Attention *a) { return a->d_k > a->d_v ? a->d_k : a->d_v; }
 
-/* Workspace: keys or values, side by side in whole lanes; the gradient of the scores, or
-   the weights after dropout; and numbers that are not rounded yet. */
+/* Workspace: keys or values, side by side in whole lanes; the gradient of the scores,
+   or the weights after dropout; and numbers that are not rounded yet. */
 static int64_t transduce_attention_room(const Attention *a)
 {
     const int64_t longest = a->keys > a->queries ? a->keys : a->queries;
-    return whole_registers(a->keys) * (widest(a) + a->queries) + longest * widest(a);
+    return round_up_to_lanes(a->keys) * (widest(a) + a->queries) + longest * widest(a);
 }
 
 /* Of queries, keys and values, or of their gradients; no kernel writes what it is only
@@ -55,7 +55,7 @@ static Head head_of(const Attention *a, int64_t item, const float *query,
                     const float *key_value, const float *output)
 {
     const int64_t sentence = item / a->heads, head = item % a->heads;
-    const int64_t width = whole_registers(a->keys);
+    const int64_t width = round_up_to_lanes(a->keys);
     const int64_t of_query = a->heads * a->d_k, of_output = a->heads * a->d_v;
     const int64_t both = of_query + of_output;
     float *memory = (float *)key_value + sentence * a->keys * both;
@@ -77,37 +77,38 @@ static Factor transposed(Rows rows) { return (Factor){rows.at, 1, rows.by_row}; 
    alike. */
 static void softmax(float *scores, const uint8_t *mask, int64_t keys, float scale)
 {
-    const int64_t width = whole_registers(keys);
+    const int64_t width = round_up_to_lanes(keys);
     for (int64_t key = 0; key < keys; key++)
         scores[key] = mask[key] ? scores[key] * scale : -FLT_MAX;
     for (int64_t key = keys; key < width; key++)
         scores[key] = -INFINITY;
-    Lanes highest = lanes_of(-INFINITY);
+    vec highest = vec_set1(-INFINITY);
     for (int64_t key = 0; key < width; key += LANES)
-        highest = lanes_max(highest, lanes_at(scores + key));
-    const Lanes most = lanes_of(highest_lane(highest));
-    Lanes sums = lanes_of(0.0f);
+        highest = vec_max(highest, vec_load(scores + key));
+    const vec most = vec_set1(vec_reduce_max(highest));
+    vec sums = vec_set1(0.0f);
     for (int64_t key = 0; key < width; key += LANES) {
-        const Lanes power = lanes_exp(lanes_at(scores + key) - most);
-        lanes_store(scores + key, LANES, power);
+        const vec power = vec_exp(vec_load(scores + key) - most);
+        vec_store_first(scores + key, LANES, power);
         sums += power;
     }
-    const Lanes share = lanes_of(1.0f / sum_of_lanes(sums));
+    const vec share = vec_set1(1.0f / vec_reduce_add(sums));
     for (int64_t key = 0; key < width; key += LANES)
-        lanes_store(scores + key, LANES, lanes_at(scores + key) * share);
+        vec_store_first(scores + key, LANES, vec_load(scores + key) * share);
 }
 
 /* The gradient of the weights of a query to that of its scores, before their scale. */
 static void through_softmax(float *gradient, const float *weights, int64_t width,
                             float scale)
 {
-    Lanes sums = lanes_of(0.0f);
+    vec sums = vec_set1(0.0f);
     for (int64_t key = 0; key < width; key += LANES)
-        sums = lanes_fma(lanes_at(gradient + key), lanes_at(weights + key), sums);
-    const Lanes mean = lanes_of(sum_of_lanes(sums)), scales = lanes_of(scale);
+        sums = vec_fma(vec_load(gradient + key), vec_load(weights + key), sums);
+    const vec mean = vec_set1(vec_reduce_add(sums)), scales = vec_set1(scale);
     for (int64_t key = 0; key < width; key += LANES) {
-        const Lanes apart = lanes_at(gradient + key) - mean;
-        lanes_store(gradient + key, LANES, lanes_at(weights + key) * apart * scales);
+        const vec apart = vec_load(gradient + key) - mean;
+        vec_store_first(gradient + key, LANES,
+                        vec_load(weights + key) * apart * scales);
     }
 }
 
@@ -204,8 +205,8 @@ static void form_gradients(void *shared, int64_t first, int64_t end, int worker)
         const Rows weights = weights_left(a, item, head.weights, of_scores.at);
         multiply_into((HeadRows){to.value, a->bf16_of_key_value, key_row,
                                  a->heads * a->d_k + number * a->d_v},
-                      transposed(weights), head.output, a->keys, a->queries,
-                      a->d_v, rest);
+                      transposed(weights), head.output, a->keys, a->queries, a->d_v,
+                      rest);
     }
 }
 

@@ -1,9 +1,9 @@
 /* The smoothed cross-entropy of logits, and its gradient in their place. */
 #include <math.h>
 
+#include "parallel.h"
 #include "simd/bf16.h"
 #include "simd/vec.h"
-#include "parallel.h"
 
 #define LEAST_ROWS 4 /* fewer are not worth a thread */
 
@@ -18,40 +18,40 @@ typedef struct {
 } CrossEntropy;
 
 /* Those of a row that are there; elsewhere what changes neither sum nor maximum. */
-static inline Lanes logits_at(const float *row, int64_t left, float none)
+static inline vec logits_at(const float *row, int64_t left, float none)
 {
     if (left >= LANES)
-        return lanes_at(row);
-    const Mask there = first_lanes(left);
-    return lanes_where(there, lanes_load(there, row), lanes_of(none));
+        return vec_load(row);
+    const vec_mask there = vec_first(left);
+    return vec_select(there, vec_load_masked(there, row), vec_set1(none));
 }
 
 static void form_row(const CrossEntropy *c, int64_t number, float *row)
 {
     const int64_t vocab = c->vocab, target = c->targets[number];
-    Lanes highest = lanes_of(-INFINITY), sums = lanes_of(0.0f);
+    vec highest = vec_set1(-INFINITY), sums = vec_set1(0.0f);
     for (int64_t i = 0; i < vocab; i += LANES) {
-        highest = lanes_max(highest, logits_at(row + i, vocab - i, -INFINITY));
+        highest = vec_max(highest, logits_at(row + i, vocab - i, -INFINITY));
         sums += logits_at(row + i, vocab - i, 0.0f);
     }
-    const float most = highest_lane(highest), true_logit = row[target];
-    const Lanes shift = lanes_of(most);
-    Lanes powers = lanes_of(0.0f);
+    const float most = vec_reduce_max(highest), true_logit = row[target];
+    const vec shift = vec_set1(most);
+    vec powers = vec_set1(0.0f);
     for (int64_t i = 0; i < vocab; i += LANES) {
-        const Lanes power = lanes_exp(logits_at(row + i, vocab - i, -INFINITY) - shift);
-        lanes_store(row + i, vocab - i, power);
+        const vec power = vec_exp(logits_at(row + i, vocab - i, -INFINITY) - shift);
+        vec_store_first(row + i, vocab - i, power);
         powers += power;
     }
-    const float total = sum_of_lanes(powers), log_total = most + logf(total);
-    const Lanes share = lanes_of(1.0f / total);
-    const Lanes uniform = lanes_of(c->smoothing / (float)vocab);
+    const float total = vec_reduce_add(powers), log_total = most + logf(total);
+    const vec share = vec_set1(1.0f / total);
+    const vec uniform = vec_set1(c->smoothing / (float)vocab);
     for (int64_t i = 0; i < vocab; i += LANES) {
-        const Lanes probability = logits_at(row + i, vocab - i, 0.0f) * share;
-        lanes_store(row + i, vocab - i, probability - uniform);
+        const vec probability = logits_at(row + i, vocab - i, 0.0f) * share;
+        vec_store_first(row + i, vocab - i, probability - uniform);
     }
     row[target] -= 1.0f - c->smoothing;
     const float of_true = true_logit - log_total;
-    const float mean = sum_of_lanes(sums) / (float)vocab - log_total;
+    const float mean = vec_reduce_add(sums) / (float)vocab - log_total;
     c->negative_log_likelihood[number] = -of_true;
     c->smoothed[number] = -of_true - c->smoothing * (mean - of_true);
 }

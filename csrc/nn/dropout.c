@@ -59,9 +59,9 @@ static void mask_blocks(void *masking, int64_t first, int64_t end, int worker)
         apply_block(m, block);
 }
 
-static void put_bits(uint8_t *to, SignedLanes kept)
+static void put_bits(uint8_t *to, vec_i32 kept)
 {
-    const uint32_t bits = lanes_signs((Lanes)kept);
+    const uint32_t bits = vec_sign_bits((vec)kept);
     memcpy(to, &bits, LANES / BITS_OF_BYTE);
 }
 
@@ -75,7 +75,7 @@ static void draw_bits(void *masks, int64_t first, int64_t end, int worker)
         uint8_t *upper = lower + half / BITS_OF_BYTE;
         const uint32_t place = (uint32_t)(m->first_row + row) * (uint32_t)half;
         for (int64_t i = 0; i < half; i += LANES) {
-            const KeptLanes kept = draw_lanes(m->draw, place + (uint32_t)i);
+            const KeptMasks kept = draw_lanes(m->draw, place + (uint32_t)i);
             put_bits(lower + i / BITS_OF_BYTE, kept.lower);
             put_bits(upper + i / BITS_OF_BYTE, kept.upper);
         }

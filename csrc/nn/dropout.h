@@ -23,12 +23,12 @@ typedef struct {
 } MaskDraw;
 
 typedef struct {
-    const float *x; /* or the gradient of y */
-    float *y;       /* or that of x */
-    uint8_t *kept;  /* a whole number of blocks */
-    int64_t count;  /* numbers of x */
-    int64_t width;  /* numbers whose masks are drawn together: one block of x */
-    int64_t block;  /* masks drawn for them: even, and at least the width */
+    const float *x;      /* or the gradient of y */
+    float *y;            /* or that of x */
+    uint8_t *kept;       /* a whole number of blocks */
+    int64_t count;       /* numbers of x */
+    int64_t width;       /* numbers whose masks are drawn together: one block of x */
+    int64_t block;       /* masks drawn for them: even, and at least the width */
     int64_t first_block; /* of these numbers, which may be a part of more */
     MaskDraw draw;
 } Masking;
@@ -45,10 +45,10 @@ static inline uint32_t mixed(uint32_t x)
     return x;
 }
 
-typedef uint32_t UnsignedLanes __attribute__((vector_size(sizeof(Lanes))));
-typedef int32_t SignedLanes __attribute__((vector_size(sizeof(Lanes))));
+typedef uint32_t vec_u32 __attribute__((vector_size(sizeof(vec))));
+typedef int32_t vec_i32 __attribute__((vector_size(sizeof(vec))));
 
-static inline UnsignedLanes mixed_lanes(UnsignedLanes x)
+static inline vec_u32 mixed_lanes(vec_u32 x)
 {
     x ^= x >> 16;
     x *= 0x7feb352dU;
@@ -61,31 +61,31 @@ static inline UnsignedLanes mixed_lanes(UnsignedLanes x)
 /* Masks of some columns: the lower half of a row takes them from the lower bits of the
    random numbers, the upper half from the upper bits. */
 typedef struct {
-    SignedLanes lower, upper; /* all bits, or none */
-} KeptLanes;
+    vec_i32 lower, upper; /* all bits, or none */
+} KeptMasks;
 
 static inline int64_t half_of_masks(int64_t width)
 {
     return (width + WHOLE_MASKS - 1) / WHOLE_MASKS * (WHOLE_MASKS / 2);
 }
 
-static inline KeptLanes draw_lanes(const MaskDraw *draw, uint32_t first)
+static inline KeptMasks draw_lanes(const MaskDraw *draw, uint32_t first)
 {
-    UnsignedLanes random;
+    vec_u32 random;
     for (uint32_t i = 0; i < LANES; i++)
         random[i] = first + i;
     random = mixed_lanes(mixed_lanes(random ^ draw->seeds[0]) + draw->seeds[1]);
     /* Values are below 2^16, so that signed comparison is correct. */
-    const SignedLanes lower = (SignedLanes)(random & ((1U << DRAW_BITS) - 1U));
-    const SignedLanes upper = (SignedLanes)(random >> DRAW_BITS);
+    const vec_i32 lower = (vec_i32)(random & ((1U << DRAW_BITS) - 1U));
+    const vec_i32 upper = (vec_i32)(random >> DRAW_BITS);
     const int32_t num_dropped = (int32_t)draw->rate.num_dropped;
-    return (KeptLanes){lower >= num_dropped, upper >= num_dropped};
+    return (KeptMasks){lower >= num_dropped, upper >= num_dropped};
 }
 
 /* Factors: the scale for kept numbers, otherwise zero; NaN times zero stays NaN. */
-static inline Lanes factors_of(SignedLanes kept, float scale)
+static inline vec factors_of(vec_i32 kept, float scale)
 {
-    return (Lanes)((SignedLanes)lanes_of(scale) & kept);
+    return (vec)((vec_i32)vec_set1(scale) & kept);
 }
 
 /* Draw the masks of a row of `width` numbers and apply them. x and y, which may be the
@@ -97,11 +97,11 @@ static inline void drop_row(const MaskDraw *draw, int64_t row, int64_t width,
     const uint32_t first = (uint32_t)row * (uint32_t)half;
     const float scale = draw->rate.scale;
     for (int64_t i = 0; i < half && i < width; i += LANES) {
-        const KeptLanes kept = draw_lanes(draw, first + (uint32_t)i);
-        lanes_store(y + i, LANES, lanes_at(x + i) * factors_of(kept.lower, scale));
+        const KeptMasks kept = draw_lanes(draw, first + (uint32_t)i);
+        vec_store_first(y + i, LANES, vec_load(x + i) * factors_of(kept.lower, scale));
         if (half + i < width)
-            lanes_store(y + half + i, LANES,
-                        lanes_at(x + half + i) * factors_of(kept.upper, scale));
+            vec_store_first(y + half + i, LANES,
+                            vec_load(x + half + i) * factors_of(kept.upper, scale));
     }
 }
 

@@ -2,9 +2,9 @@
    library that PyTorch has, in bf16 by the processor's matrix unit. */
 #include <math.h>
 
+#include "parallel.h"
 #include "simd/bf16.h"
 #include "simd/vec.h"
-#include "parallel.h"
 
 #define LEAST_BIASED_ROWS 16 /* fewer are not worth a thread */
 #define LINE 16              /* numbers in a cache line: columns of a part of a sum */
@@ -78,13 +78,13 @@ static void add_bias(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const Biased *b = shared;
-    const Lanes least = lanes_of(b->relu ? 0.0f : -INFINITY);
+    const vec least = vec_set1(b->relu ? 0.0f : -INFINITY);
     for (int64_t row = first; row < end; row++) {
         float *numbers = b->rows + row * b->width;
         for (int64_t i = 0; i < b->width; i += LANES) {
-            const Lanes sum = lanes_at(numbers + i) + lanes_at(b->bias + i);
+            const vec sum = vec_load(numbers + i) + vec_load(b->bias + i);
             /* NaN stays NaN. */
-            lanes_store(numbers + i, LANES, lanes_max(least, sum));
+            vec_store_first(numbers + i, LANES, vec_max(least, sum));
         }
         if (b->relu && b->relu->dropout.rate.num_dropped > 0)
             drop_row(&b->relu->dropout, b->relu->first_row + row, b->width, numbers,
@@ -129,7 +129,7 @@ static void form_in_unit(Product product, int num_threads)
 {
     const int64_t strips = strips_of(product.x.rows);
     parallel_for(multiply_strips, &product, strips, least_strips(strips, num_threads),
-              num_threads);
+                 num_threads);
 }
 
 /* y = x W^T + b, with a ReLU if there is one; y may be in bf16 alone. */
@@ -178,7 +178,7 @@ static void round_rows(Numbers rows, int64_t width, int num_threads)
     Narrowed narrowed = {rows.fp32, rows.bf16, width};
     if (rows.bf16.at)
         parallel_for(narrow_rows, &narrowed, rows.bf16.rows, LEAST_BIASED_ROWS,
-                  num_threads);
+                     num_threads);
 }
 
 /* Columns to sum, after they are set to zero where `rectified` is not positive, and
@@ -195,26 +195,26 @@ static void sum_columns(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const Columns *c = shared;
-    const Lanes zero = lanes_of(0.0f), scale = lanes_of(c->scale);
+    const vec zero = vec_set1(0.0f), scale = vec_set1(c->scale);
     for (int64_t at = first * LINE; at < end * LINE; at += LINE) {
-        Lanes sums[LINE / LANES];
+        vec sums[LINE / LANES];
         for (int l = 0; l < LINE / LANES; l++)
             sums[l] = zero;
         for (int64_t row = 0; row < c->count; row++) {
             float *numbers = c->rows + row * c->width + at;
             for (int l = 0; l < LINE / LANES; l++) {
-                Lanes number = lanes_at(numbers + l * LANES);
+                vec number = vec_load(numbers + l * LANES);
                 if (c->rectified) {
                     const float *from = c->rectified + row * c->width + at;
-                    const Mask is_on = lanes_positive(lanes_at(from + l * LANES));
-                    number = lanes_where(is_on, number * scale, zero);
-                    lanes_store(numbers + l * LANES, LANES, number);
+                    const vec_mask is_on = vec_gt_zero(vec_load(from + l * LANES));
+                    number = vec_select(is_on, number * scale, zero);
+                    vec_store_first(numbers + l * LANES, LANES, number);
                 }
                 sums[l] += number;
             }
         }
         for (int l = 0; l < LINE / LANES; l++)
-            lanes_store(c->sums + at + l * LANES, LANES, sums[l]);
+            vec_store_first(c->sums + at + l * LANES, LANES, sums[l]);
     }
 }
 
@@ -237,14 +237,14 @@ typedef struct {
 /* Of the columns of a panel. */
 static void sum_panel(Panels rows, int64_t column, float *sums)
 {
-    Lanes all[PANEL_WIDTH / LANES];
+    vec all[PANEL_WIDTH / LANES];
     for (int l = 0; l < PANEL_WIDTH / LANES; l++)
-        all[l] = lanes_of(0.0f);
+        all[l] = vec_set1(0.0f);
     for (int64_t row = 0; row < rows.rows; row++)
         for (int l = 0; l < PANEL_WIDTH / LANES; l++)
-            all[l] += lanes_of_bf16(in_panels(rows, row, column + l * LANES));
+            all[l] += vec_from_bf16(in_panels(rows, row, column + l * LANES));
     for (int l = 0; l < PANEL_WIDTH / LANES; l++)
-        lanes_store(sums + column + l * LANES, LANES, all[l]);
+        vec_store_first(sums + column + l * LANES, LANES, all[l]);
 }
 
 /* Rows whose columns, summed up each with all of x's, are the gradient of a weight. */
@@ -286,8 +286,8 @@ static void form_weight_strips(void *shared, int64_t first, int64_t end, int wor
 static void form_weight_gradient(WeightGradient gradient, int num_threads)
 {
     const int64_t strips = strips_of(gradient.outputs);
-    parallel_for(form_weight_strips, &gradient, strips, least_strips(strips, num_threads),
-              num_threads);
+    parallel_for(form_weight_strips, &gradient, strips,
+                 least_strips(strips, num_threads), num_threads);
 }
 
 static void differentiate_in_unit(WayBack w, int num_threads)

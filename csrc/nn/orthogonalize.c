@@ -16,8 +16,8 @@ typedef struct {
     int64_t steps;
     const float *factors; /* [steps, 3]: of x, x^3 and x^5 */
     float least_norm;     /* added to each */
-    float *matrices; /* [count, rows, columns], and what becomes of them */
-    float *room;     /* of each thread, as `transduce_orthogonal_room` says */
+    float *matrices;      /* [count, rows, columns], and what becomes of them */
+    float *room;          /* of each thread, as `transduce_orthogonal_room` says */
 } Orthogonalization;
 
 /* X X^T, a polynomial of it, and the panel that is being multiplied with. */
@@ -44,17 +44,17 @@ static Rows copied(const float *from, int64_t by_row, int64_t rows, int64_t colu
 
 static float norm_of(const float *x, int64_t count)
 {
-    Lanes squares = lanes_of(0.0f);
+    vec squares = vec_set1(0.0f);
     for (int64_t i = 0; i < count; i += LANES)
-        squares = lanes_fma(lanes_at(x + i), lanes_at(x + i), squares);
-    return sqrtf(sum_of_lanes(squares));
+        squares = vec_fma(vec_load(x + i), vec_load(x + i), squares);
+    return sqrtf(vec_reduce_add(squares));
 }
 
 static void divide(float *x, int64_t count, float divisor)
 {
-    const Lanes share = lanes_of(1.0f / divisor);
+    const vec share = vec_set1(1.0f / divisor);
     for (int64_t i = 0; i < count; i += LANES)
-        lanes_store(x + i, LANES, lanes_at(x + i) * share);
+        vec_store_first(x + i, LANES, vec_load(x + i) * share);
 }
 
 /* What is above the diagonal of a symmetric matrix, from what is below it. */

@@ -52,33 +52,33 @@ typedef struct {
 } LossRows;
 
 /* Of a panel's row, those in some lanes; elsewhere what is to change nothing. */
-static inline Lanes panel_lanes(const LossRows *l, int64_t row, int64_t column,
-                                float none)
+static inline vec panel_lanes(const LossRows *l, int64_t row, int64_t column,
+                              float none)
 {
-    const Lanes x = lanes_of_bf16(in_panels(l->logits, row, column));
+    const vec x = vec_from_bf16(in_panels(l->logits, row, column));
     const int64_t left = l->loss->vocab - column;
-    return left >= LANES ? x : lanes_where(first_lanes(left), x, lanes_of(none));
+    return left >= LANES ? x : vec_select(vec_first(left), x, vec_set1(none));
 }
 
 /* What is found of a row before its gradient is formed. */
 typedef struct {
-    Lanes highest, sums, powers;
+    vec highest, sums, powers;
     float most, log_total, true_logit;
 } RowSums;
 
 static void find_highest(const LossRows *l, Span rows, RowSums *found)
 {
     for (int64_t row = 0; row < rows.end - rows.first; row++) {
-        found[row].highest = lanes_of(-INFINITY);
-        found[row].sums = found[row].powers = lanes_of(0.0f);
+        found[row].highest = vec_set1(-INFINITY);
+        found[row].sums = found[row].powers = vec_set1(0.0f);
     }
     for (int64_t panel = 0; panel < l->loss->vocab; panel += PANEL_WIDTH)
         for (int64_t row = rows.first; row < rows.end; row++) {
             RowSums *its = found + row - rows.first;
             for (int64_t column = panel; column < panel + PANEL_WIDTH;
                  column += LANES) {
-                const Lanes x = panel_lanes(l, row, column, -INFINITY);
-                its->highest = lanes_max(its->highest, x);
+                const vec x = panel_lanes(l, row, column, -INFINITY);
+                its->highest = vec_max(its->highest, x);
                 its->sums += panel_lanes(l, row, column, 0.0f);
             }
         }
@@ -90,26 +90,26 @@ static void add_powers(const LossRows *l, Span rows, RowSums *found)
         for (int64_t row = rows.first; row < rows.end; row++) {
             RowSums *its = found + row - rows.first;
             for (int64_t column = panel; column < panel + PANEL_WIDTH; column += LANES)
-                its->powers += lanes_exp(panel_lanes(l, row, column, -INFINITY) -
-                                         lanes_of(its->most));
+                its->powers += vec_exp(panel_lanes(l, row, column, -INFINITY) -
+                                       vec_set1(its->most));
         }
 }
 
 static void form_gradient_of_logits(const LossRows *l, Span rows, const RowSums *found)
 {
     const int64_t vocab = l->loss->vocab;
-    const Lanes uniform = lanes_of(l->loss->smoothing / (float)vocab);
+    const vec uniform = vec_set1(l->loss->smoothing / (float)vocab);
     for (int64_t panel = 0; panel < vocab; panel += PANEL_WIDTH)
         for (int64_t row = rows.first; row < rows.end; row++) {
-            const Lanes total = lanes_of(found[row - rows.first].log_total);
+            const vec total = vec_set1(found[row - rows.first].log_total);
             for (int64_t column = panel; column < panel + PANEL_WIDTH;
                  column += LANES) {
-                const Lanes x = panel_lanes(l, row, column, -INFINITY);
-                Lanes gradient = lanes_exp(x - total) - uniform;
+                const vec x = panel_lanes(l, row, column, -INFINITY);
+                vec gradient = vec_exp(x - total) - uniform;
                 if (column + LANES > vocab)
-                    gradient = lanes_where(first_lanes(vocab - column), gradient,
-                                           lanes_of(0.0f));
-                store_bf16(in_panels(l->logits, row, column), gradient);
+                    gradient =
+                        vec_select(vec_first(vocab - column), gradient, vec_set1(0.0f));
+                vec_store_bf16(in_panels(l->logits, row, column), gradient);
             }
         }
 }
@@ -118,9 +118,9 @@ static void form_gradient_of_logits(const LossRows *l, Span rows, const RowSums 
 static void form_loss(const LossRows *l, int64_t row, RowSums *its)
 {
     const UnitLoss *loss = l->loss;
-    its->log_total = its->most + logf(sum_of_lanes(its->powers));
+    its->log_total = its->most + logf(vec_reduce_add(its->powers));
     const float of_true = its->true_logit - its->log_total;
-    const float mean = sum_of_lanes(its->sums) / (float)loss->vocab - its->log_total;
+    const float mean = vec_reduce_add(its->sums) / (float)loss->vocab - its->log_total;
     loss->negative_log_likelihood[row] = -of_true;
     loss->smoothed[row] = -of_true - loss->smoothing * (mean - of_true);
 }
@@ -146,7 +146,7 @@ static void form_loss_tiles(void *shared, int64_t first, int64_t end, int worker
         find_highest(l, rows, found);
         for (int64_t r = rows.first; r < rows.end; r++) {
             RowSums *its = found + r - row;
-            its->most = highest_lane(its->highest);
+            its->most = vec_reduce_max(its->highest);
             widen(1, in_panels(l->logits, r, l->loss->targets[r]), &its->true_logit);
         }
         add_powers(l, rows, found);

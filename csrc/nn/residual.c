@@ -2,10 +2,10 @@
    backwards, each in one pass over memory. */
 #include <math.h>
 
-#include "simd/bf16.h"
 #include "nn/dropout.h"
-#include "simd/vec.h"
 #include "parallel.h"
+#include "simd/bf16.h"
+#include "simd/vec.h"
 
 #define GROUP 32 /* rows whose gradients of gain and bias are summed in one place */
 
@@ -41,25 +41,25 @@ static void normalize_row(const Residual *r, int64_t row)
     const int64_t width = r->width;
     const float *x = r->x + row * width;
     float *normalized = r->normalized + row * width, *y = r->y + row * width;
-    Lanes sums = lanes_of(0.0f);
+    vec sums = vec_set1(0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
-        const Lanes sum = lanes_at(x + i) + lanes_at(normalized + i);
-        lanes_store(normalized + i, LANES, sum);
+        const vec sum = vec_load(x + i) + vec_load(normalized + i);
+        vec_store_first(normalized + i, LANES, sum);
         sums += sum;
     }
-    const Lanes mean = lanes_of(sum_of_lanes(sums) / (float)width);
-    Lanes squares = lanes_of(0.0f);
+    const vec mean = vec_set1(vec_reduce_add(sums) / (float)width);
+    vec squares = vec_set1(0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
-        const Lanes apart = lanes_at(normalized + i) - mean;
-        squares = lanes_fma(apart, apart, squares);
+        const vec apart = vec_load(normalized + i) - mean;
+        squares = vec_fma(apart, apart, squares);
     }
-    const float variance = sum_of_lanes(squares) / (float)width;
+    const float variance = vec_reduce_add(squares) / (float)width;
     const float inverse = 1.0f / sqrtf(variance + r->epsilon);
     for (int64_t i = 0; i < width; i += LANES) {
-        const Lanes number = (lanes_at(normalized + i) - mean) * lanes_of(inverse);
-        lanes_store(normalized + i, LANES, number);
-        lanes_store(y + i, LANES,
-                    lanes_fma(number, lanes_at(r->gain + i), lanes_at(r->bias + i)));
+        const vec number = (vec_load(normalized + i) - mean) * vec_set1(inverse);
+        vec_store_first(normalized + i, LANES, number);
+        vec_store_first(y + i, LANES,
+                        vec_fma(number, vec_load(r->gain + i), vec_load(r->bias + i)));
     }
     if (r->bf16_y.at)
         narrow_into(r->bf16_y, row, 0, width, y);
@@ -85,23 +85,23 @@ static void differentiate_row(const Residual *r, int64_t row, float *of_gain,
     const float *normalized = r->normalized + row * width,
                 *of_y = r->of_y + row * width;
     float *of_x = r->of_x + row * width;
-    Lanes sums = lanes_of(0.0f), products = lanes_of(0.0f);
+    vec sums = vec_set1(0.0f), products = vec_set1(0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
-        const Lanes number = lanes_at(normalized + i), gradient = lanes_at(of_y + i);
-        const Lanes of_number = gradient * lanes_at(r->gain + i);
+        const vec number = vec_load(normalized + i), gradient = vec_load(of_y + i);
+        const vec of_number = gradient * vec_load(r->gain + i);
         sums += of_number;
-        products = lanes_fma(of_number, number, products);
-        lanes_store(of_gain + i, LANES,
-                    lanes_fma(gradient, number, lanes_at(of_gain + i)));
-        lanes_store(of_bias + i, LANES, lanes_at(of_bias + i) + gradient);
+        products = vec_fma(of_number, number, products);
+        vec_store_first(of_gain + i, LANES,
+                        vec_fma(gradient, number, vec_load(of_gain + i)));
+        vec_store_first(of_bias + i, LANES, vec_load(of_bias + i) + gradient);
     }
-    const Lanes mean = lanes_of(sum_of_lanes(sums) / (float)width);
-    const Lanes product = lanes_of(sum_of_lanes(products) / (float)width);
-    const Lanes inverse = lanes_of(r->inverse_deviation[row]);
+    const vec mean = vec_set1(vec_reduce_add(sums) / (float)width);
+    const vec product = vec_set1(vec_reduce_add(products) / (float)width);
+    const vec inverse = vec_set1(r->inverse_deviation[row]);
     for (int64_t i = 0; i < width; i += LANES) {
-        const Lanes of_number = lanes_at(of_y + i) * lanes_at(r->gain + i);
-        const Lanes apart = of_number - mean - lanes_at(normalized + i) * product;
-        lanes_store(of_x + i, LANES, apart * inverse);
+        const vec of_number = vec_load(of_y + i) * vec_load(r->gain + i);
+        const vec apart = of_number - mean - vec_load(normalized + i) * product;
+        vec_store_first(of_x + i, LANES, apart * inverse);
     }
 }
 

@@ -1,7 +1,7 @@
 /* A stack of layers (section 3.1; Figure 1): what it reads, what it leaves for its way
    back, and what it needs on the way only. */
-#include "nn/dropout.h"
 #include "gemm/small_fp32.h"
+#include "nn/dropout.h"
 
 /* The weights of a sub-layer, or the places of their gradients; in that order. */
 typedef struct {
@@ -199,7 +199,7 @@ static AttentionStates take_attention_states(const Stack *s, int64_t keys, Room 
     AttentionStates states;
     states.query = take(room, rows * s->heads * s->d_k);
     states.key_value = take(room, s->sentences * keys * s->heads * (s->d_k + s->d_v));
-    states.weights = take(room, rows * s->heads * whole_registers(keys));
+    states.weights = take(room, rows * s->heads * round_up_to_lanes(keys));
     states.heads = take_numbers(s, room, rows, s->heads * s->d_v);
     states.sum = take_sum_states(s, room);
     return states;

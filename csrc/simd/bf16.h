@@ -23,34 +23,34 @@ static inline Bf16 *in_panels(Panels panels, int64_t row, int64_t column)
 
 #if LANES == 16
 
-static inline Lanes lanes_of_bf16(const Bf16 *from)
+static inline vec vec_from_bf16(const Bf16 *from)
 {
     const __m256i halves = _mm256_loadu_si256((const __m256i *)from);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
 /* To the nearest number in bf16, of two as near the even one; NaN stays NaN. */
-static inline void store_bf16(Bf16 *to, Lanes x)
+static inline void vec_store_bf16(Bf16 *to, vec x)
 {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd =
         _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
     __m512i nearest = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
-    const Mask is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const vec_mask is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     nearest = _mm512_mask_mov_epi32(nearest, is_nan, _mm512_set1_epi32(0x7FC0));
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(nearest));
 }
 
 #else
 
-static inline Lanes lanes_of_bf16(const Bf16 *from)
+static inline vec vec_from_bf16(const Bf16 *from)
 {
     const __m128i halves = _mm_loadu_si128((const __m128i *)from);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-static inline void store_bf16(Bf16 *to, Lanes x)
+static inline void vec_store_bf16(Bf16 *to, vec x)
 {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd =
@@ -78,10 +78,10 @@ static inline void narrow(int64_t count, const float *from, Bf16 *to)
 {
     const int64_t whole = count / LANES * LANES;
     for (int64_t i = 0; i < whole; i += LANES)
-        store_bf16(to + i, lanes_at(from + i));
+        vec_store_bf16(to + i, vec_load(from + i));
     if (whole < count) {
         Bf16 rest[LANES];
-        store_bf16(rest, lanes_load(first_lanes(count - whole), from + whole));
+        vec_store_bf16(rest, vec_load_masked(vec_first(count - whole), from + whole));
         memcpy(to + whole, rest, (size_t)(count - whole) * sizeof *rest);
     }
 }
@@ -91,7 +91,7 @@ static inline void narrow_into(Panels to, int64_t row, int64_t column, int64_t c
                                const float *from)
 {
     for (int64_t i = 0; i < count; i += LANES)
-        store_bf16(in_panels(to, row, column + i), lanes_at(from + i));
+        vec_store_bf16(in_panels(to, row, column + i), vec_load(from + i));
 }
 
 #endif

@@ -9,7 +9,7 @@
 
 /* Ask for what stands from here on, so that it is in the second-level cache by the time
    it is read. */
-static inline void ask_for(const void *from, int64_t bytes)
+static inline void prefetch(const void *from, int64_t bytes)
 {
     for (int64_t at = 0; at < bytes; at += LINE) {
         _mm_prefetch((const char *)from + at, _MM_HINT_T1);

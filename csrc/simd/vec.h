@@ -9,13 +9,13 @@
 #endif
 
 /* So many numbers, and what fills up their last register. */
-static inline int64_t whole_registers(int64_t numbers)
+static inline int64_t round_up_to_lanes(int64_t numbers)
 {
     return (numbers + LANES - 1) / LANES * LANES;
 }
 
 /* The sum of the numbers of each of eight. */
-static inline __m256 sums_of_eight(const __m256 x[8])
+static inline __m256 sum_each_of_8(const __m256 x[8])
 {
     const __m256 first =
         _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
@@ -26,8 +26,8 @@ static inline __m256 sums_of_eight(const __m256 x[8])
 }
 
 /* Eight rows of eight numbers become columns. */
-static inline void transpose_eight(const float *from, int64_t stride, float *to,
-                                   int64_t to_stride)
+static inline void transpose_8x8(const float *from, int64_t stride, float *to,
+                                 int64_t to_stride)
 {
     __m256 pairs[8], fours[8];
     for (int i = 0; i < 8; i += 2) {
@@ -54,38 +54,38 @@ static inline void transpose_eight(const float *from, int64_t stride, float *to,
 #define PER_LOG2 1.44269504088896341f /* 1 / ln 2 */
 
 /* The exponential, to about one unit in the last place; NaN stays NaN. */
-static inline Lanes lanes_exp(Lanes x)
+static inline vec vec_exp(vec x)
 {
     /* Further down it is zero; and in this order, NaN stays NaN. */
-    x = lanes_max(lanes_of(-200.0f), x);
-    Lanes n = lanes_round(x * lanes_of(PER_LOG2));
+    x = vec_max(vec_set1(-200.0f), x);
+    vec n = vec_round(x * vec_set1(PER_LOG2));
     /* ln 2 in two parts, so that the rest is exact. */
-    Lanes r = lanes_fma(n, lanes_of(-0.693359375f), x);
-    r = lanes_fma(n, lanes_of(2.12194440e-4f), r);
+    vec r = vec_fma(n, vec_set1(-0.693359375f), x);
+    r = vec_fma(n, vec_set1(2.12194440e-4f), r);
     /* |r| is at most ln 2 / 2. The two halves of the polynomial need not wait for each
        other; but for rounding, it is off by less than 4e-9 of the result. */
-    const Lanes square = r * r;
-    Lanes low = lanes_fma(r, lanes_of(0.1666652113f), lanes_of(0.4999999404f));
-    Lanes high = lanes_fma(r, lanes_of(0.0083687454f), lanes_of(0.0416683927f));
-    high = lanes_fma(square, lanes_of(0.0013814536f), high);
-    low = lanes_fma(square, high, low);
-    const Lanes sum = lanes_fma(square, low, r) + lanes_of(1.0f);
-    return lanes_scale(sum, n);
+    const vec square = r * r;
+    vec low = vec_fma(r, vec_set1(0.1666652113f), vec_set1(0.4999999404f));
+    vec high = vec_fma(r, vec_set1(0.0083687454f), vec_set1(0.0416683927f));
+    high = vec_fma(square, vec_set1(0.0013814536f), high);
+    low = vec_fma(square, high, low);
+    const vec sum = vec_fma(square, low, r) + vec_set1(1.0f);
+    return vec_scale_pow2(sum, n);
 }
 
 /* 2 to the power of x, which is below 128 where there are eight lanes, to about one
    unit in the last place; NaN stays NaN. */
-static inline Lanes lanes_exp2(Lanes x)
+static inline vec lanes_exp2(vec x)
 {
     /* Exactly one where x is whole; elsewhere, but for rounding, the polynomial is off
        by less than 1e-7 of the result. */
-    const Lanes part = lanes_fraction(x);
-    Lanes sum = lanes_fma(part, lanes_of(0.0018671317f), lanes_of(0.0090170270f));
-    sum = lanes_fma(part, sum, lanes_of(0.0557999164f));
-    sum = lanes_fma(part, sum, lanes_of(0.2401644439f));
-    sum = lanes_fma(part, sum, lanes_of(0.6931512952f));
-    sum = lanes_fma(part, sum, lanes_of(1.0f));
-    return lanes_scale(sum, x);
+    const vec part = vec_fraction(x);
+    vec sum = vec_fma(part, vec_set1(0.0018671317f), vec_set1(0.0090170270f));
+    sum = vec_fma(part, sum, vec_set1(0.0557999164f));
+    sum = vec_fma(part, sum, vec_set1(0.2401644439f));
+    sum = vec_fma(part, sum, vec_set1(0.6931512952f));
+    sum = vec_fma(part, sum, vec_set1(1.0f));
+    return vec_scale_pow2(sum, x);
 }
 
 #endif

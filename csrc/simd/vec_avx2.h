@@ -10,81 +10,75 @@
 
 #define LANES 8
 
-typedef __m256 Lanes;
-typedef __m256i Mask; /* some of the lanes */
+typedef __m256 vec;
+typedef __m256i vec_mask; /* some of the lanes */
 
 /* Those lanes that hold one of `left` numbers, of which there may be none. */
-static inline Mask first_lanes(int64_t left)
+static inline vec_mask vec_first(int64_t left)
 {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     int first = left <= 0 ? 0 : left >= LANES ? LANES : (int)left;
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(first), lanes);
 }
 
-static inline Lanes lanes_of(float number) { return _mm256_set1_ps(number); }
+static inline vec vec_set1(float number) { return _mm256_set1_ps(number); }
 
 /* One where the mask says so, elsewhere the other. */
-static inline Lanes lanes_where(Mask mask, Lanes one, Lanes other)
+static inline vec vec_select(vec_mask mask, vec one, vec other)
 {
     return _mm256_blendv_ps(other, one, _mm256_castsi256_ps(mask));
 }
 
 /* Where a number is above zero. */
-static inline Mask lanes_positive(Lanes x)
+static inline vec_mask vec_gt_zero(vec x)
 {
     return _mm256_castps_si256(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ));
 }
 
-static inline Lanes lanes_at(const float *from) { return _mm256_loadu_ps(from); }
+static inline vec vec_load(const float *from) { return _mm256_loadu_ps(from); }
 
 /* Numbers that are there; the others are not read, and zero. */
-static inline Lanes lanes_load(Mask there, const float *from)
+static inline vec vec_load_masked(vec_mask there, const float *from)
 {
     return _mm256_maskload_ps(from, there);
 }
 
 /* The first `left` lanes; the others are not written. */
-static inline void lanes_store(float *to, int64_t left, Lanes x)
+static inline void vec_store_first(float *to, int64_t left, vec x)
 {
     /* By a mask it is slow on some processors. */
     if (left >= LANES)
         _mm256_storeu_ps(to, x);
     else
-        _mm256_maskstore_ps(to, first_lanes(left), x);
+        _mm256_maskstore_ps(to, vec_first(left), x);
 }
 
 /* one * other + sum */
-static inline Lanes lanes_fma(Lanes one, Lanes other, Lanes sum)
+static inline vec vec_fma(vec one, vec other, vec sum)
 {
     return _mm256_fmadd_ps(one, other, sum);
 }
 
 /* The second, if one is NaN. */
-static inline Lanes lanes_max(Lanes one, Lanes other)
-{
-    return _mm256_max_ps(one, other);
-}
+static inline vec vec_max(vec one, vec other) { return _mm256_max_ps(one, other); }
 
-static inline Lanes lanes_min(Lanes one, Lanes other)
-{
-    return _mm256_min_ps(one, other);
-}
+static inline vec vec_min(vec one, vec other) { return _mm256_min_ps(one, other); }
 
-static inline Lanes lanes_round(Lanes x)
+static inline vec vec_round(vec x)
 {
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
 /* What a number is above the next lower whole one; of minus infinity, zero. */
-static inline Lanes lanes_fraction(Lanes x)
+static inline vec vec_fraction(vec x)
 {
-    x = lanes_max(_mm256_set1_ps(-200.0f), x);
+    x = vec_max(_mm256_set1_ps(-200.0f), x);
     return x - _mm256_floor_ps(x);
 }
 
 /* x times 2 to the power of n, rounded down, which is below 128; zero, if that is too
    small. */
-static inline Lanes lanes_scale(Lanes x, Lanes n)
+static inline vec vec_scale_pow2(vec x, vec n)
 {
     n = _mm256_floor_ps(n);
     const __m256i exponent =
@@ -95,37 +89,37 @@ static inline Lanes lanes_scale(Lanes x, Lanes n)
 }
 
 /* A bit for each lane. */
-static inline uint32_t lanes_above(Lanes one, Lanes other)
+static inline uint32_t vec_gt_bits(vec one, vec other)
 {
     return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(one, other, _CMP_GT_OQ));
 }
 
 /* Eight sums that have the same sum. */
-static inline __m256 half_of_lanes(Lanes x) { return x; }
+static inline __m256 vec_add_halves(vec x) { return x; }
 
 /* As many as there are lanes of twice eight numbers. */
-static inline Lanes lanes_of_eights(__m256 first, __m256 last)
+static inline vec vec_from_halves(__m256 first, __m256 last)
 {
     (void)last;
     return first;
 }
 
 /* The sign of each lane as a bit. */
-static inline uint32_t lanes_signs(Lanes x) { return (uint32_t)_mm256_movemask_ps(x); }
+static inline uint32_t vec_sign_bits(vec x) { return (uint32_t)_mm256_movemask_ps(x); }
 
-static inline float highest_lane(Lanes x)
+static inline float vec_reduce_max(vec x)
 {
     __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
-static inline float lowest_lane(Lanes x)
+static inline float vec_reduce_min(vec x)
 {
-    return -highest_lane(_mm256_sub_ps(_mm256_setzero_ps(), x));
+    return -vec_reduce_max(_mm256_sub_ps(_mm256_setzero_ps(), x));
 }
 
-static inline float sum_of_lanes(Lanes x)
+static inline float vec_reduce_add(vec x)
 {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -139,8 +133,7 @@ static inline float sum_of_lanes(Lanes x)
 enum { INT8_GROUP = 4, SUMS_IN_16_BITS = 0, UNROLLED = 2 };
 
 /* To each sum, the products of its output's weights with a group of a row. */
-static inline Lanes add_int8_products(Lanes sums, const uint8_t *group,
-                                      const uint8_t *weights)
+static inline vec vec_dot_int8(vec sums, const uint8_t *group, const uint8_t *weights)
 {
     int32_t numbers;
     memcpy(&numbers, group, sizeof numbers);
@@ -166,8 +159,7 @@ static inline __m256i int8_products(const uint8_t *four, const uint8_t *weights)
 }
 
 /* To each sum, the products of its output's weights with a group of a row. */
-static inline Lanes add_int8_products(Lanes sums, const uint8_t *group,
-                                      const uint8_t *weights)
+static inline vec vec_dot_int8(vec sums, const uint8_t *group, const uint8_t *weights)
 {
     const __m256i products = _mm256_add_epi16(
         int8_products(group, weights), int8_products(group + 4, weights + LANES * 4));
@@ -178,7 +170,7 @@ static inline Lanes add_int8_products(Lanes sums, const uint8_t *group,
 #endif
 
 /* Put numbers down in groups, so far apart. */
-static inline void store_int8_numbers(uint8_t *to, int64_t apart, Lanes x)
+static inline void vec_store_int8(uint8_t *to, int64_t apart, vec x)
 {
     const __m256i whole = _mm256_cvtps_epi32(x);
     const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(whole),
@@ -190,14 +182,14 @@ static inline void store_int8_numbers(uint8_t *to, int64_t apart, Lanes x)
 }
 
 /* Put those of four registers down one after another. */
-static inline void store_int8_line(uint8_t *to, const Lanes x[4])
+static inline void vec_store_int8_x4(uint8_t *to, const vec x[4])
 {
     for (int i = 0; i < 4; i++)
-        store_int8_numbers(to + i * LANES, INT8_GROUP, x[i]);
+        vec_store_int8(to + i * LANES, INT8_GROUP, x[i]);
 }
 
 /* What sums in 32 bits are as numbers. */
-static inline Lanes lanes_of_sums(Lanes sums)
+static inline vec vec_from_i32(vec sums)
 {
     return _mm256_cvtepi32_ps(_mm256_castps_si256(sums));
 }
