@@ -72,7 +72,8 @@ def check(status: int) -> None:
     loaded = library()
     assert loaded is not None
     name, message = (
-        string(tell(status)) for tell in (loaded.td_status_name, loaded.td_status_message)
+        string(tell(status))
+        for tell in (loaded.td_status_name, loaded.td_status_message)
     )
     if status == loaded.TD_OUT_OF_MEMORY:
         raise RequestError(
