@@ -21,7 +21,7 @@ _Static_assert(LANES == KEYS || LANES == 2 * KEYS, "scores are put down by lanes
 #define HALF_OF_KEY(k) vec_add_halves(sum##k),
 
 /* The products of a query with so many keys: those of its slots. */
-static inline __m256 products_with_keys(const float *query, const float *key,
+static inline vec8 products_with_keys(const float *query, const float *key,
                                         const int32_t *slots, int64_t stride,
                                         int64_t width)
 {
@@ -36,7 +36,7 @@ static inline __m256 products_with_keys(const float *query, const float *key,
         const vec part = vec_load_masked(there, query + i);
         EACH_KEY(MULTIPLY_LAST)
     }
-    const __m256 halves[KEYS] = {EACH_KEY(HALF_OF_KEY)};
+    const vec8 halves[KEYS] = {EACH_KEY(HALF_OF_KEY)};
     return sum_each_of_8(halves);
 }
 
@@ -48,8 +48,8 @@ static void multiply_keys(const Work *work, const float *query, const float *key
     const int64_t width = work->stack->d_k;
     const int32_t *slots = work->slots;
     for (int64_t i = 0; i < count; i += LANES) {
-        const __m256 first = products_with_keys(query, key, slots + i, stride, width);
-        const __m256 last =
+        const vec8 first = products_with_keys(query, key, slots + i, stride, width);
+        const vec8 last =
             LANES > KEYS && i + KEYS < count
                 ? products_with_keys(query, key, slots + i + KEYS, stride, width)
                 : first;

@@ -162,9 +162,9 @@ static float sum_of_exponentials(const Columns *columns, float offset)
     vec sum = vec_set1(0.0f);
     int64_t i = 0;
     for (; i + LANES <= columns->count; i += LANES)
-        sum += lanes_exp2((vec_load(columns->values + i) - offsets) * per_log2);
+        sum += vec_exp2((vec_load(columns->values + i) - offsets) * per_log2);
     if (i < columns->count)
-        sum += lanes_exp2((values_from(columns, i) - offsets) * per_log2);
+        sum += vec_exp2((values_from(columns, i) - offsets) * per_log2);
     return vec_reduce_add(sum);
 }
 

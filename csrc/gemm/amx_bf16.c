@@ -36,7 +36,7 @@ typedef struct {
     int64_t first, end;
 } Span;
 
-#if defined(__AVX512VNNI__) && defined(__has_include)
+#if LANES == 16 && defined(__has_include)
 /* As GCC and clang name it. */
 #if __has_include(<amxbf16intrin.h>) || __has_include(<amxintrin.h>)
 #define HAS_INTRINSICS

@@ -24,7 +24,7 @@ TD_INTERNAL int64_t unit_stride(int64_t inputs)
     return inputs + UNIT_INPUTS;
 }
 
-#if defined(__AVX512VNNI__) && defined(__has_include)
+#if LANES == 16 && defined(__has_include)
 /* As GCC and clang name it. */
 #if __has_include(<amxint8intrin.h>) || __has_include(<amxintrin.h>)
 #define HAS_INTRINSICS
@@ -101,7 +101,7 @@ static inline OfOutputs as_powers(OfOutputs of)
 static inline int glimpse(Glimpse *of, vec one, vec other)
 {
     const vec offsets = vec_set1(of->offset);
-    of->sums += lanes_exp2(one - offsets) + lanes_exp2(other - offsets);
+    of->sums += vec_exp2(one - offsets) + vec_exp2(other - offsets);
     return vec_gt_bits(vec_max(one, other), vec_set1(of->least)) != 0;
 }
 

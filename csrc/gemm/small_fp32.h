@@ -21,31 +21,6 @@ typedef struct {
     int64_t by_row;
 } Rows;
 
-/* A square of BLOCK_SIDE rows and columns, with its columns as rows. */
-static inline void turn_block(const float *from, int64_t by_row, float *to,
-                              int64_t to_by_row)
-{
-    __m256 rows[BLOCK_SIDE], pairs[BLOCK_SIDE], fours[BLOCK_SIDE];
-    for (int r = 0; r < BLOCK_SIDE; r++)
-        rows[r] = _mm256_loadu_ps(from + r * by_row);
-    for (int r = 0; r < BLOCK_SIDE; r += 2) {
-        pairs[r] = _mm256_unpacklo_ps(rows[r], rows[r + 1]);
-        pairs[r + 1] = _mm256_unpackhi_ps(rows[r], rows[r + 1]);
-    }
-    for (int r = 0; r < BLOCK_SIDE; r += 4)
-        for (int half = 0; half < 2; half++) {
-            const __m256 one = pairs[r + half], other = pairs[r + half + 2];
-            fours[r + 2 * half] = _mm256_shuffle_ps(one, other, 0x44);
-            fours[r + 2 * half + 1] = _mm256_shuffle_ps(one, other, 0xEE);
-        }
-    for (int r = 0; r < BLOCK_SIDE / 2; r++) {
-        const __m256 one = fours[r], other = fours[r + BLOCK_SIDE / 2];
-        _mm256_storeu_ps(to + r * to_by_row, _mm256_permute2f128_ps(one, other, 0x20));
-        _mm256_storeu_ps(to + (r + BLOCK_SIDE / 2) * to_by_row,
-                         _mm256_permute2f128_ps(one, other, 0x31));
-    }
-}
-
 /* Columns as rows, with zeros behind them up to whole lanes. */
 static Rows side_by_side(Rows from, int64_t rows, int64_t columns, float *room)
 {
@@ -54,7 +29,7 @@ static Rows side_by_side(Rows from, int64_t rows, int64_t columns, float *room)
     const int64_t whole_columns = columns / BLOCK_SIDE * BLOCK_SIDE;
     for (int64_t row = 0; row < whole_rows; row += BLOCK_SIDE)
         for (int64_t column = 0; column < whole_columns; column += BLOCK_SIDE)
-            turn_block(from.at + row * from.by_row + column, from.by_row,
+            transpose_8x8(from.at + row * from.by_row + column, from.by_row,
                        room + column * width + row, width);
     for (int64_t column = 0; column < columns; column++) {
         float *to = room + column * width;

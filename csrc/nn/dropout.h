@@ -45,8 +45,6 @@ static inline uint32_t mixed(uint32_t x)
     return x;
 }
 
-typedef uint32_t vec_u32 __attribute__((vector_size(sizeof(vec))));
-typedef int32_t vec_i32 __attribute__((vector_size(sizeof(vec))));
 
 static inline vec_u32 mixed_lanes(vec_u32 x)
 {

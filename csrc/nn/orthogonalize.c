@@ -62,7 +62,7 @@ static void mirror(float *x, int64_t size)
 {
     for (int64_t above = 0; above < size; above += BLOCK_SIDE)
         for (int64_t right = above; right < size; right += BLOCK_SIDE)
-            turn_block(x + right * size + above, size, x + above * size + right, size);
+            transpose_8x8(x + right * size + above, size, x + above * size + right, size);
 }
 
 /* X X^T */

@@ -1,6 +1,9 @@
-/* Numbers in bf16: the upper halves of floats. */
-#ifndef TRANSDUCE_BF16_H
-#define TRANSDUCE_BF16_H
+/* Rows of numbers in bf16, the upper halves of floats. */
+#ifndef TRANSDUCE_SIMD_BF16_H
+#define TRANSDUCE_SIMD_BF16_H
+
+#include <stdint.h>
+#include <string.h>
 
 #include "simd/vec.h"
 
@@ -8,10 +11,10 @@
 
 typedef uint16_t Bf16;
 
-/* Rows whose columns are cut into panels; these stand one after another, so that a
-   tile of any, which is what a matrix unit reads, lies in one piece. */
+/* Rows whose columns are cut into panels. Panels follow one another, so that each tile,
+ * which is what AMX reads, is contiguous. */
 typedef struct {
-    Bf16 *at; /* or nowhere */
+    Bf16 *at; /* or NULL */
     int64_t rows;
 } Panels;
 
@@ -21,51 +24,7 @@ static inline Bf16 *in_panels(Panels panels, int64_t row, int64_t column)
            column % PANEL_WIDTH;
 }
 
-#if LANES == 16
-
-static inline vec vec_from_bf16(const Bf16 *from)
-{
-    const __m256i halves = _mm256_loadu_si256((const __m256i *)from);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-}
-
-/* To the nearest number in bf16, of two as near the even one; NaN stays NaN. */
-static inline void vec_store_bf16(Bf16 *to, vec x)
-{
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i odd =
-        _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
-    __m512i nearest = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
-    const vec_mask is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    nearest = _mm512_mask_mov_epi32(nearest, is_nan, _mm512_set1_epi32(0x7FC0));
-    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(nearest));
-}
-
-#else
-
-static inline vec vec_from_bf16(const Bf16 *from)
-{
-    const __m128i halves = _mm_loadu_si128((const __m128i *)from);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-
-static inline void vec_store_bf16(Bf16 *to, vec x)
-{
-    const __m256i bits = _mm256_castps_si256(x);
-    const __m256i odd =
-        _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
-    __m256i nearest = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
-    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-    nearest = _mm256_blendv_epi8(nearest, _mm256_set1_epi32(0x7FC0), is_nan);
-    const __m256i halves = _mm256_packus_epi32(nearest, nearest);
-    _mm_storeu_si128((__m128i *)to,
-                     _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08)));
-}
-
-#endif
-
+/* bf16 to float. */
 static inline void widen(int64_t count, const Bf16 *from, float *to)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -74,6 +33,7 @@ static inline void widen(int64_t count, const Bf16 *from, float *to)
     }
 }
 
+/* Float to the nearest bf16. */
 static inline void narrow(int64_t count, const float *from, Bf16 *to)
 {
     const int64_t whole = count / LANES * LANES;
@@ -86,7 +46,7 @@ static inline void narrow(int64_t count, const float *from, Bf16 *to)
     }
 }
 
-/* From a column on; all are in whole lanes. */
+/* Float to bf16 in a row of panels from a column on; all are multiples of LANES. */
 static inline void narrow_into(Panels to, int64_t row, int64_t column, int64_t count,
                                const float *from)
 {

@@ -1,20 +1,19 @@
-/* Lines of the processor's caches. */
-#ifndef TRANSDUCE_LINES_H
-#define TRANSDUCE_LINES_H
+/* Prefetching into the processor's caches. */
+#ifndef TRANSDUCE_SIMD_PREFETCH_H
+#define TRANSDUCE_SIMD_PREFETCH_H
 
-#include <immintrin.h>
 #include <stdint.h>
 
-#define LINE 64 /* bytes */
+#define LINE 64 /* bytes of a cache line */
 
-/* Ask for what stands from here on, so that it is in the second-level cache by the time
-   it is read. */
+/* Prefetch into the second-level cache. The memory may be beyond any allocation. */
 static inline void prefetch(const void *from, int64_t bytes)
 {
     for (int64_t at = 0; at < bytes; at += LINE) {
-        _mm_prefetch((const char *)from + at, _MM_HINT_T1);
-        /* Else GCC takes a function that does nothing else for one without effect, and
-           leaves out its calls. */
+        /* An address, not a pointer: it may be behind the end of an array. */
+        __builtin_prefetch((const void *)((uintptr_t)from + (uintptr_t)at), 0, 2);
+        /* Otherwise GCC takes a function that only prefetches for one without effect
+         * and drops calls of it. */
         __asm__ volatile("");
     }
 }

@@ -1,69 +1,59 @@
-/* What the kernels do to several numbers at once: as many as this processor can. */
-#ifndef TRANSDUCE_LANES_H
-#define TRANSDUCE_LANES_H
+/* One vocabulary of vectors for all processors; vec_generic.h documents it.
+ *
+ * The compiler's flags choose the implementation. TD_FORCE_GENERIC chooses the generic
+ * one in any case. */
+#ifndef TRANSDUCE_SIMD_VEC_H
+#define TRANSDUCE_SIMD_VEC_H
 
-#ifdef __AVX512VNNI__
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(TD_FORCE_GENERIC)
+#include "simd/vec_generic.h"
+#elif defined(__AVX512F__) && defined(__AVX512VNNI__)
 #include "simd/vec_avx512.h"
-#else
+#elif defined(__AVX2__) && defined(__FMA__)
 #include "simd/vec_avx2.h"
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#include "simd/vec_neon.h"
+#else
+#include "simd/vec_generic.h"
 #endif
 
-/* So many numbers, and what fills up their last register. */
-static inline int64_t round_up_to_lanes(int64_t numbers)
+/* Integers of the same total size as a vec; they convert to it bit by bit. */
+typedef uint32_t vec_u32 __attribute__((vector_size(sizeof(vec))));
+typedef int32_t vec_i32 __attribute__((vector_size(sizeof(vec))));
+
+/* Smallest multiple of LANES that is not below a count. */
+static inline int64_t round_up_to_lanes(int64_t count)
 {
-    return (numbers + LANES - 1) / LANES * LANES;
+    return (count + LANES - 1) / LANES * LANES;
 }
 
-/* The sum of the numbers of each of eight. */
-static inline __m256 sum_each_of_8(const __m256 x[8])
+#if LANES == 8
+/* Round four vectors of numbers from 0 to 255 and store them one after another. */
+static inline void vec_store_int8_x4(uint8_t *to, const vec x[4])
 {
-    const __m256 first =
-        _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
-    const __m256 last =
-        _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
-    return _mm256_add_ps(_mm256_permute2f128_ps(first, last, 0x20),
-                         _mm256_permute2f128_ps(first, last, 0x31));
+    for (int i = 0; i < 4; i++)
+        vec_store_int8(to + i * LANES, INT8_GROUP, x[i]);
 }
-
-/* Eight rows of eight numbers become columns. */
-static inline void transpose_8x8(const float *from, int64_t stride, float *to,
-                                 int64_t to_stride)
-{
-    __m256 pairs[8], fours[8];
-    for (int i = 0; i < 8; i += 2) {
-        const __m256 one = _mm256_loadu_ps(from + i * stride);
-        const __m256 other = _mm256_loadu_ps(from + (i + 1) * stride);
-        pairs[i] = _mm256_unpacklo_ps(one, other);
-        pairs[i + 1] = _mm256_unpackhi_ps(one, other);
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int k = 0; k < 2; k++) {
-            const __m256d one = _mm256_castps_pd(pairs[i + k]);
-            const __m256d other = _mm256_castps_pd(pairs[i + k + 2]);
-            fours[i + 2 * k] = _mm256_castpd_ps(_mm256_unpacklo_pd(one, other));
-            fours[i + 2 * k + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(one, other));
-        }
-    for (int i = 0; i < 4; i++) {
-        const __m256 low = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
-        const __m256 high = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
-        _mm256_storeu_ps(to + i * to_stride, low);
-        _mm256_storeu_ps(to + (i + 4) * to_stride, high);
-    }
-}
+#endif
 
 #define PER_LOG2 1.44269504088896341f /* 1 / ln 2 */
 
-/* The exponential, to about one unit in the last place; NaN stays NaN. */
+/* e^x to about one unit in the last place; 0 below about -87, and NaN stays NaN. With
+ * eight lanes x must be below 88.7; with sixteen it may overflow to infinity. */
 static inline vec vec_exp(vec x)
 {
-    /* Further down it is zero; and in this order, NaN stays NaN. */
+    /* In this order of arguments NaN stays NaN. */
     x = vec_max(vec_set1(-200.0f), x);
     vec n = vec_round(x * vec_set1(PER_LOG2));
-    /* ln 2 in two parts, so that the rest is exact. */
+    /* ln 2 in two parts, so that the remainder is exact. */
     vec r = vec_fma(n, vec_set1(-0.693359375f), x);
     r = vec_fma(n, vec_set1(2.12194440e-4f), r);
-    /* |r| is at most ln 2 / 2. The two halves of the polynomial need not wait for each
-       other; but for rounding, it is off by less than 4e-9 of the result. */
+    /* |r| is at most ln 2 / 2, and the polynomial's relative error is below 4e-9. Its
+     * two halves do not wait for each other. */
     const vec square = r * r;
     vec low = vec_fma(r, vec_set1(0.1666652113f), vec_set1(0.4999999404f));
     vec high = vec_fma(r, vec_set1(0.0083687454f), vec_set1(0.0416683927f));
@@ -73,12 +63,11 @@ static inline vec vec_exp(vec x)
     return vec_scale_pow2(sum, n);
 }
 
-/* 2 to the power of x, which is below 128 where there are eight lanes, to about one
-   unit in the last place; NaN stays NaN. */
-static inline vec lanes_exp2(vec x)
+/* 2^x to about one unit in the last place; NaN stays NaN. With eight lanes x must be
+ * below 128. */
+static inline vec vec_exp2(vec x)
 {
-    /* Exactly one where x is whole; elsewhere, but for rounding, the polynomial is off
-       by less than 1e-7 of the result. */
+    /* Exactly 1 where x is whole; elsewhere the relative error is below 1e-7. */
     const vec part = vec_fraction(x);
     vec sum = vec_fma(part, vec_set1(0.0018671317f), vec_set1(0.0090170270f));
     sum = vec_fma(part, sum, vec_set1(0.0557999164f));

@@ -1,0 +1,122 @@
+/* Pairs of numbers in bf16, as matrix products in bf16 read them: the numbers of two
+ * rows in turn. */
+#ifndef TRANSDUCE_SIMD_BF16_PAIRS_H
+#define TRANSDUCE_SIMD_BF16_PAIRS_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include "simd/bf16.h"
+#include "simd/vec.h"
+
+#define BF16_PAIRS 16
+
+#if LANES == 16
+
+typedef __m512i Bf16Pairs;
+
+static inline Bf16Pairs zero_bf16_pairs(void) { return _mm512_setzero_si512(); }
+
+/* Pairs of two rows that are `stride` numbers apart; without a second one, its numbers
+ * are zero and are not read. */
+static inline Bf16Pairs interleave_bf16(const Bf16 *from, int64_t stride,
+                                        int has_second)
+{
+    const __m256i one = _mm256_loadu_si256((const __m256i *)from);
+    __m256i other = _mm256_setzero_si256();
+    if (has_second)
+        other = _mm256_loadu_si256((const __m256i *)(from + stride));
+    return _mm512_or_si512(_mm512_cvtepu16_epi32(one),
+                           _mm512_slli_epi32(_mm512_cvtepu16_epi32(other), 16));
+}
+
+static inline Bf16Pairs load_bf16_pairs(const Bf16 *from)
+{
+    return _mm512_loadu_si512(from);
+}
+
+static inline void store_bf16_pairs(Bf16 *to, Bf16Pairs pairs)
+{
+    _mm512_storeu_si512(to, pairs);
+}
+
+/* Transpose BF16_PAIRS rows of as many pairs. */
+static inline void transpose_bf16_pairs(Bf16Pairs *rows)
+{
+    Bf16Pairs turned[BF16_PAIRS];
+    for (int r = 0; r < BF16_PAIRS; r += 2) {
+        turned[r] = _mm512_unpacklo_epi32(rows[r], rows[r + 1]);
+        turned[r + 1] = _mm512_unpackhi_epi32(rows[r], rows[r + 1]);
+    }
+    for (int r = 0; r < BF16_PAIRS; r += 4)
+        for (int half = 0; half < 2; half++) {
+            const Bf16Pairs one = turned[r + half], other = turned[r + half + 2];
+            rows[r + 2 * half] = _mm512_unpacklo_epi64(one, other);
+            rows[r + 2 * half + 1] = _mm512_unpackhi_epi64(one, other);
+        }
+    /* Now each group of four rows has four columns in each quarter of a register. */
+    for (int r = 0; r < 4; r++)
+        for (int half = 0; half < 2; half++) {
+            const Bf16Pairs one = rows[8 * half + r], other = rows[8 * half + r + 4];
+            turned[4 * half + r] = _mm512_shuffle_i32x4(one, other, 0x88);
+            turned[4 * half + r + 8] = _mm512_shuffle_i32x4(one, other, 0xDD);
+        }
+    for (int r = 0; r < 4; r++) {
+        rows[r] = _mm512_shuffle_i32x4(turned[r], turned[r + 4], 0x88);
+        rows[r + 8] = _mm512_shuffle_i32x4(turned[r], turned[r + 4], 0xDD);
+        rows[r + 4] = _mm512_shuffle_i32x4(turned[r + 8], turned[r + 12], 0x88);
+        rows[r + 12] = _mm512_shuffle_i32x4(turned[r + 8], turned[r + 12], 0xDD);
+    }
+}
+
+#else
+
+typedef struct {
+    Bf16 numbers[BF16_PAIRS][2];
+} Bf16Pairs;
+
+static inline Bf16Pairs zero_bf16_pairs(void)
+{
+    Bf16Pairs pairs;
+    memset(&pairs, 0, sizeof pairs);
+    return pairs;
+}
+
+static inline Bf16Pairs interleave_bf16(const Bf16 *from, int64_t stride,
+                                        int has_second)
+{
+    Bf16Pairs pairs = zero_bf16_pairs();
+    for (int64_t i = 0; i < BF16_PAIRS; i++) {
+        pairs.numbers[i][0] = from[i];
+        if (has_second)
+            pairs.numbers[i][1] = from[stride + i];
+    }
+    return pairs;
+}
+
+static inline Bf16Pairs load_bf16_pairs(const Bf16 *from)
+{
+    Bf16Pairs pairs;
+    memcpy(&pairs, from, sizeof pairs);
+    return pairs;
+}
+
+static inline void store_bf16_pairs(Bf16 *to, Bf16Pairs pairs)
+{
+    memcpy(to, &pairs, sizeof pairs);
+}
+
+static inline void transpose_bf16_pairs(Bf16Pairs *rows)
+{
+    for (int r = 0; r < BF16_PAIRS; r++)
+        for (int c = 0; c < r; c++) {
+            Bf16 one[2];
+            memcpy(one, rows[r].numbers[c], sizeof one);
+            memcpy(rows[r].numbers[c], rows[c].numbers[r], sizeof one);
+            memcpy(rows[c].numbers[r], one, sizeof one);
+        }
+}
+
+#endif
+
+#endif

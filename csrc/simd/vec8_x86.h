@@ -1,0 +1,45 @@
+/* Eight floats in a register of AVX, whatever LANES is. */
+#ifndef TRANSDUCE_SIMD_VEC8_X86_H
+#define TRANSDUCE_SIMD_VEC8_X86_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+typedef __m256 vec8;
+
+static inline vec8 sum_each_of_8(const vec8 x[8])
+{
+    const vec8 first =
+        _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    const vec8 last =
+        _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+    return _mm256_add_ps(_mm256_permute2f128_ps(first, last, 0x20),
+                         _mm256_permute2f128_ps(first, last, 0x31));
+}
+
+static inline void transpose_8x8(const float *from, int64_t stride, float *to,
+                                 int64_t to_stride)
+{
+    vec8 pairs[8], fours[8];
+    for (int i = 0; i < 8; i += 2) {
+        const vec8 one = _mm256_loadu_ps(from + i * stride);
+        const vec8 other = _mm256_loadu_ps(from + (i + 1) * stride);
+        pairs[i] = _mm256_unpacklo_ps(one, other);
+        pairs[i + 1] = _mm256_unpackhi_ps(one, other);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int k = 0; k < 2; k++) {
+            const __m256d one = _mm256_castps_pd(pairs[i + k]);
+            const __m256d other = _mm256_castps_pd(pairs[i + k + 2]);
+            fours[i + 2 * k] = _mm256_castpd_ps(_mm256_unpacklo_pd(one, other));
+            fours[i + 2 * k + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(one, other));
+        }
+    for (int i = 0; i < 4; i++) {
+        const vec8 low = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+        const vec8 high = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+        _mm256_storeu_ps(to + i * to_stride, low);
+        _mm256_storeu_ps(to + (i + 4) * to_stride, high);
+    }
+}
+
+#endif
