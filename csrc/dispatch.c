@@ -1,17 +1,18 @@
-/* Choice of the instruction set, once, by the features of this processor. */
+/* Choice of the instruction set by the features of this processor. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "transduce.h"
 
-/* Every set's implementation; CMakeLists.txt has the list. */
+/* Implementation of each set; CMakeLists.txt has the list. */
 #define TD_INSTRUCTION_SET(name, ...) extern const td_api td_api_##name;
 #include "instruction_sets.inc"
 #undef TD_INSTRUCTION_SET
 
 typedef struct {
     const td_api *api;
-    const char *const *features; /* up to NULL */
+    const char *const *features; /* that it needs, up to NULL */
 } InstructionSet;
 
 #define TD_INSTRUCTION_SET(name, ...)                                                  \
@@ -25,18 +26,28 @@ static const InstructionSet sets[] = {
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-enum { EBX = 1, ECX = 2, EDX = 3, EAX = 0 };
+enum { EAX, EBX, ECX, EDX };
 
-/* Where cpuid reports a feature, by GCC's name of it, and the bits of XCR0 by which the
- * operating system says that it saves the registers. */
+/* Bits of XCR0: register sets that the operating system saves. */
+enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xE6, XCR0_TILES = 0x60000 };
+
+/* Where cpuid reports a feature, which has GCC's name here. */
 static const struct {
     const char *name;
     unsigned leaf, subleaf, reg, bit, xcr0;
 } known_features[] = {
-    {"fma", 1, 0, ECX, 12, 0x6},       {"avx2", 7, 0, EBX, 5, 0x6},
-    {"avxvnni", 7, 1, EAX, 4, 0x6},    {"avx512f", 7, 0, EBX, 16, 0xE6},
-    {"avx512dq", 7, 0, EBX, 17, 0xE6}, {"avx512bw", 7, 0, EBX, 30, 0xE6},
-    {"avx512vl", 7, 0, EBX, 31, 0xE6}, {"avx512vnni", 7, 0, ECX, 11, 0xE6},
+    {"fma", 1, 0, ECX, 12, XCR0_AVX},
+    {"avx2", 7, 0, EBX, 5, XCR0_AVX},
+    {"avxvnni", 7, 1, EAX, 4, XCR0_AVX},
+    {"avx512f", 7, 0, EBX, 16, XCR0_AVX512},
+    {"avx512dq", 7, 0, EBX, 17, XCR0_AVX512},
+    {"avx512bw", 7, 0, EBX, 30, XCR0_AVX512},
+    {"avx512vl", 7, 0, EBX, 31, XCR0_AVX512},
+    {"avx512vnni", 7, 0, ECX, 11, XCR0_AVX512},
+    {"avx512bf16", 7, 1, EAX, 5, XCR0_AVX512},
+    {"amx-tile", 7, 0, EDX, 24, XCR0_TILES},
+    {"amx-int8", 7, 0, EDX, 25, XCR0_TILES},
+    {"amx-bf16", 7, 0, EDX, 22, XCR0_TILES},
 };
 
 static uint64_t saved_registers(void)
@@ -63,13 +74,73 @@ static int has_feature(const char *name)
     }
     return 0;
 }
+
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+
+#define HAS_DOT_PRODUCT (1ul << 20) /* HWCAP_ASIMDDP, which old headers lack */
+
+static int has_feature(const char *name)
+{
+    return strcmp(name, "dotprod") == 0 && (getauxval(AT_HWCAP) & HAS_DOT_PRODUCT) != 0;
+}
+
 #else
+
 static int has_feature(const char *name)
 {
     (void)name;
     return 0;
 }
+
 #endif
+
+/* ---- AMX ---------------------------------------------------------------------- */
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+
+/* Linux saves the tiles only for processes that request it. */
+static int request_tiles(void)
+{
+    return has_feature("amx-tile") &&
+           syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+#else
+static int request_tiles(void) { return 0; }
+#endif
+
+enum { AMX_INT8 = 1, AMX_BF16 = 2, AMX_IS_KNOWN = 4 };
+
+static _Atomic int amx; /* bits of the above */
+static _Atomic int amx_is_off;
+
+static int has_amx(int kind)
+{
+    int known = atomic_load(&amx);
+    if (!known) {
+        known = AMX_IS_KNOWN;
+        if (request_tiles()) {
+            known |= has_feature("amx-int8") ? AMX_INT8 : 0;
+            /* Sums are rounded by AVX-512. */
+            known |=
+                has_feature("amx-bf16") && has_feature("avx512bf16") ? AMX_BF16 : 0;
+        }
+        atomic_store(&amx, known);
+    }
+    return (known & kind) && !atomic_load(&amx_is_off);
+}
+
+int td_has_amx_int8(void) { return has_amx(AMX_INT8); }
+
+int td_has_amx_bf16(void) { return has_amx(AMX_BF16); }
+
+void td_allow_amx(int is_allowed) { atomic_store(&amx_is_off, !is_allowed); }
+
+/* ---- Instruction sets --------------------------------------------------------- */
 
 static int can_run(const InstructionSet *set)
 {

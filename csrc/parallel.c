@@ -1,47 +1,214 @@
-/* Work that threads share, part by part as each has time. */
+/* Work sharing by an OpenMP runtime that the process has anyway, or by a thread pool of
+ * this library's own.
+ *
+ * The pool starts threads when a call first needs them and keeps them. Between jobs
+ * they spin for a moment, as the next job often follows at once, and then sleep. A job
+ * does not wait for threads that have not begun it: once the caller finds no part left,
+ * it closes the job and waits only for threads inside. */
 #include "parallel.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 
 #include "transduce.h"
 
-#define PARTS 4 /* of a thread's share, as some threads may be slower */
+#define PARTS_PER_THREAD 4 /* as some threads may be slower */
+#define MAX_WORKERS 255    /* of the pool, beside the caller */
+#define SPINS 2000         /* some ten microseconds */
 
 typedef struct {
     Part part;
     void *shared;
-    int64_t items, size; /* in all, and of a part */
+    int64_t items, part_size;
     _Atomic int64_t next;
-    _Atomic int workers;
+    _Atomic int num_workers; /* that have begun; gives each its number */
 } Job;
-
-/* Of the OpenMP that PyTorch has, so that both use the same threads; NULL if it is not
- * GCC's. */
-static void (*gomp_run)(void (*)(void *), void *, unsigned, unsigned);
-
-void td_use_openmp(void *gomp_parallel) { *(void **)&gomp_run = gomp_parallel; }
 
 static void do_parts(void *given)
 {
     Job *job = given;
-    const int worker = atomic_fetch_add(&job->workers, 1);
+    const int worker = atomic_fetch_add(&job->num_workers, 1);
     for (;;) {
-        const int64_t first = atomic_fetch_add(&job->next, job->size);
+        const int64_t first = atomic_fetch_add(&job->next, job->part_size);
         if (first >= job->items)
             return;
         const int64_t left = job->items - first;
-        job->part(job->shared, first, first + (left < job->size ? left : job->size),
-                  worker);
+        const int64_t count = left < job->part_size ? left : job->part_size;
+        job->part(job->shared, first, first + count, worker);
     }
 }
 
-void parallel_for(Part part, void *shared, int64_t items, int64_t least,
+static struct {
+    pthread_mutex_t mutex;
+    pthread_cond_t job_opened, job_left;
+    Job *job;            /* NULL if none is open */
+    int places;          /* workers that may still begin the job */
+    int num_workers;     /* threads of the pool */
+    _Atomic int inside;  /* workers that have begun the job and not left it */
+    _Atomic unsigned id; /* number of jobs so far */
+    atomic_flag is_used; /* by a caller */
+} pool = {.mutex = PTHREAD_MUTEX_INITIALIZER,
+          .job_opened = PTHREAD_COND_INITIALIZER,
+          .job_left = PTHREAD_COND_INITIALIZER,
+          .is_used = ATOMIC_FLAG_INIT};
+
+typedef void (*GompParallel)(void (*)(void *), void *, unsigned, unsigned);
+
+static _Atomic(GompParallel) gomp_parallel;
+static atomic_bool has_used_gomp;
+
+void td_use_openmp(void *function)
+{
+    GompParallel run;
+    *(void **)&run = function; /* as POSIX allows for results of dlsym */
+    atomic_store(&gomp_parallel, run);
+}
+
+static inline void pause_spinning(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Threads do not survive a fork: the child begins with an empty pool, and without an
+ * OpenMP runtime whose threads it has lost. */
+static void reset_after_fork(void)
+{
+    pthread_mutex_init(&pool.mutex, NULL);
+    pthread_cond_init(&pool.job_opened, NULL);
+    pthread_cond_init(&pool.job_left, NULL);
+    pool.job = NULL;
+    pool.num_workers = 0;
+    atomic_store(&pool.inside, 0);
+    atomic_flag_clear(&pool.is_used);
+    if (atomic_load(&has_used_gomp))
+        atomic_store(&gomp_parallel, NULL);
+}
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, reset_after_fork); }
+
+/* The mutex is held. */
+static Job *begin_job(void)
+{
+    if (!pool.job || pool.places == 0)
+        return NULL;
+    pool.places--;
+    atomic_fetch_add(&pool.inside, 1);
+    return pool.job;
+}
+
+static void leave_job(void)
+{
+    if (atomic_fetch_sub(&pool.inside, 1) != 1)
+        return;
+    pthread_mutex_lock(&pool.mutex); /* the caller may be about to sleep */
+    pthread_cond_signal(&pool.job_left);
+    pthread_mutex_unlock(&pool.mutex);
+}
+
+static void spin_until_job(unsigned last)
+{
+    for (int i = 0; i < SPINS && atomic_load(&pool.id) == last; i++)
+        pause_spinning();
+}
+
+static void *work(void *unused)
+{
+    (void)unused;
+    pthread_mutex_lock(&pool.mutex);
+    for (;;) {
+        Job *job = begin_job();
+        if (!job) {
+            pthread_cond_wait(&pool.job_opened, &pool.mutex);
+            continue;
+        }
+        const unsigned id = atomic_load(&pool.id);
+        pthread_mutex_unlock(&pool.mutex);
+        do_parts(job);
+        leave_job();
+        spin_until_job(id);
+        pthread_mutex_lock(&pool.mutex);
+    }
+    return NULL;
+}
+
+/* Start threads up to a number, as far as the system lets us; the mutex is held. */
+static void grow_pool(int num_workers)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    sigset_t all, before; /* signals are the program's own threads' business */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool.num_workers < num_workers) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, work, NULL))
+            break;
+        pthread_detach(thread);
+        pool.num_workers++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void open_job(Job *job, int num_workers)
+{
+    pthread_mutex_lock(&pool.mutex);
+    if (pool.num_workers < num_workers)
+        grow_pool(num_workers);
+    pool.job = job;
+    pool.places = num_workers;
+    atomic_fetch_add(&pool.id, 1);
+    pthread_cond_broadcast(&pool.job_opened);
+    pthread_mutex_unlock(&pool.mutex);
+}
+
+/* Let no more workers in and wait for those inside. */
+static void close_job(void)
+{
+    pthread_mutex_lock(&pool.mutex);
+    pool.job = NULL;
+    pthread_mutex_unlock(&pool.mutex);
+    for (int i = 0; i < SPINS && atomic_load(&pool.inside); i++)
+        pause_spinning();
+    pthread_mutex_lock(&pool.mutex);
+    while (atomic_load(&pool.inside))
+        pthread_cond_wait(&pool.job_left, &pool.mutex);
+    pthread_mutex_unlock(&pool.mutex);
+}
+
+static void run_by_pool(Job *job, int num_threads)
+{
+    if (atomic_flag_test_and_set(&pool.is_used)) {
+        do_parts(job);
+        return;
+    }
+    const int others = num_threads - 1;
+    open_job(job, others < MAX_WORKERS ? others : MAX_WORKERS);
+    do_parts(job);
+    close_job();
+    atomic_flag_clear(&pool.is_used);
+}
+
+void parallel_for(Part part, void *shared, int64_t items, int64_t min_items,
                   int num_threads)
 {
-    const int64_t size = items / (PARTS * (int64_t)num_threads);
-    Job job = {part, shared, items, size < least ? least : size, 0, 0};
-    if (num_threads > 1 && job.size < items && gomp_run)
-        gomp_run(do_parts, &job, (unsigned)num_threads, 0);
-    else
+    const int64_t threads = num_threads > 1 ? num_threads : 1;
+    const int64_t part_size = items / (PARTS_PER_THREAD * threads);
+    Job job = {part, shared, items, part_size < min_items ? min_items : part_size,
+               0,    0};
+    if (job.part_size < 1)
+        job.part_size = 1;
+    const GompParallel run = atomic_load(&gomp_parallel);
+    if (threads == 1 || job.part_size >= items)
         do_parts(&job);
+    else if (run) {
+        atomic_store(&has_used_gomp, 1);
+        run(do_parts, &job, (unsigned)num_threads, 0);
+    } else
+        run_by_pool(&job, num_threads);
 }

@@ -1,14 +1,19 @@
-/* Work that threads share. */
-#ifndef TRANSDUCE_THREADS_H
-#define TRANSDUCE_THREADS_H
+/* Loops whose iterations are shared by threads. */
+#ifndef TRANSDUCE_PARALLEL_H
+#define TRANSDUCE_PARALLEL_H
 
 #include <stdint.h>
 
-/* Do the items from the first to before the end; workers are numbered from 0. */
+/* Process the items from `first` to before `end`. No two calls at the same time have
+ * the same worker, which is at least 0 and below the number of threads. */
 typedef void (*Part)(void *shared, int64_t first, int64_t end, int worker);
 
-/* Do all of so many items, in parts of `least` or more. */
-void parallel_for(Part part, void *shared, int64_t items, int64_t least,
+/* Process `items` items in parts of at least `min_items`, by at most `num_threads`
+ * threads of which the caller is one. Returns when all items are done.
+ *
+ * A call from within a part, or while another thread's call is running, may be computed
+ * by the caller alone. */
+void parallel_for(Part part, void *shared, int64_t items, int64_t min_items,
                   int num_threads);
 
 #endif

@@ -109,6 +109,7 @@ static void arrange_part(void *shared, int64_t first, int64_t end, int worker)
             measure_row(of_row, inputs, into->lowest + row, into->scales + row);
             round_row(of_row, inputs, into->lowest[row], into->scales[row], apart,
                       numbers);
+            into->lowest[row] += INT8_OFFSET * into->scales[row];
         } else
             copy_row(of_row, inputs, apart, numbers);
     }

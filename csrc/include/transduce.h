@@ -63,6 +63,14 @@ const td_api *td_load_isa(const char *name);
 /* Names of all implementations in the library, fastest first, separated by spaces. */
 const char *td_isa_names(void);
 
+/* Whether products in int8 or bf16 use AMX: the processor has it, the operating system
+ * lets this process use it, and td_allow_amx has not switched it off. */
+int td_has_amx_int8(void);
+int td_has_amx_bf16(void);
+
+/* Let products use AMX where it is available, which is the default, or not. */
+void td_allow_amx(int is_allowed);
+
 /* Run parallel work by GOMP_parallel of an OpenMP runtime, so that it shares the
  * threads of other users of that runtime; NULL for threads of this library's own. */
 void td_use_openmp(void *gomp_parallel);
