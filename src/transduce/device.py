@@ -4,19 +4,16 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
 from transduce.errors import ConfigError, RequestError
-from transduce.machine import PROC, memory_groups, told_bytes
+from transduce.machine import PROC, Precision, memory_groups, told_bytes
 
 WIDE = 128
 """d_model from which on bf16 pays on a processor that has it without matrix units:
 below, its products gain less than casting loses."""
-
-Precision = Literal["auto", "fp32", "bf16"]
-
 
 # cuDNN plans its attention anew for every pair of lengths, 7 to 10 ms on the CPU each,
 # which took nine tenths of an update on an H200; PyTorch's own kernels need no plan.
@@ -133,16 +130,6 @@ def used_memory(device: torch.device) -> int:
         return 0
     free, total = torch.cuda.mem_get_info(device)
     return total - free
-
-
-def leave_a_core() -> None:
-    """Compute on all cores but one, unless the environment says on how many.
-
-    Where another program wants that core, threads on all of them would wait, actively,
-    for the one that has lost its own.
-    """
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(torch.get_num_threads() - 1, 1))
 
 
 def is_good_at_bf16(device: str) -> bool:

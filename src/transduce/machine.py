@@ -12,6 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+Precision = Literal["auto", "fp32", "bf16"]
+"""Precision of the matrix products of training."""
+
 BUSY_LOAD = 0.5
 """Programs that want to run, from which on what is timed is to be taken with care."""
 
@@ -215,17 +218,20 @@ def describe_processor() -> str:
     return f"{len(names)} x {names[0]} ({', '.join(found)})"
 
 
-def torch_folder() -> Path:
-    """Where PyTorch is installed; it need not be loaded."""
+def torch_folder() -> Path | None:
+    """Folder of the installed PyTorch, which is not loaded; None without PyTorch."""
     found = find_spec("torch")
-    assert found is not None
-    assert found.origin is not None
+    if found is None or found.origin is None:
+        return None
     return Path(found.origin).parent
 
 
 def may_have_gpu() -> bool:
-    """Whether PyTorch is built for such; it need not be loaded."""
-    path = torch_folder() / "version.py"
+    """Whether the installed PyTorch is built for GPUs; it is not loaded."""
+    folder = torch_folder()
+    if folder is None:
+        return False
+    path = folder / "version.py"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     builds = re.findall(r"^(?:cuda|hip)\b[^=]*=\s*(\S+)", text, re.MULTILINE)
     return not builds or any(build != "None" for build in builds)

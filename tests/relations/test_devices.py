@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.checkpoint import Checkpoint
-from transduce.data.batches import Batch, Batcher, BatchingConfig
+from transduce.data.batches import Batcher, BatchingConfig
+from transduce.data.tensors import Batch
 from transduce.decoding.translator import Translator
 from transduce.device import Hardware, choose_hardware
 from transduce.model.config import ModelConfig

@@ -11,7 +11,7 @@ from transduce.decoding.beam_search import beam_search
 from transduce.decoding.greedy_search import greedy_search
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.scoring import score_targets
+from transduce.decoding.scoring_by_torch import score_targets
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

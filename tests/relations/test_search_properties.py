@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_reading import after
-from transduce.data.batches import pad_rows
+from transduce.data.tensors import pad_rows
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.compiled.compiled_model import CompiledModel
 from transduce.decoding.hypotheses import Hypothesis
@@ -18,7 +18,7 @@ from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import PackedFloats
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.scoring import score_targets
+from transduce.decoding.scoring_by_torch import score_targets
 from transduce.decoding.search import JoinableModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

@@ -11,7 +11,6 @@ from transduce.device import (
     Hardware,
     choose_hardware,
     forget_peak_memory,
-    leave_a_core,
     peak_memory,
     used_memory,
 )
@@ -149,27 +148,6 @@ def test_what_a_gpu_has_not_free_is_used(monkeypatch):
 def test_on_a_gpu_its_own_memory_counts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 123)
     assert peak_memory(CUDA) == 123
-
-
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 1), (3, 2)])
-def test_a_core_is_left_if_there_is_another(monkeypatch, before, after):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    torch.set_num_threads(before)
-    try:
-        leave_a_core()
-        assert torch.get_num_threads() == after
-    finally:
-        torch.set_num_threads(1)
-
-
-def test_a_number_of_threads_that_was_asked_for_stays(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    torch.set_num_threads(2)
-    try:
-        leave_a_core()
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets")

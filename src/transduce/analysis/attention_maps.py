@@ -8,20 +8,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.model.attention import MultiHeadAttention
+from transduce.model.config import AttentionKind
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.transformer import Transformer
 from transduce.special_ids import PAD
-
-AttentionKind = Literal["encoder", "decoder", "encoder-decoder"]
-KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
-"""The three uses of attention (section 3.2.3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

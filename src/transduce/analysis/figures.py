@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from transduce.analysis.attention_maps import KINDS, AttentionKind
 from transduce.errors import ConfigError, DataError
+from transduce.model.config import ATTENTION_KINDS, AttentionKind
 from transduce.report.chart import STYLE, new_figure, picture_of
 from transduce.report.content import Picture
 from transduce.report.fonts import drawn_in, fonts_for
@@ -279,10 +279,10 @@ def draw_heads(name: str, title: str, grids: Sequence[HeadValues]) -> Picture:
     with matplotlib.rc_context(STYLE):
         # As wide as all three, so that pictures of fewer are not drawn larger.
         figure = new_figure(
-            len(KINDS) * (0.62 * max(heads for _, heads in sizes) + 0.5),
+            len(ATTENTION_KINDS) * (0.62 * max(heads for _, heads in sizes) + 0.5),
             0.5 * max(layers for layers, _ in sizes) + 0.9,
         )
-        all_axes = figure.subplots(1, len(KINDS), squeeze=False)[0]
+        all_axes = figure.subplots(1, len(ATTENTION_KINDS), squeeze=False)[0]
         for axes, grid, size in zip(all_axes, grids, sizes, strict=False):
             _draw_grid(axes, grid, size, most)
         for axes in all_axes[len(grids) :]:

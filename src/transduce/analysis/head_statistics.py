@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.analysis.attention_maps import KINDS, AttentionKind, AttentionMaps
+from transduce.analysis.attention_maps import AttentionMaps
+from transduce.model.config import ATTENTION_KINDS, AttentionKind
 from transduce.report.content import Table, columns
 
 FARTHEST = 4
@@ -97,7 +98,7 @@ def head_statistics(maps: list[AttentionMaps]) -> list[HeadStatistics]:
     """Those of every head; each sentence counts as much as it has queries."""
     return [
         each
-        for kind in KINDS
+        for kind in ATTENTION_KINDS
         for each in _of_kind(kind, [one.of(kind) for one in maps])
     ]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.analysis.attention_maps import cross_attention_maps
 from transduce.analysis.words import are_spelt, between_words, groups_of_words
-from transduce.data.batches import pad_rows
+from transduce.data.tensors import pad_rows
 from transduce.decoding.scoring import similar_lengths
 from transduce.decoding.translator import Translator
 from transduce.special_ids import BOS, EOS

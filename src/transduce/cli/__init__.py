@@ -36,8 +36,9 @@ from transduce.cli.help import PlainHelp
 from transduce.cli.signatures import described
 from transduce.cli.terminal import BoundedConsole
 from transduce.errors import TransduceError
+from transduce.extras import missing_in
 from transduce.interruption import unwound_on_termination
-from transduce.phrases import counted
+from transduce.phrases import counted, missing_package
 
 USER_ERROR = 2
 """Exit code of what the user can mend."""
@@ -115,6 +116,13 @@ GROUPS = {
     },
 }
 """Descriptions of the commands, by group, in the order of the help."""
+EXTRAS = {
+    "benchmark": "benchmark",
+    "export": "export",
+    "import": "export",
+    "serve": "serve",
+}
+"""Extras that install what some commands need; the others need "train" at most."""
 CUT_BYTECODE = "marshal data too short"
 """Python's error on importing a module whose bytecode a full disk cut short."""
 COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
@@ -195,6 +203,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ended_at_once_if_joined(), unwound_on_termination():
         try:
             _run(arguments)
+        except ImportError as error:
+            if (package := missing_in(error)) is None:
+                raise
+            command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+            _fail(_missing_package(command, package))
         except EOFError as error:
             if CUT_BYTECODE not in str(error):
                 raise
@@ -240,6 +253,12 @@ def _run(arguments: Sequence[str] | None) -> None:
         discard_output()
         what = error.filename or "The output"
         _fail(f"{what}: cannot be read or written ({error.strerror or error}).")
+
+
+def _missing_package(command: str, package: str) -> str:
+    """Message about a package without which a command does not start."""
+    extra = EXTRAS.get(command, "train")
+    return missing_package(f"`transduce {command}`", package, extra)
 
 
 def _only_displays(function: Callable[..., Any]) -> bool:

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from matplotlib.figure import Figure
 
-from transduce.analysis.attention_maps import AttentionKind
 from transduce.analysis.attention_report.page import as_page
 from transduce.analysis.attention_report.sentence import Granularity, look_into
 from transduce.analysis.figures import (
@@ -22,6 +21,7 @@ from transduce.cli.output import Force, require_new, writer
 from transduce.cli.searching import search_of
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
+from transduce.model.config import AttentionKind
 from transduce.report.fonts import advice, fonts_for
 
 View = Literal["lines", "maps", "overview"]

@@ -15,8 +15,9 @@ from transduce.benchmark.training.speed import WARM_UP_ROUNDS, measure_training
 from transduce.checkpoint import load_model
 from transduce.cli.options import Assignments, run_config
 from transduce.cli.terminal import error_console
-from transduce.device import Precision, choose_hardware
+from transduce.device import choose_hardware
 from transduce.errors import ConfigError
+from transduce.machine import Precision
 from transduce.text.corpus import read_text
 from transduce.text.grammar import Grammar
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from transduce.cli.output import Force, require_new_folder
-from transduce.cli.proof_sample import packages_for, proof_sentences
+from transduce.cli.proof_sample import proof_sentences
+from transduce.extras import packages_for
 from transduce.languages import LanguagesConfig
 from transduce.model_folder import WEIGHTS
 
@@ -50,7 +51,7 @@ def import_(
     require_new_folder(out, force=force, holding=WEIGHTS)
     languages = LanguagesConfig(source=source_language, target=target_language)
     sentences = proof_sentences(sample, languages.source)
-    with packages_for("Import"):
+    with packages_for("Import", "export"):
         from transduce.importing.marian import import_model
 
         proof = import_model(folder, out, sentences, languages)

@@ -1,13 +1,10 @@
-"""What commands that end with a proof share: its sentences, and packages for it."""
+"""Sentences for commands that end with a proof."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from transduce.errors import ConfigError, RequestError
+from transduce.errors import ConfigError
 from transduce.languages import base
-from transduce.phrases import missing_package
 from transduce.text.corpus import read_text
 from transduce.text.grammar import BUILT_IN, Grammar
 
@@ -35,12 +32,3 @@ def _built_in(language: str | None) -> list[str]:
     grammar = Grammar.built_in(found[0] if found else "en-de")
     sentences = islice(grammar.training_sentences(seed=1), NUM_SENTENCES)
     return [each.target if found else each.source for each in sentences]
-
-
-@contextmanager
-def packages_for(task: str) -> Iterator[None]:
-    """`RequestError` if one is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise RequestError(missing_package(task, str(error.name), "export")) from None

@@ -22,7 +22,7 @@ from transduce.cli.options import Assignments, changed
 from transduce.cli.output import Force, require_new_folder
 from transduce.cli.reports import finish
 from transduce.cli.terminal import error_console
-from transduce.device import Precision, choose_hardware
+from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.evaluation.significance import Trials
 from transduce.evaluation.tokenization import Tokenize
@@ -55,7 +55,7 @@ from transduce.experiments.tables.table3.rows import base_for, require_rows
 from transduce.experiments.tables.table4 import Setting, Table4, our_parser, our_parses
 from transduce.experiments.tables.table4 import as_report as table4_report
 from transduce.languages import LanguagesConfig, guess_all
-from transduce.machine import WaitingMeter, keep_freed_memory
+from transduce.machine import Precision, WaitingMeter, keep_freed_memory
 from transduce.settings import require_between
 from transduce.text.corpus import read_pairs
 

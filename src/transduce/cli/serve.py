@@ -8,10 +8,10 @@ from cyclopts import Parameter
 
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.streaming.processes import default_processes
-from transduce.decoding.translator import load
-from transduce.device import choose_hardware, leave_a_core
-from transduce.errors import ConfigError, RequestError
-from transduce.phrases import missing_package
+from transduce.decoding.translator import choose_device, load
+from transduce.errors import ConfigError
+from transduce.extras import packages_for
+from transduce.kernels.openmp import leave_a_core
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
 
@@ -99,14 +99,10 @@ def serve(
         raise ConfigError(
             "At least one model must be given, before options, but none is."
         )
-    try:
+    with packages_for("`transduce serve`", "serve"):
         from transduce.serving import served_models
         from transduce.serving.http import access, admission, connection, server
         from transduce.serving.request_queue import QueueConfig, RequestQueue
-    except ModuleNotFoundError as error:
-        raise RequestError(
-            missing_package("`transduce serve`", str(error.name), "serve")
-        ) from None
     names = [served_models.ModelName.parse(model) for model in models]
     served_models.require_distinct(names)
     queueing = QueueConfig(
@@ -132,7 +128,7 @@ def serve(
         allowed_hosts=allowed_hosts, cors_origins=cors_origins
     )
     if processes is None:
-        processes = default_processes(str(choose_hardware(device).device))
+        processes = default_processes(choose_device(device))
     # For what is not shared out: the page, the clients and the queue need one too.
     leave_a_core()
     with server.listen(host, port) as listener:

@@ -22,7 +22,7 @@ from transduce.cli.options import (
 from transduce.cli.output import Force
 from transduce.cli.resuming import telling_how_to_go_on
 from transduce.cli.tensorboard import TensorBoardLog
-from transduce.device import Precision, choose_hardware
+from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.observation import Observers
 from transduce.experiments.pipeline import Consent
@@ -37,6 +37,7 @@ from transduce.experiments.run_folder import (
     refuse_changed_settings,
     settings_of,
 )
+from transduce.machine import Precision
 from transduce.preparation.treebank import TreebankFiles
 from transduce.training.distributed import is_joined, joined, local_rank
 

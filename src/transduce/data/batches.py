@@ -4,23 +4,25 @@
 are sorted by length and cut into batches; an update is a random draw of batches, as
 many as its token budget holds. How many devices and how much memory there are changes
 nothing of this. Of a large corpus a random million pairs at a time are planned, so that
-the plan of an epoch takes no more memory than theirs, and the order of all.
+the plan of an epoch takes no more memory than theirs, and the order of all. Planning
+needs no PyTorch.
 """
 
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
-from jaxtyping import Int, Integer
-from torch import Tensor
+from jaxtyping import Integer
 
 from transduce.data.dataset import Dataset
 from transduce.settings import require_between
 from transduce.special_ids import BOS, EOS, PAD
+
+if TYPE_CHECKING:
+    import transduce.data.tensors
 
 MOST_TOKENS = 10**9
 """Tokens of an update or a batch at most: more than any memory holds."""
@@ -49,31 +51,6 @@ class BatchingConfig:
         for name in ("source_tokens", "target_tokens", "batch_tokens"):
             require_between(f"batching.{name}", getattr(self, name), 1, MOST_TOKENS)
         require_between("batching.max_length", self.max_length, 1, MOST_LENGTH)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Sentence pairs side by side, padded at the end."""
-
-    source: Int[Tensor, "batch source"]
-    target_in: Int[Tensor, "batch target"]
-    target_out: Int[Tensor, "batch target"]
-
-    def pinned(self) -> "Batch":
-        """The same batch where a GPU reads it by itself."""
-        return Batch(
-            source=self.source.pin_memory(),
-            target_in=self.target_in.pin_memory(),
-            target_out=self.target_out.pin_memory(),
-        )
-
-    def to(self, device: torch.device) -> "Batch":
-        """The same batch in the device's memory."""
-        return Batch(
-            source=self.source.to(device, non_blocking=True),
-            target_in=self.target_in.to(device, non_blocking=True),
-            target_out=self.target_out.to(device, non_blocking=True),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,7 +93,7 @@ class Batcher:
                 yield self._update(batches[start:end])
             first = max(first - len(bounds), 0)
 
-    def in_order(self) -> Iterator[Batch]:
+    def in_order(self) -> "Iterator[transduce.data.tensors.Batch]":
         """All pairs once, similar lengths together, for measuring a loss."""
         for planned in _in_parts(np.arange(len(self._dataset))):
             yield from map(self.load, self._batches(planned))
@@ -160,8 +137,12 @@ class Batcher:
             num_positions=sum(map(self.num_positions, batches)),
         )
 
-    def load(self, indices: Integer[np.ndarray, " batch"]) -> Batch:
-        """The ids of a batch, padded, with their special tokens."""
+    def load(
+        self, indices: Integer[np.ndarray, " batch"]
+    ) -> "transduce.data.tensors.Batch":
+        """Tensors of the ids of a batch, padded, with their special tokens."""
+        from transduce.data.tensors import as_batch
+
         source, target = self._lengths(indices)
         source_ids = self._dataset.source.padded(indices, PAD)
         target_ids = self._dataset.target.padded(indices, PAD)
@@ -170,11 +151,7 @@ class Batcher:
         target_in[:, 0] = BOS
         source_ids[rows, source - 1] = EOS
         target_ids[rows, target - 1] = EOS
-        return Batch(
-            source=torch.from_numpy(source_ids),
-            target_in=torch.from_numpy(target_in),
-            target_out=torch.from_numpy(target_ids),
-        )
+        return as_batch(source_ids, target_in, target_ids)
 
     def longest_batch(self) -> Integer[np.ndarray, " pairs"]:
         """As many of the longest pairs as fill a batch: what takes most memory."""
@@ -213,9 +190,3 @@ def read_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
         while (item := coming.result()) is not None:
             coming = reader.submit(next, items, None)
             yield item
-
-
-def pad_rows(rows: list[list[int]]) -> Int[Tensor, "batch length"]:
-    """Rows of ids as one tensor, padded at the end."""
-    width = max(map(len, rows))
-    return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])

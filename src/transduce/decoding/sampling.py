@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float, Float64, Int, Int64
-from torch import Tensor
+from jaxtyping import Float, Float32, Float64, Int64
 
 from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.probabilities import draw, log_softmax
 from transduce.decoding.search import Decoding, NextTokenModel
 from transduce.sampling_config import SamplingConfig
 
@@ -23,9 +22,9 @@ def sample(
     eos: int,
     excluded: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
-    """So many hypotheses of each sentence, likeliest first.
+    """`config.number` hypotheses of each sentence, likeliest first.
 
-    What is drawn for a sentence depends on the seed and its name, not on the others.
+    The draws of a sentence depend on the seed and its name, not on other sentences.
     Log-probabilities are the model's own, whatever was drawn from; they are the score.
     """
     search = Sampling(max_lengths, names, config, eos, excluded)
@@ -35,7 +34,7 @@ def sample(
 
 
 class Sampling:
-    """Sentences that grow together by what is drawn."""
+    """Sentences that grow together by drawn tokens."""
 
     def __init__(
         self,
@@ -48,23 +47,18 @@ class Sampling:
         each = zip(max_lengths, names, strict=True)
         self.live = [_Draws(limit, name, config, eos) for limit, name in each]
         self._config = config
-        self._excluded = excluded
+        self._excluded = list(excluded)
 
-    @torch.inference_mode()
     def grow(
         self, logits: Float[Any, "sentences group vocab"]
     ) -> tuple[Int64[np.ndarray, "kept samples"], Int64[np.ndarray, "kept samples"]]:
-        """Draw a token for each sample; the rows that go on, and what they read."""
-        logits = torch.as_tensor(logits).float()
-        group_size, count = logits.size(1), self._config.number
-        log_probs = logits.log_softmax(dim=-1)
-        logits = logits.clone()  # as those before are the model's own
-        logits[..., list(self._excluded)] = -torch.inf
-        # At first each sentence has one hypothesis, from which all its samples begin.
-        shape = (len(self.live), count, logits.size(-1))
-        chances = torch.from_numpy(np.stack([each.chances() for each in self.live]))
-        tokens = _draw(logits.expand(shape), chances, self._config)
-        gains = log_probs.expand(shape).gather(-1, tokens[..., None]).squeeze(-1)
+        """Draw a token for each sample; return the rows that go on, and what they read.
+
+        Logits are an array, or a tensor on any device.
+        """
+        group_size, count = logits.shape[1], self._config.number
+        chances = np.stack([each.chances() for each in self.live])
+        tokens, gains = self._drawn(logits, chances)
         drawn = zip(self.live, tokens.tolist(), gains.tolist(), strict=True)
         for each, row, gain in drawn:
             each.append(row, gain)
@@ -72,32 +66,47 @@ class Sampling:
         self.live = [self.live[i] for i in kept]
         parents = np.minimum(np.arange(count), group_size - 1)
         first = np.array(kept, dtype=np.int64)[:, None] * group_size
-        return first + parents, tokens[kept].cpu().numpy()
+        return first + parents, tokens[kept]
 
     def join(self, other: "Sampling") -> None:
-        """Put the sentences of another behind one's own."""
+        """Append the sentences of another."""
         self.live = [*self.live, *other.live]
 
+    def _drawn(
+        self,
+        logits: Float[Any, "sentences group vocab"],
+        chances: Float64[np.ndarray, "sentences samples"],
+    ) -> tuple[
+        Int64[np.ndarray, "sentences samples"], Float32[np.ndarray, "sentences samples"]
+    ]:
+        """Token of each sample, and its log-probability among all tokens."""
+        if not isinstance(logits, np.ndarray):
+            # PyTorch is loaded then, and takes a second to load otherwise.
+            from transduce.decoding.probabilities_by_torch import draw_by_torch
 
-def _draw(
-    logits: Float[Tensor, "sentences samples vocab"],
-    chances: Float64[Tensor, "sentences samples"],
-    config: SamplingConfig,
-) -> Int[Tensor, "sentences samples"]:
-    """The token where the summed probabilities, likeliest first, pass the chance."""
-    vocab_size = logits.size(-1)
-    count = vocab_size if config.top_k is None else min(config.top_k, vocab_size)
-    values, tokens = (logits / config.temperature).topk(count)
-    probabilities = values.double().softmax(dim=-1)
-    reached = probabilities.cumsum(dim=-1)
-    # The token that reaches the nucleus's probability belongs to it.
-    is_outside = reached - probabilities >= config.top_p
-    probabilities = probabilities.masked_fill(is_outside, 0.0)
-    reached = probabilities.cumsum(dim=-1)
-    aims = chances.to(logits.device)[..., None] * reached[..., -1:]
-    last = (~is_outside).sum(dim=-1, keepdim=True) - 1
-    index = torch.searchsorted(reached, aims, right=True).minimum(last)
-    return tokens.gather(-1, index).squeeze(-1)
+            return draw_by_torch(logits, chances, self._config, self._excluded)
+        tokens = np.empty(chances.shape, dtype=np.int64)
+        gains = np.empty(chances.shape, dtype=np.float32)
+        # A sentence at a time, as its logits then stay in the processor's cache.
+        for i, (of_sentence, aims) in enumerate(zip(logits, chances, strict=True)):
+            tokens[i], gains[i] = self._drawn_for(of_sentence, aims)
+        return tokens, gains
+
+    def _drawn_for(
+        self,
+        logits: Float[np.ndarray, "group vocab"],
+        chances: Float64[np.ndarray, " samples"],
+    ) -> tuple[Int64[np.ndarray, " samples"], Float32[np.ndarray, " samples"]]:
+        """Token of each sample of one sentence, and its log-probability."""
+        log_probs = log_softmax(logits)
+        allowed = logits.astype(np.float32)  # the model may use its logits again
+        allowed[:, self._excluded] = -np.inf
+        if len(allowed) == 1:  # at first all samples go on from one hypothesis
+            tokens = draw(allowed[0], chances, self._config)
+            return tokens, log_probs[0, tokens]
+        each = zip(allowed, chances[:, None], strict=True)
+        tokens = np.concatenate([draw(*row, self._config) for row in each])
+        return tokens, log_probs[np.arange(len(tokens)), tokens]
 
 
 class _Draws:
@@ -117,11 +126,11 @@ class _Draws:
         self._eos = eos
 
     def chances(self) -> Float64[np.ndarray, " samples"]:
-        """From 0 to 1, one for each sample's next token."""
+        """Numbers from 0 to 1, one for each sample's next token."""
         return self._random.random(len(self._ids))
 
     def append(self, tokens: list[int], gains: list[float]) -> None:
-        """Add what has been drawn to the samples that have not ended."""
+        """Add drawn tokens to the samples that have not ended."""
         each = zip(self._ids, self._gains, tokens, gains, strict=True)
         for ids, so_far, token, gain in each:
             if not self._is_done(ids):

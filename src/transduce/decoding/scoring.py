@@ -1,69 +1,80 @@
 """The log-probability of given targets."""
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+import numpy as np
+from jaxtyping import Float64
 
-from transduce.data.batches import pad_rows
+from transduce.decoding.next_token_models.ready_model import ReadyModel
+from transduce.decoding.probabilities import log_likelihoods
+from transduce.decoding.search import NextTokenModel
 from transduce.decoding.translation.target_score import TargetScore
-from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS, PAD
 
-LOGIT_POSITIONS = 256
-"""Positions whose logits are computed at once: 38 MB for 37,000 tokens."""
+MOST_ROWS = 256
+"""Targets that are read at once: their logits are 38 MB for 37,000 tokens."""
 
-
-@torch.no_grad()
-def score_targets(
-    model: Transformer,
-    source: Int[Tensor, "batch source"],
-    targets: list[list[int]],
-) -> list[TargetScore]:
-    """The log-probability of each target, in one pass over the batch."""
-    target_in = pad_rows([[BOS, *ids] for ids in targets]).to(source.device)
-    target_out = pad_rows([[*ids, EOS] for ids in targets]).to(source.device)
-    states = model.decode(target_in, model.encode(source))
-    totals = [
-        _log_probability(model, row_states, row_out)
-        for row_states, row_out in zip(states, target_out, strict=True)
-    ]
-    return [
-        TargetScore(log_probability=total, num_tokens=len(ids) + 1)
-        for total, ids in zip(totals, targets, strict=True)
-    ]
+Pair = tuple[list[int], list[int]]
+"""Ids of a source and its target, both without the end token."""
 
 
 def score_pairs(
-    model: Transformer, pairs: Sequence[tuple[list[int], list[int]]], positions: int
+    model: ReadyModel, pairs: Sequence[Pair], positions: int
 ) -> Iterator[tuple[int, TargetScore]]:
     """Score pairs in batches of similar lengths; yields each pair's number and score.
 
     The scores of a batch come together; between two batches the caller may stop.
     """
-    device = model.output_weight.device
     lengths = [max(map(len, pair)) for pair in pairs]
     for batch in similar_lengths(lengths, positions):
-        source = pad_rows([[*pairs[i][0], EOS] for i in batch]).to(device)
-        found = score_targets(model, source, [pairs[i][1] for i in batch])
-        yield from zip(batch, found, strict=True)
+        # The longest targets first, so that the rows that end are the last ones.
+        numbers = sorted(batch, key=lambda i: -len(pairs[i][1]))
+        yield from zip(
+            numbers, _scores(model, [pairs[i] for i in numbers]), strict=True
+        )
 
 
-def _log_probability(
-    model: Transformer,
-    states: Float[Tensor, "target d_model"],
-    target_out: Int[Tensor, " target"],
-) -> float:
-    """Log-probability of a target, a few positions at a time to save memory."""
-    total = 0.0
-    for some_states, some_out in zip(
-        states.split(LOGIT_POSITIONS), target_out.split(LOGIT_POSITIONS), strict=True
-    ):
-        log_probs = model.logits(some_states).float().log_softmax(dim=-1)
-        chosen = log_probs.gather(-1, some_out[:, None]).squeeze(-1).double()
-        total += float(chosen.masked_fill(some_out == PAD, 0.0).sum())
-    return total
+def _scores(model: ReadyModel, pairs: Sequence[Pair]) -> Iterator[TargetScore]:
+    """Yield the scores of a batch, whose longest targets come first."""
+    sources = [[*source, EOS] for source, _ in pairs]
+    if model.needs_torch:
+        from transduce.decoding.scoring_by_torch import score_by_torch
+
+        targets = [target for _, target in pairs]
+        yield from score_by_torch(model.operators.model, sources, targets)
+        return
+    for start in range(0, len(pairs), MOST_ROWS):
+        outputs = [[*target, EOS] for _, target in pairs[start : start + MOST_ROWS]]
+        decoder = model.read(sources[start : start + MOST_ROWS])
+        totals = read_targets(decoder, outputs).tolist()
+        for total, output in zip(totals, outputs, strict=True):
+            yield TargetScore(log_probability=total, num_tokens=len(output))
+
+
+def read_targets(
+    decoder: NextTokenModel, targets: Sequence[Sequence[int]]
+) -> Float64[np.ndarray, " targets"]:
+    """Log-probability of each target, which a decoder reads token by token.
+
+    The decoder has one hypothesis of each source. Targets include their end tokens, and
+    the longest come first.
+    """
+    lengths = np.array([len(target) for target in targets])
+    ids = np.full((len(targets), lengths[0]), PAD, dtype=np.int64)
+    for row, target in zip(ids, targets, strict=True):
+        row[: len(target)] = target
+    totals = np.zeros(len(targets))
+    last_ids, live = np.full((len(targets), 1), BOS, dtype=np.int64), len(targets)
+    for position in count():
+        logits = decoder.step(last_ids)[:, 0]
+        totals[:live] += log_likelihoods(logits, ids[:live, position])
+        live = int((lengths > position + 1).sum())
+        if not live:
+            break
+        decoder.reorder(np.arange(live)[:, None])
+        last_ids = ids[:live, position, None].copy()
+    return totals
 
 
 def similar_lengths(lengths: list[int], positions: int) -> Iterator[list[int]]:

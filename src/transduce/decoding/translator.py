@@ -1,6 +1,7 @@
 """Text in, text out, or trees.
 
-What needs PyTorch is imported where it does; kernels translate without it.
+On a CPU the native library computes all of it; PyTorch is imported only where that
+cannot: on a GPU, in bf16, or for attention by additive scores.
 """
 
 from collections import Counter
@@ -14,11 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.ready_model import (
     DecodingPrecision,
     ReadyModel,
 )
 from transduce.decoding.parsing.parser import PAPER_SEARCH, Parse, Parser
+from transduce.decoding.sampling import Sampling
+from transduce.decoding.scoring import score_pairs
 from transduce.decoding.search import Decoding, JoinableModel, require_numbers
 from transduce.decoding.streaming.processes import (
     Beginning,
@@ -46,6 +50,7 @@ from transduce.decoding.translation.translations import (
     spelt,
 )
 from transduce.errors import RequestError
+from transduce.extras import packages_for
 from transduce.machine import free_memory, may_have_gpu
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelAtRest, open_model
@@ -64,8 +69,6 @@ DRAWN_BYTES = 48
 """Bytes of memory per draw and token of the vocabulary: logits and probabilities, and
 the sorted and the cumulative ones."""
 COVERAGE = "transduce.decoding.next_token_models.coverage"
-ENSEMBLE = "transduce.decoding.next_token_models.ensemble"
-SAMPLING = "transduce.decoding.sampling"
 
 
 class _Asked(NamedTuple):
@@ -107,8 +110,6 @@ class Translator:
             ReadyModel(each, precision, self.device) for each in (checkpoint, *others)
         ]
         self._loaded = set[str]()  # modules, by copies of this process too
-        if others:
-            import_module(ENSEMBLE)
         if num_processes > 1:
             self.get_ready()  # once, not in each copy of this process
         self.symbols = checkpoint.symbols
@@ -291,7 +292,6 @@ class Translator:
         self.require_translation()
         require_lists(sources)
         self._require_memory_for(config.number)
-        self._load_for_all(SAMPLING)
         begin = partial(Translator._sample, config=config)
         pairs = paired(sources, None)
         asked = _Asked(begin, config.number)
@@ -342,12 +342,10 @@ class Translator:
                 "Sources and targets must be equally many, but are "
                 f"{len(sources)} and {len(targets)}."
             )
-        from transduce.decoding.scoring import score_pairs
-
         source_ids = self.tokenizer.encode_sources(sources)
         target_ids = self.tokenizer.encode_targets(targets)
         for number, score in score_pairs(
-            self.models[0].operators.model,
+            self.models[0],
             list(zip(source_ids, target_ids, strict=True)),
             batch_positions(self.device),
         ):
@@ -477,8 +475,6 @@ class Translator:
         return Decoding(self._read(parts), beams, BOS)
 
     def _sample(self, parts: Sequence[Part], config: SamplingConfig) -> Decoding:
-        from transduce.decoding.sampling import Sampling
-
         limits = [part.length + config.extra_length for part in parts]
         names = [(part.line, part.number) for part in parts]
         search = Sampling(limits, names, config, EOS, EXCLUDED)
@@ -490,8 +486,6 @@ class Translator:
         members = [each.read(sources) for each in self.models]
         if len(members) == 1:
             return members[0]
-        from transduce.decoding.next_token_models.ensemble import Ensemble
-
         return Ensemble(members)
 
 
@@ -517,15 +511,19 @@ def load(
     models have not one tokenizer.
     """
     first, *rest = (open_model(Path(each)) for each in (path, *others))
-    on = _device(device)
+    on = choose_device(device)
     number = default_processes(on) if num_processes is None else num_processes
     return Translator(first, on, *rest, precision=precision, num_processes=number)
 
 
-def _device(asked: str) -> str:
-    """What PyTorch calls it; that is loaded only where there may be a choice."""
+def choose_device(asked: str) -> str:
+    """Name of the device for "auto", "cpu" or "cuda", as PyTorch has it.
+
+    PyTorch is loaded only if there may be a GPU. `RequestError` if the device is not
+    there.
+    """
     if asked == "cpu" or (asked == "auto" and not may_have_gpu()):
         return "cpu"
-    from transduce.device import choose_hardware
-
+    with packages_for(f"Device {asked}"):
+        from transduce.device import choose_hardware
     return str(choose_hardware(asked).device)

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from sacrebleu.metrics.bleu import BLEU
-
 from transduce.errors import ConfigError, RequestError
 from transduce.languages import base, detect_unspaced, english_name, is_unspaced
 from transduce.phrases import missing_package
@@ -97,6 +95,8 @@ def tokenizer_of(language: str) -> str:
 
 def require_tokenizer(name: str) -> None:
     """Raise `RequestError` if a tokenizer cannot be used here."""
+    from sacrebleu.metrics.bleu import BLEU  # settings and checks do without it
+
     try:
         BLEU(tokenize=name, force=True)
     except (ImportError, RuntimeError, AssertionError) as error:

@@ -13,11 +13,11 @@ from typing import Any, TypeVar, cast, get_args
 from uuid import uuid4
 
 from transduce.claims import claim
-from transduce.device import Precision
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.presets import RunConfig
 from transduce.json_files import read_json
 from transduce.languages import LanguagesConfig, guess_all
+from transduce.machine import Precision
 from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of
 from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 from transduce.preparation.corpus_files import CorpusFiles

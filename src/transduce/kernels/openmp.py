@@ -56,25 +56,37 @@ class _Threads:
     asked: int | None = None
 
 
+def leave_a_core() -> None:
+    """Compute on all cores but one, unless the environment sets a number of threads.
+
+    Where another program wants that core, threads on all of them would wait, actively,
+    for the one that has lost its own.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        use_threads(max(num_threads() - 1, 1))
+
+
 @cache
 def _usual_number() -> int:
-    """One for each core, unless the environment says fewer.
+    """Default number of threads: one for each core, or what the environment sets.
 
-    PyTorch asks MKL how many, which asks its own variable first.
+    MKL_NUM_THREADS comes before OMP_NUM_THREADS, as it does in PyTorch.
     """
     library = _openmp()
     most = num_cores() if library is None else library.omp_get_max_threads()
-    with suppress(KeyError, ValueError):
-        most = int(os.environ["MKL_NUM_THREADS"]) or most
+    for name in READ_BY_PYTORCH if library is None else ("MKL_NUM_THREADS",):
+        with suppress(KeyError, ValueError):
+            most = int(os.environ[name]) or most
     return max(min(filter(None, [most, num_whole_cores()]), default=1), 1)
 
 
 @cache
 def _openmp() -> ctypes.CDLL | None:
     """GCC's: the very one that PyTorch has, or will have, if it has that one."""
-    folder = torch_folder() / "lib"
-    # It may bring its own, have the system's, or have it loaded already.
-    for path in [*map(str, folder.glob("libgomp*")), None, "libgomp.so.1"]:
+    folder = torch_folder()
+    own = [] if folder is None else sorted((folder / "lib").glob("libgomp*"))
+    # PyTorch may bring its own, have the system's, or have it loaded already.
+    for path in [*map(str, own), None, "libgomp.so.1"]:
         with suppress(OSError, AttributeError):
             library = ctypes.CDLL(path)
             _ = library.GOMP_parallel, library.omp_get_max_threads

@@ -10,7 +10,9 @@ Positions = Literal["sinusoidal", "learned"]
 Norm = Literal["post", "pre"]
 Scores = Literal["scaled", "unscaled", "additive"]
 Activation = Literal["relu", "silu"]
-
+AttentionKind = Literal["encoder", "decoder", "encoder-decoder"]
+ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
+"""The three uses of attention (section 3.2.3)."""
 
 MOST = {
     "vocab_size": 2**24,

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeVar
 
-from transduce.analysis.word_links import attended_links
 from transduce.decoding.translation.translations import (
     Translation,
     TranslationHypothesis,
 )
+from transduce.decoding.translator import Translator
+from transduce.extras import missing_in
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
 from transduce.text.documents.inline_tags import WordLinks
@@ -161,11 +162,24 @@ async def _links(
     for start in range(0, len(places), LINKED_AT_ONCE):
         chosen = places[start : start + LINKED_AT_ONCE]
         pairs = [(found[i][0].sentence or "", texts[i][k]) for i, k in chosen]
-        link = partial(attended_links, queue.translator, pairs)
+        link = partial(_linked, queue.translator, pairs)
         linked = await queue.run(link, deadline)
         for (i, k), each in zip(chosen, linked, strict=True):
             links[i][k] = each
     return links
+
+
+def _linked(
+    translator: Translator, pairs: Sequence[tuple[str, str]]
+) -> list[WordLinks | None]:
+    """Word links by the model's attention; None for each without PyTorch."""
+    try:
+        from transduce.analysis.word_links import attended_links
+    except ImportError as error:
+        if missing_in(error) is None:
+            raise
+        return [None] * len(pairs)
+    return attended_links(translator, pairs)
 
 
 def _texts(translation: Translation, num_alternatives: int) -> list[str]:

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from transduce.data.batches import Batch, Batcher, Update, read_ahead
+from transduce.data.batches import Batcher, Update, read_ahead
+from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.errors import TransduceError
 from transduce.evaluation.perplexity import perplexity

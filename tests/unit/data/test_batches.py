@@ -8,13 +8,8 @@ import pytest
 import torch
 
 from transduce.data import batches
-from transduce.data.batches import (
-    Batch,
-    Batcher,
-    BatchingConfig,
-    pad_rows,
-    read_ahead,
-)
+from transduce.data.batches import Batcher, BatchingConfig, read_ahead
+from transduce.data.tensors import Batch, pad_rows
 from transduce.errors import ConfigError
 
 PAIRS, LONGEST = 300, 20

@@ -8,7 +8,12 @@ from types import ModuleType
 import pytest
 import torch
 
-from transduce.kernels.openmp import READ_BY_PYTORCH, num_threads, use_threads
+from transduce.kernels.openmp import (
+    READ_BY_PYTORCH,
+    leave_a_core,
+    num_threads,
+    use_threads,
+)
 
 
 def told_by(program: str, **variables: str) -> str:
@@ -74,3 +79,24 @@ def test_so_many_are_used_as_are_asked_for() -> None:
         assert torch.get_num_threads() == num_threads() == 2
     finally:
         use_threads(1)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 1), (3, 2)])
+def test_a_core_is_left_if_there_is_another(monkeypatch, before, after):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(before)
+    try:
+        leave_a_core()
+        assert torch.get_num_threads() == after
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_number_of_threads_that_was_asked_for_stays(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    torch.set_num_threads(2)
+    try:
+        leave_a_core()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

@@ -12,7 +12,8 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 from torch.nn import functional
 
-from transduce.data.batches import Batch, Batcher, BatchingConfig
+from transduce.data.batches import Batcher, BatchingConfig
+from transduce.data.tensors import Batch
 from transduce.model import attention
 from transduce.model.operators.dropout import Dropout
 from transduce.model.transformer import Transformer

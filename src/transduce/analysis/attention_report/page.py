@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.analysis.attention_maps import KINDS
 from transduce.analysis.attention_report.sentence import SentenceAttention, Tokens
 from transduce.analysis.attention_report.tree_picture import draw_tree
 from transduce.analysis.figures import HEAD_COLOURS
 from transduce.analysis.head_statistics import LEGEND, head_statistics, statistics_table
+from transduce.model.config import ATTENTION_KINDS
 from transduce.report.content import Column, Section, Table, columns
 from transduce.report.page import as_html, whole_page
 
@@ -60,7 +60,7 @@ def _data(sentence: SentenceAttention) -> str:
         "written": _axis(pair.target_out),
         "layer": _clearest_layer(pair.maps.encoder_decoder),
         "colours": HEAD_COLOURS,
-        "maps": {kind: _weights(pair.maps.of(kind)) for kind in KINDS},
+        "maps": {kind: _weights(pair.maps.of(kind)) for kind in ATTENTION_KINDS},
     }
     # Nothing in a text may end the element.
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")

@@ -7,11 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from transduce.analysis.attention_maps import (
-    AttentionKind,
-    AttentionMaps,
-    attention_maps,
-)
+from transduce.analysis.attention_maps import AttentionMaps, attention_maps
 from transduce.analysis.figures import LabelledHeads
 from transduce.analysis.search_tree import SearchTree, watch_search
 from transduce.analysis.words import (
@@ -24,6 +20,7 @@ from transduce.decoding.parsing.penn_words import penn_words
 from transduce.decoding.search import require_numbers
 from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.errors import RequestError, TooLongError
+from transduce.model.config import AttentionKind
 from transduce.parsing.normalization import normalized
 from transduce.parsing.trees import parse_tree, without_brackets
 from transduce.parsing.vocabulary import NEVER_WRITTEN

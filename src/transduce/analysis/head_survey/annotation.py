@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transduce.analysis.attention_maps import AttentionKind, AttentionMaps
+from transduce.analysis.attention_maps import AttentionMaps
 from transduce.analysis.head_survey.dependencies import dependencies
 from transduce.analysis.words import between_words, groups_of_words
+from transduce.model.config import AttentionKind
 from transduce.parsing.trees import Tree, parse_tree
 from transduce.text.grammar import GrammarSentence
 

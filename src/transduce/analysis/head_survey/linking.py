@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from transduce.analysis.attention_maps import AttentionKind
 from transduce.analysis.head_statistics import HeadName
 from transduce.analysis.head_survey.annotation import AnnotatedMaps, Link, links
+from transduce.model.config import AttentionKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from transduce.analysis.attention_maps import AttentionMaps, attention_maps
-from transduce.data.batches import pad_rows
-from transduce.decoding.scoring import score_targets
+from transduce.data.tensors import pad_rows
+from transduce.decoding.scoring_by_torch import score_targets
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
 from transduce.special_ids import BOS, EOS

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from transduce.analysis.attention_maps import KINDS
 from transduce.analysis.figures import HeadValues, draw_heads
 from transduce.analysis.head_statistics import (
     LEGEND,
@@ -13,6 +12,7 @@ from transduce.analysis.head_statistics import (
 from transduce.analysis.head_survey.alignment import AlignmentError, Linking
 from transduce.analysis.head_survey.linking import LinkSurvey
 from transduce.analysis.head_survey.survey import AnnotatedSurvey, HeadSurvey
+from transduce.model.config import ATTENTION_KINDS
 from transduce.phrases import counted
 from transduce.report.content import (
     Part,
@@ -159,7 +159,8 @@ def _pruning(survey: HeadSurvey) -> Iterator[Part]:
 
 
 def _picture(name: str, title: str, values: list[tuple[HeadName, float]]) -> Picture:
-    kinds = [kind for kind in KINDS if any(head.kind == kind for head, _ in values)]
+    present = {head.kind for head, _ in values}
+    kinds = [kind for kind in ATTENTION_KINDS if kind in present]
     grids = [
         HeadValues(
             kind=kind,

@@ -14,7 +14,7 @@ import torch
 
 from transduce.benchmark.decoding.task import DecodingTask, Setting, warm_up
 from transduce.benchmark.turns import Turns
-from transduce.data.batches import pad_rows
+from transduce.data.tensors import pad_rows
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.export.portable_tokenizer import portable_pieces

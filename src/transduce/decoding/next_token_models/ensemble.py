@@ -1,13 +1,12 @@
 """Several models that decide together, token by token."""
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
 
+from transduce.decoding.probabilities import log_mean, log_softmax
 from transduce.decoding.search import JoinableModel
 
 
@@ -17,14 +16,19 @@ class Ensemble:
     def __init__(self, members: Sequence[JoinableModel]) -> None:
         self._members = members
 
-    @torch.inference_mode()
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
-    ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the log-probabilities of the next."""
-        logits = [torch.as_tensor(each.step(last_ids)) for each in self._members]
-        each = [of_member.float().log_softmax(dim=-1) for of_member in logits]
-        return torch.stack(each).logsumexp(dim=0) - math.log(len(each))
+    ) -> Float[Any, "sentences group vocab"]:
+        """Read one more token of each hypothesis; the log-probabilities of the next.
+
+        They are an array if all members compute in numpy, otherwise a tensor.
+        """
+        logits = [each.step(last_ids) for each in self._members]
+        if all(isinstance(each, np.ndarray) for each in logits):
+            return log_mean(list(map(log_softmax, logits)))
+        from transduce.decoding.probabilities_by_torch import log_mean_by_torch
+
+        return log_mean_by_torch(logits)
 
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses, in this order."""

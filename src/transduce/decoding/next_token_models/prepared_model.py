@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transduce.checkpoint import built
-from transduce.data.batches import pad_rows
+from transduce.data.tensors import pad_rows
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import (
     PackedFloats,

@@ -12,6 +12,7 @@ from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
 from transduce.decoding.search import JoinableModel, WatchedModel
 from transduce.errors import ConfigError
+from transduce.extras import packages_for
 from transduce.machine import has_matrix_unit, keep_freed_memory
 from transduce.model_folder import ModelAtRest
 from transduce.search_config import SearchConfig
@@ -83,8 +84,8 @@ class ReadyModel:
     ) -> "transduce.decoding.next_token_models.prepared_model.PreparedModel":
         """The model by operators of PyTorch, for who looks into it."""
         # Not before: PyTorch takes a second to load.
-        from transduce.decoding.next_token_models.prepared_model import prepare
-
+        with packages_for(self._task_of_torch):
+            from transduce.decoding.next_token_models.prepared_model import prepare
         return prepare(self._checkpoint, self._precision, self._device)
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Any:
@@ -122,6 +123,19 @@ class ReadyModel:
             return self.read(sources), None
         watched = self.read_watched(sources)
         return watched, watched.coverage
+
+    @property
+    def _task_of_torch(self) -> str:
+        """What PyTorch is needed for, as the subject of a message."""
+        if self._device != "cpu":
+            return f"Device {self._device}"
+        if self._precision not in PACKS:
+            return f"Precision {self._precision}"
+        if not has_kernels_for(self._checkpoint.config):
+            return f"A model with {self._checkpoint.config.scores} attention scores"
+        if self._has_kernels:
+            return "A look into the model"
+        return "Decoding without the native library, which a C compiler builds,"
 
     @property
     def needs_torch(self) -> bool:

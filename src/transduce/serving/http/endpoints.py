@@ -6,15 +6,16 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from http import HTTPStatus
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from transduce.analysis.attention_maps import AttentionKind
-from transduce.analysis.attention_report.sentence import PairAttention, attend
 from transduce.decoding.parsing.parser import Parse
 from transduce.errors import OverdueError, TransduceError
+from transduce.extras import packages_for
+from transduce.model.config import AttentionKind
 from transduce.serving.http import messages
 from transduce.serving.http.access import failure_sentence, is_an_end, log_failure
 from transduce.serving.http.admission import (
@@ -48,6 +49,9 @@ from transduce.text.documents.running_text import (
     sentences,
     split_text,
 )
+
+if TYPE_CHECKING:
+    from transduce.analysis.attention_report.sentence import PairAttention
 
 ENGLISH = "en"
 """Language of the text that parsers read."""
@@ -214,6 +218,8 @@ class Endpoints:
         queue = by_name(self._models, asked.model).queue
         deadline = queue.deadline()
         await queue.require_short(asked.texts, deadline)
+        with packages_for("/v1/attention"):
+            from transduce.analysis.attention_report.sentence import attend
         work = partial(attend, queue.translator, asked.source, asked.target)
         found = await while_connected(request, queue.run(work, deadline))
         # Up to a million numbers, which would block the event loop.
@@ -251,7 +257,7 @@ def _named(code: str) -> messages.NamedLanguage:
     return messages.NamedLanguage(code=code, name=language_name(code))
 
 
-def _attention_json(found: PairAttention, kind: AttentionKind) -> bytes:
+def _attention_json(found: "PairAttention", kind: AttentionKind) -> bytes:
     queries, keys = found.axes(kind)
     weights = found.maps.of(kind).double().round(decimals=DIGITS)
     content = {

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from transduce.analysis.attention_maps import AttentionKind
+from transduce.model.config import AttentionKind
 from transduce.serving.served_models import AUTO
 from transduce.serving.translation import Format
 

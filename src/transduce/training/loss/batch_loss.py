@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.data.batches import Batch
+from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.model.transformer import Transformer
 from transduce.special_ids import PAD

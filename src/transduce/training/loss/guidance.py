@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transduce.data.batches import Batch
+from transduce.data.tensors import Batch
 from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import Transformer
 from transduce.special_ids import EOS, PAD

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.analysis.attention_maps import AttentionKind
 from transduce.analysis.attention_report.sentence import attend, look_into
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RequestError, TooLongError
+from transduce.model.config import AttentionKind
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from transduce.data.batches import Batch
+from transduce.data.tensors import Batch
 from transduce.model.transformer import Transformer
 from transduce.training.loss.batch_loss import BatchLoss
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transduce.data.batches import Batch
+from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transduce.claims import claim
-from transduce.device import Precision
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.presets import TABLE_3, RunConfig
 from transduce.experiments.run_folder import RECORD as RUN_RECORD
 from transduce.experiments.run_folder import RunFolder
 from transduce.experiments.tables.table3.rows import changes, row_config, settings
 from transduce.json_files import read_json
+from transduce.machine import Precision
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.preparation.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
 from transduce.search_config import SearchConfig

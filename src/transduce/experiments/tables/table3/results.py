@@ -7,7 +7,6 @@ from statistics import geometric_mean
 from typing import Any, Literal, NamedTuple
 
 from transduce.data.dataset import open_dataset
-from transduce.device import Precision
 from transduce.evaluation.bleu import corpus_bleu
 from transduce.evaluation.pooling import PooledBleu, pooled
 from transduce.evaluation.significance import (
@@ -30,6 +29,7 @@ from transduce.experiments.tables.table3.rows import (
     row_config,
     settings,
 )
+from transduce.machine import Precision
 from transduce.model.cost import count_parameters
 from transduce.text.corpus import read_text
 from transduce.training.schedule import scheduled_rate

@@ -1,0 +1,54 @@
+"""Batches as tensors."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int, Integer
+from torch import Tensor
+
+from transduce.special_ids import PAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Sentence pairs side by side, padded at the end."""
+
+    source: Int[Tensor, "batch source"]
+    target_in: Int[Tensor, "batch target"]
+    target_out: Int[Tensor, "batch target"]
+
+    def pinned(self) -> "Batch":
+        """The same batch where a GPU reads it by itself."""
+        return Batch(
+            source=self.source.pin_memory(),
+            target_in=self.target_in.pin_memory(),
+            target_out=self.target_out.pin_memory(),
+        )
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch in the device's memory."""
+        return Batch(
+            source=self.source.to(device, non_blocking=True),
+            target_in=self.target_in.to(device, non_blocking=True),
+            target_out=self.target_out.to(device, non_blocking=True),
+        )
+
+
+def as_batch(
+    source: Integer[np.ndarray, "batch source"],
+    target_in: Integer[np.ndarray, "batch target"],
+    target_out: Integer[np.ndarray, "batch target"],
+) -> Batch:
+    """Batch whose tensors share the memory of these arrays."""
+    return Batch(
+        source=torch.from_numpy(source),
+        target_in=torch.from_numpy(target_in),
+        target_out=torch.from_numpy(target_out),
+    )
+
+
+def pad_rows(rows: list[list[int]]) -> Int[Tensor, "batch length"]:
+    """Rows of ids as one tensor, padded at the end."""
+    width = max(map(len, rows))
+    return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
