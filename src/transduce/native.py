@@ -6,6 +6,7 @@ compiled with: a library of another version is not used.
 
 import hashlib
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import numpy as np
 from cffi import FFI
 from jaxtyping import Shaped
 
-import transduce
 from transduce.errors import RequestError
 from transduce.kernels.openmp import gomp_parallel
 
@@ -112,7 +112,7 @@ def empty_aligned(
 
 def _find(name: str) -> Path | None:
     """Return a file of the package, wherever an installation has put it."""
-    for folder in transduce.__path__:
+    for folder in sys.modules["transduce"].__path__:
         if (path := Path(folder) / name).is_file():
             return path
     return None
