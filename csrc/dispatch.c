@@ -152,7 +152,7 @@ static int can_run(const InstructionSet *set)
 
 const td_api *td_load_isa(const char *name)
 {
-    for (const InstructionSet *set = sets; set->api; set++)
+    for (const InstructionSet *set = sets; name && set->api; set++)
         if (strcmp(set->api->isa, name) == 0)
             return can_run(set) ? set->api : NULL;
     return NULL;
