@@ -56,7 +56,7 @@ GROUPS = {
     "loss": Group(
         modules=tuple(
             f"training/loss/{name}.py"
-            for name in ("batch_loss", "cross_entropy", "guidance", "unit_loss")
+            for name in ("batch_loss", "cross_entropy", "guidance", "output_loss")
         ),
         tests=("unit/training/loss", "relations/test_accumulation.py"),
     ),

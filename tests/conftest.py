@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from file_server import FileServer, serving
+from instruction_sets import chosen_isa, runnable_isas
+from transduce import native
 from transduce.checkpoint import Checkpoint
 from transduce.corpora import download
 from transduce.corpora.grammar_treebank import training_trees
@@ -24,7 +26,7 @@ from transduce.data.dataset import Dataset, EncodedPair, EncodedSide, write_data
 from transduce.device import Hardware
 from transduce.model.config import ModelConfig
 from transduce.model.operators import layer_stack
-from transduce.model.operators.kernels.library import loaded_kernels, uses_matrix_unit
+from transduce.model.operators.native_operators import uses_amx
 from transduce.model.transformer import Transformer
 from transduce.parsing.vocabulary import learn_symbols
 from transduce.text.tokenizer import (
@@ -33,7 +35,7 @@ from transduce.text.tokenizer import (
     learn_tokenizer,
 )
 from transduce.training.config import TrainingConfig
-from transduce.training.loss import unit_loss
+from transduce.training.loss import output_loss
 from transduce.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -280,19 +282,27 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
         yield files
 
 
-@pytest.fixture(params=[True, False], ids=["unit", "plain"])
-def unit(
+@pytest.fixture(params=[True, False], ids=["amx", "plain"])
+def amx(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[bool]:
-    """What a matrix unit is for, by the processor's, if it has one, and without."""
-    has_unit = uses_matrix_unit()
-    if request.param and not has_unit:
-        pytest.skip("this processor has no matrix unit")
-    for module in (layer_stack, unit_loss):
-        monkeypatch.setattr(module, "uses_matrix_unit", lambda: True)
-    loaded_kernels().transduce_use_matrix_unit(request.param)
+    """Functions for AMX run on it, if the processor has it, and by plain loops."""
+    if request.param and not uses_amx():
+        pytest.skip("this processor has no AMX")
+    library = native.library()
+    assert library is not None
+    for module in (layer_stack, output_loss):
+        monkeypatch.setattr(module, "uses_amx", lambda: True)
+    library.td_allow_amx(request.param)
     yield request.param
-    loaded_kernels().transduce_use_matrix_unit(has_unit)
+    library.td_allow_amx(True)
+
+
+@pytest.fixture(params=runnable_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set of the native library that this processor can run."""
+    with chosen_isa(request.param):
+        yield request.param
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ typedef struct {
 
 /* What becomes of the sums: they are rounded, or they stay in fp32. */
 typedef struct {
-    Panels bf16; /* or nowhere: then */
+    td_panels bf16; /* or nowhere: then */
     float *fp32; /* [rows, columns] */
     int64_t columns;
     const float *bias; /* to begin with, if nothing is added, or nowhere */
     int is_added;      /* to what there is; only in fp32 */
     int is_rectified;  /* what is negative becomes zero; only in bf16 */
-    Panels rectified;  /* zero where these are not positive; only in bf16, or nowhere */
+    td_panels rectified;  /* zero where these are not positive; only in bf16, or nowhere */
     const Dropped *dropped; /* dropout after that, in bf16 only; or NULL */
 } Sums;
 
@@ -52,8 +52,6 @@ typedef struct {
 #define BLOCK_NUMBERS (1 << 19) /* of the matrix: half of the cache of a core */
 #define DEEPEST 4096            /* numbers of a row that are summed up at once, */
 #define DEPTH 1024              /* or else so many, if sums are in fp32 */
-
-static int has_unit;
 
 typedef struct {
     uint8_t palette, rest[15];
@@ -123,7 +121,7 @@ static IN_UNIT void round_sums(const Sums *s, Place at, const float *sums)
         const vec one = vec_max(least, vec_load(from)) * scale;
         const vec other = vec_max(least, vec_load(from + TILE)) * scale;
         __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(other, one);
-        if (s->rectified.at) {
+        if (s->rectified.data) {
             const __m512i positive =
                 _mm512_loadu_si512(in_panels(s->rectified, at.row + row, at.column));
             const __mmask32 is_on =
@@ -142,7 +140,7 @@ static IN_UNIT void round_sums(const Sums *s, Place at, const float *sums)
 static IN_UNIT void end_sums(const Sums *s, Place at)
 {
     float sums[2 * TILE * UNIT_COLUMNS] __attribute__((aligned(64)));
-    if (s->bf16.at) {
+    if (s->bf16.data) {
         store_sums(sums, UNIT_COLUMNS, at.rows);
         round_sums(s, at, sums);
     } else
@@ -203,7 +201,7 @@ static Ahead ahead_of(const Sums *s, Place at, int64_t width, int64_t end)
     const int64_t panel = panels - (end - at.column) / UNIT_COLUMNS;
     Ahead ahead = {.first = 2 * TILE * panel / panels,
                    .end = 2 * TILE * (panel + 1) / panels};
-    if (s->bf16.at) {
+    if (s->bf16.data) {
         ahead.at = (const char *)in_panels(s->bf16, row, column);
         ahead.by_row = PANEL_WIDTH * sizeof(Bf16);
         ahead.lines = 1;
@@ -220,7 +218,7 @@ typedef struct {
     int64_t column, width, from, depth;
 } Block;
 
-static IN_UNIT void multiply_block(Panels x, Span rows, UnitMatrix matrix, Block b,
+static IN_UNIT void multiply_block(td_panels x, Span rows, UnitMatrix matrix, Block b,
                                    const Sums *s)
 {
     const int64_t by_panel = x.rows * PANEL_WIDTH, end = b.column + b.width;
@@ -253,10 +251,10 @@ static int64_t block_width(int64_t depth, int64_t columns)
     return blocks > 0 ? (all + blocks - 1) / blocks * UNIT_COLUMNS : UNIT_COLUMNS;
 }
 
-static IN_UNIT void multiply_in_unit(Panels x, Span rows, UnitMatrix matrix, Sums sums)
+static IN_UNIT void multiply_in_unit(td_panels x, Span rows, UnitMatrix matrix, Sums sums)
 {
     const int64_t inner = matrix.inner, columns = matrix.columns;
-    const int64_t depth = inner > DEEPEST && !sums.bf16.at ? DEPTH : inner;
+    const int64_t depth = inner > DEEPEST && !sums.bf16.data ? DEPTH : inner;
     const int64_t width = block_width(depth, columns);
     int64_t from = 0;
     do { /* once at least, so that of nothing the sums are zero */
@@ -271,31 +269,20 @@ static IN_UNIT void multiply_in_unit(Panels x, Span rows, UnitMatrix matrix, Sum
     _tile_release();
 }
 
-/* Whether it is used from now on. */
-static int transduce_use_matrix_unit(int is_there)
-{
-    has_unit = is_there;
-    return has_unit;
-}
+static int uses_amx(void) { return td_has_amx_bf16(); }
 
 #else
 
-static const int has_unit = 0;
-
-static void multiply_in_unit(Panels x, Span rows, UnitMatrix matrix, Sums sums)
+static void multiply_in_unit(td_panels x, Span rows, UnitMatrix matrix, Sums sums)
 {
     (void)x, (void)rows, (void)matrix, (void)sums;
 }
 
-static int transduce_use_matrix_unit(int is_there)
-{
-    (void)is_there;
-    return 0;
-}
+static int uses_amx(void) { return 0; }
 
 #endif
 
-static float product_of(Panels x, int64_t row, UnitMatrix matrix, int64_t column)
+static float product_of(td_panels x, int64_t row, UnitMatrix matrix, int64_t column)
 {
     const Bf16 *packed = matrix.packed +
                          column / UNIT_COLUMNS * UNIT_COLUMNS * matrix.inner +
@@ -314,7 +301,7 @@ static void put_sum(const Sums *s, int64_t row, int64_t column, float sum)
 {
     if (s->bias && !s->is_added)
         sum += s->bias[column];
-    if (!s->bf16.at) {
+    if (!s->bf16.data) {
         float *to = s->fp32 + row * s->columns + column;
         *to = s->is_added ? *to + sum : sum;
         return;
@@ -322,7 +309,7 @@ static void put_sum(const Sums *s, int64_t row, int64_t column, float sum)
     if (s->is_rectified && sum < 0.0f)
         sum = 0.0f;
     /* Numbers are positive where their bits are. */
-    if (s->rectified.at && (int16_t)*in_panels(s->rectified, row, column) <= 0)
+    if (s->rectified.data && (int16_t)*in_panels(s->rectified, row, column) <= 0)
         sum = 0.0f;
     if (s->dropped) {
         sum *= s->dropped->scale;
@@ -335,9 +322,9 @@ static void put_sum(const Sums *s, int64_t row, int64_t column, float sum)
 
 /* Some rows of x [rows, inner] times the matrix. Without the unit it is slow, so that
    it can be tried anywhere. */
-static void multiply_packed(Panels x, Span rows, UnitMatrix matrix, Sums sums)
+static void multiply_packed(td_panels x, Span rows, UnitMatrix matrix, Sums sums)
 {
-    if (has_unit) {
+    if (uses_amx()) {
         multiply_in_unit(x, rows, matrix, sums);
         return;
     }

@@ -1,5 +1,5 @@
 /* Matrices in bf16 as a matrix unit reads them (matrix_unit.c). */
-#include "simd/bf16.h"
+#include "gemm/pack_bf16.h"
 #include "simd/bf16_pairs.h"
 #include "simd/vec.h"
 
@@ -80,13 +80,13 @@ static void pack_back(void *shared, int64_t first, int64_t end, int worker)
 /* Rows that are to be multiplied with others, a pair at a time: of the sum over them,
    which is padded with zeros up to a whole tile. */
 typedef struct {
-    Panels rows;
+    td_panels rows;
     int64_t width;
     Bf16 *to;
 } Summed;
 
 /* Of two rows in a panel from a column on; there may be but one, or none. */
-static inline Bf16Pairs pairs_in_panel(Panels rows, int64_t row, int64_t column)
+static inline Bf16Pairs pairs_in_panel(td_panels rows, int64_t row, int64_t column)
 {
     if (row >= rows.rows)
         return zero_bf16_pairs();
@@ -111,7 +111,7 @@ static void pack_summed(void *shared, int64_t first, int64_t end, int worker)
 }
 
 /* A panel of columns as some of the rows [width, rows], from one of them on. */
-static void turn_panel(Panels rows, int64_t column, Panels to, int64_t to_row)
+static void turn_panel(td_panels rows, int64_t column, td_panels to, int64_t to_row)
 {
     for (int64_t row = 0; row < rows.rows; row += PANEL_WIDTH)
         for (int64_t half = 0; half < PANEL_WIDTH; half += TILE) {

@@ -1,4 +1,4 @@
-/* Attention (section 3.2.1) as training needs it: forwards and backwards, over few
+/* td_attention (section 3.2.1) as training needs it: forwards and backwards, over few
    keys.
 
    PyTorch's products want the heads of a sentence apart, and so copy queries, keys,
@@ -9,41 +9,20 @@
 #include "gemm/small_fp32.h"
 #include "nn/dropout.h"
 #include "parallel.h"
-#include "simd/bf16.h"
+#include "gemm/pack_bf16.h"
 
 #define LEAST_HEADS 4 /* fewer are not worth a thread */
-
-typedef struct {
-    int64_t sentences, heads, queries, keys, d_k, d_v;
-    /* Bytes from one to the next; none, if all have the same mask. */
-    int64_t mask_by_sentence, mask_by_query;
-    float scale;
-    const uint8_t *mask;    /* where a query may attend to a key */
-    const float *query;     /* [sentences, queries, heads * d_k] */
-    const float *key_value; /* [sentences, keys, heads * d_k + heads * d_v] */
-    float *weights;         /* [sentences, heads, queries, keys in whole lanes] */
-    float *output;          /* [sentences, queries, heads * d_v] */
-    const float *of_output; /* gradients, as what they are of */
-    float *of_query, *of_key_value;
-    /* What is written, in bf16 instead, if it is wanted so. */
-    Panels bf16_output, bf16_of_query, bf16_of_key_value;
-    int64_t first_sentence; /* its number in the batch, of which these may be a part */
-    MaskDraw dropout;       /* on the weights */
-    float *room;            /* of each thread, as `transduce_attention_room` says */
-} Attention;
 
 /* What one head of a sentence reads, or writes. */
 typedef struct {
     Rows query, key, value, output, weights;
 } Head;
 
-static int64_t transduce_lanes(void) { return LANES; }
-
-static int64_t widest(const Attention *a) { return a->d_k > a->d_v ? a->d_k : a->d_v; }
+static int64_t widest(const td_attention *a) { return a->d_k > a->d_v ? a->d_k : a->d_v; }
 
 /* Workspace: keys or values, side by side in whole lanes; the gradient of the scores,
    or the weights after dropout; and numbers that are not rounded yet. */
-static int64_t transduce_attention_room(const Attention *a)
+static int64_t attention_workspace(const td_attention *a)
 {
     const int64_t longest = a->keys > a->queries ? a->keys : a->queries;
     return round_up_to_lanes(a->keys) * (widest(a) + a->queries) + longest * widest(a);
@@ -51,7 +30,7 @@ static int64_t transduce_attention_room(const Attention *a)
 
 /* Of queries, keys and values, or of their gradients; no kernel writes what it is only
    to read. */
-static Head head_of(const Attention *a, int64_t item, const float *query,
+static Head head_of(const td_attention *a, int64_t item, const float *query,
                     const float *key_value, const float *output)
 {
     const int64_t sentence = item / a->heads, head = item % a->heads;
@@ -114,7 +93,7 @@ static void through_softmax(float *gradient, const float *weights, int64_t width
 
 /* Apply the dropout of a head's weights to rows of keys: to the weights, or to the
    gradients of the dropped weights. */
-static void drop_weights(const Attention *a, int64_t item, Rows from, Rows to)
+static void drop_weights(const td_attention *a, int64_t item, Rows from, Rows to)
 {
     const int64_t first = (a->first_sentence * a->heads + item) * a->queries;
     for (int64_t query = 0; query < a->queries; query++)
@@ -123,7 +102,7 @@ static void drop_weights(const Attention *a, int64_t item, Rows from, Rows to)
 }
 
 /* The weights that the values are multiplied by. */
-static Rows weights_left(const Attention *a, int64_t item, Rows weights, float *room)
+static Rows weights_left(const td_attention *a, int64_t item, Rows weights, float *room)
 {
     if (a->dropout.rate.num_dropped == 0)
         return weights;
@@ -135,14 +114,14 @@ static Rows weights_left(const Attention *a, int64_t item, Rows weights, float *
 /* What a product of some rows, side by side with those of other heads, becomes. */
 typedef struct {
     Rows fp32;
-    Panels bf16; /* or nowhere */
+    td_panels bf16; /* or nowhere */
     int64_t first_row, first_column;
 } HeadRows;
 
 static void multiply_into(HeadRows to, Factor one, Rows other, int64_t rows,
                           int64_t inner, int64_t columns, float *room)
 {
-    if (!to.bf16.at) {
+    if (!to.bf16.data) {
         multiply(one, other, rows, inner, columns, to.fp32);
         return;
     }
@@ -154,16 +133,16 @@ static void multiply_into(HeadRows to, Factor one, Rows other, int64_t rows,
 
 static void attend(void *shared, int64_t first, int64_t end, int worker)
 {
-    const Attention *a = shared;
-    float *room = a->room + worker * transduce_attention_room(a);
+    const td_attention *a = shared;
+    float *room = a->workspace + worker * attention_workspace(a);
     for (int64_t item = first; item < end; item++) {
         const Head head = head_of(a, item, a->query, a->key_value, a->output);
         const int64_t width = head.weights.by_row;
         const Rows keys = side_by_side(head.key, a->keys, a->d_k, room);
         multiply(as_factor(head.query), keys, a->queries, a->d_k, width, head.weights);
-        const uint8_t *mask = a->mask + item / a->heads * a->mask_by_sentence;
+        const uint8_t *mask = a->mask.data + item / a->heads * a->mask.sentence_stride;
         for (int64_t query = 0; query < a->queries; query++)
-            softmax(head.weights.at + query * width, mask + query * a->mask_by_query,
+            softmax(head.weights.at + query * width, mask + query * a->mask.query_stride,
                     a->keys, a->scale);
         const int64_t sentence = item / a->heads, number = item % a->heads;
         const HeadRows output = {head.output, a->bf16_output, sentence * a->queries,
@@ -177,11 +156,11 @@ static void attend(void *shared, int64_t first, int64_t end, int worker)
 
 static void form_gradients(void *shared, int64_t first, int64_t end, int worker)
 {
-    const Attention *a = shared;
-    float *room = a->room + worker * transduce_attention_room(a);
+    const td_attention *a = shared;
+    float *room = a->workspace + worker * attention_workspace(a);
     for (int64_t item = first; item < end; item++) {
-        const Head head = head_of(a, item, a->query, a->key_value, a->of_output);
-        const Head to = head_of(a, item, a->of_query, a->of_key_value, a->of_output);
+        const Head head = head_of(a, item, a->query, a->key_value, a->grad_output);
+        const Head to = head_of(a, item, a->grad_query, a->grad_key_value, a->grad_output);
         const int64_t width = head.weights.by_row;
         const Rows values = side_by_side(head.value, a->keys, a->d_v, room);
         const Rows of_scores = {room + widest(a) * width, width};
@@ -194,28 +173,31 @@ static void form_gradients(void *shared, int64_t first, int64_t end, int worker)
         const int64_t sentence = item / a->heads, number = item % a->heads;
         float *rest = room + width * (widest(a) + a->queries);
         const int64_t key_row = sentence * a->keys;
-        multiply_into((HeadRows){to.query, a->bf16_of_query, sentence * a->queries,
+        multiply_into((HeadRows){to.query, a->bf16_grad_query, sentence * a->queries,
                                  number * a->d_k},
                       as_factor(of_scores), head.key, a->queries, a->keys, a->d_k,
                       rest);
         multiply_into(
-            (HeadRows){to.key, a->bf16_of_key_value, key_row, number * a->d_k},
+            (HeadRows){to.key, a->bf16_grad_key_value, key_row, number * a->d_k},
             transposed(of_scores), head.query, a->keys, a->queries, a->d_k, rest);
         /* Overwrite the gradients of the scores, which are no longer needed. */
         const Rows weights = weights_left(a, item, head.weights, of_scores.at);
-        multiply_into((HeadRows){to.value, a->bf16_of_key_value, key_row,
+        multiply_into((HeadRows){to.value, a->bf16_grad_key_value, key_row,
                                  a->heads * a->d_k + number * a->d_v},
                       transposed(weights), head.output, a->keys, a->queries, a->d_v,
                       rest);
     }
 }
 
-static void transduce_attend(Attention *a, int num_threads)
+static td_status attention_forward(const td_attention *a, int num_threads)
 {
-    parallel_for(attend, a, a->sentences * a->heads, LEAST_HEADS, num_threads);
+    parallel_for(attend, (void *)a, a->sentences * a->heads, LEAST_HEADS, num_threads);
+    return TD_OK;
 }
 
-static void transduce_form_attention_gradients(Attention *a, int num_threads)
+static td_status attention_backward(const td_attention *a, int num_threads)
 {
-    parallel_for(form_gradients, a, a->sentences * a->heads, LEAST_HEADS, num_threads);
+    parallel_for(form_gradients, (void *)a, a->sentences * a->heads, LEAST_HEADS,
+                 num_threads);
+    return TD_OK;
 }

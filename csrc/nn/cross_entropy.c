@@ -4,18 +4,9 @@
 #include "parallel.h"
 #include "simd/bf16.h"
 #include "simd/vec.h"
+#include "transduce.h"
 
 #define LEAST_ROWS 4 /* fewer are not worth a thread */
-
-typedef struct {
-    int64_t rows, vocab;
-    float *logits;     /* [rows, vocab], and their gradient afterwards; or NULL, */
-    Bf16 *bf16_logits; /* if both are in bf16; */
-    float *room;       /* then [threads, vocab] for rows that are whole */
-    const int64_t *targets;
-    float smoothing;
-    float *smoothed, *negative_log_likelihood; /* of each row, in nats */
-} CrossEntropy;
 
 /* Those of a row that are there; elsewhere what changes neither sum nor maximum. */
 static inline vec logits_at(const float *row, int64_t left, float none)
@@ -26,7 +17,7 @@ static inline vec logits_at(const float *row, int64_t left, float none)
     return vec_select(there, vec_load_masked(there, row), vec_set1(none));
 }
 
-static void form_row(const CrossEntropy *c, int64_t number, float *row)
+static void form_row(const td_cross_entropy *c, int64_t number, float *row)
 {
     const int64_t vocab = c->vocab, target = c->targets[number];
     vec highest = vec_set1(-INFINITY), sums = vec_set1(0.0f);
@@ -58,21 +49,34 @@ static void form_row(const CrossEntropy *c, int64_t number, float *row)
 
 static void form_rows(void *shared, int64_t first, int64_t end, int worker)
 {
-    const CrossEntropy *c = shared;
+    const td_cross_entropy *c = shared;
     for (int64_t number = first; number < end; number++) {
         if (c->logits) {
             form_row(c, number, c->logits + number * c->vocab);
             continue;
         }
         Bf16 *halves = c->bf16_logits + number * c->vocab;
-        float *row = c->room + worker * c->vocab;
+        float *row = c->workspace + worker * c->vocab;
         widen(c->vocab, halves, row);
         form_row(c, number, row);
         narrow(c->vocab, row, halves);
     }
 }
 
-static void transduce_form_cross_entropy(CrossEntropy *c, int num_threads)
+/* TD_BAD_TOKEN if an id is outside the vocabulary. */
+static td_status check_targets(const int64_t *targets, int64_t rows, int64_t vocab)
 {
-    parallel_for(form_rows, c, c->rows, LEAST_ROWS, num_threads);
+    for (int64_t row = 0; row < rows; row++)
+        if (targets[row] < 0 || targets[row] >= vocab)
+            return TD_BAD_TOKEN;
+    return TD_OK;
+}
+
+static td_status cross_entropy(const td_cross_entropy *c, int num_threads)
+{
+    const td_status status = check_targets(c->targets, c->rows, c->vocab);
+    if (status != TD_OK)
+        return status;
+    parallel_for(form_rows, (void *)c, c->rows, LEAST_ROWS, num_threads);
+    return TD_OK;
 }

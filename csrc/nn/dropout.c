@@ -9,17 +9,17 @@
 #define LEAST_NUMBERS 16384 /* fewer are not worth a thread */
 
 /* The same for each block, whichever thread it falls to. */
-static void draw_block(const Masking *m, int64_t block)
+static void draw_block(const td_masking *m, int64_t block)
 {
-    const uint32_t seed = m->draw.seeds[0], other = m->draw.seeds[1];
-    const uint32_t num_dropped = m->draw.rate.num_dropped;
+    const uint32_t seed = m->dropout.seeds[0], other = m->dropout.seeds[1];
+    const uint32_t num_dropped = m->dropout.rate.num_dropped;
     /* Masks of the lower, and of the upper bits of the draws. */
-    const uint32_t half = (uint32_t)(m->block / 2);
+    const uint32_t half = (uint32_t)(m->block_masks / 2);
     const uint32_t first = (uint32_t)(m->first_block + block) * half;
-    uint8_t *restrict lower = m->kept + block * m->block;
+    uint8_t *restrict lower = m->kept + block * m->block_masks;
     uint8_t *restrict upper = lower + half;
     if (num_dropped == 0) {
-        memset(lower, 1, (size_t)m->block);
+        memset(lower, 1, (size_t)m->block_masks);
         return;
     }
     for (uint32_t i = 0; i < half; i++) {
@@ -29,14 +29,14 @@ static void draw_block(const Masking *m, int64_t block)
     }
 }
 
-static void apply_block(const Masking *m, int64_t block)
+static void apply_block(const td_masking *m, int64_t block)
 {
-    const int64_t first = block * m->width, left = m->count - first;
-    const int64_t count = left < m->width ? left : m->width;
+    const int64_t first = block * m->block_width, left = m->count - first;
+    const int64_t count = left < m->block_width ? left : m->block_width;
     const float *restrict x = m->x + first;
     float *restrict y = m->y + first;
-    const uint8_t *restrict kept = m->kept + block * m->block;
-    const float scale = m->draw.rate.scale;
+    const uint8_t *restrict kept = m->kept + block * m->block_masks;
+    const float scale = m->dropout.rate.scale;
     for (int64_t i = 0; i < count; i++)
         y[i] = x[i] * (kept[i] ? scale : 0.0f); /* NaN stays NaN */
 }
@@ -44,7 +44,7 @@ static void apply_block(const Masking *m, int64_t block)
 static void drop_blocks(void *masking, int64_t first, int64_t end, int worker)
 {
     (void)worker;
-    const Masking *m = masking;
+    const td_masking *m = masking;
     for (int64_t block = first; block < end; block++) {
         draw_block(m, block);
         apply_block(m, block);
@@ -54,7 +54,7 @@ static void drop_blocks(void *masking, int64_t first, int64_t end, int worker)
 static void mask_blocks(void *masking, int64_t first, int64_t end, int worker)
 {
     (void)worker;
-    const Masking *m = masking;
+    const td_masking *m = masking;
     for (int64_t block = first; block < end; block++)
         apply_block(m, block);
 }
@@ -82,22 +82,24 @@ static void draw_bits(void *masks, int64_t first, int64_t end, int worker)
     }
 }
 
-static int64_t least_blocks(const Masking *m)
+static int64_t least_blocks(const td_masking *m)
 {
-    return (LEAST_NUMBERS + m->width - 1) / m->width;
+    return (LEAST_NUMBERS + m->block_width - 1) / m->block_width;
 }
 
-static int64_t blocks_of(const Masking *m)
+static int64_t blocks_of(const td_masking *m)
 {
-    return (m->count + m->width - 1) / m->width;
+    return (m->count + m->block_width - 1) / m->block_width;
 }
 
-static void transduce_drop(Masking *m, int num_threads)
+static td_status dropout_forward(const td_masking *m, int num_threads)
 {
-    parallel_for(drop_blocks, m, blocks_of(m), least_blocks(m), num_threads);
+    parallel_for(drop_blocks, (void *)m, blocks_of(m), least_blocks(m), num_threads);
+    return TD_OK;
 }
 
-static void transduce_mask(Masking *m, int num_threads)
+static td_status dropout_backward(const td_masking *m, int num_threads)
 {
-    parallel_for(mask_blocks, m, blocks_of(m), least_blocks(m), num_threads);
+    parallel_for(mask_blocks, (void *)m, blocks_of(m), least_blocks(m), num_threads);
+    return TD_OK;
 }

@@ -6,32 +6,10 @@
 #include <stdint.h>
 
 #include "simd/vec.h"
+#include "transduce.h"
 
 #define WHOLE_MASKS 32 /* the masks of a row are rounded up to a multiple of this */
 #define DRAW_BITS 16   /* of a mask; one random number gives two */
-
-/* Number of the 65,536 values that drop a number, and the factor on kept numbers. */
-typedef struct {
-    uint32_t num_dropped;
-    float scale;
-} DropoutRate;
-
-/* Parameters of one tensor's masks. */
-typedef struct {
-    uint32_t seeds[2];
-    DropoutRate rate;
-} MaskDraw;
-
-typedef struct {
-    const float *x;      /* or the gradient of y */
-    float *y;            /* or that of x */
-    uint8_t *kept;       /* a whole number of blocks */
-    int64_t count;       /* numbers of x */
-    int64_t width;       /* numbers whose masks are drawn together: one block of x */
-    int64_t block;       /* masks drawn for them: even, and at least the width */
-    int64_t first_block; /* of these numbers, which may be a part of more */
-    MaskDraw draw;
-} Masking;
 
 /* Hash in which each bit of x flips each bit of the result with a probability of about
    one half (`lowbias32` of Wellons, 2018). */
@@ -67,7 +45,7 @@ static inline int64_t half_of_masks(int64_t width)
     return (width + WHOLE_MASKS - 1) / WHOLE_MASKS * (WHOLE_MASKS / 2);
 }
 
-static inline KeptMasks draw_lanes(const MaskDraw *draw, uint32_t first)
+static inline KeptMasks draw_lanes(const td_dropout *draw, uint32_t first)
 {
     vec_u32 random;
     for (uint32_t i = 0; i < LANES; i++)
@@ -88,7 +66,7 @@ static inline vec factors_of(vec_i32 kept, float scale)
 
 /* Draw the masks of a row of `width` numbers and apply them. x and y, which may be the
    same, have space for whole lanes. */
-static inline void drop_row(const MaskDraw *draw, int64_t row, int64_t width,
+static inline void drop_row(const td_dropout *draw, int64_t row, int64_t width,
                             const float *x, float *y)
 {
     const int64_t half = half_of_masks(width);
@@ -105,7 +83,7 @@ static inline void drop_row(const MaskDraw *draw, int64_t row, int64_t width,
 
 /* Rows of whole masks, stored as one bit each. */
 typedef struct {
-    const MaskDraw *draw;
+    const td_dropout *draw;
     int64_t first_row; /* its number in the tensor, of which these may be a part */
     int64_t width;
     uint8_t *bits; /* [rows, width / 8] */

@@ -7,113 +7,111 @@
 typedef struct {
     Numbers x, memory;
     int64_t keys, index;
-    Seen mask;
+    td_mask mask;
 } Input;
 
-static Input to_itself(const Stack *s, Numbers x, int64_t layer)
+static Input to_itself(const td_stack *s, Numbers x, int64_t layer)
 {
     return (Input){x, x, s->length, layer * sublayers_of(s), s->self_mask};
 }
 
-static Input to_memory(const Stack *s, Numbers x, int64_t layer)
+static Input to_memory(const td_stack *s, Numbers x, int64_t layer)
 {
     return (Input){x, inputs_of(s).memory, s->memory_length,
-                   layer * sublayers_of(s) + 1, s->memory_mask};
+                   layer * sublayers_of(s) + 1, s->cross_mask};
 }
 
 /* Parameters of the masks within a sub-layer, or of its output. */
-static MaskDraw draw_of(const Stack *s, int64_t index, int is_within, DropoutRate rate)
+static td_dropout draw_of(const td_stack *s, int64_t index, int is_within, td_dropout_rate rate)
 {
     const uint32_t *seeds = s->seeds + 4 * index + (is_within ? 0 : 2);
-    return (MaskDraw){{seeds[0], seeds[1]}, rate};
+    return (td_dropout){{seeds[0], seeds[1]}, rate};
 }
 
 /* LayerNorm(x + Dropout(addend)), but for what it reads and writes. */
-static Residual residual(const Stack *s, SumStates states, const float *gain)
+static td_layer_norm residual(const td_stack *s, SumStates states, const float *gain)
 {
-    Residual r = {.rows = rows_of(s),
+    td_layer_norm r = {.rows = rows_of(s),
                   .width = s->d_model,
                   .epsilon = s->epsilon,
                   .gain = gain,
                   .normalized = states.normalized,
                   .inverse_deviation = states.inverse_deviation};
-    r.masking = (Masking){.kept = states.kept,
+    r.masking = (td_masking){.kept = states.kept,
                           .count = rows_of(s) * s->d_model,
-                          .width = s->d_model,
-                          .block = s->d_model,
-                          .draw.rate = s->dropout};
+                          .block_width = s->d_model,
+                          .block_masks = s->d_model,
+                          .dropout.rate = s->dropout};
     return r;
 }
 
 /* Of x and the addend in `work`. */
-static void form_sum(const Stack *s, int64_t index, Numbers x, const float *gain,
+static void form_sum(const td_stack *s, int64_t index, Numbers x, const float *gain,
                      const float *bias, SumStates states, Numbers y, const Work *work)
 {
-    Residual r = residual(s, states, gain);
+    td_layer_norm r = residual(s, states, gain);
     r.x = x.fp32;
     r.bias = bias;
-    r.masking.draw = draw_of(s, index, 0, s->dropout);
+    r.masking.dropout = draw_of(s, index, 0, s->dropout);
     r.masking.first_block = s->first_row;
     r.masking.x = work->addend;
     r.y = y.fp32;
     r.bf16_y = y.bf16;
-    transduce_normalize_sum(&r, s->num_threads);
+    layer_norm_forward(&r, s->num_threads);
 }
 
 /* To the gradients of x and, in `work`, of the addend. */
-static void differentiate_sum(const Stack *s, SumStates states, const float *gain,
+static void differentiate_sum(const td_stack *s, SumStates states, const float *gain,
                               const float *of_y, float *of_x, float *of_gain,
                               float *of_bias, const Work *work)
 {
-    Residual r = residual(s, states, gain);
-    r.of_y = of_y;
-    r.of_x = of_x;
-    r.of_gain = of_gain;
-    r.of_bias = of_bias;
-    r.of_groups = work->of_groups;
+    td_layer_norm r = residual(s, states, gain);
+    r.grad_y = of_y;
+    r.grad_x = of_x;
+    r.grad_gain = of_gain;
+    r.grad_bias = of_bias;
+    r.workspace = work->of_groups;
     r.masking.y = work->of_addend.fp32;
-    r.bf16_of_s = work->of_addend.bf16;
-    transduce_differentiate_normalized_sum(&r, s->num_threads);
+    r.bf16_grad_addend = work->of_addend.bf16;
+    layer_norm_backward(&r, s->num_threads);
 }
 
-static LinearMap query_map(const Stack *s, const AttentionWeights *w)
+static LinearMap query_map(const td_stack *s, const AttentionWeights *w)
 {
     return (LinearMap){w->query, s->d_model, s->heads * s->d_k};
 }
 
-static LinearMap key_value_map(const Stack *s, const AttentionWeights *w)
+static LinearMap key_value_map(const td_stack *s, const AttentionWeights *w)
 {
     return (LinearMap){w->key_value, s->d_model, s->heads * (s->d_k + s->d_v)};
 }
 
-static LinearMap output_map(const Stack *s, const AttentionWeights *w)
+static LinearMap output_map(const td_stack *s, const AttentionWeights *w)
 {
     return (LinearMap){w->output, s->heads * s->d_v, s->d_model};
 }
 
-static LinearMap inner_map(const Stack *s, const FeedForwardWeights *w)
+static LinearMap inner_map(const td_stack *s, const FeedForwardWeights *w)
 {
     return (LinearMap){w->inner, s->d_model, s->d_ff};
 }
 
-static LinearMap outer_map(const Stack *s, const FeedForwardWeights *w)
+static LinearMap outer_map(const td_stack *s, const FeedForwardWeights *w)
 {
     return (LinearMap){w->outer, s->d_ff, s->d_model};
 }
 
-static Attention attention(const Stack *s, Input in, AttentionStates states,
+static td_attention attention(const td_stack *s, Input in, AttentionStates states,
                            const Work *work)
 {
-    return (Attention){.sentences = s->sentences,
+    return (td_attention){.sentences = s->sentences,
                        .heads = s->heads,
                        .queries = s->length,
                        .keys = in.keys,
                        .d_k = s->d_k,
                        .d_v = s->d_v,
-                       .mask_by_sentence = in.mask.by_sentence,
-                       .mask_by_query = in.mask.by_query,
                        .scale = s->scale,
-                       .mask = in.mask.at,
+                       .mask = in.mask,
                        .query = states.query,
                        .key_value = states.key_value,
                        .weights = states.weights,
@@ -121,27 +119,27 @@ static Attention attention(const Stack *s, Input in, AttentionStates states,
                        .bf16_output = states.heads.bf16,
                        .first_sentence = s->first_row / s->length,
                        .dropout = draw_of(s, in.index, 1, s->attention_dropout),
-                       .room = work->attention};
+                       .workspace = work->attention};
 }
 
 static Numbers in_fp32(float *numbers) { return (Numbers){numbers, {0, 0}}; }
 
-static void form_attention(const Stack *s, const AttentionWeights *w, Input in,
+static void form_attention(const td_stack *s, const AttentionWeights *w, Input in,
                            AttentionStates states, Numbers y, const Work *work)
 {
     const int threads = s->num_threads;
     map_rows(query_map(s, w), in.x, rows_of(s), 0, in_fp32(states.query), threads);
     map_rows(key_value_map(s, w), in.memory, s->sentences * in.keys, 0,
              in_fp32(states.key_value), threads);
-    Attention a = attention(s, in, states, work);
-    transduce_attend(&a, threads);
+    td_attention a = attention(s, in, states, work);
+    attention_forward(&a, threads);
     map_rows(output_map(s, w), states.heads, rows_of(s), 0, in_fp32(work->addend),
              threads);
     form_sum(s, in.index, in.x, w->gain, w->bias, states.sum, y, work);
 }
 
 /* The gradient of the memory may be added to what is there. */
-static void differentiate_attention(const Stack *s, const AttentionWeights *w,
+static void differentiate_attention(const td_stack *s, const AttentionWeights *w,
                                     const AttentionWeights *of, Input in,
                                     AttentionStates states, const float *of_y,
                                     float *of_x, float *of_memory, int is_added,
@@ -161,13 +159,13 @@ static void differentiate_attention(const Stack *s, const AttentionWeights *w,
                                 .paired = work->paired,
                                 .rows = rows_of(s)},
                       threads);
-    Attention a = attention(s, in, states, work);
-    a.of_output = work->of_heads;
-    a.of_query = work->of_query.fp32;
-    a.bf16_of_query = work->of_query.bf16;
-    a.of_key_value = of_key_value.fp32;
-    a.bf16_of_key_value = of_key_value.bf16;
-    transduce_form_attention_gradients(&a, threads);
+    td_attention a = attention(s, in, states, work);
+    a.grad_output = work->of_heads;
+    a.grad_query = work->of_query.fp32;
+    a.bf16_grad_query = work->of_query.bf16;
+    a.grad_key_value = of_key_value.fp32;
+    a.bf16_grad_key_value = of_key_value.bf16;
+    attention_backward(&a, threads);
     differentiate_map((WayBack){.map = query_map(s, w),
                                 .of_map = query_map(s, of),
                                 .x = in.x,
@@ -191,7 +189,7 @@ static void differentiate_attention(const Stack *s, const AttentionWeights *w,
                       threads);
 }
 
-static void form_feed_forward(const Stack *s, const FeedForwardWeights *w, Numbers x,
+static void form_feed_forward(const td_stack *s, const FeedForwardWeights *w, Numbers x,
                               int64_t index, FeedForwardStates states, Numbers y,
                               const Work *work)
 {
@@ -203,7 +201,7 @@ static void form_feed_forward(const Stack *s, const FeedForwardWeights *w, Numbe
     form_sum(s, index, x, w->gain, w->bias, states.sum, y, work);
 }
 
-static void differentiate_feed_forward(const Stack *s, const FeedForwardWeights *w,
+static void differentiate_feed_forward(const td_stack *s, const FeedForwardWeights *w,
                                        const FeedForwardWeights *of, Numbers x,
                                        FeedForwardStates states, const float *of_y,
                                        float *of_x, const Work *work)
@@ -235,7 +233,7 @@ static void differentiate_feed_forward(const Stack *s, const FeedForwardWeights 
                       threads);
 }
 
-static Numbers form_layer(const Stack *s, int64_t layer, Numbers x, const Work *work)
+static Numbers form_layer(const td_stack *s, int64_t layer, Numbers x, const Work *work)
 {
     const LayerWeights w = weights_of(s, s->weights, layer);
     const LayerStates states = states_of(s, layer);
@@ -254,11 +252,11 @@ static Numbers form_layer(const Stack *s, int64_t layer, Numbers x, const Work *
 }
 
 /* To the gradient of what the layer read. */
-static const float *differentiate_layer(const Stack *s, int64_t layer,
+static const float *differentiate_layer(const td_stack *s, int64_t layer,
                                         const float *of_y, const Work *work)
 {
     const LayerWeights w = weights_of(s, s->weights, layer);
-    const LayerWeights of = weights_of(s, s->gradients, layer);
+    const LayerWeights of = weights_of(s, s->grad_weights, layer);
     const LayerStates states = states_of(s, layer);
     const int is_first = layer == 0, is_last = layer + 1 == s->layers;
     const int has_memory = s->memory_length > 0;
@@ -273,21 +271,21 @@ static const float *differentiate_layer(const Stack *s, int64_t layer,
         of_x = elsewhere(work, of_y);
         differentiate_attention(s, w.memory, of.memory,
                                 to_memory(s, states.self.sum.y, layer), states.memory,
-                                of_y, of_x, s->of_memory, !is_last, work);
+                                of_y, of_x, s->grad_memory, !is_last, work);
     }
     of_y = of_x;
-    of_x = is_first ? s->of_x : elsewhere(work, of_y);
+    of_x = is_first ? s->grad_x : elsewhere(work, of_y);
     differentiate_attention(s, w.self, of.self, to_itself(s, x, layer), states.self,
                             of_y, of_x, of_x, 1, work);
     return of_x;
 }
 
 /* A part with its own states, and its own room. */
-static Stack placed_part(const Stack *s, int64_t part, Work *work)
+static td_stack placed_part(const td_stack *s, int64_t part, Work *work)
 {
-    Stack own = part_of(s, part);
-    own.states += part * transduce_stack_states(s);
-    Room room = {s->room + part * transduce_stack_room(s), 0};
+    td_stack own = part_of(s, part);
+    own.states += part * stack_states(s);
+    Room room = {s->workspace + part * stack_workspace(s), 0};
     *work = take_work(&own, &room);
     return own;
 }
@@ -297,7 +295,7 @@ static void form_parts(void *shared, int64_t first, int64_t end, int worker)
     (void)worker;
     for (int64_t part = first; part < end; part++) {
         Work work;
-        const Stack own = placed_part(shared, part, &work);
+        const td_stack own = placed_part(shared, part, &work);
         const Inputs in = inputs_of(&own);
         round_rows(in.x, own.d_model, own.num_threads);
         round_rows(in.memory, own.d_model, own.num_threads);
@@ -312,14 +310,14 @@ static void differentiate_parts(void *shared, int64_t first, int64_t end, int wo
     (void)worker;
     for (int64_t part = first; part < end; part++) {
         Work work;
-        const Stack own = placed_part(shared, part, &work);
-        const float *of_y = own.of_y;
+        const td_stack own = placed_part(shared, part, &work);
+        const float *of_y = own.grad_y;
         for (int64_t layer = own.layers - 1; layer >= 0; layer--)
             of_y = differentiate_layer(&own, layer, of_y, &work);
     }
 }
 
-static void pack_attention(const Stack *s, const AttentionWeights *w, int num_threads)
+static void pack_attention(const td_stack *s, const AttentionWeights *w, int num_threads)
 {
     pack_map(query_map(s, w), num_threads);
     pack_map(key_value_map(s, w), num_threads);
@@ -327,8 +325,9 @@ static void pack_attention(const Stack *s, const AttentionWeights *w, int num_th
 }
 
 /* What products in bf16 read in the place of matrices. */
-static void transduce_pack_layers(const Stack *s, int num_threads)
+static td_status stack_pack(const td_stack *s)
 {
+    const int num_threads = s->num_threads;
     for (int64_t layer = 0; layer < s->layers; layer++) {
         const LayerWeights w = weights_of(s, s->weights, layer);
         pack_attention(s, w.self, num_threads);
@@ -337,15 +336,18 @@ static void transduce_pack_layers(const Stack *s, int num_threads)
         pack_map(inner_map(s, w.feed_forward), num_threads);
         pack_map(outer_map(s, w.feed_forward), num_threads);
     }
+    return TD_OK;
 }
 
 /* With all matrices packed, if products are in bf16. */
-static void transduce_form_layers(Stack *s, int num_threads)
+static td_status stack_forward(const td_stack *s)
 {
-    parallel_for(form_parts, s, s->parts, 1, num_threads);
+    parallel_for(form_parts, (void *)s, s->parts, 1, s->num_threads);
+    return TD_OK;
 }
 
-static void transduce_differentiate_layers(Stack *s, int num_threads)
+static td_status stack_backward(const td_stack *s)
 {
-    parallel_for(differentiate_parts, s, s->parts, 1, num_threads);
+    parallel_for(differentiate_parts, (void *)s, s->parts, 1, s->num_threads);
+    return TD_OK;
 }

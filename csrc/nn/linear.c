@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "parallel.h"
-#include "simd/bf16.h"
+#include "gemm/pack_bf16.h"
 #include "simd/vec.h"
 
 #define LEAST_BIASED_ROWS 16 /* fewer are not worth a thread */
@@ -21,13 +21,17 @@ typedef void (*Sgemm)(const char *of_one, const char *of_other, const int *rows,
 
 static Sgemm sgemm;
 
-static void transduce_use_products(void *address) { *(void **)&sgemm = address; }
+static td_status use_sgemm(void *address)
+{
+    *(void **)&sgemm = address;
+    return TD_OK;
+}
 
 /* Numbers, and the same in bf16, if products are of such: then the former need not be
    kept. */
 typedef struct {
     float *fp32;
-    Panels bf16;
+    td_panels bf16;
 } Numbers;
 
 /* [outputs, inputs] and [outputs], or their gradients. */
@@ -61,7 +65,7 @@ static void form_product(const char *of_one, const float *one, int64_t by_one,
 
 /* ReLU after a linear map, with optional dropout. */
 typedef struct {
-    MaskDraw dropout;
+    td_dropout dropout;
     int64_t first_row; /* its number in the tensor, of which these may be a part */
     uint8_t *bits;     /* workspace for masks in bf16: one bit for each number */
 } Relu;
@@ -103,7 +107,7 @@ static void map_in_fp32(LinearMap map, const float *x, int64_t rows, const Relu 
 
 /* Rows that are multiplied, and what becomes of them. */
 typedef struct {
-    Panels x;
+    td_panels x;
     UnitMatrix matrix;
     Sums sums;
 } Product;
@@ -160,7 +164,7 @@ static void map_rows(LinearMap map, Numbers x, int64_t rows, const Relu *relu,
 
 typedef struct {
     const float *from;
-    Panels to;
+    td_panels to;
     int64_t width;
 } Narrowed;
 
@@ -176,7 +180,7 @@ static void narrow_rows(void *shared, int64_t first, int64_t end, int worker)
 static void round_rows(Numbers rows, int64_t width, int num_threads)
 {
     Narrowed narrowed = {rows.fp32, rows.bf16, width};
-    if (rows.bf16.at)
+    if (rows.bf16.data)
         parallel_for(narrow_rows, &narrowed, rows.bf16.rows, LEAST_BIASED_ROWS,
                      num_threads);
 }
@@ -225,7 +229,7 @@ typedef struct {
     Numbers x;
     const float *rectified; /* y, or nowhere */
     Numbers of_y, of_x;
-    Panels rectified_x;  /* or NULL */
+    td_panels rectified_x;  /* or NULL */
     float dropout_scale; /* on gradients of numbers that ReLU and dropout kept */
     int64_t rows;
     int is_added; /* x's gradient, to what is in its place */
@@ -235,7 +239,7 @@ typedef struct {
 } WayBack;
 
 /* Of the columns of a panel. */
-static void sum_panel(Panels rows, int64_t column, float *sums)
+static void sum_panel(td_panels rows, int64_t column, float *sums)
 {
     vec all[PANEL_WIDTH / LANES];
     for (int l = 0; l < PANEL_WIDTH / LANES; l++)
@@ -249,7 +253,7 @@ static void sum_panel(Panels rows, int64_t column, float *sums)
 
 /* Rows whose columns, summed up each with all of x's, are the gradient of a weight. */
 typedef struct {
-    Panels of_y;
+    td_panels of_y;
     UnitMatrix x; /* packed, with its rows as depth */
     int64_t outputs;
     float *weight; /* [outputs, columns of x] */
@@ -266,7 +270,7 @@ static int64_t turned_numbers(int64_t rows)
 static void form_weight_strips(void *shared, int64_t first, int64_t end, int worker)
 {
     const WeightGradient *g = shared;
-    Panels turned = {g->turned + worker * turned_numbers(g->of_y.rows), 0};
+    td_panels turned = {g->turned + worker * turned_numbers(g->of_y.rows), 0};
     for (int64_t strip = first; strip < end; strip += TURNED_STRIPS) {
         const int64_t output = strip * STRIP;
         turned.rows = at_most(end - strip, TURNED_STRIPS) * STRIP;
@@ -296,7 +300,7 @@ static void differentiate_in_unit(WayBack w, int num_threads)
     const Dropped dropped = {0, w.dropout_scale};
     const Sums sums = {.bf16 = w.of_x.bf16,
                        .fp32 = w.of_x.fp32,
-                       .dropped = w.rectified_x.at ? &dropped : 0,
+                       .dropped = w.rectified_x.data ? &dropped : 0,
                        .columns = inputs,
                        .is_added = w.is_added,
                        .rectified = w.rectified_x};

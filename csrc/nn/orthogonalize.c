@@ -11,17 +11,8 @@
 
 #define PANEL (TILE_REGISTERS * LANES) /* columns of a product at a time */
 
-typedef struct {
-    int64_t count, rows, columns; /* whole lanes; no more rows than columns */
-    int64_t steps;
-    const float *factors; /* [steps, 3]: of x, x^3 and x^5 */
-    float least_norm;     /* added to each */
-    float *matrices;      /* [count, rows, columns], and what becomes of them */
-    float *room;          /* of each thread, as `transduce_orthogonal_room` says */
-} Orthogonalization;
-
 /* X X^T, a polynomial of it, and the panel that is being multiplied with. */
-static int64_t transduce_orthogonal_room(const Orthogonalization *o)
+static int64_t orthogonalize_workspace(const td_orthogonalization *o)
 {
     return o->rows * o->rows * 2 + o->columns * PANEL;
 }
@@ -112,22 +103,22 @@ static void advance(float *x, int64_t rows, int64_t columns, const float *polyno
     }
 }
 
-static void orthogonalize(void *shared, int64_t first, int64_t end, int worker)
+static void orthogonalize_matrices(void *shared, int64_t first, int64_t end, int worker)
 {
-    const Orthogonalization *o = shared;
+    const td_orthogonalization *o = shared;
     const int64_t size = o->rows * o->columns, squared_size = o->rows * o->rows;
-    float *squared = o->room + worker * transduce_orthogonal_room(o);
+    float *squared = o->workspace + worker * orthogonalize_workspace(o);
     float *polynomial = squared + squared_size, *panel = polynomial + squared_size;
     for (int64_t item = first; item < end; item++) {
         float *x = o->matrices + item * size;
-        divide(x, size, norm_of(x, size) + o->least_norm);
+        divide(x, size, norm_of(x, size) + o->epsilon);
         for (int64_t step = 0; step < o->steps; step++) {
             const float *factors = o->factors + step * 3;
             square(x, o->rows, o->columns, squared, panel);
             if (step == 0) {
                 /* The Schatten norm of order four. */
                 const float norm =
-                    sqrtf(norm_of(squared, squared_size)) + o->least_norm;
+                    sqrtf(norm_of(squared, squared_size)) + o->epsilon;
                 divide(x, size, norm);
                 divide(squared, squared_size, norm * norm);
             }
@@ -138,7 +129,8 @@ static void orthogonalize(void *shared, int64_t first, int64_t end, int worker)
     }
 }
 
-static void transduce_orthogonalize(Orthogonalization *o, int num_threads)
+static td_status orthogonalize(const td_orthogonalization *o, int num_threads)
 {
-    parallel_for(orthogonalize, o, o->count, 1, num_threads);
+    parallel_for(orthogonalize_matrices, (void *)o, o->count, 1, num_threads);
+    return TD_OK;
 }

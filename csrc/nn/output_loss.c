@@ -4,34 +4,20 @@
 
 #include "parallel.h"
 
-typedef struct {
-    int64_t rows, vocab, width; /* the last in whole panels */
-    const float *states;        /* [rows, width] */
-    const float *weight;        /* [vocab, width] */
-    const int64_t *targets;
-    float smoothing;
-    float *smoothed, *negative_log_likelihood; /* of each row, in nats */
-    float *of_states;
-    float *of_weight;
-    int64_t is_added;   /* the latter, to what there is */
-    Bf16 *forth, *back; /* the weight for both ways, [vocab in whole panels, width] */
-    Bf16 *room;         /* as `transduce_unit_loss_room` says */
-} UnitLoss;
-
 /* What is needed on the way only. */
 typedef struct {
-    Panels states, logits; /* the latter become their gradient */
+    td_panels states, logits; /* the latter become their gradient */
     Bf16 *paired, *turned;
 } LossRoom;
 
 /* Numbers in bf16, from where they are given. */
-static int64_t take_loss_room(const UnitLoss *l, int num_threads, LossRoom *room)
+static int64_t take_loss_room(const td_output_loss *l, int num_threads, LossRoom *room)
 {
-    Bf16 *at = l->room;
+    Bf16 *at = l->workspace;
     const int64_t rows = l->rows;
-    room->states = (Panels){at, rows};
+    room->states = (td_panels){at, rows};
     int64_t taken = rows * l->width;
-    room->logits = (Panels){at + taken, rows};
+    room->logits = (td_panels){at + taken, rows};
     taken += rows * in_whole(l->vocab);
     room->paired = at + taken;
     taken += in_whole(rows) * l->width;
@@ -39,7 +25,7 @@ static int64_t take_loss_room(const UnitLoss *l, int num_threads, LossRoom *room
     return taken + num_threads * turned_numbers(rows);
 }
 
-static int64_t transduce_unit_loss_room(const UnitLoss *l, int num_threads)
+static int64_t output_loss_workspace(const td_output_loss *l, int num_threads)
 {
     LossRoom room;
     return take_loss_room(l, num_threads, &room);
@@ -47,8 +33,8 @@ static int64_t transduce_unit_loss_room(const UnitLoss *l, int num_threads)
 
 /* Some rows of logits. */
 typedef struct {
-    const UnitLoss *loss;
-    Panels logits;
+    const td_output_loss *loss;
+    td_panels logits;
 } LossRows;
 
 /* Of a panel's row, those in some lanes; elsewhere what is to change nothing. */
@@ -117,7 +103,7 @@ static void form_gradient_of_logits(const LossRows *l, Span rows, const RowSums 
 /* The losses of a row, once its sums are known; these get what the gradient needs. */
 static void form_loss(const LossRows *l, int64_t row, RowSums *its)
 {
-    const UnitLoss *loss = l->loss;
+    const td_output_loss *loss = l->loss;
     its->log_total = its->most + logf(vec_reduce_add(its->powers));
     const float of_true = its->true_logit - its->log_total;
     const float mean = vec_reduce_add(its->sums) / (float)loss->vocab - its->log_total;
@@ -127,7 +113,7 @@ static void form_loss(const LossRows *l, int64_t row, RowSums *its)
 
 static void form_gradient_of_target(const LossRows *l, int64_t row, const RowSums *its)
 {
-    const UnitLoss *loss = l->loss;
+    const td_output_loss *loss = l->loss;
     const float probability = expf(its->true_logit - its->log_total);
     const float gradient =
         probability - loss->smoothing / (float)loss->vocab - (1.0f - loss->smoothing);
@@ -159,37 +145,42 @@ static void form_loss_tiles(void *shared, int64_t first, int64_t end, int worker
 }
 
 /* The weight for both ways. */
-static void transduce_pack_output(UnitLoss *l, int num_threads)
+static td_status output_loss_pack(const td_output_loss *l, int num_threads)
 {
-    PackedWeight forth = {l->weight, l->vocab, l->width, l->forth};
-    PackedWeight back = {l->weight, l->vocab, l->width, l->back};
+    PackedWeight forth = {l->weight, l->vocab, l->width, l->packed_forward};
+    PackedWeight back = {l->weight, l->vocab, l->width, l->packed_backward};
     parallel_for(pack_forth, &forth, in_whole(l->vocab) / PANEL_WIDTH, 1, num_threads);
     parallel_for(pack_back, &back, l->width / PANEL_WIDTH, 1, num_threads);
+    return TD_OK;
 }
 
 /* With the weight packed. */
-static void transduce_form_unit_loss(UnitLoss *l, int num_threads)
+static td_status output_loss(const td_output_loss *l, int num_threads)
 {
+    const td_status status = check_targets(l->targets, l->rows, l->vocab);
+    if (status != TD_OK)
+        return status;
     LossRoom room;
     take_loss_room(l, num_threads, &room);
     const int64_t rows = l->rows, width = l->width, vocab = in_whole(l->vocab);
     round_rows((Numbers){(float *)l->states, room.states}, width, num_threads);
     form_in_unit(
-        (Product){room.states, {l->forth, width, vocab}, {.bf16 = room.logits}},
+        (Product){room.states, {l->packed_forward, width, vocab}, {.bf16 = room.logits}},
         num_threads);
     LossRows logits = {l, room.logits};
     parallel_for(form_loss_tiles, &logits, (rows + TILE - 1) / TILE, 1, num_threads);
     form_in_unit((Product){room.logits,
-                           {l->back, vocab, width},
-                           {.fp32 = l->of_states, .columns = width}},
+                           {l->packed_backward, vocab, width},
+                           {.fp32 = l->grad_states, .columns = width}},
                  num_threads);
     Summed states = {room.states, width, room.paired};
     parallel_for(pack_summed, &states, width / PANEL_WIDTH, 1, num_threads);
     form_weight_gradient((WeightGradient){.of_y = room.logits,
                                           .x = {room.paired, in_whole(rows), width},
                                           .outputs = l->vocab,
-                                          .weight = l->of_weight,
-                                          .is_added = (int)l->is_added,
+                                          .weight = l->grad_weight,
+                                          .is_added = (int)l->accumulates,
                                           .turned = room.turned},
                          num_threads);
+    return TD_OK;
 }

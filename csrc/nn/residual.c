@@ -4,39 +4,23 @@
 
 #include "nn/dropout.h"
 #include "parallel.h"
-#include "simd/bf16.h"
+#include "gemm/pack_bf16.h"
 #include "simd/vec.h"
 
 #define GROUP 32 /* rows whose gradients of gain and bias are summed in one place */
 
-typedef struct {
-    int64_t rows, width; /* the latter in whole lanes */
-    float epsilon;
-    const float *x;
-    const float *gain, *bias;
-    float *normalized; /* [rows, width]; for a while Dropout(s) */
-    float *inverse_deviation;
-    float *y;
-    Panels bf16_y;     /* the same, if it is wanted */
-    const float *of_y; /* gradients, as what they are of */
-    float *of_x, *of_gain, *of_bias;
-    float *of_groups; /* [groups, 2, width] */
-    Panels bf16_of_s; /* in the place of what the masking writes, if it is wanted */
-    Masking masking;  /* of s: to `normalized`, and from `of_x`; a block is a row */
-} Residual;
-
-static int64_t rows_before(const Residual *r, int64_t group)
+static int64_t rows_before(const td_layer_norm *r, int64_t group)
 {
     const int64_t end = group * GROUP;
     return end < r->rows ? end : r->rows;
 }
 
-static int64_t transduce_residual_groups(const Residual *r)
+static int64_t layer_norm_groups(const td_layer_norm *r)
 {
     return (r->rows + GROUP - 1) / GROUP;
 }
 
-static void normalize_row(const Residual *r, int64_t row)
+static void normalize_row(const td_layer_norm *r, int64_t row)
 {
     const int64_t width = r->width;
     const float *x = r->x + row * width;
@@ -61,14 +45,14 @@ static void normalize_row(const Residual *r, int64_t row)
         vec_store_first(y + i, LANES,
                         vec_fma(number, vec_load(r->gain + i), vec_load(r->bias + i)));
     }
-    if (r->bf16_y.at)
+    if (r->bf16_y.data)
         narrow_into(r->bf16_y, row, 0, width, y);
     r->inverse_deviation[row] = inverse;
 }
 
 static void normalize_groups(void *shared, int64_t first, int64_t end, int worker)
 {
-    Residual *r = shared;
+    td_layer_norm *r = shared;
     for (int64_t group = first; group < end; group++) {
         drop_blocks(&r->masking, rows_before(r, group), rows_before(r, group + 1),
                     worker);
@@ -78,13 +62,13 @@ static void normalize_groups(void *shared, int64_t first, int64_t end, int worke
 }
 
 /* To the gradient of the sum, and into those of gain and bias. */
-static void differentiate_row(const Residual *r, int64_t row, float *of_gain,
+static void differentiate_row(const td_layer_norm *r, int64_t row, float *of_gain,
                               float *of_bias)
 {
     const int64_t width = r->width;
     const float *normalized = r->normalized + row * width,
-                *of_y = r->of_y + row * width;
-    float *of_x = r->of_x + row * width;
+                *of_y = r->grad_y + row * width;
+    float *of_x = r->grad_x + row * width;
     vec sums = vec_set1(0.0f), products = vec_set1(0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
         const vec number = vec_load(normalized + i), gradient = vec_load(of_y + i);
@@ -106,29 +90,29 @@ static void differentiate_row(const Residual *r, int64_t row, float *of_gain,
 }
 
 /* To the gradient of s. */
-static void mask_rows(Residual *r, int64_t first, int64_t end)
+static void mask_rows(td_layer_norm *r, int64_t first, int64_t end)
 {
-    if (!r->bf16_of_s.at) {
+    if (!r->bf16_grad_addend.data) {
         mask_blocks(&r->masking, first, end, 0);
         return;
     }
-    const float scale = r->masking.draw.rate.scale;
+    const float scale = r->masking.dropout.rate.scale;
     for (int64_t row = first; row < end; row++)
         for (int64_t column = 0; column < r->width; column += LANES) {
             const int64_t at = row * r->width + column;
             float numbers[LANES];
             for (int64_t i = 0; i < LANES; i++)
-                numbers[i] = r->of_x[at + i] * (r->masking.kept[at + i] ? scale : 0.0f);
-            narrow_into(r->bf16_of_s, row, column, LANES, numbers);
+                numbers[i] = r->grad_x[at + i] * (r->masking.kept[at + i] ? scale : 0.0f);
+            narrow_into(r->bf16_grad_addend, row, column, LANES, numbers);
         }
 }
 
 static void differentiate_groups(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
-    Residual *r = shared;
+    td_layer_norm *r = shared;
     for (int64_t group = first; group < end; group++) {
-        float *of_gain = r->of_groups + group * 2 * r->width;
+        float *of_gain = r->workspace + group * 2 * r->width;
         float *of_bias = of_gain + r->width;
         for (int64_t i = 0; i < 2 * r->width; i++)
             of_gain[i] = 0.0f;
@@ -139,29 +123,38 @@ static void differentiate_groups(void *shared, int64_t first, int64_t end, int w
 }
 
 /* Group after group, so that the sum is the same whichever thread had which. */
-static void sum_groups(const Residual *r)
+static void sum_groups(const td_layer_norm *r)
 {
     for (int64_t i = 0; i < r->width; i++)
-        r->of_gain[i] = r->of_bias[i] = 0.0f;
-    for (int64_t group = 0; group < transduce_residual_groups(r); group++) {
-        const float *of_gain = r->of_groups + group * 2 * r->width;
+        r->grad_gain[i] = r->grad_bias[i] = 0.0f;
+    for (int64_t group = 0; group < layer_norm_groups(r); group++) {
+        const float *of_gain = r->workspace + group * 2 * r->width;
         for (int64_t i = 0; i < r->width; i++) {
-            r->of_gain[i] += of_gain[i];
-            r->of_bias[i] += of_gain[r->width + i];
+            r->grad_gain[i] += of_gain[i];
+            r->grad_bias[i] += of_gain[r->width + i];
         }
     }
 }
 
-static void transduce_normalize_sum(Residual *r, int num_threads)
+static int64_t layer_norm_workspace(const td_layer_norm *r)
 {
-    r->masking.y = r->normalized;
-    parallel_for(normalize_groups, r, transduce_residual_groups(r), 1, num_threads);
+    return layer_norm_groups(r) * 2 * r->width;
+}
+
+static td_status layer_norm_forward(const td_layer_norm *norm, int num_threads)
+{
+    td_layer_norm own = *norm;
+    own.masking.y = own.normalized;
+    parallel_for(normalize_groups, &own, layer_norm_groups(&own), 1, num_threads);
+    return TD_OK;
 }
 
 /* The gradient of s is where the masking writes. */
-static void transduce_differentiate_normalized_sum(Residual *r, int num_threads)
+static td_status layer_norm_backward(const td_layer_norm *norm, int num_threads)
 {
-    r->masking.x = r->of_x;
-    parallel_for(differentiate_groups, r, transduce_residual_groups(r), 1, num_threads);
-    sum_groups(r);
+    td_layer_norm own = *norm;
+    own.masking.x = own.grad_x;
+    parallel_for(differentiate_groups, &own, layer_norm_groups(&own), 1, num_threads);
+    sum_groups(&own);
+    return TD_OK;
 }

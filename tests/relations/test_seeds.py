@@ -3,7 +3,6 @@
 The tests of significance over several seeds stand on this.
 """
 
-import ctypes
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +18,14 @@ from transduce.experiments.observation import Observers
 from transduce.experiments.pipeline import train
 from transduce.experiments.presets import PRESETS
 from transduce.model.config import ModelConfig
-from transduce.model.operators.dropout import Dropout, masking_of, rows_of
-from transduce.model.operators.kernels.library import kernels, loaded_kernels
+from transduce.model.operators.dropout import Dropout, new_masking, rows_of
+from transduce.model.operators.native_operators import (
+    loaded_nn_api,
+    nn_api,
+    tensor_pointer,
+)
 from transduce.model.transformer import Transformer
+from transduce.native import check
 from transduce.preparation.corpus_files import CorpusFiles
 from transduce.training.config import TrainingConfig
 from transduce.training.distributed import Processes
@@ -134,17 +138,17 @@ def test_the_same_batch_has_another_loss_in_each_step_and_run(
     assert len({*one, *other}) == 8
 
 
-@pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+@pytest.mark.skipif(nn_api() is None, reason="there is no native library")
 @pytest.mark.parametrize("changed", [0, 1])
 def test_masks_follow_from_both_of_their_seeds(changed: int):
     x = torch.ones(64, 64)
 
     def masked(seeds: list[int]) -> Tensor:
-        kept, masking = masking_of(x, 0.5, rows_of(x))
-        masking.draw.seeds = (ctypes.c_uint32 * 2)(*seeds)
+        kept, masking = new_masking(x, 0.5, rows_of(x))
+        masking.dropout.seeds = seeds
         y = torch.empty_like(x)
-        masking.x, masking.y = x.data_ptr(), y.data_ptr()
-        loaded_kernels().transduce_drop(ctypes.byref(masking), 1)
+        masking.x, masking.y = tensor_pointer(x), tensor_pointer(y)
+        check(loaded_nn_api().dropout_forward(masking, 1))
         assert kept.any()
         return y
 

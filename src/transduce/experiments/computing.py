@@ -6,15 +6,16 @@ order, and other versions and processors have other kernels.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import transduce
+from transduce import native
 from transduce.device import Hardware
 from transduce.machine import describe_processor
-from transduce.model.operators.kernels.library import kernels, uses_matrix_unit
+from transduce.model.operators.native_operators import uses_amx
+from transduce.native import string
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class Computing:
     num_threads: int
     """Threads of each process."""
     instructions: str
-    """Build of the kernels in use; "none" if PyTorch's own do all."""
+    """Instruction set of the native library; "none" if it is not used."""
     torch: str
     transduce: str
 
@@ -58,11 +59,11 @@ def computing_of(hardware: Hardware, num_processes: int) -> Computing:
 
 
 def _instructions(precision: str) -> str:
-    library = kernels()
-    if library is None:
+    api = native.api()
+    if api is None:
         return "none"
-    build = Path(library._name).name.partition(".")[0]
-    return f"{build} amx" if precision == "bf16" and uses_matrix_unit() else build
+    isa = string(api.isa)
+    return f"{isa} amx" if precision == "bf16" and uses_amx() else isa
 
 
 def recorded(entry: Mapping[str, Any]) -> Computing | None:

@@ -8,19 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
+from transduce import native
 from transduce.model import stack as module
 from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.operators import layer_stack
-from transduce.model.operators.kernels.library import (
-    has_products,
-    loaded_kernels,
-)
+from transduce.model.operators.native_operators import has_sgemm
 from transduce.model.operators.packed_weights import unchanged_weights
 from transduce.model.stack import DecoderStack, EncoderStack
 
-pytestmark = pytest.mark.skipif(not has_products(), reason="there are no kernels")
+pytestmark = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
 
 CONFIG = ModelConfig(
     vocab_size=50,
@@ -33,7 +31,7 @@ CONFIG = ModelConfig(
     dropout=0.3,
 )
 DEEP = replace(CONFIG, d_ff=4_128, num_layers=1)
-"""Whose inner numbers are more than the unit sums up at a time."""
+"""Config with more inner elements than AMX sums up at a time."""
 
 
 def stacks(config: ModelConfig) -> tuple[EncoderStack, DecoderStack]:
@@ -112,7 +110,7 @@ def errors(ours: list[Tensor], theirs: list[Tensor]) -> list[float]:
     ids=str,
 )
 def test_the_stack_differs_from_fp32_by_rounding_only(
-    unit, sizes, config, rates, two_threads
+    amx, sizes, config, rates, two_threads
 ):
     dropout, attention, relu = rates
     config = replace(
@@ -130,7 +128,7 @@ def test_the_stack_differs_from_fp32_by_rounding_only(
     assert off[0] < 0.02
 
 
-def test_it_is_nearer_than_layers_one_by_one(unit, monkeypatch):
+def test_it_is_nearer_than_layers_one_by_one(amx, monkeypatch):
     ours, theirs = [], []
     for seed in range(4):
         torch.manual_seed(seed)
@@ -144,13 +142,13 @@ def test_it_is_nearer_than_layers_one_by_one(unit, monkeypatch):
 
 
 @pytest.mark.parametrize("relu_dropout", [0.0, 0.3])
-def test_the_stack_is_the_same_with_and_without_amx(unit, relu_dropout):
-    if not unit:
+def test_the_stack_is_the_same_with_and_without_amx(amx, relu_dropout):
+    if not amx:
         pytest.skip("nothing is beside it")
     config = replace(DEEP, relu_dropout=relu_dropout)
     both, read = stacks(config), sides(9, 11, 13)
     one = found(both, read)
-    loaded_kernels().transduce_use_matrix_unit(False)
+    native.library().td_allow_amx(False)
     # Sums in another order may now and then be rounded to another number in bf16, or
     # a hidden number next to zero may have another sign.
     assert max(errors(one, found(both, read))) < (2e-3 if relu_dropout == 0 else 2e-2)
@@ -162,7 +160,7 @@ INNER = replace(CONFIG, attention_dropout=0.2, relu_dropout=0.2)
 
 @pytest.mark.parametrize("config", [CONFIG, INNER], ids=["outer", "inner"])
 def test_one_thread_and_several_do_the_same_but_for_the_order_of_sums(
-    unit, config, two_threads
+    amx, config, two_threads
 ):
     both, read = stacks(config), sides(67, 9, 8)
     several = found(both, read)
@@ -172,7 +170,7 @@ def test_one_thread_and_several_do_the_same_but_for_the_order_of_sums(
     assert max(errors(several, alone)) < 1e-4
 
 
-def test_operators_that_threads_share_do_the_same(unit, two_threads, monkeypatch):
+def test_operators_that_threads_share_do_the_same(amx, two_threads, monkeypatch):
     both, read = stacks(CONFIG), sides(67, 9, 8)
     by_parts = found(both, read)
     monkeypatch.setattr(layer_stack, "MOST_PARTS", 1)
@@ -181,7 +179,7 @@ def test_operators_that_threads_share_do_the_same(unit, two_threads, monkeypatch
     assert max(errors(by_parts, shared)) < 1e-4
 
 
-def test_while_weights_stay_the_same_they_are_packed_once(unit):
+def test_while_weights_stay_the_same_they_are_packed_once(amx):
     both, read = stacks(CONFIG), sides(5, 9, 8)
     expected = found(both, read)
     with unchanged_weights():
@@ -196,14 +194,14 @@ def test_while_weights_stay_the_same_they_are_packed_once(unit):
     assert not torch.equal(found(both, read)[0], expected[0])
 
 
-def test_at_rest_it_is_the_same(unit):
+def test_at_rest_it_is_the_same(amx):
     both, read = stacks(replace(CONFIG, dropout=0.0)), sides(5, 9, 8)
     with torch.no_grad():
         kept_nothing = run(both, read)
     torch.testing.assert_close(kept_nothing, run(both, read), rtol=0, atol=0)
 
 
-def test_of_no_sentences_gradients_are_zero(unit):
+def test_of_no_sentences_gradients_are_zero(amx):
     both, read = stacks(CONFIG), sides(0, 3, 4)
     torch.use_deterministic_algorithms(True)  # what is not written is NaN
     try:
@@ -213,7 +211,7 @@ def test_of_no_sentences_gradients_are_zero(unit):
     assert all((each == 0).all() for each in gradients)
 
 
-def test_a_memory_in_another_precision_is_for_layers_one_by_one(unit):
+def test_a_memory_in_another_precision_is_for_layers_one_by_one(amx):
     _, decoder = stacks(CONFIG)
     x, mask = torch.randn(2, 3, 64), torch.ones(2, 1, 1, 5, dtype=torch.bool)
     self_mask = causal_mask(3, 3, x.device)
@@ -224,7 +222,7 @@ def test_a_memory_in_another_precision_is_for_layers_one_by_one(unit):
     assert "LayerStack" not in output.grad_fn.name()
 
 
-def test_what_is_no_number_stays_none_in_its_sentence(unit):
+def test_what_is_no_number_stays_none_in_its_sentence(amx):
     both, read = stacks(CONFIG), sides(5, 9, 8)
     with torch.no_grad():
         read[1][2, 0, 0] = float("nan")
@@ -242,7 +240,7 @@ def test_what_is_no_number_stays_none_in_its_sentence(unit):
         (replace(CONFIG, num_heads=1), torch.bfloat16, False),
     ],
 )
-def test_only_where_rows_are_whole_tiles(unit, config, dtype, is_so):
+def test_only_where_rows_are_whole_tiles(amx, config, dtype, is_so):
     encoder, _ = stacks(config)
     mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     with torch.autocast("cpu", dtype=dtype):
@@ -251,8 +249,8 @@ def test_only_where_rows_are_whole_tiles(unit, config, dtype, is_so):
     assert ("LayerStack" in output.grad_fn.name()) == is_so
 
 
-def test_without_a_unit_layers_go_one_by_one(monkeypatch):
-    monkeypatch.setattr(layer_stack, "uses_matrix_unit", lambda: False)
+def test_without_amx_layers_run_one_by_one(monkeypatch):
+    monkeypatch.setattr(layer_stack, "uses_amx", lambda: False)
     encoder, _ = stacks(CONFIG)
     mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     with torch.autocast("cpu", dtype=torch.bfloat16):

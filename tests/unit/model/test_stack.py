@@ -11,20 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transduce.decoding.kernels.packed_linear import PackedFloats
-from transduce.decoding.next_token_models.prepared_model import PackedMap
 from transduce.model import stack as module
 from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.operators import layer_stack
-from transduce.model.operators.kernels import library
-from transduce.model.operators.kernels.library import has_products
+from transduce.model.operators import layer_stack, native_operators
 from transduce.model.operators.layer_stack import MOST_PARTS
+from transduce.model.operators.native_operators import has_sgemm
 from transduce.model.stack import DecoderStack, EncoderStack
 from transduce.model.transformer import Transformer
 
-pytestmark = pytest.mark.skipif(not has_products(), reason="there are no kernels")
+pytestmark = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
 
 CONFIG = ModelConfig(
     vocab_size=50,
@@ -151,7 +148,7 @@ def test_parts_of_a_batch_draw_the_masks_of_the_whole(rates, two_threads):
     for num_threads in (2, 3, 4):
         torch.set_num_threads(num_threads)
         in_parts = run(*both, *inputs)
-        assert in_parts.grad_fn.fields.parts == num_threads
+        assert in_parts.grad_fn.stack.parts == num_threads
         torch.testing.assert_close(in_parts, whole, rtol=1e-5, atol=1e-5)
 
 
@@ -159,12 +156,12 @@ def test_sub_layers_each_draw_their_own_masks():
     """Attention and ReLU dropout draw their own masks in each sub-layer."""
     config = with_rates(replace(CONFIG, num_layers=2), (0.0, 0.3, 0.0))
     encoder, _ = stacks(config)
-    seeds = encoder(torch.randn(2, 6, 64), padded(2, 6)).grad_fn.seeds[:]
+    seeds = list(encoder(torch.randn(2, 6, 64), padded(2, 6)).grad_fn.seeds)
     within = [tuple(seeds[at : at + 2]) for at in (0, 8)]
     assert len(set(within)) == len(within)
     assert not any(seeds[2:8] + seeds[10:])  # which drop nothing
     encoder, _ = stacks(with_rates(replace(CONFIG, num_layers=2), (0.1, 0.1, 0.1)))
-    seeds = encoder(torch.randn(2, 6, 64), padded(2, 6)).grad_fn.seeds[:]
+    seeds = list(encoder(torch.randn(2, 6, 64), padded(2, 6)).grad_fn.seeds)
     assert len(set(seeds)) == len(seeds)
 
 
@@ -230,9 +227,9 @@ def watched_run(sizes: list[torch.Size]) -> Callable[..., None]:
     """What calls the kernel, and notes the room that states of layers have."""
     original = layer_stack._run
 
-    def run(kernel: object, fields: object, saved: Sequence[Tensor]) -> None:
+    def run(function: object, stack: object, saved: Sequence[Tensor]) -> None:
         sizes.append(saved[2].shape)
-        original(kernel, fields, saved)
+        original(function, stack, saved)
 
     return run
 
@@ -262,7 +259,7 @@ def test_parts_of_a_batch_are_as_many_as_threads_if_rows_suffice(two_threads):
 
     def parts(sentences: int, num_threads: int) -> int:
         torch.set_num_threads(num_threads)
-        return run(*both, *drawn(sentences, 1, 16)).grad_fn.fields.parts
+        return run(*both, *drawn(sentences, 1, 16)).grad_fn.stack.parts
 
     assert [parts(31, 2), parts(32, 2), parts(32, 3), parts(80, 4)] == [1, 2, 1, 4]
     assert parts(200, MOST_PARTS + 1) == 1
@@ -436,11 +433,20 @@ def partly_at_rest(encoder: EncoderStack) -> None:
     encoder[2].after_feed_forward.eval()
 
 
+class PackedMap(nn.Module):
+    """A map without a `weight`, like the packed ones of decoding."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self._inner = [inner]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._inner[0](x)
+
+
 def packed(encoder: EncoderStack) -> None:
-    """As decoding has it, whose maps have no weights to show."""
     for layer in encoder:
-        inner = layer.feed_forward.inner
-        layer.feed_forward.inner = PackedMap(PackedFloats, inner.weight, None)
+        layer.feed_forward.inner = PackedMap(layer.feed_forward.inner)
 
 
 def partly_with_less_dropout(encoder: EncoderStack) -> None:
@@ -534,6 +540,6 @@ def test_only_to_a_short_memory():
 
 
 def test_without_products_of_pytorch_layers_go_one_by_one(monkeypatch):
-    monkeypatch.setattr(library, "products_of_torch", lambda: None)
+    monkeypatch.setattr(native_operators, "sgemm_of_torch", lambda: None)
     encoder, _ = stacks()
     assert not is_compiled(encoder(torch.randn(1, 2, 64), padded(1, 2)))

@@ -1,6 +1,5 @@
 """Dropout (section 5.4; Srivastava et al., 2014)."""
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,25 +9,24 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from transduce.model.operators.addresses import address
-from transduce.model.operators.kernels.fields import (
-    DropoutRateFields,
-    MaskDrawFields,
-    MaskingFields,
+from transduce.model.operators.native_operators import (
+    loaded_nn_api,
+    nn_api,
+    tensor_pointer,
 )
-from transduce.model.operators.kernels.library import kernels, loaded_kernels
+from transduce.native import check, ffi
 
 RANDOM_VALUES = 2**16
-"""On a CPU the rate is met to the inverse of this, and the scale is of the rate met."""
-WHOLE_MASKS = 32
-"""Number to a multiple of which the kernels round up the masks of a row."""
+"""A CPU rounds rates to a multiple of the inverse and scales by the rounded rate."""
+MASK_MULTIPLE = 32
+"""The native library rounds up the number of masks of a row to a multiple of this."""
 BLOCK = 1024
-"""Numbers whose masks are drawn together, where rows are not."""
+"""Elements whose masks are drawn together if masks are not drawn row by row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Sizes of a block of numbers whose masks are drawn together."""
+    """Sizes of a block of elements whose masks are drawn together."""
 
     width: int
     masks: int
@@ -38,14 +36,14 @@ class Blocks:
 def rows_of(x: Float[Tensor, "*shape"]) -> Blocks:
     """Blocks of one row each."""
     width = x.size(-1)
-    return Blocks(width, -(-width // WHOLE_MASKS) * WHOLE_MASKS)
+    return Blocks(width, -(-width // MASK_MULTIPLE) * MASK_MULTIPLE)
 
 
 class Dropout(nn.Module):
     """Set activations to zero at random in training, and scale up the others.
 
-    The masks come from PyTorch's seed; but not all kinds of devices draw the same, nor
-    does an installation without kernels.
+    Masks follow from PyTorch's seed, but differ between kinds of devices, and between
+    installations with and without the native library.
     """
 
     def __init__(self, rate: float) -> None:
@@ -65,22 +63,22 @@ class Dropout(nn.Module):
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         if not self.is_on:
             return x
-        if _has_kernel(x):
-            return _CompiledDropout.apply(x, self.rate, self._blocks(x))  # type: ignore[no-untyped-call] # torch's own
+        if _has_native(x):
+            return _NativeDropout.apply(x, self.rate, self._blocks(x))  # type: ignore[no-untyped-call] # torch's own
         if x.device.type == "cpu":
             return _CpuDropout.apply(x, self.rate)  # type: ignore[no-untyped-call] # torch's own
         return functional.dropout(x, self.rate)
 
     def _blocks(self, x: Float[Tensor, "*shape"]) -> Blocks:
         """Blocks of rows if that wastes no draws, otherwise of a fixed size."""
-        is_by_row = x.dim() > 0 and x.size(-1) > 0 and x.size(-1) % WHOLE_MASKS == 0
+        is_by_row = x.dim() > 0 and x.size(-1) > 0 and x.size(-1) % MASK_MULTIPLE == 0
         return rows_of(x) if is_by_row else Blocks(BLOCK, BLOCK)
 
 
 class InnerDropout(Dropout):
     """Dropout within a sub-layer, of attention's weights or after the ReLU.
 
-    It draws masks row by row, like the kernels of whole sub-layers.
+    It draws masks row by row, as the native functions of whole sub-layers do.
     """
 
     # Unlike the paper: any model can have dropout of attention's weights and after the
@@ -89,58 +87,57 @@ class InnerDropout(Dropout):
         return rows_of(x)
 
 
-def _has_kernel(x: Float[Tensor, "*shape"]) -> bool:
+def _has_native(x: Float[Tensor, "*shape"]) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype != torch.float64
-        and not torch.compiler.is_compiling()  # what has no addresses yet
-        and kernels() is not None
+        and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
+        and nn_api() is not None
     )
 
 
-class _CompiledDropout(torch.autograd.Function):
-    """Two masks from one random number, drawn where they are applied."""
+class _NativeDropout(torch.autograd.Function):
+    """Dropout that draws two masks from one random number."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float, blocks: Blocks) -> Tensor:
-        kept, ctx.masking = masking_of(x, rate, blocks)
+        kept, ctx.masking = new_masking(x, rate, blocks)
         ctx.save_for_backward(kept)
-        return _masked(loaded_kernels().transduce_drop, x, ctx.masking)
+        return _masked(loaded_nn_api().dropout_forward, x, ctx.masking)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         [kept] = ctx.saved_tensors
-        # A copy, as two threads may go backwards at once.
-        masking = MaskingFields.from_buffer_copy(ctx.masking)
-        masking.kept = address(kept, torch.uint8)
-        return (
-            _masked(loaded_kernels().transduce_mask, gradients[0], masking),
-            None,
-            None,
-        )
+        # A copy, as two threads may go backward at once.
+        masking = ffi.new("td_masking *", ctx.masking[0])
+        masking.kept = tensor_pointer(kept, torch.uint8)
+        x = _masked(loaded_nn_api().dropout_backward, gradients[0], masking)
+        return x, None, None
 
 
-def masking_of(
+def new_masking(
     x: Float[Tensor, "*shape"], rate: float, blocks: Blocks
-) -> tuple[Integer[Tensor, " bytes"], MaskingFields]:
-    """Uninitialised masks of x, and the kernels' parameters to draw them."""
-    num_blocks = -(-x.numel() // max(blocks.width, 1))
+) -> tuple[Integer[Tensor, " bytes"], Any]:
+    """Return uninitialised masks of x, and the `td_masking` to draw them."""
+    width = max(blocks.width, 1)
+    num_blocks = -(-x.numel() // width)
     kept = x.new_empty(num_blocks * blocks.masks, dtype=torch.uint8)
-    return kept, MaskingFields(
-        kept=address(kept, torch.uint8),
-        count=x.numel(),
-        width=max(blocks.width, 1),
-        block=blocks.masks,
-        draw=drawn(rate),
+    return kept, ffi.new(
+        "td_masking *",
+        {
+            "kept": tensor_pointer(kept, torch.uint8),
+            "count": x.numel(),
+            "block_width": width,
+            "block_masks": blocks.masks,
+            "dropout": draw_dropout(rate),
+        },
     )
 
 
-def drawn(rate: float) -> MaskDrawFields:
-    """Seeds and rate of one tensor's masks, from PyTorch's generator."""
-    return MaskDrawFields(
-        seeds=(ctypes.c_uint32 * 2)(*draw_seeds(2)), rate=rate_fields(rate)
-    )
+def draw_dropout(rate: float) -> dict[str, Any]:
+    """Return the `td_dropout` of one tensor, with seeds from PyTorch's generator."""
+    return {"seeds": draw_seeds(2), "rate": dropout_rate(rate)}
 
 
 def draw_seeds(count: int) -> list[int]:
@@ -151,24 +148,25 @@ def draw_seeds(count: int) -> list[int]:
     return seeds
 
 
-def rate_fields(rate: float) -> DropoutRateFields:
-    """Rate as the kernels realise it, and the scale that belongs to it."""
+def dropout_rate(rate: float) -> dict[str, Any]:
+    """Return a rate as `td_dropout_rate`."""
     dropped = num_dropped(rate)
-    return DropoutRateFields(num_dropped=dropped, scale=dropout_scale(dropped))
+    return {"num_dropped": dropped, "scale": dropout_scale(dropped)}
 
 
-def _masked(kernel: Any, x: Tensor, masking: MaskingFields) -> Tensor:
-    numbers = x.float().contiguous()
-    result = torch.empty_like(numbers)
-    masking.x, masking.y = address(numbers), address(result)
-    kernel(ctypes.byref(masking), torch.get_num_threads())
+def _masked(function: Any, x: Tensor, masking: Any) -> Tensor:
+    inputs = x.float().contiguous()
+    result = torch.empty_like(inputs)
+    masking.x, masking.y = tensor_pointer(inputs), tensor_pointer(result)
+    check(function(masking, torch.get_num_threads()))
     return result.to(x.dtype)
 
 
 class _CpuDropout(torch.autograd.Function):
-    """Four masks from one random number, since drawing them is what takes the time.
+    """Dropout that draws four masks from one random number.
 
-    PyTorch draws one a value, which took a fifth of the time of training on a CPU.
+    PyTorch draws one for each element, which took a fifth of the time of training on a
+    CPU.
     """
 
     @staticmethod
@@ -179,7 +177,7 @@ class _CpuDropout(torch.autograd.Function):
         random = draws.view(torch.int16)[: x.numel()].view(x.shape)
         scale = dropout_scale(dropped)
         kept = random >= dropped - RANDOM_VALUES // 2
-        # As numbers: a product with a mask of truth values converts it each time.
+        # As numbers: a product with a mask of bools would convert it each time.
         ctx.kept, ctx.scale = kept.to(x.dtype), scale
         return (x * ctx.kept).mul_(scale)
 
@@ -189,10 +187,10 @@ class _CpuDropout(torch.autograd.Function):
 
 
 def num_dropped(rate: float) -> int:
-    """Of the random values, those that drop: never all."""
+    """Number of the 65,536 random values that drop an element; never all of them."""
     return min(round(rate * RANDOM_VALUES), RANDOM_VALUES - 1)
 
 
 def dropout_scale(dropped: int) -> float:
-    """On what is left, where so many of the random values drop."""
+    """Factor on kept elements if so many of the 65,536 random values drop."""
     return RANDOM_VALUES / (RANDOM_VALUES - dropped)

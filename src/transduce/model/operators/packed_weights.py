@@ -1,4 +1,4 @@
-"""Matrices in bf16 as a matrix unit reads them, kept while weights stay the same."""
+"""Weights packed in bf16 for AMX, cached while weights do not change."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,49 +9,49 @@ import torch
 from torch import Tensor, nn
 
 PANEL_WIDTH = 32
-"""Numbers of a row that the unit reads at a time."""
-NUM_WAYS = 2
-"""That numbers go through a matrix: forwards and backwards."""
+"""Elements of a row that AMX loads at a time."""
+NUM_DIRECTIONS = 2
+"""A weight is packed for the forward and for the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """What was made of a weight, which is held here so that no other has its place."""
+    """A weight, held so that its address is not reused, and its packed elements."""
 
     weight: Tensor
-    numbers: Tensor
+    elements: Tensor
 
 
-_kept: ContextVar[dict[tuple[int, int], _Packed] | None] = ContextVar(
-    "_kept", default=None
+_cache: ContextVar[dict[tuple[int, int], _Packed] | None] = ContextVar(
+    "_cache", default=None
 )
 
 
 @contextmanager
 def unchanged_weights() -> Iterator[None]:
-    """Until it ends no weight changes: so each is packed but once.
+    """Pack each weight only once until the context ends, as no weight changes.
 
-    PyTorch does not say when a weight has changed, as its fused optimizers do not tell.
+    PyTorch cannot say when a weight has changed, as fused optimizers do not record it.
     """
-    token = _kept.set({})
+    token = _cache.set({})
     try:
         yield
     finally:
-        _kept.reset(token)
+        _cache.reset(token)
 
 
 def packed_once(weight: Tensor, size: int, pack: Callable[[Tensor], None]) -> Tensor:
-    """So many numbers in bf16 that `pack` fills, or what it filled for this weight.
+    """Return `size` bf16 elements that `pack` has filled for this weight.
 
-    Where several weights are packed together, it is the first of them. What is no
-    parameter is made anew each time, and so is never kept.
+    Of several weights that are packed together, pass the first. Only packed parameters
+    are cached: other tensors are new in each call.
     """
-    kept = _kept.get() if isinstance(weight, nn.Parameter) else None
+    cached = _cache.get() if isinstance(weight, nn.Parameter) else None
     key = (weight.data_ptr(), size)
-    if kept is not None and key in kept:
-        return kept[key].numbers
-    numbers = weight.new_empty(size, dtype=torch.bfloat16)
-    pack(numbers)
-    if kept is not None:
-        kept[key] = _Packed(weight, numbers)
-    return numbers
+    if cached is not None and key in cached:
+        return cached[key].elements
+    elements = weight.new_empty(size, dtype=torch.bfloat16)
+    pack(elements)
+    if cached is not None:
+        cached[key] = _Packed(weight, elements)
+    return elements

@@ -1,6 +1,5 @@
-"""Residual sums that are normalised, in training (sections 3.1 and 5.4)."""
+"""Normalized residual sums in training (sections 3.1 and 5.4)."""
 
-import ctypes
 from typing import Any
 
 import torch
@@ -8,24 +7,27 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.model.operators.addresses import address
-from transduce.model.operators.dropout import WHOLE_MASKS, masking_of, rows_of
-from transduce.model.operators.kernels.fields import ResidualFields
-from transduce.model.operators.kernels.library import kernels, loaded_kernels
+from transduce.model.operators.dropout import MASK_MULTIPLE, new_masking, rows_of
+from transduce.model.operators.native_operators import (
+    loaded_nn_api,
+    nn_api,
+    tensor_pointer,
+)
+from transduce.native import check, ffi
 
 
 def has_normalized_sum(
     x: Float[Tensor, "*rows width"], addend: Float[Tensor, "*rows width"]
 ) -> bool:
-    """Whether there is a kernel for it."""
+    """Whether the native sum exists for these inputs."""
     return (
         x.device.type == "cpu"
         and x.dtype == torch.float32
         and addend.dtype in (torch.float32, torch.bfloat16)
         and x.shape == addend.shape
-        and not torch.compiler.is_compiling()  # what has no addresses yet
-        and x.size(-1) % WHOLE_MASKS == 0
-        and kernels() is not None
+        and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
+        and x.size(-1) % MASK_MULTIPLE == 0
+        and nn_api() is not None
     )
 
 
@@ -35,7 +37,7 @@ def normalized_sum(
     rate: float,
     norm: nn.LayerNorm,
 ) -> Float[Tensor, "*rows width"]:
-    """LayerNorm(x + Dropout(addend)), with dropout at a rate above zero; in fp32."""
+    """Compute LayerNorm(x + Dropout(addend)) in fp32, for a dropout rate above zero."""
     result: Tensor = _NormalizedSum.apply(  # type: ignore[no-untyped-call] # torch's own
         x, addend.float(), rate, norm.weight, norm.bias, norm.eps
     )
@@ -54,26 +56,27 @@ class _NormalizedSum(torch.autograd.Function):
         epsilon: float,
     ) -> Tensor:
         x, addend = x.contiguous(), addend.contiguous()
-        kept, masking = masking_of(addend, rate, rows_of(addend))
-        masking.x = address(addend)
+        kept, masking = new_masking(addend, rate, rows_of(addend))
+        masking.x = tensor_pointer(addend)
         y, normalized = torch.empty_like(x), torch.empty_like(x)
         inverse_deviation = x.new_empty(x.shape[:-1])
-        fields = ResidualFields(
-            rows=inverse_deviation.numel(),
-            width=x.size(-1),
-            epsilon=epsilon,
-            x=address(x),
-            gain=address(gain),
-            bias=address(bias),
-            normalized=address(normalized),
-            inverse_deviation=address(inverse_deviation),
-            y=address(y),
-            masking=masking,
-        )
-        kernel = loaded_kernels().transduce_normalize_sum
-        kernel(ctypes.byref(fields), torch.get_num_threads())
+        arguments = {
+            "rows": inverse_deviation.numel(),
+            "width": x.size(-1),
+            "epsilon": epsilon,
+            "x": tensor_pointer(x),
+            "gain": tensor_pointer(gain),
+            "bias": tensor_pointer(bias),
+            "normalized": tensor_pointer(normalized),
+            "inverse_deviation": tensor_pointer(inverse_deviation),
+            "y": tensor_pointer(y),
+            "masking": masking[0],
+        }
+        layer_norm = ffi.new("td_layer_norm *", arguments)
+        forward = loaded_nn_api().layer_norm_forward
+        check(forward(layer_norm, torch.get_num_threads()))
         ctx.save_for_backward(normalized, inverse_deviation, gain, kept)
-        ctx.fields = fields
+        ctx.layer_norm = layer_norm
         return y
 
     @staticmethod
@@ -81,25 +84,25 @@ class _NormalizedSum(torch.autograd.Function):
     def backward(
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor, Tensor, None, Tensor, Tensor, None]:
-        of_y = gradients[0].contiguous()
+        grad_y = gradients[0].contiguous()
         normalized, inverse_deviation, gain, kept = ctx.saved_tensors
-        library = loaded_kernels()
-        of_x, of_addend = torch.empty_like(normalized), torch.empty_like(normalized)
-        of_gain, of_bias = torch.empty_like(gain), torch.empty_like(gain)
-        # A copy, as two threads may go backwards at once; and the addresses of now, as
-        # what is saved may have been elsewhere meanwhile.
-        fields = ResidualFields.from_buffer_copy(ctx.fields)
-        at = ctypes.byref(fields)
-        of_groups = gain.new_empty(library.transduce_residual_groups(at), 2, len(gain))
-        fields.gain = address(gain)
-        fields.normalized = address(normalized)
-        fields.inverse_deviation = address(inverse_deviation)
-        fields.of_y = address(of_y)
-        fields.of_x = address(of_x)
-        fields.of_gain = address(of_gain)
-        fields.of_bias = address(of_bias)
-        fields.of_groups = address(of_groups)
-        fields.masking.kept = address(kept, torch.uint8)
-        fields.masking.y = address(of_addend)
-        library.transduce_differentiate_normalized_sum(at, torch.get_num_threads())
-        return of_x, of_addend, None, of_gain, of_bias, None
+        api = loaded_nn_api()
+        grad_x = torch.empty_like(normalized)
+        grad_addend = torch.empty_like(normalized)
+        grad_gain, grad_bias = torch.empty_like(gain), torch.empty_like(gain)
+        # A copy, as two threads may go backward at once. Pointers are set anew, as
+        # hooks may have moved saved tensors.
+        layer_norm = ffi.new("td_layer_norm *", ctx.layer_norm[0])
+        workspace = gain.new_empty(api.layer_norm_workspace(layer_norm))
+        layer_norm.gain = tensor_pointer(gain)
+        layer_norm.normalized = tensor_pointer(normalized)
+        layer_norm.inverse_deviation = tensor_pointer(inverse_deviation)
+        layer_norm.grad_y = tensor_pointer(grad_y)
+        layer_norm.grad_x = tensor_pointer(grad_x)
+        layer_norm.grad_gain = tensor_pointer(grad_gain)
+        layer_norm.grad_bias = tensor_pointer(grad_bias)
+        layer_norm.workspace = tensor_pointer(workspace)
+        layer_norm.masking.kept = tensor_pointer(kept, torch.uint8)
+        layer_norm.masking.y = tensor_pointer(grad_addend)
+        check(api.layer_norm_backward(layer_norm, torch.get_num_threads()))
+        return grad_x, grad_addend, None, grad_gain, grad_bias, None

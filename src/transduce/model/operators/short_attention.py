@@ -1,6 +1,5 @@
-"""Attention over few keys in training, forwards and backwards (section 3.2)."""
+"""Attention over few keys in training, forward and backward (section 3.2)."""
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,29 +8,29 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transduce.model.operators.addresses import address
-from transduce.model.operators.dropout import drawn
-from transduce.model.operators.kernels.fields import AttentionFields
-from transduce.model.operators.kernels.library import (
-    WHOLE,
-    kernels,
-    loaded_kernels,
+from transduce.model.operators.dropout import draw_dropout
+from transduce.model.operators.native_operators import (
+    ROW_MULTIPLE,
+    loaded_nn_api,
+    nn_api,
+    tensor_pointer,
 )
+from transduce.native import check, ffi
 
 MOST_KEYS = 128
-"""Keys above which PyTorch's fused kernel is about as fast, and keeps no weights; but
-on a CPU it has no dropout."""
+"""With more keys, PyTorch's fused kernel is about as fast and keeps no weights; but it
+has no dropout on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """How many attentions there are side by side, and of which width."""
+    """Number and widths of an attention's heads."""
 
     count: int
     d_k: int
     d_v: int
     scale: float
-    """On the scores."""
+    """Factor on the scores."""
 
 
 def has_short_attention(
@@ -40,30 +39,30 @@ def has_short_attention(
     heads: Heads,
     dropout: float = 0.0,
 ) -> bool:
-    """Whether there is a kernel for it, and that is the fastest."""
+    """Whether the native attention exists for these inputs and is the fastest."""
     return (
         query.device.type == "cpu"
         and query.dtype != torch.float64
-        and not torch.compiler.is_compiling()  # what has no addresses yet
+        and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
         and memory.size(1) > 0
         and (memory.size(1) <= MOST_KEYS or dropout > 0)
-        and heads.d_k % WHOLE == 0
-        and heads.d_v % WHOLE == 0
-        and kernels() is not None
+        and heads.d_k % ROW_MULTIPLE == 0
+        and heads.d_v % ROW_MULTIPLE == 0
+        and nn_api() is not None
     )
 
 
 def short_attention(
-    query: Float[Tensor, "batch queries of_queries"],
-    key_value: Float[Tensor, "batch keys of_both"],
+    query: Float[Tensor, "batch queries query_width"],
+    key_value: Float[Tensor, "batch keys key_value_width"],
     mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     heads: Heads,
     dropout: float = 0.0,
-) -> Float[Tensor, "batch queries of_values"]:
-    """Average the values by how well each query matches their keys; in fp32.
+) -> Float[Tensor, "batch queries value_width"]:
+    """Compute the attention of all heads, in fp32.
 
-    Queries, and keys and then values, of all heads are side by side. `dropout` is the
-    rate of the weights' dropout.
+    The heads' queries are side by side in `query`; `key_value` has all heads' keys and
+    then their values. `dropout` is the rate of the weights' dropout.
     """
     if mask is None:
         mask = query.new_ones(1, 1, 1, key_value.size(1), dtype=torch.bool)
@@ -86,57 +85,61 @@ class _ShortAttention(torch.autograd.Function):
         query, key_value = query.contiguous(), key_value.contiguous()
         batch, queries, _ = query.shape
         mask = mask.contiguous().expand(batch, -1, queries, -1)
-        library, keys = loaded_kernels(), key_value.size(1)
-        lanes = library.transduce_lanes()
-        width = -(-keys // lanes) * lanes
+        api, keys = loaded_nn_api(), key_value.size(1)
+        width = -(-keys // api.lanes) * api.lanes
         weights = query.new_empty(batch, heads.count, queries, width)
         output = query.new_empty(batch, queries, heads.count * heads.d_v)
-        fields = AttentionFields(
-            sentences=batch,
-            heads=heads.count,
-            queries=queries,
-            keys=keys,
-            d_k=heads.d_k,
-            d_v=heads.d_v,
-            mask_by_sentence=mask.stride(0),
-            mask_by_query=mask.stride(2),
-            scale=heads.scale,
-            mask=mask.data_ptr(),
-            query=address(query),
-            key_value=address(key_value),
-            weights=address(weights),
-            output=address(output),
-        )
+        arguments = {
+            "sentences": batch,
+            "heads": heads.count,
+            "queries": queries,
+            "keys": keys,
+            "d_k": heads.d_k,
+            "d_v": heads.d_v,
+            "mask": {
+                "data": ffi.cast("uint8_t *", mask.data_ptr()),
+                "sentence_stride": mask.stride(0),
+                "query_stride": mask.stride(2),
+            },
+            "scale": heads.scale,
+            "query": tensor_pointer(query),
+            "key_value": tensor_pointer(key_value),
+            "weights": tensor_pointer(weights),
+            "output": tensor_pointer(output),
+        }
         if dropout > 0:
-            fields.dropout = drawn(dropout)
-        _run(library.transduce_attend, fields)
+            arguments["dropout"] = draw_dropout(dropout)
+        attention = ffi.new("td_attention *", arguments)
+        _run(api.attention_forward, attention)
         ctx.save_for_backward(query, key_value, weights)
-        ctx.fields = fields
+        ctx.attention = attention
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        of_output = gradients[0].contiguous()
+        grad_output = gradients[0].contiguous()
         query, key_value, weights = ctx.saved_tensors
-        of_query, of_key_value = torch.empty_like(query), torch.empty_like(key_value)
-        # A copy, as two threads may go backwards at once; and the addresses of now, as
-        # what is saved may have been elsewhere meanwhile.
-        fields = AttentionFields.from_buffer_copy(ctx.fields)
-        fields.query, fields.key_value = address(query), address(key_value)
-        fields.weights = address(weights)
-        fields.of_output = address(of_output)
-        fields.of_query = address(of_query)
-        fields.of_key_value = address(of_key_value)
-        _run(loaded_kernels().transduce_form_attention_gradients, fields)
-        return of_query, of_key_value, None, None, None
+        grad_query = torch.empty_like(query)
+        grad_key_value = torch.empty_like(key_value)
+        # A copy, as two threads may go backward at once. Pointers are set anew, as
+        # hooks may have moved saved tensors.
+        attention = ffi.new("td_attention *", ctx.attention[0])
+        attention.query = tensor_pointer(query)
+        attention.key_value = tensor_pointer(key_value)
+        attention.weights = tensor_pointer(weights)
+        attention.grad_output = tensor_pointer(grad_output)
+        attention.grad_query = tensor_pointer(grad_query)
+        attention.grad_key_value = tensor_pointer(grad_key_value)
+        _run(loaded_nn_api().attention_backward, attention)
+        return grad_query, grad_key_value, None, None, None
 
 
-def _run(kernel: Any, fields: AttentionFields) -> None:
-    at = ctypes.byref(fields)
+def _run(function: Any, attention: Any) -> None:
+    """Call a function of `td_attention` with a workspace."""
     threads = torch.get_num_threads()
-    size = loaded_kernels().transduce_attention_room(at)
-    # Kept until the kernel is done.
-    room = torch.empty(threads, size, dtype=torch.float32, device="cpu")
-    fields.room = address(room)
-    kernel(at, threads)
+    size = loaded_nn_api().attention_workspace(attention)
+    # Named, so that it outlives the call.
+    workspace = torch.empty(threads, size, dtype=torch.float32, device="cpu")
+    attention.workspace = tensor_pointer(workspace)
+    check(function(attention, threads))

@@ -1,6 +1,5 @@
 """Label-smoothed cross-entropy (section 5.4; Szegedy et al., 2016)."""
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,32 +8,31 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.model.operators.addresses import address
-from transduce.model.operators.kernels.fields import CrossEntropyFields
-from transduce.model.operators.kernels.library import kernels, loaded_kernels
 from transduce.model.operators.linear import in_blocks, is_in_blocks
-from transduce.training.loss.unit_loss import (
-    has_unit_loss,
-    require_ids,
-    unit_loss,
+from transduce.model.operators.native_operators import (
+    loaded_nn_api,
+    nn_api,
+    tensor_pointer,
 )
+from transduce.native import check, ffi
+from transduce.training.loss.output_loss import has_output_loss, output_loss
 
 LOGITS = 2**24
-"""In memory at a time, in whole rows: products of many rows are faster."""
+"""Logits in memory at a time, in whole rows: products of many rows are faster."""
 LOGIT_ROWS = 256
-"""At a time at least, however large the vocabulary."""
+"""Rows at a time at least, however large the vocabulary."""
 GPU_LOGIT_ROWS = 2_048
-"""On a GPU: enough to keep it busy."""
+"""Rows at a time on a GPU: enough to keep it busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Sums over tokens, in nats; divide by their number for a mean."""
+    """Losses in nats, summed over tokens."""
 
     smoothed: Float[Tensor, ""]
-    """What training lowers."""
+    """Label-smoothed cross-entropy, which training minimises."""
     negative_log_likelihood: Float[Tensor, ""]
-    """Of the true tokens alone; its mean's exponential is the perplexity."""
+    """Cross-entropy of the true tokens; exp of its mean is the perplexity."""
 
 
 def smoothed_cross_entropy(
@@ -44,10 +42,10 @@ def smoothed_cross_entropy(
     label_smoothing: float,
     dtype: torch.dtype,
 ) -> Loss:
-    """The cross-entropy to a target that is smoothed uniformly over the vocabulary.
+    """Compute the cross-entropy with targets smoothed uniformly over the vocabulary.
 
-    The true token gets 1 - epsilon, and epsilon is shared by all tokens alike. The
-    matrix products are made in `dtype`; sums are in the precision of the weight.
+    The true token has probability 1 - epsilon, and epsilon is spread evenly over all
+    tokens. Matrices are multiplied in `dtype`; sums have the precision of the weight.
     """
     if torch.is_grad_enabled():
         smoothed, negative_log_likelihood = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call] # torch's own
@@ -65,9 +63,9 @@ def smoothed_cross_entropy(
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """Forms the logits a few rows at a time, and the gradients together with the loss.
+    """Cross-entropy that forms a few rows of logits at a time, and gradients with them.
 
-    All at once the logits would be by far the largest thing in memory.
+    All logits at once would be by far the largest tensor in memory.
     """
 
     @staticmethod
@@ -79,13 +77,13 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        if has_unit_loss(states, output_weight, dtype):
-            found = unit_loss(states, output_weight, target_out, label_smoothing)
-            return _saved(ctx, found.sums, found.of_states, found.of_weight)
+        if has_output_loss(states, output_weight, dtype):
+            found = output_loss(states, output_weight, target_out, label_smoothing)
+            return _saved(ctx, found.sums, found.grad_states, found.grad_weight)
         matrix = output_weight.to(dtype)
         sums = output_weight.new_zeros(2)
-        of_states: list[Tensor] = []
-        of_weight: Tensor | None = None
+        grad_states: list[Tensor] = []
+        grad_weight: Tensor | None = None
         for chunk, targets in _in_chunks(states, target_out, len(matrix)):
             rows = _as_factor(chunk, matrix)
             losses, gradient = _differentiated(
@@ -93,26 +91,28 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             )
             sums += losses
             gradient = _as_factor(gradient, matrix)
-            of_states.append((gradient @ matrix)[: len(chunk)])
-            of_weight = _added_product(of_weight, gradient.T, rows, output_weight.dtype)
-        return _saved(ctx, sums, torch.cat(of_states), of_weight)
+            grad_states.append((gradient @ matrix)[: len(chunk)])
+            grad_weight = _added_product(
+                grad_weight, gradient.T, rows, output_weight.dtype
+            )
+        return _saved(ctx, sums, torch.cat(grad_states), grad_weight)
 
     @staticmethod
     def backward(
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor, Tensor, None, None, None]:
-        of_states, of_weight = ctx.saved_tensors
-        return gradients[0] * of_states, gradients[0] * of_weight, None, None, None
+        grad_states, grad_weight = ctx.saved_tensors
+        return gradients[0] * grad_states, gradients[0] * grad_weight, None, None, None
 
 
 def _saved(
     ctx: Any,
     sums: Float[Tensor, "2"],
-    of_states: Float[Tensor, "rows d_model"],
-    of_weight: Float[Tensor, "vocab d_model"] | None,
+    grad_states: Float[Tensor, "rows d_model"],
+    grad_weight: Float[Tensor, "vocab d_model"] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Both losses, once the gradients of the first are noted."""
-    ctx.save_for_backward(of_states, of_weight)
+    """Save the gradients of the smoothed loss, and return both losses."""
+    ctx.save_for_backward(grad_states, grad_weight)
     smoothed, negative_log_likelihood = sums.unbind()
     ctx.mark_non_differentiable(negative_log_likelihood)
     return smoothed, negative_log_likelihood
@@ -121,7 +121,7 @@ def _saved(
 def _as_factor(
     rows: Float[Tensor, "chunk width"], matrix: Float[Tensor, "vocab d_model"]
 ) -> Float[Tensor, "_ width"]:
-    """As they are multiplied with the matrix; there may be zeros behind them."""
+    """Return the rows in the matrix's dtype; rows of zeros may follow."""
     return in_blocks(rows) if is_in_blocks(matrix) else rows.to(matrix.dtype)
 
 
@@ -131,8 +131,10 @@ def _added_product(
     rows: Float[Tensor, "chunk d_model"],
     dtype: torch.dtype,
 ) -> Float[Tensor, "vocab d_model"]:
-    """To the sums, if there are any yet: they are as large as the matrix, and so are
-    not begun with zeros."""
+    """Add a product to the sums, or return it if there are none yet.
+
+    Sums are as large as the matrix, so starting from zeros would cost time.
+    """
     product = gradient @ rows
     return product.to(dtype) if sums is None else sums.add_(product)
 
@@ -154,10 +156,13 @@ def _differentiated(
     label_smoothing: float,
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "2"], Float[Tensor, "_ vocab"]]:
-    """The sums of both losses, and the gradient of the first, which may take the place
-    of the logits; those behind the last target are zeros that stay so or go."""
-    if _has_kernel(logits, dtype):
-        return _differentiated_by_kernel(logits, targets, label_smoothing), logits
+    """Return the sums of both losses and the gradient of the smoothed one.
+
+    The gradient may overwrite the logits. Logits beyond the last target are zeros, and
+    are either kept or dropped.
+    """
+    if _has_native(logits, dtype):
+        return _differentiated_natively(logits, targets, label_smoothing), logits
     logits = logits[: len(targets)]
     probabilities, log_total = _softmax(logits, dtype)
     sums = _losses(logits, log_total, targets, label_smoothing)
@@ -168,52 +173,53 @@ def _differentiated(
     return sums, gradient
 
 
-def _has_kernel(logits: Float[Tensor, "blocks vocab"], dtype: torch.dtype) -> bool:
+def _has_native(logits: Float[Tensor, "blocks vocab"], dtype: torch.dtype) -> bool:
     return (
         logits.device.type == "cpu"
         and logits.dtype in (torch.float32, torch.bfloat16)
         and dtype == torch.float32
-        and not torch.compiler.is_compiling()  # what has no addresses yet
-        and kernels() is not None
+        and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
+        and nn_api() is not None
     )
 
 
-def _differentiated_by_kernel(
+def _differentiated_natively(
     logits: Float[Tensor, "blocks vocab"],
     targets: Int[Tensor, " chunk"],
     label_smoothing: float,
 ) -> Float[Tensor, "2"]:
-    """The losses' sums; a row at a time, in fp32, stays in the cache and becomes its
-    gradient."""
+    """Return the sums of both losses; the logits become the gradient of the first."""
     vocab, threads = logits.size(1), torch.get_num_threads()
     targets = targets.long().contiguous()
-    rows = len(targets)
-    require_ids(targets, vocab)
-    losses = torch.empty(2, rows)
-    fields = CrossEntropyFields(
-        rows=rows,
-        vocab=vocab,
-        targets=address(targets, torch.int64),
-        smoothing=label_smoothing,
-        smoothed=address(losses[0]),
-        negative_log_likelihood=address(losses[1]),
+    losses = torch.empty(2, len(targets))
+    loss = ffi.new(
+        "td_cross_entropy *",
+        {
+            "rows": len(targets),
+            "vocab": vocab,
+            "targets": tensor_pointer(targets, torch.int64),
+            "smoothing": label_smoothing,
+            "smoothed": tensor_pointer(losses[0]),
+            "negative_log_likelihood": tensor_pointer(losses[1]),
+        },
     )
     if logits.dtype == torch.bfloat16:
-        room = torch.empty(threads, vocab)
-        fields.bf16_logits, fields.room = address(logits, logits.dtype), address(room)
+        workspace = torch.empty(threads, vocab)
+        loss.bf16_logits = tensor_pointer(logits, torch.bfloat16)
+        loss.workspace = tensor_pointer(workspace)
     else:
-        fields.logits = address(logits)
-    loaded_kernels().transduce_form_cross_entropy(ctypes.byref(fields), threads)
+        loss.logits = tensor_pointer(logits)
+    check(loaded_nn_api().cross_entropy(loss, threads))
     return losses.sum(dim=1)
 
 
 def _softmax(
     logits: Float[Tensor, "chunk vocab"], dtype: torch.dtype
 ) -> tuple[Float[Tensor, "chunk vocab"], Float[Tensor, "chunk 1"]]:
-    """Probabilities, and the logarithm of what they were divided by.
+    """Return the probabilities, and the logarithm of the sum of exponentials.
 
-    That is found from the likeliest token, whose probability is never small: so one
-    exponential of each logit is enough.
+    The logarithm follows from the likeliest token, whose probability is never small, so
+    that each logit needs only one exponential.
     """
     probabilities = logits.softmax(dim=-1, dtype=dtype)
     largest = logits.amax(dim=-1, keepdim=True).to(dtype)
@@ -226,7 +232,7 @@ def _losses(
     target_out: Int[Tensor, " chunk"],
     label_smoothing: float,
 ) -> Float[Tensor, "2"]:
-    """The sums of the smoothed loss and of the negative log-likelihood."""
+    """Return the sums of the smoothed loss and of the negative log-likelihood."""
     true = logits.gather(-1, target_out[:, None]) - log_total
     mean = logits.mean(dim=-1, keepdim=True, dtype=log_total.dtype) - log_total
     return -torch.stack([true.lerp(mean, label_smoothing).sum(), true.sum()])

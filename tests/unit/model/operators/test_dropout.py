@@ -7,18 +7,18 @@ import torch
 
 from transduce.model.operators import dropout
 from transduce.model.operators.dropout import Dropout
-from transduce.model.operators.kernels.library import kernels
+from transduce.model.operators.native_operators import nn_api
 
 SIZE = 200_000
 RATES = [0.1, 0.3, 0.5]
 
 
-@pytest.fixture(params=["by a kernel", "by PyTorch"], autouse=True)
+@pytest.fixture(params=["native", "by PyTorch"], autouse=True)
 def kind_of_dropout(request, monkeypatch):
     """Each kind."""
     if request.param == "by PyTorch":
-        monkeypatch.setattr(dropout, "kernels", lambda: None)
-    elif kernels() is None:
+        monkeypatch.setattr(dropout, "nn_api", lambda: None)
+    elif nn_api() is None:
         pytest.skip("this processor can run no kernel")
 
 

@@ -1,16 +1,13 @@
-"""Dropout within sub-layers: kernels against its formula in double precision."""
+"""Dropout within sub-layers: native against its formula in double precision."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from transduce.kernels import loading
-from transduce.kernels.loading import BUILDS
-from transduce.machine import processor_flags
+from instruction_sets import runnable_isas
 from transduce.model import attention as attention_module
 from transduce.model.attention import MultiHeadAttention, attention_weights
 from transduce.model.layers import FeedForward
@@ -21,26 +18,15 @@ from transduce.model.operators.dropout import (
     dropout_scale,
     num_dropped,
 )
-from transduce.model.operators.kernels.library import kernels
 from transduce.model.operators.short_attention import Heads, short_attention
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+pytestmark = [
+    pytest.mark.skipif(not runnable_isas(), reason="there is no native library"),
+    pytest.mark.usefixtures("isa"),
+]
 
 RATE = 0.3
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-@pytest.fixture(params=BUILDS, autouse=True)
-def build(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
-    """Each library of kernels that this processor can run."""
-    if not BUILDS[request.param] <= processor_flags():
-        pytest.skip("this processor cannot run it")
-    monkeypatch.setattr(loading, "processor_flags", lambda: BUILDS[request.param])
-    kernels.cache_clear()
-    yield request.param
-    kernels.cache_clear()
 
 
 def mixed(x: np.ndarray) -> np.ndarray:
@@ -170,7 +156,7 @@ def test_dropout_is_the_same_without_gradients():
 
 def test_dropout_of_weights_works_without_kernels(monkeypatch):
     for each in (module, dropout_module):
-        monkeypatch.setattr(each, "kernels", lambda: None)
+        monkeypatch.setattr(each, "nn_api", lambda: None)
     monkeypatch.setattr(attention_module, "attention_weights", lambda s, _: s * 0 + 1)
     layer, x = layer_of(), torch.randn(2, 70, 64)
     layer.project_key_value = torch.nn.Linear(64, 128)

@@ -10,10 +10,10 @@ from torch.nn import functional
 from transduce.model.layers import ResidualConnection
 from transduce.model.operators import residual as module
 from transduce.model.operators.dropout import Dropout
-from transduce.model.operators.kernels.library import kernels
+from transduce.model.operators.native_operators import nn_api
 from transduce.model.operators.residual import has_normalized_sum, normalized_sum
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+pytestmark = pytest.mark.skipif(nn_api() is None, reason="there is no native library")
 
 SHAPES = [(1, 32), (3, 96), (31, 128), (2, 16, 128), (5, 7, 3, 32), (100, 512)]
 RATE, EPSILON = 0.3, 1e-6
@@ -154,7 +154,7 @@ def test_only_where_a_kernel_fits(monkeypatch):
     assert not has_normalized_sum(x.bfloat16(), x)
     assert not has_normalized_sum(x.to("meta"), x.to("meta"))
     assert not has_normalized_sum(torch.zeros(2, 48), torch.zeros(2, 48))
-    monkeypatch.setattr(module, "kernels", lambda: None)
+    monkeypatch.setattr(module, "nn_api", lambda: None)
     assert not has_normalized_sum(x, x)
 
 
@@ -171,7 +171,7 @@ def test_a_layer_says_the_same_with_it_and_without(dropout, is_training, monkeyp
     output = said()
     has_kernel = "NormalizedSum" in output.grad_fn.name()
     assert has_kernel == (is_training and dropout > 0)
-    monkeypatch.setattr(module, "kernels", lambda: None)
+    monkeypatch.setattr(module, "nn_api", lambda: None)
     plain = said()
     assert "NormalizedSum" not in plain.grad_fn.name()
     torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-5)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transduce.model.attention import MultiHeadAttention, attention_weights
 from transduce.model.operators import short_attention as module
-from transduce.model.operators.kernels.library import kernels
+from transduce.model.operators.native_operators import nn_api
 from transduce.model.operators.short_attention import (
     MOST_KEYS,
     Heads,
@@ -17,7 +17,7 @@ from transduce.model.operators.short_attention import (
     short_attention,
 )
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+pytestmark = pytest.mark.skipif(nn_api() is None, reason="there is no native library")
 
 LENGTHS = [(1, 1), (1, 16), (3, 7), (4, 8), (17, 33), (64, 64), (90, 15), (5, 128)]
 WIDTHS = [(1, 16, 16), (4, 32, 32), (2, 64, 48), (3, 16, 80)]
@@ -187,7 +187,7 @@ def test_only_where_a_kernel_fits():
 
 
 def test_not_without_kernels(monkeypatch):
-    monkeypatch.setattr(module, "kernels", lambda: None)
+    monkeypatch.setattr(module, "nn_api", lambda: None)
     inputs = torch.zeros(2, 5, 8)
     assert not has_short_attention(inputs, inputs, heads_of(2, 16, 32))
 

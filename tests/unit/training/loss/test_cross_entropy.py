@@ -6,22 +6,20 @@ import pytest
 import torch
 from torch.nn import functional
 
-from transduce.model.operators.kernels.library import (
-    kernels,
-)
+from transduce.model.operators.native_operators import nn_api
 from transduce.training.loss import cross_entropy as module
 from transduce.training.loss.cross_entropy import Loss, smoothed_cross_entropy
 
 EPSILONS = [0.0, 0.1, 0.4]
 
 
-@pytest.fixture(params=["by a kernel", "by PyTorch"], autouse=True)
+@pytest.fixture(params=["native", "by PyTorch"], autouse=True)
 def kind_of_loss(request, monkeypatch):
-    """Each kind, but for that by a matrix unit (test_unit_loss.py)."""
-    monkeypatch.setattr(module, "has_unit_loss", lambda *_: False)
+    """Each kind, but for that by a matrix unit (test_output_loss.py)."""
+    monkeypatch.setattr(module, "has_output_loss", lambda *_: False)
     if request.param == "by PyTorch":
-        monkeypatch.setattr(module, "kernels", lambda: None)
-    elif kernels() is None:
+        monkeypatch.setattr(module, "nn_api", lambda: None)
+    elif nn_api() is None:
         pytest.skip("this processor can run no kernel")
 
 
@@ -164,7 +162,7 @@ def output_weight() -> torch.Tensor:
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("logit_rows", [1, 3, 256])
-def test_the_gradients_of_states_and_matrix_are_pytorchs(
+def test_the_gradients_grad_states_and_matrix_are_pytorchs(
     states, output_weight, target_out, epsilon, logit_rows, monkeypatch
 ):
     monkeypatch.setattr(module, "LOGIT_ROWS", logit_rows)
@@ -323,5 +321,5 @@ def test_what_is_no_number_makes_the_loss_none(place, target):
 @pytest.mark.parametrize("target", [-12, -1, 11, 2**40])
 def test_a_token_beyond_the_vocabulary_is_an_error(logits, target, target_out):
     target_out[2] = target
-    with pytest.raises((IndexError, RuntimeError), match=r"Ids|out of bounds"):
+    with pytest.raises((IndexError, RuntimeError), match=r"outside|out of bounds"):
         loss_of(logits, target_out, 0.1)

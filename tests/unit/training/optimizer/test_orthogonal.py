@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transduce.model.operators.kernels.library import kernels
+from transduce.model.operators.native_operators import nn_api
 from transduce.training.optimizer import orthogonal as module
 from transduce.training.optimizer.orthogonal import (
     MOST_COLUMNS,
@@ -16,7 +16,9 @@ SMALL = [(3, 8, 8), (2, 12, 5), (2, 5, 12)]
 WHOLE = [(3, 16, 16), (1, 16, 80), (2, 48, 32), (5, 128, 128), (2, 112, 272)]
 SHAPES = SMALL + WHOLE
 
-needs_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+needs_kernels = pytest.mark.skipif(
+    nn_api() is None, reason="there is no native library"
+)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -46,7 +48,7 @@ def test_in_bf16_they_are_nearly_as_near(shape):
 def test_the_kernel_says_what_products_do(shape, monkeypatch):
     matrices = torch.randn(shape)
     found = orthogonalized(matrices)
-    monkeypatch.setattr(module, "kernels", lambda: None)
+    monkeypatch.setattr(module, "nn_api", lambda: None)
     torch.testing.assert_close(found, orthogonalized(matrices), rtol=1e-4, atol=1e-5)
     exact = orthogonalized(matrices.double())
     torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)
@@ -66,7 +68,7 @@ def test_the_kernel_says_what_products_do(shape, monkeypatch):
     ids=lambda matrices: f"{tuple(matrices.shape)} {matrices.dtype}",
 )
 def test_what_the_kernel_is_not_for_has_products(matrices, monkeypatch):
-    monkeypatch.setattr(module, "loaded_kernels", lambda: pytest.fail("was asked"))
+    monkeypatch.setattr(module, "loaded_nn_api", lambda: pytest.fail("was asked"))
     assert orthogonalized(matrices).shape == matrices.shape
 
 

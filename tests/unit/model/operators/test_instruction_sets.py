@@ -1,4 +1,4 @@
-"""Builds of the kernels of training, for one processor and another, say the same."""
+"""Native functions of training give the same results on all instruction sets."""
 
 import math
 from collections.abc import Callable
@@ -8,13 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
-from transduce.kernels import loading
-from transduce.kernels.loading import BUILDS
-from transduce.machine import processor_flags
+from instruction_sets import chosen_isa, runnable_isas
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
 from transduce.model.operators.dropout import Dropout
-from transduce.model.operators.kernels.library import kernels
 from transduce.model.operators.residual import normalized_sum
 from transduce.model.operators.short_attention import Heads, short_attention
 from transduce.model.stack import DecoderStack
@@ -22,15 +19,8 @@ from transduce.training.loss.cross_entropy import smoothed_cross_entropy
 from transduce.training.optimizer.orthogonal import orthogonalized
 
 pytestmark = pytest.mark.skipif(
-    not BUILDS["avx512"] <= processor_flags() or kernels() is None,
-    reason="this processor can run but one, or there is none",
+    len(runnable_isas()) < 2, reason="there are no two instruction sets to compare"
 )
-
-
-@pytest.fixture
-def asked_anew():
-    yield
-    kernels.cache_clear()
 
 
 def drawn(*shape: int) -> Tensor:
@@ -80,18 +70,17 @@ def layers() -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize(
-    "said", [attention, masks, residual_sum, loss, orthogonal_matrices, layers]
+    "results", [attention, masks, residual_sum, loss, orthogonal_matrices, layers]
 )
-def test_all_builds_say_the_same(
-    said: Callable[[], tuple[Tensor, ...]], monkeypatch, asked_anew
+@pytest.mark.parametrize("isa", runnable_isas()[1:])
+def test_instruction_sets_give_the_same_results(
+    isa: str, results: Callable[[], tuple[Tensor, ...]]
 ):
-    def by(build: str) -> tuple[Tensor, ...]:
-        monkeypatch.setattr(loading, "processor_flags", lambda: BUILDS[build])
-        kernels.cache_clear()
-        assert kernels() is not None
-        torch.manual_seed(5)
-        return said()
+    def with_isa(name: str) -> tuple[Tensor, ...]:
+        with chosen_isa(name):
+            torch.manual_seed(5)
+            return results()
 
-    # What is there for AVX-VNNI too is for decoding.
-    one, other = map(by, ("avx512", "avx2"))
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        with_isa(runnable_isas()[0]), with_isa(isa), rtol=1e-4, atol=1e-5
+    )
