@@ -1,199 +1,694 @@
-/* Beams that grow by their likeliest candidates, as beam_search.py says it
- * (section 6.1).
+/* Beam search and greedy search: which candidates go on, which end, and when to stop.
+ *
+ * Each step weighs twice the beam's candidates. Those that end are ranked by their
+ * scores and take no place among those that go on. Log-probabilities only fall as
+ * hypotheses grow, the length penalty never does, and coverage adds nothing: so no
+ * live hypothesis can score above (best live log-probability) / (length penalty of
+ * the longest one allowed). A sentence stops when its `num_best` best hypotheses reach
+ * this bound, when `enough_finished` have ended, or at its length limit.
  */
 #include "decode/beam_search.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
-/* Not inlined, where it might become a product that is rounded otherwise. */
-static __attribute__((noinline)) double score(double log_probability, double divisor)
+#define MAX_BEAM_SIZE (1 << 20)
+#define FIRST_CAPACITY 32 /* steps; most sentences need no more */
+
+static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Allocate an array of at least one element; NULL if there is not so much memory. */
+static void *new_array(int64_t rows, int64_t columns, size_t size)
 {
-    return log_probability / divisor;
+    int64_t count;
+    size_t bytes;
+    if (__builtin_mul_overflow(rows, columns, &count) ||
+        __builtin_mul_overflow((size_t)count, size, &bytes))
+        return NULL;
+    return calloc(bytes ? bytes : 1, 1);
 }
 
-/* A product that the compiler must not fuse with a sum, likewise. */
-static __attribute__((noinline)) double product(double one, double other)
+/* ---- Scores ------------------------------------------------------------------ */
+
+/* Length penalty: ((5 + length) / 6)^alpha (Wu et al., 2016), or length^alpha. */
+static double length_divisor(const td_search_config *config, int64_t length)
 {
-    return one * other;
+    const double base =
+        config->is_power_penalty ? (double)length : (5.0 + (double)length) / 6.0;
+    return pow(base, config->length_penalty);
 }
 
-/* Keep a hypothesis, if it is among the best; of equals, the first. `coverage` is that
-   of its parent, or NULL. */
-static void end_one(const Beams *beams, Beam *beam, double log_probability,
-                    const double *coverage, int64_t last, int64_t is_finished)
+/* Coverage of a live hypothesis, to which the score of what extends it is added. */
+static double coverage_term(const td_search *search, const double *coverage,
+                            int64_t hypothesis)
 {
-    const double divisor = beams->divisors[beam->num_steps + is_finished];
-    End ended = {score(log_probability, divisor), log_probability, beam->num_steps,
-                 last, is_finished};
-    if (coverage)
-        ended.score += product(beams->coverage_penalty, *coverage);
-    int64_t place = beam->num_ends;
-    if (place == beams->size) {
-        if (!(ended.score > beam->ends[place - 1].score))
+    return coverage ? search->config.coverage_penalty * coverage[hypothesis] : 0.0;
+}
+
+/* Keep a hypothesis if it is among the best; of equals, the first stays first. */
+static void rank_hypothesis(const td_search *search, Sentence *sentence,
+                            const RankedHypothesis *new)
+{
+    int64_t place = sentence->num_ranked;
+    if (place == search->config.beam_size) {
+        if (!(new->score > sentence->ranked[place - 1].score))
             return;
         place--;
     } else {
-        beam->num_ends++;
+        sentence->num_ranked++;
     }
-    for (; place > 0 && beam->ends[place - 1].score < ended.score; place--)
-        beam->ends[place] = beam->ends[place - 1];
-    beam->ends[place] = ended;
+    for (; place > 0 && sentence->ranked[place - 1].score < new->score; place--)
+        sentence->ranked[place] = sentence->ranked[place - 1];
+    sentence->ranked[place] = *new;
 }
 
-/* Coverage of a hypothesis; NULL without a coverage penalty. */
-static const double *coverage_of(const double *coverages, int64_t hypothesis)
+static void end_hypothesis(const td_search *search, Sentence *sentence, double log_prob,
+                           double coverage, int64_t entry, int64_t is_finished)
 {
-    return coverages ? coverages + hypothesis : NULL;
+    const int64_t length = sentence->num_steps + is_finished;
+    const double score = log_prob / length_divisor(&search->config, length) + coverage;
+    rank_hypothesis(
+        search, sentence,
+        &(RankedHypothesis){score, log_prob, sentence->num_steps, entry, is_finished});
 }
 
-/* Continue the best of `count` candidates, and keep those that end. Returns the number
-   of continuing ones that rank among those that may end. */
-static int64_t grow(const Beams *beams, Beam *beam, const double *totals,
-                    const int64_t *parents, const int64_t *tokens, int64_t count,
-                    const double *coverages)
+/* ---- Growth ------------------------------------------------------------------ */
+
+/* Candidates of one sentence, best first. */
+typedef struct {
+    const double *log_probs;
+    const int64_t *parents, *tokens;
+} SentenceCandidates;
+
+static BeamEntry *entries_of_step(const td_search *search, const Sentence *sentence,
+                                  int64_t step)
 {
-    const int64_t first = beam->num_steps * beams->size;
-    int64_t kept = 0, may_end = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (tokens[i] == beams->eos && totals[i] > -INFINITY) {
-            if (beam->num_steps >= beams->min_length && i < beams->end_candidates) {
-                beam->num_finished++;
-                end_one(beams, beam, totals[i], coverage_of(coverages, parents[i]),
-                        parents[i], 1);
+    return sentence->entries + step * search->config.beam_size;
+}
+
+/* Extend hypotheses by the best candidates and rank those that end. Returns how many of
+ * the live ones stand among the first `end_candidates` candidates. */
+static int64_t grow_beam(const td_search *search, Sentence *sentence,
+                         SentenceCandidates found, const double *coverage)
+{
+    const td_search_config *config = &search->config;
+    BeamEntry *entries = entries_of_step(search, sentence, sentence->num_steps);
+    int64_t kept = 0, num_competing = 0;
+    for (int64_t i = 0; i < search->num_candidates; i++) {
+        if (found.tokens[i] == config->eos && found.log_probs[i] > -INFINITY) {
+            if (sentence->num_steps >= config->min_length &&
+                i < config->end_candidates) {
+                sentence->num_finished++;
+                end_hypothesis(search, sentence, found.log_probs[i],
+                               coverage_term(search, coverage, found.parents[i]),
+                               found.parents[i], 1);
             }
-        } else if (kept < beams->size) {
-            beam->totals[first + kept] = totals[i];
-            beam->parents[first + kept] = parents[i];
-            beam->tokens[first + kept] = tokens[i];
-            kept++;
-            may_end += i < beams->end_candidates;
+        } else if (kept < config->beam_size) {
+            entries[kept++] = (BeamEntry){found.log_probs[i], (int32_t)found.parents[i],
+                                          (int32_t)found.tokens[i]};
+            num_competing += i < config->end_candidates;
         }
     }
-    beam->num_steps++;
-    return may_end;
+    for (; kept < config->beam_size; kept++)
+        entries[kept] = (BeamEntry){-INFINITY, 0, 0};
+    sentence->num_steps++;
+    return num_competing;
 }
 
-/* Whether nothing unfinished can overtake those that are asked for, or enough ended. */
-static int is_done(const Beams *beams, const Beam *beam)
+static int is_beam_done(const td_search *search, const Sentence *sentence)
 {
-    const double *totals = beam->totals + (beam->num_steps - 1) * beams->size;
-    double best = totals[0];
-    for (int64_t k = 1; k < beams->size; k++)
-        if (totals[k] > best)
-            best = totals[k];
-    if (best == -INFINITY || beam->num_steps >= beam->max_length)
+    const td_search_config *config = &search->config;
+    const BeamEntry *entries =
+        entries_of_step(search, sentence, sentence->num_steps - 1);
+    double best = entries[0].log_prob;
+    for (int64_t k = 1; k < config->beam_size; k++)
+        if (entries[k].log_prob > best)
+            best = entries[k].log_prob;
+    if (best == -INFINITY || sentence->num_steps >= sentence->max_length)
         return 1;
-    if (beam->num_ends < beams->num_best)
+    if (sentence->num_ranked < config->num_best)
         return 0;
-    if (beam->num_finished >= beams->enough_ends)
+    if (sentence->num_finished >= config->enough_finished)
         return 1;
-    return beam->ends[beams->num_best - 1].score >= score(best, beam->last_divisor);
+    return sentence->ranked[config->num_best - 1].score >=
+           best / sentence->last_divisor;
 }
 
-/* Keep hypotheses that are cut short: all if none has finished; if they compete with
-   finished ones, the first `may_end` at the length limit. */
-static void cut_short(const Beams *beams, Beam *beam, int64_t may_end,
-                      const double *coverages)
+/* Rank live hypotheses as they are: all if none has finished; where those compete that
+ * the length limit cuts short, the first `num_competing`. */
+static void cut_short(const td_search *search, Sentence *sentence,
+                      int64_t num_competing, const double *coverage)
 {
-    const int64_t last = (beam->num_steps - 1) * beams->size;
-    const double *totals = beam->totals + last;
-    const int compete = beams->cut_ones_compete && beam->num_steps >= beam->max_length;
-    const int64_t count = !beam->num_ends ? beams->size : compete ? may_end : 0;
+    const td_search_config *config = &search->config;
+    const BeamEntry *entries =
+        entries_of_step(search, sentence, sentence->num_steps - 1);
+    const int is_at_limit = sentence->num_steps >= sentence->max_length;
+    const int compete = config->cut_ones_compete && is_at_limit;
+    const int64_t count = !sentence->num_ranked ? config->beam_size
+                          : compete             ? num_competing
+                                                : 0;
     for (int64_t k = 0; k < count; k++)
-        if (totals[k] > -INFINITY)
-            end_one(beams, beam, totals[k],
-                    coverage_of(coverages, beam->parents[last + k]), k, 0);
+        if (entries[k].log_prob > -INFINITY)
+            end_hypothesis(search, sentence, entries[k].log_prob,
+                           coverage_term(search, coverage, entries[k].parent), k, 0);
 }
 
-/* Put down as the sentence of that number how one goes on, whose first row was that. */
-static void go_on(Beams *beams, Beam *beam, int64_t sentence, int64_t first_row)
+/* Grow a sentence by one step; whether it is done. */
+static int step_beam(const td_search *search, Sentence *sentence,
+                     SentenceCandidates found, const double *coverage)
 {
-    const int64_t size = beams->size, last = (beam->num_steps - 1) * size;
-    const size_t bytes = (size_t)size * sizeof(int64_t);
-    beams->live[sentence] = beam;
-    memcpy(beams->totals + sentence * size, beam->totals + last, bytes);
-    memcpy(beams->tokens + sentence * size, beam->tokens + last, bytes);
-    for (int64_t k = 0; k < size; k++)
-        beams->rows[sentence * size + k] = first_row + beam->parents[last + k];
-    beams->forced[sentence] =
-        beam->num_steps < beam->prefix_length ? beam->prefix[beam->num_steps] : -1;
-}
-
-static void transduce_grow(Beams *beams, const double *totals, const int64_t *parents,
-                           const int64_t *tokens, int64_t count, int64_t group)
-{
-    int64_t kept = 0;
-    for (int64_t i = 0; i < beams->sentences; i++) {
-        Beam *beam = beams->live[i];
-        const double *coverages = coverage_of(beams->coverages, i * group);
-        const int64_t may_end =
-            grow(beams, beam, totals + i * count, parents + i * count,
-                 tokens + i * count, count, coverages);
-        if (is_done(beams, beam))
-            cut_short(beams, beam, may_end, coverages);
-        else
-            go_on(beams, beam, kept++, i * group);
-    }
-    beams->sentences = kept;
-}
-
-/* The better of two candidates; not an end that comes too early. Whether it is done;
-   its end says by how many steps, and how. */
-static int grow_path(const Beams *paths, Beam *path, const double *gains,
-                     const int64_t *tokens)
-{
-    const int64_t step = path->num_steps;
-    const int chosen = step < paths->min_length && tokens[0] == paths->eos;
-    const int is_end = tokens[chosen] == paths->eos;
-    path->totals[step] = gains[chosen];
-    path->parents[step] = 0;
-    path->tokens[step] = tokens[chosen];
-    path->num_steps++;
-    if (!is_end && path->num_steps < path->max_length)
+    const int64_t num_competing = grow_beam(search, sentence, found, coverage);
+    if (!is_beam_done(search, sentence))
         return 0;
-    path->ends[0] = (End){0.0, 0.0, step + 1 - is_end, 0, is_end};
-    path->num_ends = 1;
+    cut_short(search, sentence, num_competing, coverage);
     return 1;
 }
 
-static void transduce_grow_greedily(Beams *paths, const double *gains,
-                                    const int64_t *parents, const int64_t *tokens,
-                                    int64_t count, int64_t group)
+/* The hypothesis of greedy search, whose end token is its last entry. */
+static void end_path(const td_search *search, Sentence *path, int64_t is_finished)
 {
+    double log_prob = 0.0;
+    for (int64_t step = 0; step < path->num_steps; step++)
+        log_prob += path->entries[step].log_prob;
+    const double divisor = length_divisor(&search->config, path->num_steps);
+    path->ranked[0] = (RankedHypothesis){log_prob / divisor, log_prob,
+                                         path->num_steps - is_finished, 0, is_finished};
+    path->num_ranked = 1;
+}
+
+/* Append the better of two candidates, but no end that comes too early; whether the
+ * sentence is done. */
+static int step_path(const td_search *search, Sentence *path, SentenceCandidates found)
+{
+    const td_search_config *config = &search->config;
+    const int is_early = path->num_steps < config->min_length;
+    const int chosen = is_early && found.tokens[0] == config->eos;
+    const int is_end = found.tokens[chosen] == config->eos;
+    path->entries[path->num_steps++] =
+        (BeamEntry){found.log_probs[chosen], 0, (int32_t)found.tokens[chosen]};
+    if (!is_end && path->num_steps < path->max_length)
+        return 0;
+    end_path(search, path, is_end);
+    return 1;
+}
+
+static int64_t forced_token(const Sentence *sentence)
+{
+    return sentence->num_steps < sentence->prefix_length
+               ? sentence->prefix[sentence->num_steps]
+               : NO_TOKEN;
+}
+
+/* Write down a sentence that goes on as live number `place`; the rows of its step
+ * began with `first_row`. */
+static void keep_live(td_search *search, Sentence *sentence, int64_t place,
+                      int64_t first_row)
+{
+    const int64_t size = search->config.beam_size;
+    const BeamEntry *entries =
+        entries_of_step(search, sentence, sentence->num_steps - 1);
+    search->live[place] = sentence;
+    search->forced_tokens[place] = forced_token(sentence);
+    for (int64_t k = 0, i = place * size; k < size; k++, i++) {
+        /* In greedy search, earlier tokens have no influence on the choice. */
+        search->log_probs[i] = search->config.is_greedy ? 0.0 : entries[k].log_prob;
+        search->rows[i] = first_row + entries[k].parent;
+        search->tokens[i] = entries[k].token;
+    }
+}
+
+void grow_live(td_search *search)
+{
+    const int64_t group = search->group;
     int64_t kept = 0;
-    (void)parents;
-    for (int64_t i = 0; i < paths->sentences; i++) {
-        Beam *path = paths->live[i];
-        if (grow_path(paths, path, gains + i * count, tokens + i * count))
-            continue;
-        go_on(paths, path, kept, i * group);
-        paths->totals[kept++] = 0.0;
+    for (int64_t i = 0; i < search->num_live; i++) {
+        Sentence *sentence = search->live[i];
+        const int64_t first = i * search->num_candidates;
+        const SentenceCandidates found = {search->found_log_probs + first,
+                                          search->found_parents + first,
+                                          search->found_tokens + first};
+        const double *coverage =
+            needs_coverage(search) ? search->coverage + i * group : NULL;
+        const int is_done = search->config.is_greedy
+                                ? step_path(search, sentence, found)
+                                : step_beam(search, sentence, found, coverage);
+        if (!is_done)
+            keep_live(search, sentence, kept++, i * group);
     }
-    paths->sentences = kept;
+    search->num_live = kept;
+    search->group = search->config.beam_size;
 }
 
-/* The tokens by which one was found that ended, and what each added to its
-   log-probability; behind these, what its end added. */
-static void trace(const Beam *beam, int64_t size, const End *end, int64_t *tokens,
-                  double *gains)
+/* ---- Memory ------------------------------------------------------------------ */
+
+static void free_sentence(Sentence *sentence)
 {
-    double after = end->log_probability;
-    for (int64_t step = end->num_steps - 1, at = end->last; step >= 0; step--) {
-        const int64_t here = step * size + at;
-        tokens[step] = beam->tokens[here];
-        gains[step + 1] = after - beam->totals[here];
-        after = beam->totals[here];
-        at = beam->parents[here];
-    }
-    gains[0] = after;
+    if (sentence)
+        free(sentence->entries);
+    free(sentence);
 }
 
-/* The same of the best that ended, each with room for as many steps as there were. */
-static void transduce_trace_best(const Beam *beam, int64_t size, int64_t count,
-                                 int64_t *tokens, double *gains)
+/* A sentence with its ranked hypotheses and its prefix in one block. */
+static Sentence *new_sentence(const td_search_config *config, int64_t max_length,
+                              const int64_t *prefix, int64_t prefix_length)
 {
-    for (int64_t i = 0; i < count; i++)
-        trace(beam, size, beam->ends + i, tokens + i * beam->num_steps,
-              gains + i * (beam->num_steps + 1));
+    const size_t ranked = (size_t)config->beam_size * sizeof(RankedHypothesis);
+    size_t prefix_bytes, bytes;
+    if (__builtin_mul_overflow((size_t)prefix_length, sizeof *prefix, &prefix_bytes) ||
+        __builtin_add_overflow(sizeof(Sentence) + ranked, prefix_bytes, &bytes))
+        return NULL;
+    Sentence *sentence = calloc(1, bytes);
+    if (!sentence)
+        return NULL;
+    sentence->max_length = max_length;
+    sentence->last_divisor = length_divisor(config, max_length);
+    sentence->ranked = (RankedHypothesis *)(sentence + 1);
+    sentence->prefix = (int64_t *)(sentence->ranked + config->beam_size);
+    sentence->prefix_length = prefix_length;
+    if (prefix_length)
+        memcpy(sentence->prefix, prefix, prefix_bytes);
+    return sentence;
+}
+
+/* Allow for one more entry row, doubling the capacity if it is used up. */
+static td_status reserve_entries(const td_search *search, Sentence *sentence)
+{
+    if (sentence->num_steps < sentence->capacity)
+        return TD_OK;
+    const int64_t capacity = max_i64(2 * sentence->capacity, FIRST_CAPACITY);
+    size_t bytes;
+    if (__builtin_mul_overflow((size_t)capacity,
+                               (size_t)search->config.beam_size * sizeof(BeamEntry),
+                               &bytes))
+        return TD_OUT_OF_MEMORY;
+    BeamEntry *entries = realloc(sentence->entries, bytes);
+    if (!entries)
+        return TD_OUT_OF_MEMORY;
+    sentence->entries = entries;
+    sentence->capacity = capacity;
+    return TD_OK;
+}
+
+td_status reserve_step(td_search *search)
+{
+    for (int64_t i = 0; i < search->num_live; i++)
+        if (reserve_entries(search, search->live[i]) != TD_OK)
+            return TD_OUT_OF_MEMORY;
+    return TD_OK;
+}
+
+/* Replace an array by a larger one that begins with the same bytes. */
+static int enlarge(void **array, int64_t used, int64_t rows, int64_t columns,
+                   size_t size)
+{
+    void *larger = new_array(rows, columns, size);
+    if (!larger)
+        return 0;
+    if (used)
+        memcpy(larger, *array, (size_t)(used * columns) * size);
+    free(*array);
+    *array = larger;
+    return 1;
+}
+
+/* Allow for so many live sentences. What is reserved before a failure stays usable. */
+static td_status reserve_live(td_search *search, int64_t capacity)
+{
+    if (capacity <= search->live_capacity && search->live)
+        return TD_OK;
+    const int64_t used = search->num_live, size = search->config.beam_size;
+    const int64_t count = search->num_candidates;
+    const int64_t group = search->group;
+    /* At first there is one hypothesis of each sentence, and the rows are full later.
+     */
+    const int64_t used_rows = group == size ? used : 0;
+    double *first = NULL;
+    if (!enlarge((void **)&search->live, used, capacity, 1, sizeof(Sentence *)) ||
+        !enlarge((void **)&search->forced_tokens, used, capacity, 1, sizeof(int64_t)) ||
+        !enlarge((void **)&search->log_probs, used_rows, capacity, size,
+                 sizeof *first) ||
+        !enlarge((void **)&search->rows, used_rows, capacity, size, sizeof(int64_t)) ||
+        !enlarge((void **)&search->tokens, used_rows, capacity, size,
+                 sizeof(int64_t)) ||
+        !enlarge((void **)&search->coverage, 0, capacity, size, sizeof *first) ||
+        !enlarge((void **)&search->found_log_probs, 0, capacity, count,
+                 sizeof *first) ||
+        !enlarge((void **)&search->found_parents, 0, capacity, count,
+                 sizeof(int64_t)) ||
+        !enlarge((void **)&search->found_tokens, 0, capacity, count, sizeof(int64_t)))
+        return TD_OUT_OF_MEMORY;
+    search->live_capacity = capacity;
+    return TD_OK;
+}
+
+/* Allow for so many sentences, live or done. */
+static td_status reserve_sentences(td_search *search, int64_t capacity)
+{
+    if (capacity <= search->sentence_capacity && search->sentences)
+        return TD_OK;
+    if (search->sentence_capacity)
+        capacity = max_i64(capacity, 2 * search->sentence_capacity);
+    if (!enlarge((void **)&search->sentences, search->num_sentences, capacity, 1,
+                 sizeof(Sentence *)))
+        return TD_OUT_OF_MEMORY;
+    search->sentence_capacity = capacity;
+    return TD_OK;
+}
+
+static td_status reserve_trace(td_search *search, int64_t num_steps)
+{
+    if (num_steps < search->trace_capacity)
+        return TD_OK;
+    const int64_t capacity = 2 * num_steps + 1;
+    if (!enlarge((void **)&search->trace_tokens, 0, capacity, 1, sizeof(int64_t)) ||
+        !enlarge((void **)&search->trace_gains, 0, capacity, 1, sizeof(double)))
+        return TD_OUT_OF_MEMORY;
+    search->trace_capacity = capacity;
+    return TD_OK;
+}
+
+/* ---- Interface --------------------------------------------------------------- */
+
+static int is_valid_config(const td_search_config *config)
+{
+    const int64_t size = config->beam_size;
+    if (size < 1 || size > MAX_BEAM_SIZE || (config->is_greedy && size != 1))
+        return 0;
+    if (config->eos < 0 || config->min_length < 0 || config->num_excluded_tokens < 0)
+        return 0;
+    if (config->num_excluded_tokens && !config->excluded_tokens)
+        return 0;
+    if (config->num_best < 1 || config->num_best > size)
+        return 0;
+    if (config->end_candidates < 1 || config->end_candidates > 2 * size)
+        return 0;
+    return config->enough_finished >= 1 && isfinite(config->length_penalty) &&
+           config->length_penalty >= 0 && isfinite(config->coverage_penalty) &&
+           config->coverage_penalty >= 0 && isfinite(config->diversity) &&
+           config->diversity >= 0;
+}
+
+/* Whether limits and prefixes are in order; `num_tokens` becomes that of all prefixes.
+ */
+static td_status check_sentences(int64_t num_sentences, const int64_t *max_lengths,
+                                 const int64_t *prefix_lengths,
+                                 const int64_t *prefix_tokens)
+{
+    int64_t num_tokens = 0;
+    if (num_sentences < 0 || (num_sentences && !max_lengths))
+        return TD_BAD_ARGUMENT;
+    for (int64_t i = 0; i < num_sentences; i++)
+        if (max_lengths[i] < 0)
+            return TD_BAD_ARGUMENT;
+    for (int64_t i = 0; prefix_lengths && i < num_sentences; i++)
+        if (prefix_lengths[i] < 0 ||
+            __builtin_add_overflow(num_tokens, prefix_lengths[i], &num_tokens))
+            return TD_BAD_ARGUMENT;
+    if (num_tokens && !prefix_tokens)
+        return TD_BAD_ARGUMENT;
+    for (int64_t i = 0; i < num_tokens; i++)
+        if (prefix_tokens[i] < 0)
+            return TD_BAD_TOKEN;
+    return TD_OK;
+}
+
+static td_status copy_config(td_search *search, const td_search_config *config)
+{
+    search->config = *config;
+    search->config.excluded_tokens = NULL;
+    int64_t *excluded = new_array(config->num_excluded_tokens, 1, sizeof *excluded);
+    if (!excluded)
+        return TD_OUT_OF_MEMORY;
+    if (config->num_excluded_tokens)
+        memcpy(excluded, config->excluded_tokens,
+               (size_t)config->num_excluded_tokens * sizeof *excluded);
+    search->config.excluded_tokens = excluded;
+    return TD_OK;
+}
+
+static td_status add_sentences(td_search *search, int64_t num_sentences,
+                               const int64_t *max_lengths,
+                               const int64_t *prefix_lengths, const int64_t *prefixes)
+{
+    for (int64_t i = 0; i < num_sentences; i++) {
+        const int64_t length = prefix_lengths ? prefix_lengths[i] : 0;
+        Sentence *sentence =
+            new_sentence(&search->config, max_lengths[i], prefixes, length);
+        if (!sentence)
+            return TD_OUT_OF_MEMORY;
+        if (length)
+            prefixes += length;
+        sentence->number = search->next_number++;
+        search->sentences[search->num_sentences++] = sentence;
+        search->live[search->num_live] = sentence;
+        search->forced_tokens[search->num_live++] = forced_token(sentence);
+        search->has_prefixes |= length > 0;
+    }
+    return TD_OK;
+}
+
+td_status search_new(const td_search_config *config, int64_t num_sentences,
+                     const int64_t *max_lengths, const int64_t *prefix_lengths,
+                     const int64_t *prefix_tokens, td_search **search)
+{
+    if (!config || !search || !is_valid_config(config))
+        return TD_BAD_ARGUMENT;
+    td_status status =
+        check_sentences(num_sentences, max_lengths, prefix_lengths, prefix_tokens);
+    if (status != TD_OK)
+        return status;
+    td_search *new = calloc(1, sizeof *new);
+    if (!new)
+        return TD_OUT_OF_MEMORY;
+    new->num_candidates = 2 * config->beam_size;
+    new->group = 1;
+    if ((status = copy_config(new, config)) != TD_OK ||
+        (status = reserve_live(new, num_sentences)) != TD_OK ||
+        (status = reserve_sentences(new, num_sentences)) != TD_OK ||
+        (status = add_sentences(new, num_sentences, max_lengths, prefix_lengths,
+                                prefix_tokens)) != TD_OK) {
+        search_free(new);
+        return status;
+    }
+    *search = new;
+    return TD_OK;
+}
+
+void search_free(td_search *search)
+{
+    if (!search)
+        return;
+    for (int64_t i = 0; i < search->num_sentences; i++)
+        free_sentence(search->sentences[i]);
+    free(search->sentences);
+    free(search->live);
+    free(search->log_probs);
+    free(search->rows);
+    free(search->tokens);
+    free(search->forced_tokens);
+    free(search->coverage);
+    free(search->found_log_probs);
+    free(search->found_parents);
+    free(search->found_tokens);
+    free(search->trace_tokens);
+    free(search->trace_gains);
+    free((void *)search->config.excluded_tokens);
+    free(search);
+}
+
+int64_t search_num_live(const td_search *search)
+{
+    return search ? search->num_live : 0;
+}
+
+static void copy_if_asked(void *to, const void *from, int64_t count)
+{
+    if (to && count)
+        memcpy(to, from, (size_t)count * sizeof(int64_t));
+}
+
+td_status search_live(const td_search *search, int64_t *numbers, int64_t *rows,
+                      int64_t *tokens)
+{
+    if (!search)
+        return TD_BAD_ARGUMENT;
+    for (int64_t i = 0; numbers && i < search->num_live; i++)
+        numbers[i] = search->live[i]->number;
+    copy_if_asked(rows, search->rows, search->num_live * search->group);
+    copy_if_asked(tokens, search->tokens, search->num_live * search->group);
+    return TD_OK;
+}
+
+td_status search_next(const td_search *search, double *log_probs,
+                      int64_t *forced_tokens)
+{
+    if (!search)
+        return TD_BAD_ARGUMENT;
+    copy_if_asked(log_probs, search->log_probs, search->num_live * search->group);
+    copy_if_asked(forced_tokens, search->forced_tokens, search->num_live);
+    return TD_OK;
+}
+
+td_status search_grow(td_search *search, int64_t num_candidates,
+                      const double *log_probs, const int64_t *parents,
+                      const int64_t *tokens, const double *coverage)
+{
+    if (!search || num_candidates != search->num_candidates)
+        return TD_BAD_ARGUMENT;
+    const int64_t count = search->num_live * num_candidates;
+    if (!count)
+        return TD_OK;
+    if (!log_probs || !parents || !tokens || (needs_coverage(search) && !coverage))
+        return TD_BAD_ARGUMENT;
+    for (int64_t i = 0; i < count; i++) {
+        if (parents[i] < 0 || parents[i] >= search->group)
+            return TD_BAD_ARGUMENT;
+        if (tokens[i] < 0 || tokens[i] > INT32_MAX)
+            return TD_BAD_TOKEN;
+    }
+    if (reserve_step(search) != TD_OK)
+        return TD_OUT_OF_MEMORY;
+    copy_if_asked(search->found_log_probs, log_probs, count);
+    copy_if_asked(search->found_parents, parents, count);
+    copy_if_asked(search->found_tokens, tokens, count);
+    if (needs_coverage(search))
+        copy_if_asked(search->coverage, coverage, search->num_live * search->group);
+    grow_live(search);
+    return TD_OK;
+}
+
+static int are_equal_configs(const td_search_config *a, const td_search_config *b)
+{
+    return a->beam_size == b->beam_size && a->is_greedy == b->is_greedy &&
+           a->eos == b->eos && a->min_length == b->min_length &&
+           a->num_best == b->num_best && a->end_candidates == b->end_candidates &&
+           a->enough_finished == b->enough_finished &&
+           a->cut_ones_compete == b->cut_ones_compete &&
+           a->length_penalty == b->length_penalty &&
+           a->is_power_penalty == b->is_power_penalty &&
+           a->coverage_penalty == b->coverage_penalty && a->diversity == b->diversity &&
+           a->num_excluded_tokens == b->num_excluded_tokens &&
+           !memcmp(a->excluded_tokens, b->excluded_tokens,
+                   (size_t)a->num_excluded_tokens * sizeof *a->excluded_tokens);
+}
+
+td_status search_join(td_search *search, td_search *other)
+{
+    if (!search || !other || search == other ||
+        !are_equal_configs(&search->config, &other->config))
+        return TD_BAD_ARGUMENT;
+    if (search->num_live && other->num_live && search->group != other->group)
+        return TD_BAD_ARGUMENT;
+    if (!search->num_live)
+        search->group = other->group;
+    if (reserve_live(search, search->num_live + other->num_live) != TD_OK ||
+        reserve_sentences(search, search->num_sentences + other->num_sentences) !=
+            TD_OK)
+        return TD_OUT_OF_MEMORY;
+    for (int64_t i = 0; i < other->num_sentences; i++) {
+        other->sentences[i]->number += search->next_number;
+        search->sentences[search->num_sentences++] = other->sentences[i];
+    }
+    const int64_t live = search->num_live, first = live * search->group;
+    const int64_t count = other->num_live * other->group;
+    for (int64_t i = 0; i < other->num_live; i++)
+        search->live[live + i] = other->live[i];
+    copy_if_asked(search->forced_tokens + live, other->forced_tokens, other->num_live);
+    copy_if_asked(search->log_probs + first, other->log_probs, count);
+    copy_if_asked(search->rows + first, other->rows, count);
+    copy_if_asked(search->tokens + first, other->tokens, count);
+    search->num_live += other->num_live;
+    search->next_number += other->next_number;
+    search->has_prefixes |= other->has_prefixes;
+    other->num_live = other->num_sentences = 0;
+    return TD_OK;
+}
+
+/* Place of a sentence among all; -1 if there is none of this number. */
+static int64_t place_of(const td_search *search, int64_t number)
+{
+    int64_t low = 0, high = search->num_sentences;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (search->sentences[middle]->number < number)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    const int is_there =
+        low < search->num_sentences && search->sentences[low]->number == number;
+    return is_there ? low : -1;
+}
+
+int64_t search_num_hypotheses(const td_search *search, int64_t number)
+{
+    const int64_t place = search ? place_of(search, number) : -1;
+    return place < 0 ? 0 : search->sentences[place]->num_ranked;
+}
+
+/* Follow a hypothesis from its last token to its first. */
+static void trace(td_search *search, const Sentence *sentence,
+                  const RankedHypothesis *ranked)
+{
+    double after = ranked->log_prob;
+    for (int64_t step = ranked->num_steps - 1, k = ranked->entry; step >= 0; step--) {
+        const BeamEntry *entry = entries_of_step(search, sentence, step) + k;
+        search->trace_tokens[step] = entry->token;
+        search->trace_gains[step + 1] = after - entry->log_prob;
+        after = entry->log_prob;
+        k = entry->parent;
+    }
+    search->trace_gains[0] = after;
+}
+
+/* The same of greedy search, whose entries have the gains of their tokens. */
+static void trace_path(td_search *search, const Sentence *path)
+{
+    for (int64_t step = 0; step < path->num_steps; step++) {
+        search->trace_tokens[step] = path->entries[step].token;
+        search->trace_gains[step] = path->entries[step].log_prob;
+    }
+}
+
+td_status search_hypothesis(td_search *search, int64_t number, int64_t rank,
+                            td_hypothesis *hypothesis)
+{
+    if (!hypothesis || rank < 0 || rank >= search_num_hypotheses(search, number))
+        return TD_BAD_ARGUMENT;
+    const Sentence *sentence = search->sentences[place_of(search, number)];
+    const RankedHypothesis *ranked = sentence->ranked + rank;
+    if (reserve_trace(search, sentence->num_steps) != TD_OK)
+        return TD_OUT_OF_MEMORY;
+    if (search->config.is_greedy)
+        trace_path(search, sentence);
+    else
+        trace(search, sentence, ranked);
+    *hypothesis = (td_hypothesis){
+        .score = ranked->score,
+        .log_prob = ranked->log_prob,
+        .is_finished = ranked->is_finished,
+        .num_tokens = ranked->num_steps,
+        .tokens = search->trace_tokens,
+        .gains = search->trace_gains,
+    };
+    return TD_OK;
+}
+
+td_status search_forget(td_search *search, int64_t number)
+{
+    const int64_t place = search ? place_of(search, number) : -1;
+    if (place < 0)
+        return TD_BAD_ARGUMENT;
+    Sentence *sentence = search->sentences[place];
+    for (int64_t i = 0; i < search->num_live; i++)
+        if (search->live[i] == sentence)
+            return TD_BAD_ARGUMENT;
+    free_sentence(sentence);
+    const int64_t behind = --search->num_sentences - place;
+    memmove(search->sentences + place, search->sentences + place + 1,
+            (size_t)behind * sizeof *search->sentences);
+    return TD_OK;
 }

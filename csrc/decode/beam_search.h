@@ -1,57 +1,104 @@
-/* Beams, and how they grow. */
-#ifndef TRANSDUCE_BEAMS_H
-#define TRANSDUCE_BEAMS_H
+/* The state of beam search and greedy search (section 6.1), which know no model.
+ *
+ * beam_search.c is compiled once, not for each instruction set, and with strict
+ * floating point: its scores are those of the formulas in SearchConfig, bit by bit.
+ */
+#ifndef TRANSDUCE_DECODE_BEAM_SEARCH_H
+#define TRANSDUCE_DECODE_BEAM_SEARCH_H
 
 #include <stdint.h>
 
-/* A hypothesis that goes on no more. */
+#include "transduce.h"
+
+#define NO_TOKEN (-1)
+
+/* A live hypothesis after one step, by the token that the step appended. */
 typedef struct {
-    double score, log_probability;
-    int64_t num_steps; /* by which its tokens were found, its end not counted */
-    int64_t last;      /* its number in the last of these */
+    double log_prob; /* of all its tokens; in greedy search, of this token alone */
+    int32_t parent;  /* number of the hypothesis of the step before that it extends */
+    int32_t token;
+} BeamEntry;
+
+/* A hypothesis that ended, or that the end of search cut short. */
+typedef struct {
+    double score, log_prob;
+    int64_t num_steps; /* that appended its tokens, the end token not counted */
+    int64_t entry;     /* number of its last entry among those of the last step */
     int64_t is_finished;
-} End;
+} RankedHypothesis;
 
-/* The hypotheses of one sentence: of each step those that went on, one after another.
- */
+/* The hypotheses of one sentence. */
 typedef struct {
+    int64_t number; /* by which callers name it */
     int64_t max_length;
-    double last_divisor; /* of a score, if it gets as long */
+    double last_divisor; /* of the score of a hypothesis that gets as long */
     int64_t prefix_length;
-    const int64_t *prefix; /* what all of them begin with */
-    int64_t num_steps, num_ends;
-    int64_t num_finished;      /* also those that are not kept */
-    double *totals;            /* log-probabilities of all tokens so far */
-    int64_t *parents, *tokens; /* which of the step before each goes on from, and how */
-    End *ends;                 /* the best of them, best first */
-} Beam;
+    int64_t *prefix;
+    int64_t num_steps, capacity;
+    BeamEntry *entries;   /* [capacity, beam_size], the first num_steps rows in use */
+    int64_t num_finished; /* counts also those that are not among the best */
+    int64_t num_ranked;
+    RankedHypothesis *ranked; /* [beam_size], best first */
+} Sentence;
 
-/* Sentences whose beams grow together; there is room for the steps to come. */
-typedef struct {
-    int64_t sentences, size; /* hypotheses of each, from its first step on */
-    int64_t eos, min_length, num_best;
-    int64_t end_candidates;   /* of a step's candidates those that may end, the best */
-    int64_t enough_ends;      /* finished ones after which search ends in any case */
-    int64_t cut_ones_compete; /* those cut short by the limit, with finished ones */
-    double coverage_penalty;
-    const double *divisors; /* of the scores of hypotheses of each length */
-    Beam **live;
-    double *totals;    /* of the hypotheses that go on */
-    int64_t *rows;     /* their numbers before, through all sentences */
-    int64_t *tokens;   /* what each reads next */
-    int64_t *forced;   /* the only token that may come next in each sentence, or -1 */
-    double *coverages; /* of the hypotheses that candidates continue, or NULL */
-} Beams;
+struct td_search {
+    td_search_config config; /* with a copy of the excluded tokens */
+    int64_t num_candidates;  /* of a sentence that each step weighs */
+    int64_t group;           /* hypotheses of a live sentence: 1, then the beam size */
+    int64_t has_prefixes;    /* whether any sentence ever had one */
+    int64_t next_number;
 
-/* Grow each by the best of its candidates, so many a sentence, which go on from groups
-   of such a size; those that are not done go on, in their order. */
-static void transduce_grow(Beams *beams, const double *totals, const int64_t *parents,
-                           const int64_t *tokens, int64_t count, int64_t group);
+    int64_t num_sentences, sentence_capacity;
+    Sentence **sentences; /* all, by their numbers in ascending order */
 
-/* The same greedily, by two candidates of each. Of a path the log-probabilities are
-   those of its tokens, not their sums, as what comes next does not depend on these. */
-static void transduce_grow_greedily(Beams *paths, const double *gains,
-                                    const int64_t *parents, const int64_t *tokens,
-                                    int64_t count, int64_t group);
+    int64_t num_live, live_capacity;
+    Sentence **live;
+    double *log_probs;      /* [num_live, group], of the hypotheses so far */
+    int64_t *rows;          /* [num_live, group], what each of them extends, numbered
+                               through all sentences of the step before */
+    int64_t *tokens;        /* [num_live, group], what each of them reads next */
+    int64_t *forced_tokens; /* [num_live], the only next token, or NO_TOKEN */
+    double *coverage;       /* [num_live, group], if there is a coverage penalty */
+
+    /* Candidates of the step, [num_live, num_candidates], best first. */
+    double *found_log_probs;
+    int64_t *found_parents, *found_tokens;
+
+    int64_t trace_capacity;
+    int64_t *trace_tokens; /* of the hypothesis that was asked for last */
+    double *trace_gains;
+};
+
+/* Reserve memory for one more step of every live sentence. Changes nothing else. */
+td_status reserve_step(td_search *search);
+
+/* Grow each live sentence by its candidates in `found_*`. Sentences that are done
+ * leave `live`; the others keep their order. Needs a reserved step. */
+void grow_live(td_search *search);
+
+/* Whether a step needs the coverage of the hypotheses that it extends. */
+static inline int needs_coverage(const td_search *search)
+{
+    return search->config.coverage_penalty > 0 && !search->config.is_greedy;
+}
+
+/* Implementations of td_decode_api, described in transduce.h. */
+td_status search_new(const td_search_config *config, int64_t num_sentences,
+                     const int64_t *max_lengths, const int64_t *prefix_lengths,
+                     const int64_t *prefix_tokens, td_search **search);
+void search_free(td_search *search);
+int64_t search_num_live(const td_search *search);
+td_status search_live(const td_search *search, int64_t *numbers, int64_t *rows,
+                      int64_t *tokens);
+td_status search_next(const td_search *search, double *log_probs,
+                      int64_t *forced_tokens);
+td_status search_grow(td_search *search, int64_t num_candidates,
+                      const double *log_probs, const int64_t *parents,
+                      const int64_t *tokens, const double *coverage);
+td_status search_join(td_search *search, td_search *other);
+int64_t search_num_hypotheses(const td_search *search, int64_t number);
+td_status search_hypothesis(td_search *search, int64_t number, int64_t rank,
+                            td_hypothesis *hypothesis);
+td_status search_forget(td_search *search, int64_t number);
 
 #endif

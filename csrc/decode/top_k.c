@@ -1,102 +1,109 @@
-/* The likeliest next tokens, without a matrix of log-probabilities. */
+/* The likeliest next tokens, found as logits pass. */
 #include "decode/top_k.h"
-#include "isa/name.h"
 
 #include <math.h>
 #include <stdlib.h>
 
+#include "isa/name.h"
 #include "simd/vec.h"
 
-#define ROUNDED 1e-3f /* of a logit: more than its sums lose, unless they are huge */
+/* Relative error of a logit that is compared before its sums are rounded alike; the
+ * products of a fused row lose less, unless its sums are huge. */
+#define FUSED_ERROR 1e-3f
+#define MAX_SIZE ((int64_t)INT32_MAX)
 
-static void clear(Best *best)
+/* ---- TopK -------------------------------------------------------------------- */
+
+static void clear_top_k(TopK *top)
 {
-    best->values[-1] = INFINITY; /* which nothing stands before */
-    for (int64_t i = 0; i < round_up_to_lanes(best->count); i++) {
-        best->values[i] = -INFINITY;
-        best->tokens[i].id = 0;
+    top->values[-1] = INFINITY; /* nothing is inserted before it */
+    for (int64_t i = 0; i < round_up_to_lanes(top->count); i++) {
+        top->values[i] = -INFINITY;
+        top->tokens[i].id = 0;
     }
 }
 
-static float last_of(const Best *best) { return best->values[best->count - 1]; }
+/* What is not above it is not among the best. */
+static float smallest_of(const TopK *top) { return top->values[top->count - 1]; }
 
-/* Before those that are less, of which the last goes. Whole registers are moved, as the
-   processor would guess in vain which place it is. */
-static void insert(Best *best, float value, int64_t token)
+/* Insert a value before those that are less, of which the last drops out. All registers
+ * are shifted and blended, as a branch to the right place would be mispredicted. */
+static void insert(TopK *top, float value, int64_t token)
 {
     const Token id = {.id = (int32_t)token};
     const vec new_value = vec_set1(value), new_token = vec_set1(id.lane);
-    for (int64_t i = round_up_to_lanes(best->count) - LANES; i >= 0; i -= LANES) {
-        float *values = best->values + i, *tokens = &best->tokens[i].lane;
+    for (int64_t i = round_up_to_lanes(top->count) - LANES; i >= 0; i -= LANES) {
+        float *values = top->values + i, *tokens = &top->tokens[i].lane;
         const vec here = vec_load(values), before = vec_load(values - 1);
-        const vec_mask comes = vec_gt_zero(new_value - here);
-        const vec_mask moves = vec_gt_zero(new_value - before);
-        const vec next = vec_select(moves, vec_load(tokens - 1), new_token);
-        vec_store_first(tokens, LANES, vec_select(comes, next, vec_load(tokens)));
-        vec_store_first(values, LANES,
-                        vec_select(comes, vec_select(moves, before, new_value), here));
+        const vec_mask is_above = vec_gt_zero(new_value - here);
+        const vec_mask shifts = vec_gt_zero(new_value - before);
+        const vec next_token = vec_select(shifts, vec_load(tokens - 1), new_token);
+        const vec next_value = vec_select(shifts, before, new_value);
+        vec_store_first(tokens, LANES,
+                        vec_select(is_above, next_token, vec_load(tokens)));
+        vec_store_first(values, LANES, vec_select(is_above, next_value, here));
     }
 }
 
-/* Tokens that may not come: those of a mask, and these. */
+/* Tokens that may not come after a row. */
 typedef struct {
-    const uint8_t *mask; /* of a row, or none */
-    const int64_t *never;
-    int64_t num_never;
+    const uint8_t *mask; /* [vocab], or NULL */
+    const int64_t *tokens;
+    int64_t num_tokens;
 } Excluded;
 
 static int is_excluded(const Excluded *excluded, int64_t token)
 {
     if (excluded->mask && excluded->mask[token])
         return 1;
-    for (int64_t i = 0; i < excluded->num_never; i++)
-        if (excluded->never[i] == token)
+    for (int64_t i = 0; i < excluded->num_tokens; i++)
+        if (excluded->tokens[i] == token)
             return 1;
     return 0;
 }
 
-/* Some of a row's values, one after another, and the token that the first is of. */
+/* Consecutive logits of a row. */
 typedef struct {
     const float *values;
-    int64_t count, first;
-} Columns;
+    int64_t count, first_token;
+} Piece;
 
-/* As many as there are lanes, behind the last minus infinity. */
-static inline vec values_from(const Columns *columns, int64_t i)
+/* One register of a piece, filled up by minus infinity. */
+static inline vec load_logits(const Piece *piece, int64_t i)
 {
-    const float *from = columns->values + i;
-    if (columns->count - i >= LANES)
+    const float *from = piece->values + i;
+    if (piece->count - i >= LANES)
         return vec_load(from);
-    const vec_mask there = vec_first(columns->count - i);
+    const vec_mask there = vec_first(piece->count - i);
     return vec_select(there, vec_load_masked(there, from), vec_set1(-INFINITY));
 }
 
-#define AT_ONCE (4 * LANES) /* of which only the largest are looked at first */
+#define STRIP (4 * LANES) /* logits whose maximum is compared first */
 
-/* The largest in each lane of so many values; NaN is passed over. */
-static inline vec largest_of_some(const float *values)
+/* Maximum in each lane of a strip; NaN counts as minus infinity. */
+static inline vec max_of_strip(const float *values)
 {
     const vec none = vec_set1(-INFINITY);
-    const vec one = vec_max(vec_load(values), none);
-    const vec two = vec_max(vec_load(values + LANES), none);
-    return vec_max(vec_max(vec_load(values + 2 * LANES), one),
-                   vec_max(vec_load(values + 3 * LANES), two));
+    const vec first = vec_max(vec_load(values), none);
+    const vec second = vec_max(vec_load(values + LANES), none);
+    return vec_max(vec_max(vec_load(values + 2 * LANES), first),
+                   vec_max(vec_load(values + 3 * LANES), second));
 }
 
-/* The same of all. */
-static vec largest_of(const Columns *columns)
+/* Maximum in each lane of a piece. */
+static vec max_of_piece(const Piece *piece)
 {
-    vec largest = vec_set1(-INFINITY);
+    vec max = vec_set1(-INFINITY);
     int64_t i = 0;
-    for (; i + AT_ONCE <= columns->count; i += AT_ONCE)
-        largest = vec_max(largest_of_some(columns->values + i), largest);
-    for (; i < columns->count; i += LANES)
-        largest = vec_max(values_from(columns, i), largest);
-    return largest;
+    for (; i + STRIP <= piece->count; i += STRIP)
+        max = vec_max(max_of_strip(piece->values + i), max);
+    for (; i < piece->count; i += LANES)
+        max = vec_max(load_logits(piece, i), max);
+    return max;
 }
 
-/* The `place`-th largest lane, from one on. */
-static float lane_in_order(vec x, int64_t place)
+/* The `place`-th largest lane, counted from one. */
+static float nth_largest_lane(vec x, int64_t place)
 {
     float numbers[LANES];
     vec_store_first(numbers, LANES, x);
@@ -110,101 +117,132 @@ static float lane_in_order(vec x, int64_t place)
     return numbers[place - 1];
 }
 
-/* What the best that may come are not below: as many lanes as are wanted and never
-   come, together, have one that is not. Minus infinity, where that is not known, as
-   where more are wanted than there are lanes. */
-static float least_of_best(const Best *best, vec largest, const Excluded *excluded)
+/* A value that the best of a piece reach, given the maximum of each lane: if as many
+ * lanes as are wanted or excluded reach it, so do the best. Minus infinity where too
+ * few lanes have something better than what is known. */
+static float lower_bound_of_best(const TopK *top, vec max, const Excluded *excluded)
 {
-    const int64_t enough = best->count + excluded->num_never;
-    const uint32_t better = vec_gt_bits(largest, vec_set1(last_of(best)));
+    const int64_t enough = top->count + excluded->num_tokens;
+    const uint32_t better = vec_gt_bits(max, vec_set1(smallest_of(top)));
     if (excluded->mask || __builtin_popcount(better) < enough)
         return -INFINITY;
-    return lane_in_order(largest, enough);
+    return nth_largest_lane(max, enough);
 }
 
-/* Put in what is larger than the last and not below the least, of equals the first. */
-static void insert_lanes(Best *best, const Columns *columns, int64_t first, float least,
+/* Insert what is above the smallest and reaches the bound, from left to right. */
+static void insert_lanes(TopK *top, const Piece *piece, int64_t first, float bound,
                          const Excluded *excluded)
 {
-    const vec values = values_from(columns, first);
-    const uint32_t below = vec_gt_bits(vec_set1(least), values);
-    uint32_t better = vec_gt_bits(values, vec_set1(last_of(best))) & ~below;
+    const vec values = load_logits(piece, first);
+    const uint32_t below = vec_gt_bits(vec_set1(bound), values);
+    uint32_t better = vec_gt_bits(values, vec_set1(smallest_of(top))) & ~below;
     for (; better; better &= better - 1) {
-        const int64_t at = first + __builtin_ctz(better), token = columns->first + at;
-        const float value = columns->values[at];
-        if (value > last_of(best) && !is_excluded(excluded, token))
-            insert(best, value, token);
+        const int64_t i = first + __builtin_ctz(better);
+        const int64_t token = piece->first_token + i;
+        const float value = piece->values[i];
+        if (value > smallest_of(top) && !is_excluded(excluded, token))
+            insert(top, value, token);
     }
 }
 
-/* Put in the best that may come. */
-static void insert_best(Best *best, const Columns *columns, vec largest,
+/* Insert the best of a piece, whose maximum in each lane is known. */
+static void insert_best(TopK *top, const Piece *piece, vec max,
                         const Excluded *excluded)
 {
-    if (!vec_gt_bits(largest, vec_set1(last_of(best))))
+    if (!vec_gt_bits(max, vec_set1(smallest_of(top))))
         return;
-    const float least = least_of_best(best, largest, excluded);
+    const float bound = lower_bound_of_best(top, max, excluded);
     int64_t i = 0;
-    for (; i + AT_ONCE <= columns->count; i += AT_ONCE) {
-        const vec some = largest_of_some(columns->values + i);
-        const uint32_t below = vec_gt_bits(vec_set1(least), some);
-        if (vec_gt_bits(some, vec_set1(last_of(best))) & ~below)
-            for (int64_t k = i; k < i + AT_ONCE; k += LANES)
-                insert_lanes(best, columns, k, least, excluded);
+    for (; i + STRIP <= piece->count; i += STRIP) {
+        const vec strip = max_of_strip(piece->values + i);
+        const uint32_t below = vec_gt_bits(vec_set1(bound), strip);
+        if (vec_gt_bits(strip, vec_set1(smallest_of(top))) & ~below)
+            for (int64_t k = i; k < i + STRIP; k += LANES)
+                insert_lanes(top, piece, k, bound, excluded);
     }
-    for (; i < columns->count; i += LANES)
-        insert_lanes(best, columns, i, least, excluded);
+    for (; i < piece->count; i += LANES)
+        insert_lanes(top, piece, i, bound, excluded);
 }
 
-static float sum_of_exponentials(const Columns *columns, float offset)
+/* ---- OnlineSoftmax ----------------------------------------------------------- */
+
+/* Sum of exp(logit - offset) over a piece, each exponential to about 1e-7. */
+static float sum_exp(const Piece *piece, float offset)
 {
     const vec offsets = vec_set1(offset), per_log2 = vec_set1(PER_LOG2);
     vec sum = vec_set1(0.0f);
     int64_t i = 0;
-    for (; i + LANES <= columns->count; i += LANES)
-        sum += vec_exp2((vec_load(columns->values + i) - offsets) * per_log2);
-    if (i < columns->count)
-        sum += vec_exp2((values_from(columns, i) - offsets) * per_log2);
+    for (; i + LANES <= piece->count; i += LANES)
+        sum += vec_exp2((vec_load(piece->values + i) - offsets) * per_log2);
+    if (i < piece->count)
+        sum += vec_exp2((load_logits(piece, i) - offsets) * per_log2);
     return vec_reduce_add(sum);
 }
 
-/* Let some of a row's logits be seen. */
-static void see(Seen *seen, const Columns *columns, const Excluded *excluded,
-                int64_t forced)
+static void add_to_softmax(OnlineSoftmax *softmax, const Piece *piece, float max)
 {
-    const vec largest = largest_of(columns);
-    const float highest = vec_reduce_max(largest);
-    insert_best(&seen->best, columns, largest, excluded);
-    if (highest > seen->highest) {
-        /* The exponential of minus infinity is zero, as is the sum then, or NaN. */
-        seen->sum *= expf(seen->highest - highest);
-        seen->highest = highest;
+    if (max > softmax->max) {
+        /* exp(-inf) is 0, as is the sum then, or NaN. */
+        softmax->sum *= expf(softmax->max - max);
+        softmax->max = max;
     }
-    const float offset = seen->highest > -INFINITY ? seen->highest : 0.0f;
-    seen->sum += sum_of_exponentials(columns, offset);
-    if (forced >= columns->first && forced < columns->first + columns->count)
-        seen->forced = columns->values[forced - columns->first];
+    softmax->sum += sum_exp(piece, softmax->max > -INFINITY ? softmax->max : 0.0f);
 }
 
-/* The largest of a row that may come, as log-probabilities, the best first. Where there
-   are fewer, minus infinity; where the row has NaN, NaN. */
-static void make_log_probabilities(Seen *seen, const Excluded *excluded, int64_t forced)
+/* Logarithm of the sum of all exponentials; NaN where none is above minus infinity, as
+ * then there is no distribution. */
+static float log_sum_exp(const OnlineSoftmax *softmax)
 {
-    Best *best = &seen->best;
-    /* If none is above minus infinity, as 0 / 0: there is no distribution. */
-    const float log_sum =
-        seen->highest > -INFINITY ? seen->highest + logf(seen->sum) : NAN;
-    for (int64_t i = 0; i < best->count; i++)
-        best->values[i] -= log_sum;
+    return softmax->max > -INFINITY ? softmax->max + logf(softmax->sum) : NAN;
+}
+
+/* ---- Rows -------------------------------------------------------------------- */
+
+static int64_t rows_of(const td_candidates *query)
+{
+    return query->sentences * query->group;
+}
+
+static Excluded excluded_after(const td_candidates *query, int64_t row)
+{
+    return (Excluded){query->mask ? query->mask + row * query->vocab : NULL,
+                      query->excluded_tokens, query->num_excluded_tokens};
+}
+
+static int64_t forced_after(const td_candidates *query, int64_t row)
+{
+    return query->forced_tokens ? query->forced_tokens[row / query->group] : -1;
+}
+
+static void add_piece(CandidateRow *row, const Piece *piece, const Excluded *excluded,
+                      int64_t forced)
+{
+    const vec max = max_of_piece(piece);
+    insert_best(&row->top, piece, max, excluded);
+    add_to_softmax(&row->softmax, piece, vec_reduce_max(max));
+    if (forced >= piece->first_token && forced < piece->first_token + piece->count)
+        row->forced_logit = piece->values[forced - piece->first_token];
+}
+
+/* Turn the largest logits into log-probabilities, best first. Where there are fewer,
+ * they are minus infinity; where the row has NaN, all are NaN. */
+static void normalize(CandidateRow *row, const Excluded *excluded, int64_t forced)
+{
+    TopK *top = &row->top;
+    const float log_sum = log_sum_exp(&row->softmax);
+    for (int64_t i = 0; i < top->count; i++)
+        top->values[i] -= log_sum;
     if (forced < 0)
         return;
-    for (int64_t i = 0; i < best->count; i++) {
-        best->values[i] = -INFINITY - log_sum; /* NaN, if that is NaN */
-        best->tokens[i].id = (int32_t)forced;
+    for (int64_t i = 0; i < top->count; i++) {
+        top->values[i] = -INFINITY - log_sum; /* NaN, if that is NaN */
+        top->tokens[i].id = (int32_t)forced;
     }
     if (!is_excluded(excluded, forced))
-        best->values[0] = seen->forced - log_sum;
+        top->values[0] = row->forced_logit - log_sum;
 }
+
+/* ---- Candidates of sentences ------------------------------------------------- */
 
 /* Whether one stands before another: NaN is behind all. */
 static int is_before(double one, double other)
@@ -212,166 +250,201 @@ static int is_before(double one, double other)
     return one > other || (isnan(other) && !isnan(one));
 }
 
-/* Merge what was found for the hypotheses of a sentence, of equals the first. */
-static void merge(const CandidateSearch *asked, int64_t sentence, const Seen *seen,
-                  int64_t *taken)
+/* Merge the best of a sentence's hypotheses; of equals, the first comes first. */
+static void merge(const td_candidates *query, int64_t sentence,
+                  const CandidateRow *rows, int64_t *num_taken)
 {
-    const int64_t group = asked->group, count = asked->count;
+    const int64_t group = query->group, count = query->count;
     for (int64_t h = 0; h < group; h++)
-        taken[h] = 0;
+        num_taken[h] = 0;
     for (int64_t place = 0; place < count; place++) {
         int64_t parent = -1;
-        double highest = 0.0, its_total = -INFINITY;
+        double best_rank = 0.0, log_prob = -INFINITY;
         for (int64_t h = 0; h < group; h++) {
-            const Best *best = &seen[h].best;
-            if (taken[h] == best->count)
+            const TopK *top = &rows[h].top;
+            if (num_taken[h] == top->count)
                 continue;
-            double total =
-                (double)best->values[taken[h]] + asked->totals[sentence * group + h];
-            double rank = total - asked->diversity * (double)taken[h];
-            if (parent < 0 || is_before(rank, highest)) {
+            double total = (double)top->values[num_taken[h]] +
+                           query->log_probs[sentence * group + h];
+            double rank = total - query->diversity * (double)num_taken[h];
+            if (parent < 0 || is_before(rank, best_rank)) {
                 parent = h;
-                highest = rank;
-                its_total = total;
+                best_rank = rank;
+                log_prob = total;
             }
         }
-        int64_t at = sentence * count + place;
-        asked->found_totals[at] = its_total;
-        asked->found_parents[at] = parent < 0 ? 0 : parent;
-        asked->found_tokens[at] =
-            parent < 0 ? 0 : seen[parent].best.tokens[taken[parent]].id;
+        const int64_t at = sentence * count + place;
+        query->found_log_probs[at] = log_prob;
+        query->found_parents[at] = parent < 0 ? 0 : parent;
+        query->found_tokens[at] =
+            parent < 0 ? 0 : rows[parent].top.tokens[num_taken[parent]].id;
         if (parent >= 0)
-            taken[parent]++;
+            num_taken[parent]++;
     }
 }
 
-static Excluded excluded_from(const CandidateSearch *asked, int64_t row)
+static td_status check_query(const td_candidates *query)
 {
-    return (Excluded){asked->mask ? asked->mask + row * asked->vocab : NULL,
-                      asked->never, asked->num_never};
+    const int64_t sizes[] = {query->sentences, query->group, query->vocab,
+                             query->count};
+    for (int i = 0; i < 4; i++)
+        if (sizes[i] < (i > 0) || sizes[i] > MAX_SIZE)
+            return TD_BAD_ARGUMENT;
+    if (query->num_excluded_tokens < 0 ||
+        (query->num_excluded_tokens && !query->excluded_tokens))
+        return TD_BAD_ARGUMENT;
+    if (query->sentences && (!query->log_probs || !query->found_log_probs ||
+                             !query->found_parents || !query->found_tokens))
+        return TD_BAD_ARGUMENT;
+    for (int64_t i = 0; query->forced_tokens && i < query->sentences; i++)
+        if (query->forced_tokens[i] < -1 || query->forced_tokens[i] >= query->vocab)
+            return TD_BAD_TOKEN;
+    return TD_OK;
 }
 
-static int64_t forced_in(const CandidateSearch *asked, int64_t row)
+/* Allot memory for all rows, keeping a workspace that is large enough. */
+static td_status reserve_candidates(const td_candidates *query,
+                                    CandidateWorkspace *workspace)
 {
-    return asked->forced ? asked->forced[row / asked->group] : -1;
-}
-
-TD_INTERNAL int begin_candidates(const CandidateSearch *asked, Seeing *seeing)
-{
-    const int64_t rows = asked->sentences * asked->group;
-    const int64_t count = asked->count < asked->vocab ? asked->count : asked->vocab;
-    for (int64_t i = 0; asked->forced && i < asked->sentences; i++)
-        if (asked->forced[i] < -1 || asked->forced[i] >= asked->vocab)
-            return 2;
-    /* Before the places of a row stands a register, for what is before the first. */
+    const int64_t count = query->count < query->vocab ? query->count : query->vocab;
+    /* A register precedes the values and tokens of a row. */
     const int64_t places = LANES + round_up_to_lanes(count);
-    const size_t of_row =
-        sizeof(Seen) + (size_t)places * (sizeof(Token) + sizeof(float));
-    seeing->of_rows =
-        malloc((size_t)rows * of_row + (size_t)asked->group * sizeof(int64_t));
-    if (!seeing->of_rows)
-        return 1;
-    seeing->taken = (int64_t *)(seeing->of_rows + rows);
-    Token *tokens = (Token *)(seeing->taken + asked->group) + LANES;
+    const size_t per_row =
+        sizeof(CandidateRow) + (size_t)places * (sizeof(Token) + sizeof(float));
+    size_t bytes;
+    if (__builtin_mul_overflow((size_t)rows_of(query), per_row, &bytes) ||
+        __builtin_add_overflow(bytes, (size_t)query->group * sizeof(int64_t), &bytes))
+        return TD_OUT_OF_MEMORY;
+    if (bytes > workspace->capacity) {
+        void *memory = malloc(bytes);
+        if (!memory)
+            return TD_OUT_OF_MEMORY;
+        free(workspace->rows);
+        workspace->rows = memory;
+        workspace->capacity = bytes;
+    }
+    const int64_t rows = rows_of(query);
+    workspace->num_taken = (int64_t *)(workspace->rows + rows);
+    Token *tokens = (Token *)(workspace->num_taken + query->group) + LANES;
     float *values = (float *)(tokens + rows * places);
     for (int64_t row = 0; row < rows; row++)
-        seeing->of_rows[row].best =
-            (Best){count, values + row * places, tokens + row * places};
-    begin_again(asked, seeing);
-    return 0;
+        workspace->rows[row].top =
+            (TopK){count, values + row * places, tokens + row * places};
+    return TD_OK;
 }
 
-TD_INTERNAL void begin_again(const CandidateSearch *asked, Seeing *seeing)
+TD_INTERNAL td_status begin_candidates(const td_candidates *query,
+                                       CandidateWorkspace *workspace)
 {
-    for (int64_t row = 0; row < asked->sentences * asked->group; row++) {
-        Seen *seen = seeing->of_rows + row;
-        *seen = (Seen){seen->best, -INFINITY, 0.0f, 0.0f};
-        clear(&seen->best);
+    td_status status = check_query(query);
+    if (status == TD_OK)
+        status = reserve_candidates(query, workspace);
+    if (status == TD_OK)
+        reset_candidates(query, workspace);
+    return status;
+}
+
+TD_INTERNAL void reset_candidates(const td_candidates *query,
+                                  CandidateWorkspace *workspace)
+{
+    for (int64_t i = 0; i < rows_of(query); i++) {
+        CandidateRow *row = workspace->rows + i;
+        *row = (CandidateRow){row->top, {-INFINITY, 0.0f}, 0.0f};
+        clear_top_k(&row->top);
     }
 }
 
-TD_INTERNAL void see_logits(const CandidateSearch *asked, Seeing *seeing,
+TD_INTERNAL void add_logits(const td_candidates *query, CandidateWorkspace *workspace,
                             const float *logits, int64_t stride, int64_t first,
                             int64_t count)
 {
-    for (int64_t row = 0; row < asked->sentences * asked->group; row++) {
-        const Excluded excluded = excluded_from(asked, row);
-        for (int64_t i = 0; i < count; i += SEEN_AT_ONCE) {
+    for (int64_t row = 0; row < rows_of(query); row++) {
+        const Excluded excluded = excluded_after(query, row);
+        for (int64_t i = 0; i < count; i += SOFTMAX_BLOCK) {
             const int64_t left = count - i;
-            const Columns columns = {logits + row * stride + i,
-                                     left < SEEN_AT_ONCE ? left : SEEN_AT_ONCE,
-                                     first + i};
-            see(seeing->of_rows + row, &columns, &excluded, forced_in(asked, row));
+            const Piece piece = {logits + row * stride + i,
+                                 left < SOFTMAX_BLOCK ? left : SOFTMAX_BLOCK,
+                                 first + i};
+            add_piece(workspace->rows + row, &piece, &excluded,
+                      forced_after(query, row));
         }
     }
 }
 
-/* A logit that is not above it, times 1 / ln 2, is not among the best: it is a bit less
-   than the last of these, as the products of both were rounded. */
-static float least_worth(const Best *best)
+TD_INTERNAL void finish_candidates(const td_candidates *query,
+                                   CandidateWorkspace *workspace)
 {
-    const float last = last_of(best) * PER_LOG2;
-    return last - ROUNDED * (1 + fabsf(last));
+    for (int64_t row = 0; row < rows_of(query); row++) {
+        const Excluded excluded = excluded_after(query, row);
+        normalize(workspace->rows + row, &excluded, forced_after(query, row));
+    }
+    for (int64_t i = 0; i < query->sentences; i++)
+        merge(query, i, workspace->rows + i * query->group, workspace->num_taken);
 }
 
-TD_INTERNAL void begin_glimpses(const CandidateSearch *asked, const Seeing *seeing,
-                                Glimpse *glimpses)
+TD_INTERNAL void free_candidates(CandidateWorkspace *workspace)
 {
-    for (int64_t row = 0; row < asked->sentences * asked->group; row++) {
-        const Seen *seen = seeing->of_rows + row;
-        glimpses[row] = (Glimpse){vec_set1(0.0f), seen->highest * PER_LOG2,
-                                  least_worth(&seen->best)};
+    free(workspace->rows);
+    *workspace = (CandidateWorkspace){0};
+}
+
+TD_INTERNAL td_status find_candidates(const td_candidates *query, const float *logits)
+{
+    if (!query || (!logits && query->sentences))
+        return TD_BAD_ARGUMENT;
+    CandidateWorkspace workspace = {0};
+    const td_status status = begin_candidates(query, &workspace);
+    if (status == TD_OK) {
+        add_logits(query, &workspace, logits, query->vocab, 0, query->vocab);
+        finish_candidates(query, &workspace);
+    }
+    free_candidates(&workspace);
+    return status;
+}
+
+/* ---- Logits that stay in registers ------------------------------------------- */
+
+/* A bit less than the smallest of the best / ln 2, as the products of both with their
+ * scales were rounded differently. */
+static float fused_threshold(const TopK *top)
+{
+    const float smallest = smallest_of(top) * PER_LOG2;
+    return smallest - FUSED_ERROR * (1 + fabsf(smallest));
+}
+
+TD_INTERNAL void begin_fused(const td_candidates *query,
+                             const CandidateWorkspace *workspace, FusedSoftmax *fused)
+{
+    for (int64_t i = 0; i < rows_of(query); i++) {
+        const CandidateRow *row = workspace->rows + i;
+        fused[i] = (FusedSoftmax){vec_set1(0.0f), row->softmax.max * PER_LOG2,
+                                  fused_threshold(&row->top)};
     }
 }
 
-TD_INTERNAL void insert_glimpsed(const CandidateSearch *asked, Seeing *seeing,
-                                 Glimpse *glimpses, int64_t row, vec one, vec other,
-                                 int64_t token)
+TD_INTERNAL void insert_fused(const td_candidates *query, CandidateWorkspace *workspace,
+                              FusedSoftmax *fused, int64_t row, vec first, vec second,
+                              int64_t token)
 {
     float values[2 * LANES];
-    vec_store_first(values, LANES, one);
-    vec_store_first(values + LANES, LANES, other);
-    Best *best = &seeing->of_rows[row].best;
-    const Columns columns = {values, 2 * LANES, token};
-    const Excluded excluded = excluded_from(asked, row);
-    insert_lanes(best, &columns, 0, -INFINITY, &excluded);
-    insert_lanes(best, &columns, LANES, -INFINITY, &excluded);
-    glimpses[row].least = least_worth(best);
+    vec_store_first(values, LANES, first);
+    vec_store_first(values + LANES, LANES, second);
+    TopK *top = &workspace->rows[row].top;
+    const Piece piece = {values, 2 * LANES, token};
+    const Excluded excluded = excluded_after(query, row);
+    insert_lanes(top, &piece, 0, -INFINITY, &excluded);
+    insert_lanes(top, &piece, LANES, -INFINITY, &excluded);
+    fused[row].threshold = fused_threshold(top);
 }
 
-TD_INTERNAL int end_glimpses(const CandidateSearch *asked, Seeing *seeing,
-                             const Glimpse *glimpses)
+TD_INTERNAL int finish_fused(const td_candidates *query, CandidateWorkspace *workspace,
+                             const FusedSoftmax *fused)
 {
-    const int64_t rows = asked->sentences * asked->group;
-    int are_numbers = 1;
-    for (int64_t row = 0; row < rows; row++) {
-        Seen *seen = seeing->of_rows + row;
-        seen->sum += vec_reduce_add(glimpses[row].sums);
-        are_numbers &= isfinite(seen->sum) && seen->highest > -INFINITY;
+    int are_finite = 1;
+    for (int64_t row = 0; row < rows_of(query); row++) {
+        OnlineSoftmax *softmax = &workspace->rows[row].softmax;
+        softmax->sum += vec_reduce_add(fused[row].sums);
+        are_finite &= isfinite(softmax->sum) && softmax->max > -INFINITY;
     }
-    return are_numbers;
-}
-
-TD_INTERNAL void end_candidates(const CandidateSearch *asked, Seeing *seeing)
-{
-    for (int64_t row = 0; row < asked->sentences * asked->group; row++) {
-        const Excluded excluded = excluded_from(asked, row);
-        make_log_probabilities(seeing->of_rows + row, &excluded, forced_in(asked, row));
-    }
-    for (int64_t i = 0; i < asked->sentences; i++)
-        merge(asked, i, seeing->of_rows + i * asked->group, seeing->taken);
-    drop_candidates(seeing);
-}
-
-TD_INTERNAL void drop_candidates(Seeing *seeing) { free(seeing->of_rows); }
-
-static int transduce_candidates(const CandidateSearch *asked, const float *logits)
-{
-    Seeing seeing;
-    const int failure = begin_candidates(asked, &seeing);
-    if (failure)
-        return failure;
-    see_logits(asked, &seeing, logits, asked->vocab, 0, asked->vocab);
-    end_candidates(asked, &seeing);
-    return 0;
+    return are_finite;
 }

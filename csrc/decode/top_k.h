@@ -1,36 +1,20 @@
-/* The likeliest ways to go on. */
-#ifndef TRANSDUCE_CANDIDATES_H
-#define TRANSDUCE_CANDIDATES_H
+/* The likeliest next tokens of many hypotheses, without a matrix of probabilities.
+ *
+ * Logits pass once. Each row keeps its largest ones (TopK) and the sum of all
+ * exponentials (OnlineSoftmax), from which log-probabilities follow at the end.
+ */
+#ifndef TRANSDUCE_DECODE_TOP_K_H
+#define TRANSDUCE_DECODE_TOP_K_H
 
-#include "isa/name.h"
 #include <stdint.h>
 
+#include "isa/name.h"
 #include "simd/vec.h"
+#include "transduce.h"
 
-/* Logits of a row whose exponentials are summed up at once: as many however they come,
-   so that the sum is the same, but for its last digits where they are glimpsed. */
-#define SEEN_AT_ONCE 1024
-
-/* What is asked for, and where it is to be put. */
-typedef struct {
-    int64_t sentences, group, vocab;
-    const double *totals; /* log-probabilities of the hypotheses so far */
-    const uint8_t *mask;  /* of the logits: which tokens may not come, or none */
-    const int64_t *never; /* tokens that may not come at all */
-    int64_t num_never;
-    const int64_t *forced; /* the only token of each sentence, or -1 */
-    double diversity;      /* how far the k-th of a hypothesis is put back, times k */
-    int64_t count;         /* wanted of each sentence */
-    double *found_totals;
-    int64_t *found_parents, *found_tokens;
-} CandidateSearch;
-
-/* Of logits, a row for each hypothesis after one,
-   the `count` likeliest ways to go on of each sentence, the best first: what their
-   totals then are, which hypothesis they go on from, and by which token. Where there
-   are fewer, minus infinity; after a hypothesis whose row has NaN, NaN. 1 if memory is
-   lacking, 2 if what is forced is no token, otherwise 0. */
-static int transduce_candidates(const CandidateSearch *asked, const float *logits);
+/* Logits of a row whose exponentials are summed together. Those of a row that comes in
+ * several pieces are so too, hence the sum does not depend on the pieces. */
+#define SOFTMAX_BLOCK 1024
 
 /* A token in a lane. */
 typedef union {
@@ -38,58 +22,75 @@ typedef union {
     float lane;
 } Token;
 
-/* The largest values so far, the best first: in whole registers, and there is room
-   before the first. */
+/* The largest logits so far, best first; of equals, the first stays first. Both arrays
+ * are padded to whole registers, and a register of space precedes them. */
 typedef struct {
     int64_t count;
     float *values;
     Token *tokens;
-} Best;
+} TopK;
 
-/* What has been seen of a hypothesis's logits. */
+/* Sum of exp(logit - max) over the logits so far (Milakov and Gimelshein, 2018). */
 typedef struct {
-    Best best;
-    float highest, sum; /* of exponentials, the highest being one */
-    float forced;       /* the logit of the only token that may come */
-} Seen;
+    float max, sum;
+} OnlineSoftmax;
 
+/* What is kept of the logits of one hypothesis. */
 typedef struct {
-    Seen *of_rows;
-    int64_t *taken; /* of a sentence's hypotheses */
-} Seeing;
+    TopK top;
+    OnlineSoftmax softmax;
+    float forced_logit; /* of the only token that may come, if there is such */
+} CandidateRow;
 
-/* The same where logits come some tokens after others: a number of them that can be
-   divided by SEEN_AT_ONCE, but for the last. What has begun without failure must end,
-   or be dropped. */
-TD_INTERNAL int begin_candidates(const CandidateSearch *asked, Seeing *seeing);
-/* As if nothing had been seen. */
-TD_INTERNAL void begin_again(const CandidateSearch *asked, Seeing *seeing);
-/* Rows of so many logits, from that of a token on, so far apart. */
-TD_INTERNAL void see_logits(const CandidateSearch *asked, Seeing *seeing,
+/* Memory of one search for candidates: what `reserve_candidates` allots. */
+typedef struct {
+    size_t capacity; /* bytes */
+    CandidateRow *rows;
+    int64_t *num_taken; /* of each hypothesis of a sentence */
+} CandidateWorkspace;
+
+/* Find the candidates of all rows of logits, [sentences, group, vocab]. */
+TD_INTERNAL td_status find_candidates(const td_candidates *query, const float *logits);
+
+/* The same where logits come piece by piece: begin, then add columns from left to
+ * right, then finish. Pieces begin at multiples of SOFTMAX_BLOCK, or are smaller than
+ * it. A workspace is all zero before its first use, and freed by its owner. */
+TD_INTERNAL td_status begin_candidates(const td_candidates *query,
+                                       CandidateWorkspace *workspace);
+TD_INTERNAL void reset_candidates(const td_candidates *query,
+                                  CandidateWorkspace *workspace);
+/* Add `count` logits of each row, which stand `stride` apart, from those of token
+ * `first` on. */
+TD_INTERNAL void add_logits(const td_candidates *query, CandidateWorkspace *workspace,
                             const float *logits, int64_t stride, int64_t first,
                             int64_t count);
-TD_INTERNAL void end_candidates(const CandidateSearch *asked, Seeing *seeing);
-TD_INTERNAL void drop_candidates(Seeing *seeing);
+TD_INTERNAL void finish_candidates(const td_candidates *query,
+                                   CandidateWorkspace *workspace);
+TD_INTERNAL void free_candidates(CandidateWorkspace *workspace);
 
-/* What is seen of a row's other logits as they are summed up, when the first have been
-   seen: nothing is written down but what may be among the best. */
+/* Softmax and threshold of a row for a product that passes on its logits from
+ * registers, once the first logits of the row have been added: only what may be among
+ * the best is ever written down. */
 typedef struct {
-    vec sums;     /* of exponentials, the offset's being one */
-    float offset; /* times 1 / ln 2, as is what comes next */
-    float least;  /* what is not above it is not among the best */
-} __attribute__((aligned(64))) Glimpse;
+    vec sums;        /* of 2^(logit / ln 2 - offset), lane by lane */
+    float offset;    /* the row's maximum so far / ln 2 */
+    float threshold; /* what is not above it, / ln 2, is not among the best */
+} __attribute__((aligned(64))) FusedSoftmax;
 
-/* Of all rows. */
-TD_INTERNAL void begin_glimpses(const CandidateSearch *asked, const Seeing *seeing,
-                                Glimpse *glimpses);
-/* Put in those of two registers of logits, from that of a token on, that are among the
-   best. */
-TD_INTERNAL void insert_glimpsed(const CandidateSearch *asked, Seeing *seeing,
-                                 Glimpse *glimpses, int64_t row, vec one, vec other,
-                                 int64_t token);
-/* Whether all is seen that way: not where a logit is so far above the first ones that
-   its exponential is infinite, or is no number, or these are all minus infinity. */
-TD_INTERNAL int end_glimpses(const CandidateSearch *asked, Seeing *seeing,
-                             const Glimpse *glimpses);
+TD_INTERNAL void begin_fused(const td_candidates *query,
+                             const CandidateWorkspace *workspace, FusedSoftmax *fused);
+/* Add the best of two registers of a row's logits, from that of `token` on. */
+TD_INTERNAL void insert_fused(const td_candidates *query, CandidateWorkspace *workspace,
+                              FusedSoftmax *fused, int64_t row, vec first, vec second,
+                              int64_t token);
+/* Add the sums to those of the rows. Zero if one is no finite number, as where a logit
+ * is so far above the first ones that its exponential overflows. */
+TD_INTERNAL int finish_fused(const td_candidates *query, CandidateWorkspace *workspace,
+                             const FusedSoftmax *fused);
+
+/* Names that amx_int8.c uses. */
+typedef td_candidates CandidateSearch;
+typedef CandidateWorkspace Seeing;
+typedef FusedSoftmax Glimpse;
 
 #endif

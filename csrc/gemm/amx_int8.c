@@ -102,7 +102,7 @@ static inline int glimpse(Glimpse *of, vec one, vec other)
 {
     const vec offsets = vec_set1(of->offset);
     of->sums += vec_exp2(one - offsets) + vec_exp2(other - offsets);
-    return vec_gt_bits(vec_max(one, other), vec_set1(of->least)) != 0;
+    return vec_gt_bits(vec_max(one, other), vec_set1(of->threshold)) != 0;
 }
 
 /* Let them be seen. */
@@ -123,7 +123,7 @@ static inline __attribute__((always_inline)) void see_sums(const Product *produc
         const vec *sums = (const vec *)(region->sums->numbers + i);
         if (glimpse(watch->glimpses + row, numbers_of(&x, 1, sums[0], row, &power_one),
                     numbers_of(&x, 1, sums[1], row, &power_two)))
-            insert_glimpsed(watch->asked, watch->seeing, watch->glimpses, row,
+            insert_fused(watch->asked, watch->seeing, watch->glimpses, row,
                             numbers_of(&x, 1, sums[0], row, &of_one),
                             numbers_of(&x, 1, sums[1], row, &of_two),
                             output + watch->first);

@@ -224,8 +224,111 @@ typedef struct td_nn_api {
 
 /* ---- Decoding ---------------------------------------------------------------- */
 
+/* Request for the likeliest ways to go on, and where they are written. */
+typedef struct td_candidates {
+    int64_t sentences, group, vocab; /* hypotheses of a sentence form a group */
+    int64_t count;                   /* candidates wanted of each sentence */
+    const double *log_probs;         /* [sentences, group] of the hypotheses so far */
+    const uint8_t *mask; /* [sentences, group, vocab] not 0: the token may not come
+                            after the hypothesis; or NULL */
+    const int64_t *excluded_tokens; /* tokens that may never come */
+    int64_t num_excluded_tokens;
+    const int64_t *forced_tokens; /* [sentences] the only token that may come, or -1;
+                                     NULL if there are none */
+    double diversity; /* nats by which the k-th best token after a hypothesis is put
+                         back, times k, in the choice of candidates */
+    /* [sentences, count] each, best first: log-probability with the token, number of
+     * the hypothesis in its group, token. Missing candidates have minus infinity; where
+     * a hypothesis has NaN among its logits, its candidates have NaN and come last. */
+    double *found_log_probs;
+    int64_t *found_parents, *found_tokens;
+} td_candidates;
+
+/* How to search for translations (section 6.1). */
+typedef struct td_search_config {
+    int64_t beam_size;      /* hypotheses of a sentence that each step keeps */
+    int64_t is_greedy;      /* whether the likeliest token always is chosen, beam 1 */
+    int64_t eos;            /* end token */
+    int64_t min_length;     /* tokens of a hypothesis at least, its end not counted */
+    int64_t num_best;       /* hypotheses that must be beyond overtaking at the end */
+    int64_t end_candidates; /* best candidates of a step that may end, of 2 beam_size */
+    int64_t enough_finished;  /* finished hypotheses that end the search in any case */
+    int64_t cut_ones_compete; /* whether those cut short by the length limit are ranked
+                                 with finished ones, not only where none finished */
+    double length_penalty;    /* alpha: a score is the log-probability divided by */
+    int64_t is_power_penalty; /* ((5 + length) / 6)^alpha, or by length^alpha */
+    double coverage_penalty;  /* beta: weight of coverage in scores; 0 for none */
+    double diversity;         /* as in td_candidates */
+    const int64_t *excluded_tokens; /* tokens that never come; copied */
+    int64_t num_excluded_tokens;
+} td_search_config;
+
+/* Sentences that are searched together. A sentence is live until it is done. Sentences
+ * are numbered from 0 in the order in which they came. */
+typedef struct td_search td_search;
+
+/* A hypothesis of a sentence. The arrays belong to the search, and are valid until its
+ * next call. */
+typedef struct td_hypothesis {
+    double score;
+    double log_prob;     /* of all tokens, the end token included */
+    int64_t is_finished; /* whether it ended by itself */
+    int64_t num_tokens;  /* the end token not counted */
+    const int64_t *tokens;
+    const double *gains; /* [num_tokens + is_finished] log-probability of each token */
+} td_hypothesis;
+
 typedef struct td_decode_api {
     int64_t lanes;
+
+    /* Find candidates given logits [sentences, group, vocab]. */
+    td_status (*find_candidates)(const td_candidates *query, const float *logits);
+
+    /* Begin to search for translations of max_lengths[i] tokens at most, the end token
+     * included. All hypotheses of a sentence begin with its prefix, if there are
+     * prefixes: prefix_lengths[i] tokens of prefix_tokens, where prefixes follow one
+     * another. NULL lengths: none. */
+    td_status (*search_new)(const td_search_config *config, int64_t num_sentences,
+                            const int64_t *max_lengths, const int64_t *prefix_lengths,
+                            const int64_t *prefix_tokens, td_search **search);
+    void (*search_free)(td_search *search);
+
+    /* Live sentences; 0 for NULL. Each has one hypothesis before the first step, and
+     * beam_size from then on: its group. */
+    int64_t (*search_num_live)(const td_search *search);
+    /* Numbers [live] of the live sentences; of the hypotheses that the last step kept,
+     * `rows` [live, group], those that they extend, numbered through all groups of that
+     * step, and `tokens` [live, group] that they read next. Any may be NULL. */
+    td_status (*search_live)(const td_search *search, int64_t *numbers, int64_t *rows,
+                             int64_t *tokens);
+    /* What candidates of the next step depend on, for callers that find them by other
+     * means: log-probabilities [live, group], and the only token that may come [live],
+     * or -1. Any may be NULL. */
+    td_status (*search_next)(const td_search *search, double *log_probs,
+                             int64_t *forced_tokens);
+
+    /* Grow all live sentences by one token, given logits [live, group, vocab]. `mask`
+     * is as in td_candidates. `coverage` [live, group] of the hypotheses is needed if
+     * there is a coverage penalty. A failed step changes nothing. */
+    td_status (*search_advance)(td_search *search, const float *logits, int64_t vocab,
+                                const uint8_t *mask, const double *coverage);
+    /* The same given the candidates [live, 2 beam_size] themselves, best first. */
+    td_status (*search_grow)(td_search *search, int64_t num_candidates,
+                             const double *log_probs, const int64_t *parents,
+                             const int64_t *tokens, const double *coverage);
+
+    /* Move the sentences of another search with the same configuration behind one's
+     * own. Their numbers rise by the count of sentences that this search has ever had.
+     * Where both have live sentences, these must have groups of the same size. */
+    td_status (*search_join)(td_search *search, td_search *other);
+
+    /* Hypotheses of a sentence that ended so far or, if it is done, were cut short; 0
+     * if there is no such sentence. At most beam_size, best first. */
+    int64_t (*search_num_hypotheses)(const td_search *search, int64_t number);
+    td_status (*search_hypothesis)(td_search *search, int64_t number, int64_t rank,
+                                   td_hypothesis *hypothesis);
+    /* Free the hypotheses of a sentence that is done. */
+    td_status (*search_forget)(td_search *search, int64_t number);
 } td_decode_api;
 
 /* ---- Library ----------------------------------------------------------------- */

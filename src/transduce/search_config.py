@@ -222,5 +222,5 @@ class SearchConfig:
     def divisor(self, length: int) -> float:
         """By which the log-probability is divided; it never falls with the length."""
         # Unlike the paper: length^alpha, if asked for, as other libraries have it.
-        base = (5 + length) / 6 if self.penalty == "gnmt" else length
+        base = (5 + length) / 6 if self.penalty == "gnmt" else float(length)
         return float(base**self.length_penalty)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from compiled_reading import after
-from transduce.decoding.beam_search import BeamSearch
-from transduce.decoding.candidates.by_torch import found_by_torch
+from transduce.decoding.beam_search import begin_beam_search
+from transduce.decoding.candidates import find_candidates
+from transduce.decoding.candidates_by_torch import find_by_torch
 from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sources
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.kernels.compiled_candidates import CompiledCandidates
 from transduce.decoding.kernels.library import kernels, loaded_kernels
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.ready_model import PACKS
@@ -60,7 +60,7 @@ def model(tiny: ModelConfig) -> Transformer:
 
 def found(sources: list[list[int]], model: JoinableModel) -> list[Hypothesis]:
     """The best of each source."""
-    search = BeamSearch([TARGET] * len(sources), SearchConfig(), EOS, (PAD, BOS))
+    search = begin_beam_search([TARGET] * len(sources), SearchConfig(), EOS, (PAD, BOS))
     steps = search_in_steps(
         [1] * len(sources), len(sources), lambda _: Decoding(model, search, BOS)
     )
@@ -97,9 +97,8 @@ def test_the_best_tokens_are_those_by_pytorch(build: str, count: int) -> None:
     logits[5, 1, 1_000:] += 100
     totals = -torch.rand(6, 2, generator=rng, dtype=torch.float64).numpy()
     never = [0, 4, 700]
-    search = CompiledCandidates(count, never, 0.0)
-    ours = search(logits.numpy(), totals, None, None)
-    theirs = found_by_torch(logits, totals, count, never, None, 0.0)
+    ours = find_candidates(logits.numpy(), totals, count, never)
+    theirs = find_by_torch(logits, totals, count, never, None, 0.0)
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
     is_there = np.isfinite(theirs[0])
     for one, other in zip(ours[1:], theirs[1:], strict=True):

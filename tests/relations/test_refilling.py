@@ -15,8 +15,8 @@ from torch import Tensor
 
 from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.beam_search import BeamSearch, beam_search
-from transduce.decoding.greedy_search import GreedySearch, greedy_search
+from transduce.decoding.beam_search import beam_search, begin_beam_search
+from transduce.decoding.greedy_search import begin_greedy_search, greedy_search
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.sampling import Sampling, sample
 from transduce.decoding.search import Decoding
@@ -85,7 +85,8 @@ CASES = {
 
 
 def _begun(lengths: Sequence[int], config: SearchConfig, numbers: list[int]):
-    kind = GreedySearch if config.beam_size == 1 else BeamSearch
+    is_greedy = config.beam_size == 1
+    kind = begin_greedy_search if is_greedy else begin_beam_search
     limits = [lengths[i] + 3 for i in numbers]
     prefixes = [[5, 6] if i % 4 == 3 else [] for i in numbers]
     started = kind(limits, config, EOS, (0, BOS), prefixes)
@@ -146,7 +147,9 @@ def test_those_that_wait_take_the_place_of_those_that_are_done() -> None:
     def begin(numbers: list[int]) -> Decoding:
         model = RandomModel(numbers)
         begun.append(model)
-        return Decoding(model, GreedySearch([9] * len(numbers), CASES["greedy"], 2), 1)
+        return Decoding(
+            model, begin_greedy_search([9] * len(numbers), CASES["greedy"], 2), 1
+        )
 
     assert len(list(all_done(lengths, 32, begin))) == 20
     first, *others = begun
@@ -167,7 +170,7 @@ def test_a_sentence_is_handed_out_as_soon_as_it_is_done() -> None:
     def begin(numbers: list[int]) -> Decoding:
         limits = [lengths[i] for i in numbers]
         return Decoding(
-            Watched(numbers), GreedySearch(limits, CASES["greedy"], EOS), BOS
+            Watched(numbers), begin_greedy_search(limits, CASES["greedy"], EOS), BOS
         )
 
     steps = [len(going_on) for _ in all_done(lengths, 99, begin)]
@@ -193,7 +196,7 @@ def test_what_is_decoded_together_has_room_padding_included(
     def begin(numbers: list[int]) -> Decoding:
         limits = [lengths[i] for i in numbers]
         return Decoding(
-            Watched(numbers), GreedySearch(limits, CASES["greedy"], EOS), BOS
+            Watched(numbers), begin_greedy_search(limits, CASES["greedy"], EOS), BOS
         )
 
     assert len(list(all_done(lengths, room, begin))) == len(lengths)

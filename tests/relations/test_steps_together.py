@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transduce.decoding.kernels.compiled_beams import CompiledBeams
 
 from compiled_reading import after
 from transduce.decoding.beam_search import BeamSearch
@@ -17,7 +18,6 @@ from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
 from transduce.decoding.compiled.compiled_model import CompiledModel
 from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.kernels.compiled_beams import CompiledBeams
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
 from transduce.decoding.search import Decoding

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.kernels.compiled_beams import Coverage
 from transduce.decoding.next_token_models.coverage import CoverageDecoder
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.search import Decoding, NextTokenModel
+from transduce.decoding.search import Coverage, Decoding, NextTokenModel
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS

@@ -1,21 +1,21 @@
-"""Greedy search: the likeliest token at each step, and no second thoughts."""
+"""Greedy search: the likeliest token at each step, without alternatives."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Int64
 
-from transduce.decoding.candidates.candidate_search import (
-    Candidates,
-    CandidateSearch,
+from transduce.decoding.candidates import (
+    NOT_FORCED,
     Excluded,
+    find_candidates,
+    forced_tokens,
 )
-from transduce.decoding.growing_search import GrowingSearch, ListedSentences
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.kernels.compiled_beams import CompiledPaths
-from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
-from transduce.decoding.kernels.library import kernels
-from transduce.decoding.search import Decoding, NextTokenModel
+from transduce.decoding.native_search import NativeGreedySearch
+from transduce.decoding.search import Decoding, NextTokenModel, Search
+from transduce.native import api
 from transduce.search_config import SearchConfig
 
 
@@ -29,15 +29,30 @@ def greedy_search(
     excluded: Excluded = (),
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
-    """The one hypothesis of each sentence. The length penalty only enters its score."""
-    search = GreedySearch(max_lengths, config, eos, excluded, prefixes)
+    """Return the one hypothesis of each sentence.
+
+    The length penalty has no influence but on its score.
+    """
+    search = begin_greedy_search(max_lengths, config, eos, excluded, prefixes)
     sentences = list(search.live)
     Decoding(model, search, bos).finish()
     return [each.hypotheses() for each in sentences]
 
 
-class GreedySearch(GrowingSearch):
-    """Sentences that grow together, each by its likeliest token."""
+def begin_greedy_search(
+    max_lengths: Sequence[int],
+    config: SearchConfig,
+    eos: int,
+    excluded: Excluded = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> Search:
+    """Begin a search that the native library keeps, if there is one."""
+    kind = GreedySearch if api() is None else NativeGreedySearch
+    return kind(max_lengths, config, eos, excluded, prefixes)
+
+
+class GreedySearch:
+    """Sentences that grow together, each by its likeliest token, in Python."""
 
     def __init__(
         self,
@@ -48,38 +63,36 @@ class GreedySearch(GrowingSearch):
         prefixes: Sequence[Sequence[int]] | None = None,
     ) -> None:
         prefixes = prefixes or [()] * len(max_lengths)
-        super().__init__(
-            CompiledPaths(max_lengths, prefixes, eos, config, most_told=1)
-            if kernels() is not None
-            else _Paths(
-                [
-                    _Path(limit, prefix, eos, config)
-                    for limit, prefix in zip(max_lengths, prefixes, strict=True)
-                ]
-            ),
-            CandidateSearch(2, excluded),
-        )
-
-
-class _Paths(ListedSentences["_Path"]):
-    """What `CompiledPaths` is to do."""
-
-    @property
-    def log_probabilities(self) -> Float64[np.ndarray, "sentences 1"]:
-        """None of them bears on what goes on."""
-        return np.zeros((len(self.live), 1))
+        self.live = [
+            _Path(limit, prefix, eos, config)
+            for limit, prefix in zip(max_lengths, prefixes, strict=True)
+        ]
+        """Sentences that are not done."""
+        self._excluded = excluded
 
     def grow(
-        self, found: Candidates, _: int
+        self, logits: Float[Any, "sentences 1 vocab"]
     ) -> tuple[Int64[np.ndarray, "kept 1"], Int64[np.ndarray, "kept 1"]]:
-        """Take the likeliest; the rows that go on, and what they read next."""
+        """Append the likeliest token of each; the rows that go on, and these tokens."""
+        found = find_candidates(
+            logits,
+            np.zeros((len(self.live), 1)),  # earlier tokens do not matter
+            2,
+            self._excluded,
+            forced_tokens([path.forced for path in self.live]),
+        )
         gains, tokens = found.log_probabilities.tolist(), found.tokens.tolist()
         for path, of_path, likeliest in zip(self.live, gains, tokens, strict=True):
             path.grow(of_path, likeliest)
-        kept = self._leave()
+        kept = [i for i, path in enumerate(self.live) if not path.is_done]
+        self.live = [self.live[i] for i in kept]
         last_ids = [path.last_id for path in self.live]
         rows, last = np.array([kept, last_ids], dtype=np.int64)
         return rows[:, None], last[:, None]
+
+    def join(self, other: "GreedySearch") -> None:
+        """Put the sentences of another, which has grown too, behind one's own."""
+        self.live = [*self.live, *other.live]
 
 
 class _Path:
@@ -97,7 +110,7 @@ class _Path:
 
     @property
     def forced(self) -> int:
-        """The only token that may come next, if there is such."""
+        """The only token that may come next, or `NOT_FORCED`."""
         length = len(self._ids)
         return self._prefix[length] if length < len(self._prefix) else NOT_FORCED
 
@@ -110,15 +123,17 @@ class _Path:
         return self._is_finished or len(self._ids) >= self._max_length
 
     def grow(self, gains: Sequence[float], tokens: Sequence[int]) -> None:
-        """By the better of two tokens; not by an end that comes too early."""
+        """Append the better of two tokens, but no end that comes too early."""
         is_early = len(self._ids) < self._config.min_length
         chosen = 1 if is_early and tokens[0] == self._eos else 0
         self._ids.append(tokens[chosen])
         self._gains.append(gains[chosen])
 
     def hypotheses(self) -> list[Hypothesis]:
-        """The only one."""
-        total = sum(self._gains)
+        """Return the only hypothesis."""
+        total = 0.0
+        for gain in self._gains:
+            total += gain  # `sum` compensates for rounding in Python 3.12 and later
         only = Hypothesis(
             ids=tuple(self._ids[:-1] if self._is_finished else self._ids),
             log_probability=total,

@@ -14,6 +14,10 @@ from jaxtyping import Float, Float64, Int64
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.errors import CheckpointError
 
+Coverage = Callable[[], Float64[np.ndarray, "sentences group"]]
+"""Function for the sum of log(min(attention, 1)) over the source tokens of each current
+hypothesis, its last step included."""
+
 
 @runtime_checkable
 class NextTokenModel(Protocol):

@@ -13,8 +13,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
 
-from transduce.decoding.beam_search import BeamSearch
-from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.beam_search import begin_beam_search
+from transduce.decoding.greedy_search import begin_greedy_search
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.ready_model import (
     DecodingPrecision,
@@ -461,17 +461,19 @@ class Translator:
         ]
         prefixes = [part.prefix for part in parts]
         if config.beam_size == 1:
-            greedy = GreedySearch(limits, config, EOS, EXCLUDED, prefixes)
+            greedy = begin_greedy_search(limits, config, EOS, EXCLUDED, prefixes)
             return Decoding(self._read(parts), greedy, BOS)
         # Of several, others too, as some of the best may be spelt alike.
         told = 1 if config.num_best == 1 else None
         if config.coverage_penalty > 0:
             watched = self.models[0].read_watched(_sources(parts))
-            beams = BeamSearch(
+            beams = begin_beam_search(
                 limits, config, EOS, EXCLUDED, prefixes, watched.coverage, told
             )
             return Decoding(watched, beams, BOS)
-        beams = BeamSearch(limits, config, EOS, EXCLUDED, prefixes, most_told=told)
+        beams = begin_beam_search(
+            limits, config, EOS, EXCLUDED, prefixes, max_hypotheses=told
+        )
         return Decoding(self._read(parts), beams, BOS)
 
     def _sample(self, parts: Sequence[Part], config: SamplingConfig) -> Decoding:

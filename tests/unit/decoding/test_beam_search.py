@@ -11,7 +11,7 @@ from torch import Tensor
 
 from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.decoding.beam_search import beam_search
-from transduce.decoding.candidates.candidate_search import CandidateSearch
+from transduce.decoding.candidates import find_candidates
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.errors import ConfigError
 from transduce.search_config import SearchConfig
@@ -374,7 +374,7 @@ def test_the_best_candidates_are_those_of_sorting_all(
     so_far = np.array([[0.0, -0.5], [-1.0, -1.1], [-2.0, -math.inf]])
     totals = logits.double().log_softmax(-1) + torch.from_numpy(so_far)[..., None]
     expected, indices = totals.flatten(1).topk(min(count, 2 * vocab_size))
-    found = CandidateSearch(count)(logits.clone(), so_far)
+    found = find_candidates(logits.clone(), so_far, count)
     known = min(count, 2 * min(count, vocab_size))
     found_totals = found.log_probabilities
     assert found_totals.shape == (3, count)

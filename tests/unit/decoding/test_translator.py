@@ -43,7 +43,7 @@ def test_a_translation_is_the_best_of_its_hypotheses(translator: Translator) -> 
 @pytest.fixture(params=["by a kernel", "in lists"])
 def grown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "in lists":
-        monkeypatch.setattr(beam_search_module, "kernels", lambda: None)
+        monkeypatch.setattr(beam_search_module, "api", lambda: None)
 
 
 @pytest.mark.usefixtures("grown")

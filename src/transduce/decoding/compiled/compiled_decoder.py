@@ -8,17 +8,9 @@ from jaxtyping import Float32, Float64, Int64
 
 from transduce.decoding.compiled.compiled_model import CompiledModel
 from transduce.decoding.compiled.decoder_state import DecoderState
-from transduce.decoding.growing_search import GrowingSearch
-from transduce.decoding.kernels.compiled_beams import CompiledBeams
-from transduce.decoding.kernels.compiled_candidates import CompiledCandidates
-from transduce.decoding.kernels.fields import StepsFields
 from transduce.decoding.kernels.library import NO_ROOM, OTHER_GROUPS, require_done
-from transduce.decoding.search import Search
 from transduce.kernels.loading import address, room_for
 from transduce.kernels.openmp import num_threads
-
-MOST_ROWS = 1_024
-"""Of all steps that one call takes: who wants to stop it waits until then."""
 
 
 class CompiledDecoder:
@@ -47,26 +39,6 @@ class CompiledDecoder:
         )
         require_done(status)
         return logits
-
-    def take_steps(
-        self, last_ids: Int64[np.ndarray, "sentences group"], search: Search, few: int
-    ) -> Int64[np.ndarray, "kept grown"] | None:
-        """Some, none after one that leaves `few` sentences or fewer; what is read next.
-
-        None if not all of it is done by kernels, or groups are yet to get larger.
-        """
-        if not isinstance(search, GrowingSearch) or search.find.is_masked:
-            return None
-        if type(search).grow is not GrowingSearch.grow:
-            return None
-        beams, candidates = search.growing, search.find.compiled
-        if not isinstance(beams, CompiledBeams) or candidates is None:
-            return None
-        if self._state.fields.group != beams.size:
-            return None
-        if beams.are_covered and not self._state.is_watched:
-            return None
-        return self._steps_taken(last_ids, beams, candidates, few)
 
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses, in this order."""
@@ -114,34 +86,3 @@ class CompiledDecoder:
     @property
     def _vocab_size(self) -> int:
         return int(self._model.fields.output.outputs)
-
-    def _steps_taken(
-        self,
-        last_ids: Int64[np.ndarray, "sentences group"],
-        beams: CompiledBeams,
-        candidates: CompiledCandidates,
-        few: int,
-    ) -> Int64[np.ndarray, "kept beam"]:
-        """Some, as `take_steps` says."""
-        assert last_ids.shape == self._groups == (len(beams.live), beams.size)
-        asked = candidates.asked_of(*last_ids.shape, self._vocab_size)
-        steps = StepsFields(
-            decoder=ctypes.addressof(self._model.fields),
-            candidates=ctypes.addressof(asked),
-            most=max(MOST_ROWS // last_ids.size, 1),
-            few=few,
-        )
-        beams.fill_in(steps, last_ids)
-
-        def take(state: DecoderState) -> int:
-            steps.state = ctypes.addressof(state.fields)
-            steps.positions = address(state.positions)
-            library = self._model.library
-            return int(library.transduce_steps(ctypes.byref(steps), num_threads()))
-
-        status = self._with_room(take)
-        # Also if one has failed: those before it were taken.
-        read_next = beams.grown(steps)
-        require_done(status)
-        assert status != OTHER_GROUPS
-        return read_next

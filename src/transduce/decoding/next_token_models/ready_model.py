@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
 from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sources
 from transduce.decoding.compiled.packed_layers import Pack, has_kernels_for
-from transduce.decoding.kernels.compiled_beams import Coverage
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
-from transduce.decoding.search import JoinableModel, WatchedModel
+from transduce.decoding.search import Coverage, JoinableModel, WatchedModel
 from transduce.errors import ConfigError
 from transduce.extras import packages_for
 from transduce.machine import has_matrix_unit, keep_freed_memory

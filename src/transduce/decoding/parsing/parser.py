@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from transduce.decoding.beam_search import BeamSearch
-from transduce.decoding.candidates.candidate_search import Excluded
-from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.beam_search import begin_beam_search
+from transduce.decoding.candidates import Excluded
+from transduce.decoding.greedy_search import begin_greedy_search
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.next_token_models.ready_model import ReadyModel
 from transduce.decoding.next_token_models.tree_watcher import TreeWatcher
@@ -180,10 +180,10 @@ class Parser:
             decoder = self._watched(decoder, sentences, limits)
             excluded = decoder.excluded
         if config.beam_size == 1:
-            greedy = GreedySearch(limits, config, EOS, excluded)
+            greedy = begin_greedy_search(limits, config, EOS, excluded)
             return Decoding(decoder, greedy, BOS)
-        beams = BeamSearch(
-            limits, config, EOS, excluded, coverage=coverage, most_told=1
+        beams = begin_beam_search(
+            limits, config, EOS, excluded, coverage=coverage, max_hypotheses=1
         )
         return Decoding(decoder, beams, BOS)
 

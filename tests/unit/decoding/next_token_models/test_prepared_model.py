@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from transduce.decoding import beam_search, greedy_search
-from transduce.decoding.kernels import compiled_candidates
+from transduce.decoding import beam_search, candidates, greedy_search
 from transduce.decoding.kernels.library import kernels
 from transduce.decoding.next_token_models import prepared_model, ready_model
 from transduce.decoding.next_token_models.prepared_model import (
@@ -25,11 +24,11 @@ needs_int8 = pytest.mark.skipif(
     "int8" not in available(CPU), reason="there are no kernels for 8 bits"
 )
 WITH_KERNELS = (
-    prepared_model,
-    ready_model,
-    compiled_candidates,
-    beam_search,
-    greedy_search,
+    (prepared_model, "kernels"),
+    (ready_model, "kernels"),
+    (candidates, "api"),
+    (beam_search, "api"),
+    (greedy_search, "api"),
 )
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in processor_flags(),
@@ -60,8 +59,8 @@ def test_an_output_of_zeros_is_zero():
 @pytest.mark.parametrize("precision", available(CPU))
 def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus):
     with pytest.MonkeyPatch.context() as patch:
-        for module in WITH_KERNELS:
-            patch.setattr(module, "kernels", lambda: None)
+        for module, name in WITH_KERNELS:
+            patch.setattr(module, name, lambda: None)
         exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
     rough = Translator(trained_checkpoint, CPU, precision=precision)
     found = rough.translate(corpus[0][:20])
@@ -73,8 +72,8 @@ def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus)
 
 @pytest.fixture
 def no_kernels(monkeypatch):
-    for module in WITH_KERNELS:
-        monkeypatch.setattr(module, "kernels", lambda: None)
+    for module, name in WITH_KERNELS:
+        monkeypatch.setattr(module, name, lambda: None)
 
 
 @needs_vnni

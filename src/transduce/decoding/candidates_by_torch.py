@@ -1,4 +1,4 @@
-"""The best next tokens by PyTorch: on any device, in any precision, without kernels."""
+"""The likeliest ways to go on by PyTorch: on any device, in any precision."""
 
 import math
 from collections.abc import Sequence
@@ -9,40 +9,34 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from transduce.decoding.kernels.compiled_candidates import NOT_FORCED
+from transduce.decoding.candidates import NOT_FORCED, Candidates
 
 BLOCK = 64
-"""Tokens of which only the best is looked at first."""
-Found = tuple[
-    Float64[np.ndarray, "sentences candidates"],
-    Int64[np.ndarray, "sentences candidates"],
-    Int64[np.ndarray, "sentences candidates"],
-]
-"""Log-probabilities, hypotheses and tokens."""
+"""Tokens of which only the best is compared at first."""
 
 
 @torch.inference_mode()
-def found_by_torch(
+def find_by_torch(
     logits: Float[Any, "sentences group vocab"],
-    totals: Float64[np.ndarray, "sentences group"],
+    log_probabilities: Float64[np.ndarray, "sentences group"],
     count: int,
     excluded: Sequence[int] | Bool[np.ndarray, "sentences group vocab"],
     forced: Int64[np.ndarray, " sentences"] | None,
     diversity: float,
-) -> Found:
-    """What `CompiledCandidates` finds."""
-    # Not the logits minus their `logsumexp`: that takes twice as long.
+) -> Candidates:
+    """Find what `find_candidates` finds."""
+    # Subtracting their `logsumexp` from the logits would take twice as long.
     log_probs = torch.as_tensor(logits).float().log_softmax(dim=-1)
-    is_nan = _numpy(log_probs[..., 0].isnan())  # as then all are
+    is_nan = _numpy(log_probs[..., 0].isnan())  # then all of the row are
     _exclude(log_probs, excluded, forced)
-    # What is left is little: numpy is done with it sooner.
+    # What is left is small, for which numpy is faster.
     values, tokens = map(_numpy, _largest(log_probs, count))
     values[is_nan] = math.nan
-    after = values + totals[..., None]
+    after = values + log_probabilities[..., None]
     ranked = after - diversity * np.arange(values.shape[-1]) if diversity else after
     chosen = np.argsort(-_flat(ranked), axis=1, kind="stable")[:, :count]
     sentences = np.arange(len(chosen))[:, None]
-    return (
+    return Candidates(
         _filled(_flat(after)[sentences, chosen], count, -math.inf),
         _filled(chosen // values.shape[-1], count, 0),
         _filled(_flat(tokens)[sentences, chosen], count, 0),
@@ -54,7 +48,7 @@ def _exclude(
     excluded: Sequence[int] | Bool[np.ndarray, "sentences group vocab"],
     forced: Int64[np.ndarray, " sentences"] | None,
 ) -> None:
-    """Let what may not come be impossible, in place."""
+    """Set what may not come to minus infinity, in place."""
     if isinstance(excluded, np.ndarray):
         mask = torch.from_numpy(excluded).to(log_probs.device)
         log_probs.masked_fill_(mask, -math.inf)
@@ -78,7 +72,7 @@ def _flat(
 def _filled(
     each: Shaped[np.ndarray, "sentences found"], count: int, filling: float | int
 ) -> Shaped[np.ndarray, "sentences {count}"]:
-    """With so many columns."""
+    """Pad to `count` columns."""
     missing = count - each.shape[1]
     return np.pad(each, ((0, 0), (0, missing)), constant_values=filling)
 
@@ -93,10 +87,9 @@ def _largest(
 ) -> tuple[
     Float[Tensor, "sentences group found"], Int[Tensor, "sentences group found"]
 ]:
-    """The largest and their tokens, best first; all if there are not so many.
+    """Return the largest of each row and their tokens, best first; at most all.
 
-    The best of a row stand in those blocks of it whose best are best: these are found
-    without sorting.
+    They stand in the blocks with the largest maxima, so only these are sorted.
     """
     num_blocks = log_probs.size(-1) // BLOCK
     if num_blocks <= count:

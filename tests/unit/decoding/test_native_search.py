@@ -1,8 +1,7 @@
-"""Beams that a kernel lets grow are those in lists, number by number."""
+"""Searches by the native library find what those in Python find, bit by bit."""
 
 import math
 from collections.abc import Sequence
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,16 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.decoding import beam_search, greedy_search
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.kernels.library import kernels
+from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
+from transduce.native import api
 from transduce.search_config import SearchConfig
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+pytestmark = pytest.mark.skipif(api() is None, reason="there is no native library")
 
 EOS = 2
+AnySearch = BeamSearch | GreedySearch | NativeSearch
+GREEDY = (GreedySearch, NativeGreedySearch)
 searches = st.builds(
     lambda beam_size, num_best, coverage_penalty, **others: SearchConfig(
         beam_size=beam_size,
@@ -56,7 +57,7 @@ def random_logits(
 
 
 def found(
-    kind: type[BeamSearch] | type[GreedySearch],
+    kind: type[AnySearch],
     config: SearchConfig,
     limits: Sequence[int],
     prefixes: Sequence[Sequence[int]],
@@ -67,7 +68,7 @@ def found(
     """With others that join after three steps."""
     generator = torch.Generator().manual_seed(seed)
     half = len(limits) // 2
-    size = config.beam_size if kind is BeamSearch else 1
+    size = 1 if kind in GREEDY else config.beam_size
     excluded = (0, 1) if vocab > 5 else ()
     shape: tuple[int, int, int]
 
@@ -75,10 +76,10 @@ def found(
         """Coverage of the hypotheses that the logits follow."""
         return -torch.rand(shape[:2], generator=generator).double().numpy()
 
-    def begun(part: slice) -> tuple[BeamSearch | GreedySearch, list]:
+    def begun(part: slice) -> tuple[AnySearch, list]:
         nonlocal shape
         asked = limits[part], config, EOS, excluded, prefixes[part]
-        is_covered = kind is BeamSearch and config.coverage_penalty > 0
+        is_covered = config.coverage_penalty > 0 and kind not in GREEDY
         search = kind(*asked, coverage) if is_covered else kind(*asked)
         sentences = list(search.live)
         shape = len(sentences), 1, vocab
@@ -111,20 +112,39 @@ def found(
     damage=st.integers(0, 3),
 )
 @settings(max_examples=150, deadline=None)
-def test_they_are_those_in_lists(config, lengths, prefix, vocab, seed, damage):
+def test_native_searches_find_what_those_in_python_find(
+    config, lengths, prefix, vocab, seed, damage
+):
     limits = [max(length, config.min_length + 1) for length in lengths]
     prefixes = [prefix if i % 2 else [] for i in range(len(limits))]
     asked = (config, limits, prefixes, vocab, seed, damage)
-    for kind, module in ((BeamSearch, beam_search), (GreedySearch, greedy_search)):
-        compiled = found(kind, *asked)
-        with mock.patch.object(module, "kernels", return_value=None):
-            listed = found(kind, *asked)
-        # By their text, as NaN is not itself.
-        assert repr(compiled) == repr(listed)
+    for kind, native in (
+        (BeamSearch, NativeSearch),
+        (GreedySearch, NativeGreedySearch),
+    ):
+        # Compared by their text, as NaN is not equal to itself.
+        assert repr(found(native, *asked)) == repr(found(kind, *asked))
 
 
-def test_a_hypothesis_that_has_no_number_for_its_likelihood_goes_on_to_the_limit():
-    search = BeamSearch([3], SearchConfig(beam_size=2), EOS)
+@pytest.mark.parametrize("penalty", ["gnmt", "power"])
+@pytest.mark.parametrize("alpha", [0, 0.0, 0.6, 1, 1.3, 2, 3.7, 10])
+def test_native_scores_are_those_of_the_config(penalty, alpha):
+    config = SearchConfig(length_penalty=alpha, penalty=penalty, min_length=2)
+    limits = [3, 7, 40, 300]
+    search = NativeSearch(limits, config, EOS, (EOS,))
+    sentences = list(search.live)
+    generator = torch.Generator().manual_seed(1)
+    search.grow(torch.randn(4, 1, 20, generator=generator))
+    while search.live:
+        search.grow(torch.randn(len(search.live), 4, 20, generator=generator))
+    for limit, sentence in zip(limits, sentences, strict=True):
+        for each in sentence.hypotheses():
+            assert len(each.ids) == limit
+            assert each.score == config.score(each.log_probability, limit)
+
+
+def test_hypotheses_with_a_probability_of_nan_go_on_to_the_limit():
+    search = NativeSearch([3], SearchConfig(beam_size=2), EOS)
     [sentence] = search.live
     search.grow(torch.full((1, 1, 9), math.nan))
     search.grow(torch.full((1, 2, 9), math.nan))
@@ -133,11 +153,25 @@ def test_a_hypothesis_that_has_no_number_for_its_likelihood_goes_on_to_the_limit
     assert sentence.hypotheses() == []
 
 
-def test_greedy_search_heeds_nothing_that_is_for_beams():
+def test_greedy_search_ignores_settings_for_beams():
     config = SearchConfig(beam_size=4, num_best=3, coverage_penalty=0.2)
-    search = GreedySearch([2], config, EOS)
+    search = NativeGreedySearch([2], config, EOS)
     [sentence] = search.live
     search.grow(torch.tensor([[[0.0, 0.0, 0.0, 9.0]]]))
     search.grow(torch.tensor([[[0.0, 0.0, 0.0, 9.0]]]))
     [found] = sentence.hypotheses()
     assert found.ids == (3, 3)
+
+
+def test_a_prefix_outside_the_vocabulary_is_refused_and_changes_nothing():
+    search = NativeSearch([5], SearchConfig(), EOS, prefixes=[[30]])
+    with pytest.raises(IndexError, match="token id is outside the vocabulary"):
+        search.grow(torch.zeros(1, 1, 9))
+    rows, tokens = search.grow(torch.zeros(1, 1, 31))
+    assert (rows.tolist(), tokens.tolist()) == ([[0] * 4], [[30] * 4])
+
+
+def test_searches_with_different_settings_do_not_join():
+    searches = [NativeSearch([5], SearchConfig(beam_size=n), EOS) for n in (2, 3)]
+    with pytest.raises(ValueError, match="argument is out of range"):
+        searches[0].join(searches[1])

@@ -5,19 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.decoding.candidates.by_torch import found_by_torch
-from transduce.decoding.kernels.compiled_candidates import (
-    CompiledCandidates,
-    for_kernel,
-)
-from transduce.decoding.kernels.library import kernels
+from transduce.decoding.candidates import find_candidates, native_logits
+from transduce.decoding.candidates_by_torch import find_by_torch
+from transduce.native import api
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+pytestmark = pytest.mark.skipif(api() is None, reason="there is no native library")
 
 
 def after_nothing(logits: Tensor, count: int, excluded=()) -> list[np.ndarray]:
-    find, totals = CompiledCandidates(count, excluded, 0.0), np.zeros(logits.shape[:2])
-    return list(find(logits.numpy(), totals, None, None))
+    totals = np.zeros(logits.shape[:2])
+    return list(find_candidates(logits.numpy(), totals, count, excluded))
 
 
 @given(
@@ -30,7 +27,7 @@ def after_nothing(logits: Tensor, count: int, excluded=()) -> list[np.ndarray]:
     is_forced=st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
-def test_they_are_those_of_pytorch(
+def test_native_candidates_are_those_of_pytorch(
     vocab, count, seed, scale, diversity, masked, is_forced
 ):
     rng, group = torch.Generator().manual_seed(seed), 1 + seed % 5
@@ -44,10 +41,15 @@ def test_they_are_those_of_pytorch(
         else list(range(0, vocab, 7))
     )
     forced = np.array([-1, vocab // 2, -1]) if is_forced else None
-    mask, never = (excluded, ()) if masked else (None, excluded)
-    find = CompiledCandidates(count, never, diversity)
-    found = find(logits.numpy(), totals, mask, forced)
-    expected = found_by_torch(logits, totals, count, excluded, forced, diversity)
+    found = find_candidates(
+        logits.numpy(),
+        totals,
+        count,
+        (lambda: excluded) if masked else excluded,
+        forced,
+        diversity,
+    )
+    expected = find_by_torch(logits, totals, count, excluded, forced, diversity)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
     is_there = np.isfinite(expected[0])
     for one, other in zip(found[1:], expected[1:], strict=True):
@@ -62,21 +64,22 @@ def test_they_are_those_of_pytorch(
     seed=st.integers(0, 999),
 )
 @settings(max_examples=300, deadline=None)
-def test_the_best_are_found_among_many_equals(vocab, count, num_never, spread, seed):
+def test_the_best_tokens_are_found_among_many_equals(
+    vocab, count, num_never, spread, seed
+):
     rng = torch.Generator().manual_seed(seed)
     logits = (spread * torch.randn(2, 2, vocab, generator=rng)).round()
-    # What never comes is among the best.
+    # Excluded tokens are among the best.
     never = logits[0, 0].topk(min(num_never, vocab - 1)).indices
     count = min(count, vocab - len(never))
-    found = CompiledCandidates(count, never.tolist(), 0.0)
     totals = np.array([[0.0, -np.inf]] * 2)
-    _, _, tokens = found(logits.numpy(), totals, None, None)
+    _, _, tokens = find_candidates(logits.numpy(), totals, count, never.tolist())
     logits[..., never] = -torch.inf
     order = np.argsort(-logits[:, 0].numpy(), axis=1, kind="stable")
     assert tokens.tolist() == order[:, :count].tolist()
 
 
-def test_their_logarithm_of_sums_is_that_of_pytorch():
+def test_log_probabilities_are_those_of_pytorch():
     logits = 30 * torch.randn(8, 1, 3000)
     [totals, _, tokens] = after_nothing(logits, 1)
     expected = logits.double().log_softmax(dim=-1).amax(dim=-1)
@@ -84,14 +87,14 @@ def test_their_logarithm_of_sums_is_that_of_pytorch():
     assert tokens.tolist() == logits.argmax(dim=-1).tolist()
 
 
-def test_of_equal_ones_the_first_come_first():
+def test_of_equal_tokens_the_first_come_first():
     totals, parents, tokens = after_nothing(torch.zeros(1, 2, 100), 4, (0, 2))
     assert tokens.tolist() == [[1, 3, 4, 5]]
     assert parents.tolist() == [[0, 0, 0, 0]]
     np.testing.assert_allclose(totals, -np.log(100), rtol=1e-6)
 
 
-def test_what_is_impossible_is_nobodys_candidate():
+def test_an_impossible_token_is_no_candidate():
     logits = torch.full((1, 1, 40), -torch.inf)
     logits[..., 5] = 2.0
     totals, _, tokens = after_nothing(logits, 2)
@@ -99,7 +102,7 @@ def test_what_is_impossible_is_nobodys_candidate():
     assert tokens[0, 0] == 5
 
 
-def test_where_there_are_too_few_the_rest_is_impossible():
+def test_missing_candidates_have_a_probability_of_zero():
     totals, parents, tokens = after_nothing(torch.zeros(1, 2, 2), 6)
     assert np.isfinite(totals[0]).tolist() == [True] * 4 + [False] * 2
     assert parents[0].tolist() == [0, 0, 1, 1, 0, 0]
@@ -108,7 +111,7 @@ def test_where_there_are_too_few_the_rest_is_impossible():
 
 @pytest.mark.parametrize("others", [1.0, -torch.inf])
 @pytest.mark.parametrize("place", [0, 1023, 1024, 2999])
-def test_one_that_is_certain_is_found_wherever_it_stands(others, place):
+def test_a_certain_token_is_found_wherever_it_stands(others, place):
     logits = torch.full((1, 1, 3000), others)
     logits[..., place] = 200.0
     totals, _, tokens = after_nothing(logits, 1)
@@ -116,7 +119,7 @@ def test_one_that_is_certain_is_found_wherever_it_stands(others, place):
 
 
 @pytest.mark.parametrize("step", [0.01, -0.01])
-def test_sums_are_right_where_logits_rise_and_fall(step):
+def test_log_probabilities_are_right_where_logits_rise_and_fall(step):
     logits = step * torch.arange(3000.0).reshape(1, 1, 3000)
     totals, _, tokens = after_nothing(logits, 3)
     expected, places = logits.double().log_softmax(dim=-1).topk(3)
@@ -126,7 +129,7 @@ def test_sums_are_right_where_logits_rise_and_fall(step):
 
 @pytest.mark.parametrize("place", [0, 1023, 1024, 2999])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_where_there_is_no_distribution_nothing_is_a_number(bad, place):
+def test_a_row_without_a_distribution_has_nan_candidates(bad, place):
     logits = torch.randn(2, 1, 3000)
     logits[1, 0, place] = bad
     totals, _, _ = after_nothing(logits, 2)
@@ -134,7 +137,7 @@ def test_where_there_is_no_distribution_nothing_is_a_number(bad, place):
     assert np.isnan(totals[1]).all()
 
 
-def test_a_hypothesis_without_numbers_stands_behind_the_others():
+def test_candidates_of_a_row_with_nan_stand_behind_the_others():
     logits = torch.randn(1, 2, 50)
     logits[0, 0, 20] = torch.nan
     totals, parents, _ = after_nothing(logits, 5)
@@ -142,29 +145,29 @@ def test_a_hypothesis_without_numbers_stands_behind_the_others():
     assert np.isfinite(totals).all()
 
 
-def test_all_impossible_is_no_distribution_either():
+def test_a_row_of_minus_infinity_has_nan_candidates():
     totals, _, _ = after_nothing(torch.full((1, 1, 9), -torch.inf), 2)
     assert np.isnan(totals).all()
 
 
-def test_no_sentence_has_no_candidate():
+def test_a_batch_without_sentences_has_no_candidates():
     assert [len(each) for each in after_nothing(torch.zeros(0, 1, 9), 2)] == [0] * 3
 
 
 @pytest.mark.parametrize("token", [9, 2**40])
-def test_what_is_forced_is_a_token(token):
+def test_a_forced_token_outside_the_vocabulary_is_refused(token):
     logits, forced = np.zeros((1, 1, 9), np.float32), np.array([token])
-    with pytest.raises(IndexError, match="Ids must be those of tokens, but one is not"):
-        CompiledCandidates(2, (), 0.0)(logits, np.zeros((1, 1)), None, forced)
+    with pytest.raises(IndexError, match="token id is outside the vocabulary"):
+        find_candidates(logits, np.zeros((1, 1)), 2, forced=forced)
 
 
-def test_the_kernel_takes_fp32_of_a_cpu_alone():
+def test_only_logits_in_fp32_on_a_cpu_are_searched_natively():
     logits = torch.randn(1, 1, 9)
-    taken = for_kernel(logits)
+    taken = native_logits(logits)
     assert taken is not None
     assert np.shares_memory(taken, logits.numpy())
-    assert for_kernel(taken) is taken
-    assert for_kernel(taken.astype(np.float64)) is None
-    assert for_kernel(logits.bfloat16()) is None
-    assert for_kernel(logits.double()) is None
-    assert for_kernel(logits.to("meta")) is None
+    assert native_logits(taken) is taken
+    assert native_logits(taken.astype(np.float64)) is None
+    assert native_logits(logits.bfloat16()) is None
+    assert native_logits(logits.double()) is None
+    assert native_logits(logits.to("meta")) is None

@@ -1,0 +1,206 @@
+/* Steps of a search, several of which go on without leaving the library.
+ *
+ * The logits of a step are computed and searched piece by piece, while they are in a
+ * cache. A product by AMX passes on all but the first from its registers.
+ */
+#include "decode/run.h"
+
+#include <stdlib.h>
+
+#include "decode/top_k.h"
+#include "gemm/amx_int8.h"
+#include "gemm/tiles.h"
+#include "simd/prefetch.h"
+
+#define CACHED_LOGITS (64 * 1024) /* they fit in a second-level cache */
+#define FIRST_LOGITS                                                                   \
+    512 /* searched before the fused ones; most of the best are known */
+
+_Static_assert(SOFTMAX_BLOCK % COLUMNS == 0 && FIRST_LOGITS % COLUMNS == 0,
+               "pieces of logits begin with a block of outputs");
+
+static td_candidates candidates_of(const td_search *search, int64_t vocab)
+{
+    return (td_candidates){
+        .sentences = search->num_live,
+        .group = search->group,
+        .vocab = vocab,
+        .count = search->num_candidates,
+        .log_probs = search->log_probs,
+        .excluded_tokens = search->config.excluded_tokens,
+        .num_excluded_tokens = search->config.num_excluded_tokens,
+        .forced_tokens = search->has_prefixes ? search->forced_tokens : NULL,
+        .diversity = search->config.is_greedy ? 0.0 : search->config.diversity,
+        .found_log_probs = search->found_log_probs,
+        .found_parents = search->found_parents,
+        .found_tokens = search->found_tokens,
+    };
+}
+
+TD_INTERNAL td_status search_advance(td_search *search, const float *logits,
+                                     int64_t vocab, const uint8_t *mask,
+                                     const double *coverage)
+{
+    if (!search || (needs_coverage(search) && !coverage))
+        return TD_BAD_ARGUMENT;
+    if (!search->num_live)
+        return TD_OK;
+    td_candidates query = candidates_of(search, vocab);
+    query.mask = mask;
+    td_status status = reserve_step(search);
+    if (status == TD_OK)
+        status = find_candidates(&query, logits);
+    if (status != TD_OK)
+        return status;
+    for (int64_t i = 0; needs_coverage(search) && i < search->num_live * search->group;
+         i++)
+        search->coverage[i] = coverage[i];
+    grow_live(search);
+    return TD_OK;
+}
+
+/* ---- Steps with a decoder ---------------------------------------------------- */
+
+typedef struct {
+    td_search *search;
+    const Decoder *decoder;
+    State *state;
+    const float *positions;
+    int num_threads;
+    /* Memory for the steps. */
+    td_candidates query;
+    CandidateWorkspace workspace;
+    Matrix logits;       /* of one piece, for all rows */
+    FusedSoftmax *fused; /* of each row */
+} Run;
+
+/* Columns of logits that are computed and searched together: as many as stay in a cache
+ * or, where rows are many, those whose exponentials are summed together. */
+static int64_t piece_width(int64_t rows)
+{
+    const int64_t width = CACHED_LOGITS / rows / SOFTMAX_BLOCK * SOFTMAX_BLOCK;
+    return width > SOFTMAX_BLOCK ? width : SOFTMAX_BLOCK;
+}
+
+static td_status begin_run(Run *run)
+{
+    const int64_t rows = run->state->sentences * run->state->group;
+    const int64_t stride = spread(piece_width(rows) * run->num_threads);
+    run->logits =
+        (Matrix){aligned_alloc(LINE, (size_t)(rows * stride) * sizeof(float)), stride};
+    run->fused = aligned_alloc(LINE, (size_t)rows * sizeof(FusedSoftmax));
+    return run->logits.numbers && run->fused ? TD_OK : TD_OUT_OF_MEMORY;
+}
+
+static void end_run(Run *run)
+{
+    free(run->logits.numbers);
+    free(run->fused);
+    free_candidates(&run->workspace);
+}
+
+/* Compute and search the logits of tokens `first` to `end` - 1. */
+static void add_computed_logits(Run *run, const Work *work, int64_t first, int64_t end)
+{
+    const int64_t width = run->logits.stride / SOFTMAX_BLOCK * SOFTMAX_BLOCK;
+    for (; first < end; first += width) {
+        const int64_t left = end - first, count = left < width ? left : width;
+        multiply_for_logits(work, run->decoder, first, count, &run->logits);
+        add_logits(&run->query, &run->workspace, run->logits.numbers,
+                   run->logits.stride, first, count);
+    }
+}
+
+/* Search logits from `first` on as AMX computes them. Zero if that is not possible:
+ * then the candidates must be found anew. */
+static int add_fused_logits(Run *run, const Work *work, int64_t first)
+{
+    const Linear *output = &run->decoder->output;
+    const Linear rest = some_outputs(output, first, output->outputs - first);
+    const Product product = {&rest, &work->arranged, NULL, 0};
+    const Watch watch = {&run->query, &run->workspace, run->fused, first};
+    begin_fused(&run->query, &run->workspace, run->fused);
+    watch_in_unit(&product, &watch, 0, num_blocks(rest.outputs));
+    return finish_fused(&run->query, &run->workspace, run->fused);
+}
+
+/* Whether AMX may pass on logits: on one thread, and without forced tokens, whose
+ * logits would be needed too. */
+static int can_fuse(const Run *run, const Work *work)
+{
+    return work->arranged.are_for_unit && work->num_threads == 1 &&
+           !run->query.forced_tokens && run->decoder->output.outputs > FIRST_LOGITS;
+}
+
+/* Find the candidates after the tokens that `work` has read. */
+static void find_next(Run *run, const Work *work)
+{
+    const int64_t vocab = run->decoder->output.outputs;
+    const int is_fused = can_fuse(run, work);
+    const int64_t first = is_fused ? FIRST_LOGITS : vocab;
+    add_computed_logits(run, work, 0, first);
+    if (is_fused && !add_fused_logits(run, work, first)) {
+        reset_candidates(&run->query, &run->workspace);
+        add_computed_logits(run, work, 0, vocab);
+    }
+    finish_candidates(&run->query, &run->workspace);
+}
+
+/* Read tokens and find candidates; a failure changes nothing. */
+static td_status read_and_find(Run *run, const int64_t *tokens)
+{
+    Work work;
+    td_status status = reserve_step(run->search);
+    if (status != TD_OK)
+        return status;
+    run->query = candidates_of(run->search, run->decoder->output.outputs);
+    status = begin_candidates(&run->query, &run->workspace);
+    if (status != TD_OK)
+        return status;
+    status = (td_status)read_tokens(&work, run->decoder, run->state, tokens,
+                                    run->positions, run->num_threads);
+    if (status != TD_OK)
+        return status;
+    find_next(run, &work);
+    end_work(&work);
+    return TD_OK;
+}
+
+static td_status take_step(Run *run, const int64_t *tokens)
+{
+    td_search *search = run->search;
+    const td_status status = read_and_find(run, tokens);
+    if (status != TD_OK)
+        return status;
+    if (needs_coverage(search))
+        transduce_coverage(run->state, search->coverage);
+    grow_live(search);
+    return search->num_live ? (td_status)transduce_reorder(run->state, search->rows,
+                                                           search->num_live)
+                            : TD_OK;
+}
+
+TD_INTERNAL td_status run_search(td_search *search, const Decoder *decoder,
+                                 State *state, const float *positions,
+                                 const int64_t *tokens, int64_t max_steps, int64_t few,
+                                 int num_threads, int64_t *num_steps)
+{
+    Run run = {search, decoder, state, positions, num_threads, {0}, {0}, {0}, NULL};
+    *num_steps = 0;
+    if (state->sentences != search->num_live || state->group != search->group ||
+        state->group != search->config.beam_size ||
+        (needs_coverage(search) && !state->attention))
+        return TD_BAD_ARGUMENT;
+    td_status status = search->num_live > few ? begin_run(&run) : TD_OK;
+    while (status == TD_OK && *num_steps < max_steps && search->num_live > few) {
+        status = take_step(&run, *num_steps ? search->tokens : tokens);
+        if (status == TD_OK)
+            ++*num_steps;
+        else if (*num_steps) {
+            status = TD_OK; /* the next call tells it, if it happens again */
+            break;
+        }
+    }
+    end_run(&run);
+    return status;
+}

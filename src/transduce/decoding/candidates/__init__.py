@@ -1,1 +1,0 @@
-"""The likeliest ways to go on, of all hypotheses of a sentence at once."""

@@ -1,0 +1,252 @@
+"""Beam search and greedy search by the native library.
+
+The library keeps the hypotheses; `beam_search.py` and `greedy_search.py` have the same
+searches in Python.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, Int64
+
+from transduce.decoding.candidates import (
+    Candidates,
+    Excluded,
+    find_candidates,
+    native_logits,
+)
+from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.search import Coverage
+from transduce.native import api, check, ffi, pointer
+from transduce.search_config import SearchConfig
+
+ENDLESS = 2**62
+"""Tokens, or hypotheses, that no search reaches."""
+
+
+class NativeSentence:
+    """A sentence of a native search; its hypotheses once it is done."""
+
+    def __init__(self) -> None:
+        self._found: list[Hypothesis] = []
+
+    def hypotheses(self) -> list[Hypothesis]:
+        """Return the hypotheses, best first, once the sentence is done."""
+        return self._found
+
+    def finish(self, found: list[Hypothesis]) -> None:
+        """Set the hypotheses."""
+        self._found = found
+
+
+class NativeSearch:
+    """Beam search whose sentences grow together in the native library."""
+
+    _is_greedy = False
+
+    def __init__(
+        self,
+        max_lengths: Sequence[int],
+        config: SearchConfig,
+        eos: int,
+        excluded: Excluded = (),
+        prefixes: Sequence[Sequence[int]] | None = None,
+        coverage: Coverage | None = None,
+        max_hypotheses: int | None = None,
+    ) -> None:
+        """Begin a search; a coverage penalty in the config needs `coverage`.
+
+        Each sentence returns at most `max_hypotheses`, or as many as the beam is wide.
+        """
+        native = api()
+        assert native is not None
+        self._api = native.decode
+        self._mask = excluded if callable(excluded) else None
+        self._coverage = coverage
+        self._max_hypotheses = max_hypotheses or config.beam_size
+        self._config = config
+        self._excluded = () if callable(excluded) else tuple(excluded)
+        self.beam_size = 1 if self._is_greedy else config.beam_size
+        """Hypotheses of each sentence after its first step."""
+        self._group = 1
+        self._handle = self._new(max_lengths, eos, prefixes or [()] * len(max_lengths))
+        self.live = [NativeSentence() for _ in max_lengths]
+        """Sentences that are not done."""
+        self._numbers = list(range(len(max_lengths)))
+        """The library's numbers of live sentences."""
+
+    def grow(
+        self, logits: Float[Any, "sentences group vocab"]
+    ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
+        """Grow all by the best candidates; the rows that go on, and what they read."""
+        assert tuple(logits.shape[:2]) == (len(self.live), self._group)
+        numbers = native_logits(logits)
+        if numbers is None:
+            self._grow_by(self._find(logits))
+        else:
+            self._advance(np.ascontiguousarray(numbers))
+        return self._after_step()
+
+    def join(self, other: "NativeSearch") -> None:
+        """Put the sentences of another, which has grown too, behind one's own."""
+        check(self._api.search_join(self._handle, other._handle))
+        self.live = [*self.live, *other.live]
+        other.live = []
+        self._group = other._group
+        numbers = np.empty(len(self.live), np.int64)
+        to = pointer(numbers, "int64_t *")
+        check(self._api.search_live(self._handle, to, ffi.NULL, ffi.NULL))
+        self._numbers = numbers.tolist()
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the excluded tokens depend on what was read."""
+        return self._mask is not None
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the search has a coverage penalty."""
+        return self._coverage is not None
+
+    def _new(
+        self, max_lengths: Sequence[int], eos: int, prefixes: Sequence[Sequence[int]]
+    ) -> Any:
+        config, is_greedy = self._config, self._is_greedy
+        excluded = np.array(self._excluded, dtype=np.int64)
+        limits = np.array([min(each, ENDLESS) for each in max_lengths], dtype=np.int64)
+        lengths = np.array([len(each) for each in prefixes], dtype=np.int64)
+        tokens = np.array([i for each in prefixes for i in each], dtype=np.int64)
+        assert len(lengths) == len(limits)
+        fields = ffi.new(
+            "td_search_config *",
+            {
+                "beam_size": self.beam_size,
+                "is_greedy": is_greedy,
+                "eos": eos,
+                "min_length": config.min_length,
+                "num_best": 1 if is_greedy else config.num_best,
+                "end_candidates": 1 if is_greedy else config.end_candidates,
+                "enough_finished": min(config.enough_ends or ENDLESS, ENDLESS),
+                "cut_ones_compete": config.cut_ones_compete,
+                "length_penalty": config.length_penalty,
+                "is_power_penalty": config.penalty == "power",
+                "coverage_penalty": (
+                    config.coverage_penalty if self._coverage is not None else 0.0
+                ),
+                "diversity": 0.0 if is_greedy else config.diversity,
+                "excluded_tokens": pointer(excluded, "int64_t *"),
+                "num_excluded_tokens": len(excluded),
+            },
+        )
+        handle = ffi.new("td_search **")
+        check(
+            self._api.search_new(
+                fields,
+                len(limits),
+                pointer(limits, "int64_t *"),
+                pointer(lengths, "int64_t *"),
+                pointer(tokens, "int64_t *"),
+                handle,
+            )
+        )
+        return ffi.gc(handle[0], self._api.search_free)
+
+    def _advance(self, logits: Float32[np.ndarray, "sentences group vocab"]) -> None:
+        mask, given_mask = None, ffi.NULL
+        if self._mask is not None:
+            mask = np.ascontiguousarray(self._mask())
+            assert mask.shape == logits.shape
+            given_mask = pointer(mask, "uint8_t *")
+        coverage = self._coverage_of_step()
+        check(
+            self._api.search_advance(
+                self._handle,
+                pointer(logits, "float *"),
+                logits.shape[2],
+                given_mask,
+                ffi.NULL if coverage is None else pointer(coverage, "double *"),
+            )
+        )
+
+    def _find(self, logits: Float[Any, "sentences group vocab"]) -> Candidates:
+        log_probabilities = np.empty((len(self.live), self._group))
+        forced = np.empty(len(self.live), np.int64)
+        to = pointer(log_probabilities, "double *"), pointer(forced, "int64_t *")
+        check(self._api.search_next(self._handle, *to))
+        return find_candidates(
+            logits,
+            log_probabilities,
+            2 * self.beam_size,
+            self._excluded if self._mask is None else self._mask,
+            forced,
+            0.0 if self._is_greedy else self._config.diversity,
+        )
+
+    def _grow_by(self, found: Candidates) -> None:
+        totals, parents, tokens = map(np.ascontiguousarray, found)
+        coverage = self._coverage_of_step()
+        check(
+            self._api.search_grow(
+                self._handle,
+                totals.shape[1],
+                pointer(totals, "double *"),
+                pointer(parents, "int64_t *"),
+                pointer(tokens, "int64_t *"),
+                ffi.NULL if coverage is None else pointer(coverage, "double *"),
+            )
+        )
+
+    def _coverage_of_step(self) -> Float64[np.ndarray, "sentences group"] | None:
+        if self._coverage is None:
+            return None
+        coverage = np.ascontiguousarray(self._coverage(), dtype=np.float64)
+        assert coverage.shape == (len(self.live), self._group)
+        return coverage
+
+    def _after_step(
+        self,
+    ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
+        """Let sentences leave that are done; rows and tokens of the others."""
+        self._group = self.beam_size
+        kept = self._api.search_num_live(self._handle)
+        numbers = np.empty(kept, np.int64)
+        rows, tokens = np.empty((2, kept, self.beam_size), np.int64)
+        to = (pointer(each, "int64_t *") for each in (numbers, rows, tokens))
+        check(self._api.search_live(self._handle, *to))
+        if kept < len(self.live):
+            self._leave(numbers.tolist())
+        return rows, tokens
+
+    def _leave(self, kept: list[int]) -> None:
+        sentences = dict(zip(self._numbers, self.live, strict=True))
+        self._numbers = kept
+        self.live = [sentences.pop(number) for number in kept]
+        for number, sentence in sentences.items():
+            sentence.finish(self._hypotheses(number))
+            check(self._api.search_forget(self._handle, number))
+
+    def _hypotheses(self, number: int) -> list[Hypothesis]:
+        count = self._api.search_num_hypotheses(self._handle, number)
+        told = min(count, self._max_hypotheses)
+        return [self._hypothesis(number, rank) for rank in range(told)]
+
+    def _hypothesis(self, number: int, rank: int) -> Hypothesis:
+        found = ffi.new("td_hypothesis *")
+        check(self._api.search_hypothesis(self._handle, number, rank, found))
+        length, is_finished = found.num_tokens, bool(found.is_finished)
+        return Hypothesis(
+            ids=tuple(ffi.unpack(found.tokens, length)),
+            log_probability=found.log_prob,
+            token_log_probabilities=tuple(
+                ffi.unpack(found.gains, length + is_finished)
+            ),
+            score=found.score,
+            is_finished=is_finished,
+        )
+
+
+class NativeGreedySearch(NativeSearch):
+    """Greedy search in the native library; settings for beams have no influence."""
+
+    _is_greedy = True
