@@ -1,0 +1,229 @@
+"""Commands in an installation without extras: what works, and what names its extra."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.request import Request
+
+import pytest
+
+from serving_client import Answer, fetch
+from transduce.decoding.translator import load
+
+HIDING = """
+import sys
+from importlib.machinery import PathFinder
+
+HIDDEN = {names}
+
+
+class HidingFinder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            return None
+        return super().find_spec(name, path, target)
+
+
+sys.meta_path = [HidingFinder if f is PathFinder else f for f in sys.meta_path]
+"""
+OF_TRAINING = {"matplotlib", "sacrebleu", "sacremoses", "torch"}
+OF_SERVING = {"fastapi", "h11", "prometheus_client", "starlette", "uvicorn"}
+TREES = "(TOP (S (NP (DT the) (NN dog)) (VP (VBZ runs))))\n"
+SENTENCES = "one two\n\nthree four five\n"
+SAMPLE = ("sample", "{model}", "--number", "3", "--seed", "4")
+INT8 = ("translate", "{model}", "--precision", "int8", "--device", "cpu")
+WORKING = {
+    "translate": ("translate", "{model}"),
+    "translate to a file": ("translate", "{model}", "--output", "{tmp}/translations"),
+    "translate by greedy search": ("translate", "{model}", "--beam-size", "1"),
+    "translate to several": ("translate", "{model}", "--nbest", "3", "--jsonl"),
+    "translate with coverage": ("translate", "{model}", "--coverage-penalty", "0.2"),
+    "translate in processes": ("translate", "{model}", "--processes", "2"),
+    "translate after prefixes": ("translate", "{model}", "--prefixes", "{sentences}"),
+    "translate in int8": INT8,
+    "translate by several": ("translate", "{model}", "--ensemble", "{model}"),
+    "sample": SAMPLE,
+    "sample the likeliest": (*SAMPLE, "--top-k", "5", "--top-p", "0.8"),
+    "score": ("score", "{model}", "--source", "{sentences}", "--target", "{sentences}"),
+    "parse": ("parse", "{parser}", "--device", "cpu"),
+    "parse constrained": ("parse", "{parser}", "--constrained"),
+    "evaluate parses": ("evaluate-parses", "{trees}", "{trees}"),
+    "evaluate a parser": ("evaluate-parses", "{trees}", "--model", "{parser}"),
+    "check": ("check", "--source", "{source}", "--target", "{target}", "--json"),
+    "check trees": ("check", "--trees", "{trees}", "--json"),
+    "help": ("--help",),
+    "help on training": ("train", "--help"),
+    "version": ("--version",),
+}
+"""Command lines that need no extra. They read `SENTENCES` from standard input."""
+EXTRA_OF = {
+    "train": "train",
+    "quickstart": "train",
+    "average": "train",
+    "tune": "train",
+    "evaluate": "train",
+    "compare": "train",
+    "reproduce table1": "train",
+    "reproduce table2": "train",
+    "reproduce table3": "train",
+    "reproduce table4": "train",
+    "attention": "train",
+    "heads": "train",
+    "benchmark training": "benchmark",
+    "benchmark decoding": "benchmark",
+    "export": "export",
+    "import {model} --out {tmp}/imported": "export",
+    "serve {model}": "serve",
+    "translate {model} --device cuda": "train",
+    "translate {model} --precision bf16": "train",
+}
+"""Extra that each command needs."""
+
+
+@pytest.fixture(scope="module")
+def places(
+    model: Path,
+    parsing_model: Path,
+    corpus_files: tuple[Path, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("without_torch")
+    trees, sentences = folder / "trees", folder / "sentences"
+    trees.write_text(TREES)
+    sentences.write_text(SENTENCES)
+    return {
+        "model": model,
+        "parser": parsing_model,
+        "source": corpus_files[0],
+        "target": corpus_files[1],
+        "trees": trees,
+        "sentences": sentences,
+        "tmp": folder,
+    }
+
+
+def environment(folder: Path, hidden: set[str]) -> dict[str, str]:
+    """Variables for a process in which some packages are not installed."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(HIDING.format(names=hidden))
+    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+
+
+def without_extras(
+    folder: Path, *arguments: str, hidden: set[str] = OF_TRAINING
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "transduce", *arguments],
+        input=SENTENCES,
+        capture_output=True,
+        text=True,
+        env=environment(folder / "hiding", hidden),
+        check=False,
+    )
+
+
+@pytest.fixture
+def native(model: Path) -> None:
+    """Skip a test where decoding needs PyTorch."""
+    if load(model, device="cpu").models[0].needs_torch:
+        pytest.skip("the native library is not built here")
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("name", WORKING)
+def test_a_command_puts_out_the_same_without_extras(
+    succeeds: Callable[..., str], places: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    arguments = [part.format(**places) for part in WORKING[name]]
+    done = without_extras(tmp_path, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    if "--output" in arguments:
+        assert (places["tmp"] / "translations").read_text().count("\n") == 3
+        return
+    if "help" not in name:
+        assert done.stdout == succeeds(*arguments, stdin=SENTENCES.encode())
+    assert done.stdout
+
+
+def test_a_corpus_is_split_without_extras(
+    places: dict[str, Path], tmp_path: Path
+) -> None:
+    files = ("--source", str(places["source"]), "--target", str(places["target"]))
+    out = tmp_path / "split"
+    done = without_extras(tmp_path, "split", *files, "--dev", "3", "--out", str(out))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert any(path.read_text().count("\n") == 3 for path in out.iterdir())
+
+
+@pytest.mark.parametrize("line", EXTRA_OF)
+def test_a_command_names_the_extra_that_it_needs(
+    places: dict[str, Path], tmp_path: Path, line: str
+) -> None:
+    arguments = [part.format(**places) for part in line.split()]
+    hidden = OF_TRAINING | (OF_SERVING if arguments[0] == "serve" else set())
+    done = without_extras(tmp_path, *arguments, hidden=hidden)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(
+        r"transduce: [^\n]* needs the package `\w+`, which is not installed; install "
+        rf"it by pip install '\.\[{EXTRA_OF[line]}\]' in the folder of [^\n]+\.\n",
+        done.stderr,
+    ), done.stderr
+
+
+@pytest.fixture
+def served_without_torch(
+    places: dict[str, Path], tmp_path: Path
+) -> Iterator[Callable[..., Answer]]:
+    """A server of a model and a parser; a function that posts JSON to it."""
+    names = (f"en-de={places['model']}", f"trees={places['parser']}")
+    with subprocess.Popen(
+        [sys.executable, "-m", "transduce", "serve", *names, "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(tmp_path / "hiding", OF_TRAINING),
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+
+        def post(path: str, **content: object) -> Answer:
+            headers = {"content-type": "application/json"}
+            body = json.dumps(content).encode()
+            return fetch(Request(address + path, body, headers))
+
+        yield post
+        process.kill()
+
+
+@pytest.mark.usefixtures("native")
+def test_a_server_without_torch_answers(
+    served_without_torch: Callable[..., Answer], places: dict[str, Path]
+) -> None:
+    post = served_without_torch
+    translator = load(places["model"], device="cpu")
+    best = translator.translate("one two").text
+    asked = {"q": "one two", "source": "en", "target": "de"}
+    assert post("/translate", **asked).json == {"translatedText": best}
+    marked = post("/translate", **{**asked, "q": "one <b>two</b>"}, format="html")
+    assert marked.status == 200
+    assert "<b>" in marked.json["translatedText"]
+    streamed = post("/v1/translate", q="one two", model="en-de")
+    assert json.loads(streamed.body.splitlines()[0])["translation"] == best
+    parsed = post("/v1/parse", q="one two", model="trees")
+    assert json.loads(parsed.body.splitlines()[0])["tree"].startswith("(TOP")
+    pair = {"source": ["one two"], "target": [best]}
+    [score] = post("/v1/score", **pair, model="en-de").json
+    expected = translator.score("one two", best).log_probability
+    assert score["log_probability"] == pytest.approx(expected, abs=1e-4)
+    refused = post("/v1/attention", source="one", target="eins", model="en-de")
+    assert refused.status == 400
+    assert refused.json["error"].startswith("/v1/attention needs the package `torch`")
