@@ -387,14 +387,12 @@ def test_there_is_but_one_cpu(
 def test_only_what_is_needed_is_made_ready(trained_checkpoint: Checkpoint) -> None:
     translator = Translator(trained_checkpoint, CPU)
     [model] = translator.models
-    translator.score(["one"], ["eins"])
-    assert "operators" in vars(model)
     assert "compiled" not in vars(model)
-    translator = Translator(trained_checkpoint, CPU)
-    [model] = translator.models
     translator.get_ready()
     assert "compiled" in vars(model)
     translator.translate(["one"])
+    translator.sample(["one"], SamplingConfig())
+    translator.score(["one"], ["eins"])
     assert "operators" not in vars(model)
 
 

@@ -107,9 +107,7 @@ def test_a_tokenizer_whose_model_cannot_be_fetched_is_refused(
     def unreachable(*_: object, **__: object) -> None:
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr(
-        "transduce.evaluation.tokenization.BLEU", unreachable, raising=True
-    )
+    monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU", unreachable, raising=True)
     with pytest.raises(RequestError, match="but: Name or service not known; choose"):
         require_tokenizer("flores200")
 

@@ -241,7 +241,8 @@ def test_every_failure_is_answered_in_json(
         with monkeypatch.context() as patch:
             patch.setattr(model.queue.translator, "translate_stream", fail(error))
             patch.setattr(model.queue.translator, "score_stream", fail(error))
-            patch.setattr("transduce.serving.http.endpoints.attend", fail(error))
+            attend = "transduce.analysis.attention_report.sentence.attend"
+            patch.setattr(attend, fail(error))
             at_work = server.post(path, body)
         after = server.post(path, body)
     for answer in (while_counting, at_work):
