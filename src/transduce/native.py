@@ -1,28 +1,67 @@
 """Binding of the native library, whose interface is the header transduce.h.
 
-cffi reads the header itself, and the library tells a hash of the header that it was
-compiled with: a library of another version is not used.
+cffi reads the header itself, either here or when the library is built (native_header).
+The library reports a hash of the header that it was compiled with, and is not used with
+another one.
 """
 
-import hashlib
-import re
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cffi import FFI
 from jaxtyping import Shaped
 
 from transduce.errors import RequestError
 from transduce.kernels.openmp import gomp_parallel
+from transduce.native_header import declarations, hash_of
 
-LIBRARY, HEADER = "libtransduce.so", "transduce.h"
+LIBRARY, HEADER, INTERFACE = "libtransduce.so", "transduce.h", "transduce.ffi"
 CACHE_LINE = 64
 """Bytes that a processor reads at once."""
 
-ffi = FFI()
+
+def load(folder: Path) -> tuple[Any, Any | None]:
+    """Return the types and the functions of the native library in a folder.
+
+    The functions are None if the library is missing or does not match its header.
+    """
+    with suppress(OSError, AttributeError):
+        for types, header_hash in _interfaces(folder):
+            loaded = types.dlopen(str(folder / LIBRARY))
+            if types.string(loaded.td_header_hash()).decode() == header_hash:
+                return types, loaded
+    from cffi import FFI
+
+    return FFI(), None
+
+
+def _interfaces(folder: Path) -> Iterator[tuple[Any, str]]:
+    """Yield types with the hash of their header: from the build, then parsed here."""
+    if (path := folder / INTERFACE).is_file():
+        module: dict[str, Any] = {}
+        exec(path.read_bytes(), module)
+        yield module["ffi"], module["HEADER_HASH"]
+    if (path := folder / HEADER).is_file():
+        from cffi import FFI, CDefError
+
+        text, parsed = path.read_bytes(), FFI()
+        with suppress(CDefError):
+            parsed.cdef(declarations(text.decode()))
+            yield parsed, hash_of(text)
+
+
+def _folder() -> Path:
+    """Return the folder of the package that has the library, or any if none has."""
+    folders = [Path(each) for each in sys.modules["transduce"].__path__]
+    return next((each for each in folders if (each / LIBRARY).is_file()), folders[0])
+
+
+ffi, _library = load(_folder())
 """Types and memory of the native library."""
 
 
@@ -32,22 +71,9 @@ def library() -> Any | None:
 
     Installing from source without a C compiler leaves it out.
     """
-    found = _find(LIBRARY), _find(HEADER)
-    if found[0] is None or found[1] is None:
-        return None
-    path, header = found
-    text = header.read_bytes()
-    ffi.cdef(_declarations(text.decode()))
-    try:
-        loaded = ffi.dlopen(str(path))
-        same = string(loaded.td_header_hash()) == hashlib.sha256(text).hexdigest()
-    except (OSError, AttributeError):
-        return None
-    if not same:
-        return None
-    if (run := gomp_parallel()) is not None:
-        loaded.td_use_openmp(ffi.cast("void *", run))
-    return loaded
+    if _library is not None and (run := gomp_parallel()) is not None:
+        _library.td_use_openmp(ffi.cast("void *", run))
+    return _library
 
 
 @cache
@@ -57,8 +83,21 @@ def api() -> Any | None:
     The environment variable TRANSDUCE_ISA chooses an instruction set by name.
     """
     loaded = library()
-    found = None if loaded is None else loaded.td_load()
+    if loaded is None:
+        return None
+    found = loaded.td_load()
+    if not found and (name := os.environ.get("TRANSDUCE_ISA")):
+        raise RequestError(
+            f"TRANSDUCE_ISA is {name}, but this processor or this build does not "
+            f"have it; the build has {', '.join(isa_names())}."
+        )
     return found or None
+
+
+def isa_names() -> list[str]:
+    """Return the names of the library's instruction sets, fastest first."""
+    loaded = library()
+    return [] if loaded is None else string(loaded.td_isa_names()).split()
 
 
 def check(status: int) -> None:
@@ -108,17 +147,3 @@ def empty_aligned(
     space = np.empty(num_bytes + CACHE_LINE, dtype=np.uint8)
     first = -space.__array_interface__["data"][0] % CACHE_LINE
     return space[first : first + num_bytes].view(dtype).reshape(shape)
-
-
-def _find(name: str) -> Path | None:
-    """Return a file of the package, wherever an installation has put it."""
-    for folder in sys.modules["transduce"].__path__:
-        if (path := Path(folder) / name).is_file():
-            return path
-    return None
-
-
-def _declarations(header: str) -> str:
-    """Return what cffi reads of a header: all but comments and the preprocessor's."""
-    without_comments = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
-    return re.sub(r"^\s*#.*$", "", without_comments, flags=re.MULTILINE)

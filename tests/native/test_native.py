@@ -1,0 +1,155 @@
+"""The binding of the native library refuses whatever does not match its header."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce import native, native_header
+from transduce.errors import RequestError
+from transduce.native import HEADER, INTERFACE, LIBRARY
+
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="there is no native library"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the library and its header."""
+    for name in LIBRARY, HEADER:
+        shutil.copy(native._folder() / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRANSDUCE_ISA", raising=False)
+    native.api.cache_clear()
+
+
+def change_header(folder: Path, pattern: str, replacement: str) -> None:
+    header = folder / HEADER
+    text, count = re.subn(pattern, replacement, header.read_text(), count=1)
+    assert count == 1
+    header.write_text(text)
+
+
+def loaded(folder: Path) -> Any:
+    return native.load(folder)[1]
+
+
+def test_library_loads_by_its_header(folder: Path) -> None:
+    assert loaded(folder) is not None
+
+
+def test_library_is_refused_with_two_fields_swapped(folder: Path) -> None:
+    change_header(
+        folder, r"(const td_nn_api \*nn;)\s*(const td_decode_api \*decode;)", r"\2 \1"
+    )
+    assert loaded(folder) is None
+
+
+def test_library_is_refused_with_another_parameter(folder: Path) -> None:
+    change_header(folder, r"td_load_isa\(const char \*name", r"\g<0>, int flags")
+    assert loaded(folder) is None
+
+
+def test_library_is_refused_with_a_header_that_does_not_parse(folder: Path) -> None:
+    change_header(folder, r"typedef enum", "typedef enumeration")
+    assert loaded(folder) is None
+
+
+@pytest.mark.parametrize("name", [LIBRARY, HEADER])
+def test_missing_file_leaves_no_library(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    assert loaded(folder) is None
+
+
+def test_damaged_library_is_refused(folder: Path) -> None:
+    (folder / LIBRARY).unlink()  # not to change the file that is mapped
+    (folder / LIBRARY).write_bytes(b"\x7fELF and nothing else")
+    assert loaded(folder) is None
+
+
+def test_interface_of_the_build_needs_no_header(folder: Path) -> None:
+    native_header.write_interface(folder / HEADER, folder / INTERFACE)
+    (folder / HEADER).unlink()
+    assert loaded(folder) is not None
+
+
+def test_interface_of_another_header_is_passed_over(folder: Path) -> None:
+    original = (folder / HEADER).read_bytes()
+    change_header(folder, r"td_load_isa\(const char \*name", r"\g<0>, int flags")
+    native_header.write_interface(folder / HEADER, folder / INTERFACE)
+    assert loaded(folder) is None
+    (folder / HEADER).write_bytes(original)
+    types, functions = native.load(folder)
+    assert functions is not None
+    assert len(types.typeof(functions.td_load_isa).args) == 1
+
+
+def test_interface_of_the_build_has_the_layout_of_the_header(folder: Path) -> None:
+    parsed, _ = native.load(folder)
+    native_header.write_interface(folder / HEADER, folder / INTERFACE)
+    built, _ = native.load(folder)
+    names = sorted(built.list_types()[0])
+    assert names == sorted(parsed.list_types()[0])
+    assert "td_api" in names
+    for name in names:
+        assert layout(built.typeof(name)) == layout(parsed.typeof(name))
+
+
+def layout(described: Any) -> Any:
+    fields = described.fields if described.kind == "struct" else None
+    if not fields:
+        return str(described)
+    return [
+        (name, field.offset, re.sub(r"\b(struct|enum) ", "", str(field.type)))
+        for name, field in fields
+    ]
+
+
+def test_instruction_set_is_found_by_name() -> None:
+    library = native.library()
+    names = native.isa_names()
+    assert names[-1] == "generic"
+    assert library.td_load_isa(b"generic")
+    assert not library.td_load_isa(b"mmx")
+    runnable = [name for name in names if library.td_load_isa(name.encode())]
+    assert native.string(native.api().isa) == runnable[0]
+
+
+def test_environment_chooses_the_instruction_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRANSDUCE_ISA", "generic")
+    assert native.string(native.api().isa) == "generic"
+    native.api.cache_clear()
+
+
+def test_unknown_instruction_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSDUCE_ISA", "mmx")
+    with pytest.raises(RequestError, match=r"TRANSDUCE_ISA is mmx.* generic\."):
+        native.api()
+
+
+def test_each_status_becomes_an_error() -> None:
+    library = native.library()
+    native.check(library.TD_OK)
+    with pytest.raises(RequestError, match="memory"):
+        native.check(library.TD_OUT_OF_MEMORY)
+    with pytest.raises(IndexError, match="vocabulary"):
+        native.check(library.TD_BAD_TOKEN)
+    with pytest.raises(ValueError, match="TD_BAD_ARGUMENT"):
+        native.check(library.TD_BAD_ARGUMENT)
+
+
+def test_aligned_arrays_begin_at_a_cache_line() -> None:
+    for shape in [(3,), (5, 7), (1, 64)]:
+        array = native.empty_aligned(*shape)
+        assert array.shape == shape
+        address = int(native.ffi.cast("uintptr_t", native.pointer(array, "float *")))
+        assert address % native.CACHE_LINE == 0
