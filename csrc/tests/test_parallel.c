@@ -22,18 +22,16 @@ typedef struct {
 static void count_items(void *shared, int64_t first, int64_t end, int worker)
 {
     Work *work = shared;
-    if (worker < 0 || worker >= work->num_threads || first >= end || end > work->items)
+    const int is_last = end == work->items;
+    if (worker < 0 || worker >= work->num_threads || first >= end ||
+        end > work->items || (end - first < work->min_items && !is_last) ||
+        atomic_fetch_add(&work->in_use[worker], 1) != 0) {
         atomic_fetch_add(&work->errors, 1);
-    else if (atomic_fetch_add(&work->in_use[worker], 1) != 0)
-        atomic_fetch_add(&work->errors, 1);
-    else {
-        const int is_last = end == work->items;
-        if (end - first < work->min_items && !is_last)
-            atomic_fetch_add(&work->errors, 1);
-        for (int64_t i = first; i < end; i++)
-            atomic_fetch_add(&work->times[i], 1);
-        atomic_fetch_sub(&work->in_use[worker], 1);
+        return;
     }
+    for (int64_t i = first; i < end; i++)
+        atomic_fetch_add(&work->times[i], 1);
+    atomic_fetch_sub(&work->in_use[worker], 1);
 }
 
 /* Number of items not processed exactly once, and of other errors. */
