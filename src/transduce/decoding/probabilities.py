@@ -52,27 +52,45 @@ def draw(
     never drawn, unless there are no others.
     """
     values = logits / np.float32(config.temperature)
-    tokens = _candidates(values, config)
-    likely = values[tokens].astype(np.float64)
-    reached = np.cumsum(np.exp(likely - likely.max()))
+    likely = np.exp(values - values.max())
+    tokens = _likeliest(likely, config.top_k)
     if config.top_p < 1:
-        # The token that reaches the probability of the nucleus belongs to it.
-        below = np.searchsorted(reached[:-1], config.top_p * reached[-1])
-        reached = reached[: below + 1]
+        tokens = _nucleus(likely, tokens, config.top_p)
+    reached = np.cumsum(likely[tokens], dtype=np.float64)
     # Below the sum of all, so that no token of probability 0 is drawn by rounding.
     aims = np.minimum(chances * reached[-1], np.nextafter(reached[-1], 0.0))
     places = np.searchsorted(reached, aims, side="right")
     return tokens[np.minimum(places, len(reached) - 1)]  # NaN is above all numbers
 
 
-def _candidates(
-    values: Float32[np.ndarray, " vocab"], config: SamplingConfig
-) -> Int64[np.ndarray, " candidates"]:
-    """Tokens that `top_k` leaves, likeliest first if the order matters."""
-    count = len(values) if config.top_k is None else min(config.top_k, len(values))
-    if count == len(values) and config.top_p == 1:
-        return np.arange(count)
-    if count < len(values):
-        likeliest = np.argpartition(-values, count - 1)[:count]
-        return likeliest[np.argsort(-values[likeliest], kind="stable")]
-    return np.argsort(-values, kind="stable")
+def _likeliest(
+    likely: Float32[np.ndarray, " vocab"], top_k: int | None
+) -> Int64[np.ndarray, " tokens"]:
+    """The `top_k` likeliest tokens, likeliest first; all in their order without it."""
+    if top_k is None or top_k >= len(likely):
+        return np.arange(len(likely))
+    found = np.argpartition(likely, len(likely) - top_k)[-top_k:]
+    return _sorted(likely, found)
+
+
+def _nucleus(
+    likely: Float32[np.ndarray, " vocab"],
+    tokens: Int64[np.ndarray, " tokens"],
+    top_p: float,
+) -> Int64[np.ndarray, " nucleus"]:
+    """The fewest tokens that have a share of the probability of all these."""
+    of_tokens = likely[tokens]
+    total = of_tokens.sum(dtype=np.float64)
+    # All that are less likely than this are together less than what is left out.
+    bound = (1 - top_p) * total / len(tokens)
+    found = _sorted(likely, tokens[~(of_tokens < bound)])  # keeps NaN
+    reached = np.cumsum(likely[found], dtype=np.float64)
+    # The token that reaches the share belongs to the nucleus.
+    return found[: np.searchsorted(reached[:-1], top_p * total) + 1]
+
+
+def _sorted(
+    likely: Float32[np.ndarray, " vocab"], tokens: Int64[np.ndarray, " tokens"]
+) -> Int64[np.ndarray, " tokens"]:
+    """Tokens, likeliest first."""
+    return tokens[np.argsort(-likely[tokens], kind="stable")]
