@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import _cffi_backend
 import pytest
 
 from transduce import native, native_header
@@ -106,8 +107,8 @@ def layout(types: Any, name: str) -> Any:
     described = types.typeof(name)
     try:
         size = types.sizeof(described)
-    except ValueError:  # opaque: cffi aborts if its fields are read
-        return plain(described)
+    except (ValueError, _cffi_backend.FFI.error):
+        return plain(described)  # opaque: cffi aborts if its fields are read
     if described.kind != "struct":
         return plain(described), size
     return size, [
