@@ -16,8 +16,6 @@
 #define MAX_BEAM_SIZE (1 << 20)
 #define FIRST_CAPACITY 32 /* steps; most sentences need no more */
 
-static int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-
 static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Allocate an array of at least one element; NULL if there is not so much memory. */
@@ -391,8 +389,7 @@ static int is_valid_config(const td_search_config *config)
            config->diversity >= 0;
 }
 
-/* Whether limits and prefixes are in order; `num_tokens` becomes that of all prefixes.
- */
+/* Whether limits and prefixes are valid. */
 static td_status check_sentences(int64_t num_sentences, const int64_t *max_lengths,
                                  const int64_t *prefix_lengths,
                                  const int64_t *prefix_tokens)

@@ -99,7 +99,7 @@ class BeamSearch:
     def grow(
         self, logits: Float[Any, "sentences group vocab"]
     ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
-        """Grow all by the best candidates; the rows that go on, and what they read."""
+        """Grow by the best candidates; return rows that go on, and what they read."""
         group = logits.shape[1]
         found = find_candidates(
             logits,
@@ -126,7 +126,7 @@ class BeamSearch:
         return first_rows + parents.reshape(shape), tokens.reshape(shape)
 
     def join(self, other: "BeamSearch") -> None:
-        """Put the sentences of another, which has grown too, behind one's own."""
+        """Append the sentences of another; both must have grown."""
         self.live = [*self.live, *other.live]
 
 

@@ -73,7 +73,7 @@ class GreedySearch:
     def grow(
         self, logits: Float[Any, "sentences 1 vocab"]
     ) -> tuple[Int64[np.ndarray, "kept 1"], Int64[np.ndarray, "kept 1"]]:
-        """Append the likeliest token of each; the rows that go on, and these tokens."""
+        """Append the likeliest tokens; return rows that go on, and what they read."""
         found = find_candidates(
             logits,
             np.zeros((len(self.live), 1)),  # earlier tokens do not matter
@@ -91,7 +91,7 @@ class GreedySearch:
         return rows[:, None], last[:, None]
 
     def join(self, other: "GreedySearch") -> None:
-        """Put the sentences of another, which has grown too, behind one's own."""
+        """Append the sentences of another; both must have grown."""
         self.live = [*self.live, *other.live]
 
 

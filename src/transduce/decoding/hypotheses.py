@@ -1,4 +1,4 @@
-"""What a search has found for a sentence."""
+"""Hypotheses of a sentence, and how searches in Python store them."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,40 +10,40 @@ class Hypothesis(NamedTuple):
 
     ids: tuple[int, ...]
     log_probability: float
-    """Natural logarithm, the end token counted."""
+    """Sum over all tokens, the end token included; natural logarithm."""
     token_log_probabilities: tuple[float, ...]
-    """Of each id and, if it is finished, of the end token."""
+    """Log-probability of each id and, if finished, of the end token."""
     score: float
-    """Log-probability over the length penalty, and what coverage takes from it: what
+    """Log-probability divided by the length penalty, plus the weighted coverage: what
     search maximizes."""
     is_finished: bool = True
-    """Whether it ended by itself, not by the limit of length."""
+    """Whether it ended with the end token, not at the length limit."""
 
 
 class Step(NamedTuple):
-    """The hypotheses of a beam that went on, by their last tokens."""
+    """Live hypotheses of a beam after one step, by the tokens that it appended."""
 
     parents: list[int]
-    """Which of the step before each goes on from."""
+    """Number of the hypothesis of the step before that each one extends."""
     tokens: list[int]
     log_probabilities: list[float]
-    """Of all tokens so far."""
+    """Sum over all tokens so far."""
 
 
 class End(NamedTuple):
-    """A hypothesis that goes on no more."""
+    """A hypothesis that ended or was cut short."""
 
     score: float
     log_probability: float
     num_steps: int
-    """By which its tokens were found, its end not counted."""
+    """Steps that appended its tokens, the end token not counted."""
     last: int
-    """Its number in the last of these."""
+    """Its number among the hypotheses of the last of these steps."""
     is_finished: bool
 
 
 def traced(end: End, steps: Sequence[Step]) -> Hypothesis:
-    """The hypothesis that ended so, from its last token to its first."""
+    """Follow a hypothesis from its last token to its first."""
     ids, totals, number = [], [end.log_probability], end.last
     if not end.is_finished:
         totals.clear()

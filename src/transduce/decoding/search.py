@@ -1,7 +1,7 @@
-"""The loop of all searches: read a token, grow by a token, until no sentence is left.
+"""The loop of all searches: read a token, append a token, until no sentence is live.
 
-Sentences that are done leave the batch, and others can join. What is read and kept is
-told in arrays of numpy; logits may also be a tensor, on any device. Knows no torch.
+Sentences that are done leave the batch, and others can join it. Ids and rows are numpy
+arrays; logits may also be a tensor, on any device.
 """
 
 import math
@@ -21,64 +21,64 @@ hypothesis, its last step included."""
 
 @runtime_checkable
 class NextTokenModel(Protocol):
-    """What search needs of a model.
+    """A model that search asks for the next token.
 
-    Each sentence has a group of hypotheses, all groups being equally large: one at the
-    start, and from then on as many as `reorder` was given.
+    Each sentence has a group of hypotheses, and all groups are equally large: one
+    hypothesis at the start, and from then on as many as `reorder` was given.
     """
 
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Any, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the logits of the next."""
+        """Read one more token of each hypothesis, and return the logits of the next."""
         ...
 
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
-        """Keep these hypotheses, in this order; those of a group are of one sentence.
+        """Keep these hypotheses in this order, numbered through all groups.
 
-        They are numbered through all groups.
+        Those of a new group must be of one sentence.
         """
         ...
 
 
 @runtime_checkable
 class JoinableModel(NextTokenModel, Protocol):
-    """One that others of its kind can join while it decodes."""
+    """A model that others of its kind can join while it decodes."""
 
     def join(self, other: Any) -> None:
-        """Put the sentences of another of its kind behind one's own.
+        """Append the sentences of another, which must not be used any more.
 
-        Its groups are as large, and it is of no use any more.
+        Its groups must be as large.
         """
         ...
 
 
 @runtime_checkable
 class WatchedModel(JoinableModel, Protocol):
-    """Model that sums the attention of its hypotheses to the source."""
+    """A model that sums the attention of its hypotheses to the source."""
 
     def coverage(self) -> Float64[np.ndarray, "sentences group"]:
-        """Sum of log(min(attention, 1)) over the source tokens, end included."""
+        """Return the sum of log(min(attention, 1)) over the source, end included."""
         ...
 
 
 @runtime_checkable
 class SearchingModel(NextTokenModel, Protocol):
-    """One that can take steps with a search by itself."""
+    """A model that can take several steps together with a search."""
 
     def take_steps(
         self, last_ids: Int64[np.ndarray, "sentences group"], search: Any, few: int
     ) -> Int64[np.ndarray, "kept grown"] | None:
-        """Some, none after one that leaves `few` sentences or fewer; what is read next.
+        """Take steps, none after one that leaves `few` live sentences or fewer.
 
-        The search's `grow` is not called. None if there is more to it than it can do:
-        then no step was taken.
+        Returns the tokens that hypotheses read next. None if the model cannot take
+        steps with such a search: then nothing has changed.
         """
         ...
 
 
 def require_numbers(log_probabilities: Sequence[float]) -> None:
-    """`CheckpointError` if a model has put out NaN, and so search found nothing."""
+    """Raise `CheckpointError` if the model has put out NaN, so nothing was found."""
     if not log_probabilities or math.isnan(log_probabilities[0]):
         raise CheckpointError(
             "The model must put out numbers, but puts out NaN; its weights are "
@@ -89,38 +89,38 @@ def require_numbers(log_probabilities: Sequence[float]) -> None:
 
 @runtime_checkable
 class SentenceSearch(Protocol):
-    """What has been found for one sentence."""
+    """The search for one sentence."""
 
     def hypotheses(self) -> list[Hypothesis]:
-        """Best first, once the sentence is done."""
+        """Return the hypotheses, best first, once the sentence is done."""
         ...
 
 
 @runtime_checkable
 class Search(Protocol):
-    """Sentences that grow together, a token at a time."""
+    """A search whose sentences grow together, one token at a time."""
 
     @property
     def live(self) -> Sequence[SentenceSearch]:
-        """Those that are not done."""
+        """Sentences that are not done."""
         ...
 
     def grow(
         self, logits: Float[Any, "sentences group vocab"]
     ) -> tuple[Int64[np.ndarray, "kept grown"], Int64[np.ndarray, "kept grown"]]:
-        """Choose next tokens; the hypotheses that go on, and what each reads next.
+        """Choose next tokens; return the rows that go on, and what they read next.
 
         After its first token each sentence has the same number of hypotheses.
         """
         ...
 
     def join(self, other: Any) -> None:
-        """Put the sentences of another of its kind, grown too, behind one's own."""
+        """Append the sentences of another of its kind; both must have grown."""
         ...
 
 
 class Decoding:
-    """A search and the model that it asks."""
+    """A search together with its model."""
 
     def __init__(self, model: NextTokenModel, search: Search, bos: int) -> None:
         self.search = search
@@ -129,7 +129,7 @@ class Decoding:
         self._last_ids = np.full((len(search.live), 1), bos, dtype=np.int64)
 
     def advance(self) -> None:
-        """Grow all that is live by a token."""
+        """Grow all live sentences by one token."""
         logits = self._model.step(self._last_ids)
         rows, last_ids = self.search.grow(logits)
         if self.search.live:
@@ -139,10 +139,10 @@ class Decoding:
     def advance_until_some_are_done(
         self, few: int, on_step: Callable[[], object] | None = None
     ) -> None:
-        """Grow all that is live, token by token, until a sentence at least is done.
+        """Grow all live sentences until at least one of them is done.
 
         A model that takes several steps at once may go on until no more than `few` are
-        left. `on_step` is called between steps, and what it raises ends the search.
+        live. `on_step` is called between steps; what it raises ends the search.
         """
         num_live = len(self.search.live)
         assert num_live
@@ -160,12 +160,12 @@ class Decoding:
                 self._last_ids = last_ids
 
     def finish(self) -> None:
-        """Go on until all is done."""
+        """Grow until all sentences are done."""
         while self.search.live:
             self.advance_until_some_are_done(few=0)
 
     def join(self, other: "Decoding") -> None:
-        """Take in what another has begun; both have grown at least once."""
+        """Append the sentences of another; both must have grown."""
         mine, theirs = self._model, other._model
         assert isinstance(mine, JoinableModel)
         assert isinstance(theirs, JoinableModel)

@@ -1,0 +1,163 @@
+/* Searches driven at random, with wrong arguments among right ones: each call returns a
+ * status, and none crashes. Run with sanitizers. */
+#include <stdlib.h>
+
+#include "tests/check.h"
+
+enum {
+    CALLS = 8000,
+    MAX_SEARCHES = 6,
+    MAX_LIVE = 200,
+    MAX_BEAM = 5,
+    MAX_VOCAB = 70,
+    SCRATCH = 1 << 17
+};
+
+static uint32_t state = 11;
+static int64_t num_grown; /* successful steps */
+
+static int64_t pick(int64_t low, int64_t high) { return random_int(&state, low, high); }
+
+/* A number from a range, now and then one far out. */
+static int64_t odd(int64_t low, int64_t high)
+{
+    static const int64_t far[] = {INT64_MIN, -1, 0, 10000, INT32_MAX, INT64_MAX};
+    return pick(0, 19) ? pick(low, high) : far[pick(0, 5)];
+}
+
+static double odd_double(double high)
+{
+    static const double far[] = {NAN, INFINITY, -INFINITY, -1.0, 1e300};
+    return pick(0, 29) ? high * (double)pick(0, 4) / 4 : far[pick(0, 4)];
+}
+
+static td_search *new_search(const td_decode_api *decode)
+{
+    static int64_t excluded[3], limits[5], lengths[5], prefixes[5 * 4];
+    const int64_t beam = pick(0, 29) ? pick(1, MAX_BEAM) : pick(0, 1) ? 0 : INT32_MAX;
+    for (int i = 0; i < 3; i++)
+        excluded[i] = odd(0, MAX_VOCAB);
+    for (int i = 0; i < 5; i++) {
+        limits[i] = odd(0, 30);
+        lengths[i] = pick(0, 9) ? pick(0, 4) : odd(0, 4);
+        if (lengths[i] > 4)
+            lengths[i] = 4;
+    }
+    for (int i = 0; i < 20; i++)
+        prefixes[i] = odd(0, MAX_VOCAB - 1);
+    const td_search_config config = {
+        .beam_size = beam,
+        .is_greedy = pick(0, 3) == 0 && beam == 1,
+        .eos = odd(0, 3),
+        .min_length = odd(0, 3),
+        .num_best = odd(1, 2),
+        .end_candidates = odd(1, 4),
+        .enough_finished = odd(1, 9),
+        .cut_ones_compete = pick(0, 1),
+        .length_penalty = odd_double(2),
+        .is_power_penalty = pick(0, 1),
+        .coverage_penalty = odd_double(pick(0, 1)),
+        .diversity = odd_double(pick(0, 1)),
+        .excluded_tokens = pick(0, 9) ? excluded : NULL,
+        .num_excluded_tokens = pick(0, 3),
+    };
+    td_search *search = NULL;
+    const td_status status =
+        decode->search_new(pick(0, 50) ? &config : NULL, pick(0, 20) ? pick(0, 5) : -1,
+                           pick(0, 50) ? limits : NULL, pick(0, 1) ? lengths : NULL,
+                           pick(0, 9) ? prefixes : NULL, pick(0, 50) ? &search : NULL);
+    CHECK((status == TD_OK) == (search != NULL));
+    return search;
+}
+
+/* Memory for the largest search that grows. */
+static float logits[SCRATCH];
+static uint8_t mask[SCRATCH];
+static double doubles[SCRATCH];
+static int64_t ints[SCRATCH], other_ints[SCRATCH];
+
+static void fill(void)
+{
+    static const float special[] = {NAN, INFINITY, -INFINITY, 0.0f, 1e30f};
+    for (int i = 0; i < 512; i++) {
+        const int64_t at = pick(0, SCRATCH - 1);
+        logits[at] = pick(0, 9) ? 5 * random_float(&state) : special[pick(0, 4)];
+        mask[at] = pick(0, 9) == 0;
+        doubles[at] = pick(0, 19) ? -fabs(random_float(&state)) : odd_double(1);
+        ints[at] = odd(0, 4);
+        other_ints[at] = odd(0, MAX_VOCAB);
+    }
+}
+
+static void read_all(const td_decode_api *decode, td_search *search)
+{
+    decode->search_live(search, pick(0, 1) ? ints : NULL, pick(0, 1) ? ints : NULL,
+                        pick(0, 1) ? ints : NULL);
+    decode->search_next(search, pick(0, 1) ? doubles : NULL, pick(0, 1) ? ints : NULL);
+    const int64_t number = odd(0, 12), rank = odd(0, 2);
+    const int64_t count = decode->search_num_hypotheses(search, number);
+    td_hypothesis found;
+    const td_status status = decode->search_hypothesis(search, number, rank, &found);
+    CHECK((status == TD_OK) == (rank >= 0 && rank < count));
+    if (status != TD_OK)
+        return;
+    int64_t sum = 0;
+    for (int64_t i = 0; i < found.num_tokens; i++)
+        sum += found.tokens[i];
+    CHECK(sum >= 0);
+    for (int64_t i = 0; i < found.num_tokens + found.is_finished; i++)
+        CHECK(found.gains[i] <= INFINITY || isnan(found.gains[i]));
+}
+
+static void grow(const td_decode_api *decode, td_search *search)
+{
+    static const int64_t bad_vocabs[] = {0, -1, INT64_MIN, INT64_MAX};
+    const double *coverage = pick(0, 9) ? doubles : NULL;
+    const int64_t vocab = pick(0, 19) ? pick(1, MAX_VOCAB) : bad_vocabs[pick(0, 3)];
+    if (decode->search_num_live(search) > MAX_LIVE)
+        return;
+    const td_status status =
+        pick(0, 3) ? decode->search_advance(search, pick(0, 30) ? logits : NULL, vocab,
+                                            pick(0, 4) ? NULL : mask, coverage)
+                   : decode->search_grow(search, odd(2, 10), doubles, ints, other_ints,
+                                         coverage);
+    num_grown += status == TD_OK;
+}
+
+static void calls_in_any_order_return_statuses(const td_api *api)
+{
+    const td_decode_api *decode = api->decode;
+    td_search *searches[MAX_SEARCHES] = {NULL};
+    for (int call = 0; call < CALLS; call++) {
+        td_search **search = searches + pick(0, MAX_SEARCHES - 1);
+        td_search *other = searches[pick(0, MAX_SEARCHES - 1)];
+        fill();
+        switch (pick(0, 9)) {
+        case 0:
+            decode->search_free(*search);
+            *search = new_search(decode);
+            break;
+        case 1:
+            decode->search_join(*search, other);
+            break;
+        case 2:
+            decode->search_forget(*search, odd(0, 12));
+            break;
+        case 3:
+        case 4:
+            read_all(decode, *search);
+            break;
+        default:
+            grow(decode, *search);
+        }
+    }
+    for (int i = 0; i < MAX_SEARCHES; i++)
+        decode->search_free(searches[i]);
+    CHECK(num_grown > CALLS / 20);
+}
+
+int main(void)
+{
+    for_each_isa(calls_in_any_order_return_statuses);
+    return check_result();
+}
