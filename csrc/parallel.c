@@ -16,7 +16,7 @@
 
 #define PARTS_PER_THREAD 4 /* as some threads may be slower */
 #define MAX_WORKERS 255    /* of the pool, beside the caller */
-#define SPINS 2000         /* some ten microseconds */
+#define SPINS 2000         /* tens of microseconds */
 
 typedef struct {
     Part part;
