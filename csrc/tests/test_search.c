@@ -73,6 +73,12 @@ static int64_t sort_row(const td_candidates *query, const float *logits, int64_t
     return found;
 }
 
+/* Whether rounding decides which of two comes first. */
+static int is_near_tie(const Continuation *a, const Continuation *b)
+{
+    return a->rank != b->rank && fabs(a->rank - b->rank) < 1e-5;
+}
+
 /* Compare the candidates of a sentence with those of a merge of sorted rows. */
 static void check_sentence(const td_candidates *query, const float *logits,
                            int64_t sentence)
@@ -86,6 +92,9 @@ static void check_sentence(const td_candidates *query, const float *logits,
         for (int64_t h = 0; h < query->group; h++)
             if (taken[h] < left[h] && (!best || is_before(rows[h] + taken[h], best)))
                 best = rows[h] + taken[h];
+        for (int64_t h = 0; h < query->group; h++)
+            if (best && taken[h] < left[h] && is_near_tie(rows[h] + taken[h], best))
+                return;
         const int64_t at = sentence * query->count + i;
         /* Impossible continuations of other rows come before NaN. */
         if (!best || isnan(best->log_prob)) {
