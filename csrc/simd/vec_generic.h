@@ -211,9 +211,12 @@ static inline void vec_store_bf16(uint16_t *to, vec x)
 static inline vec8 sum_each_of_8(const vec8 x[8])
 {
     vec8 sums;
-    for (int k = 0; k < 8; k++)
-        sums[k] = ((x[k][0] + x[k][1]) + (x[k][2] + x[k][3])) +
-                  ((x[k][4] + x[k][5]) + (x[k][6] + x[k][7]));
+    for (int k = 0; k < 8; k++) {
+        float lanes[8];
+        memcpy(lanes, x + k, sizeof lanes);
+        sums[k] = ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
+                  ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+    }
     return sums;
 }
 
