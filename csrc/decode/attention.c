@@ -1,16 +1,17 @@
-/* Attention of a row by itself. */
+/* Attention of a single row. */
 #include "decode/attention.h"
-#include "isa/name.h"
 
 #include <math.h>
 
 #include "simd/vec.h"
 
-#define KEYS 8 /* multiplied side by side, as each alone would wait */
+#define KEYS_AT_ONCE 8 /* multiplied side by side, because one by one they would wait  \
+                        */
 
-_Static_assert(LANES == KEYS || LANES == 2 * KEYS, "scores are put down by lanes");
+_Static_assert(LANES == KEYS_AT_ONCE || LANES == 2 * KEYS_AT_ONCE,
+               "scores fill vectors");
 
-/* Sums in variables of their own: those in an array would not stay in registers. */
+/* Sums are separate variables, as arrays of them would not stay in registers. */
 #define EACH_KEY(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 #define START_KEY(k)                                                                   \
     const float *key##k = key + slots[k] * stride;                                     \
@@ -20,10 +21,10 @@ _Static_assert(LANES == KEYS || LANES == 2 * KEYS, "scores are put down by lanes
     sum##k = vec_fma(part, vec_load_masked(there, key##k + i), sum##k);
 #define HALF_OF_KEY(k) vec_add_halves(sum##k),
 
-/* The products of a query with so many keys: those of its slots. */
+/* Products of a query and KEYS_AT_ONCE keys, those of the slots. */
 static inline vec8 products_with_keys(const float *query, const float *key,
-                                        const int32_t *slots, int64_t stride,
-                                        int64_t width)
+                                      const int32_t *slots, int64_t stride,
+                                      int64_t width)
 {
     EACH_KEY(START_KEY)
     int64_t i = 0;
@@ -36,30 +37,52 @@ static inline vec8 products_with_keys(const float *query, const float *key,
         const vec part = vec_load_masked(there, query + i);
         EACH_KEY(MULTIPLY_LAST)
     }
-    const vec8 halves[KEYS] = {EACH_KEY(HALF_OF_KEY)};
+    const vec8 halves[KEYS_AT_ONCE] = {EACH_KEY(HALF_OF_KEY)};
     return sum_each_of_8(halves);
 }
 
-/* The products of a query with the keys that it sees. Behind these slots stand some
-   more, so that there are always as many as are multiplied at once. */
-static void multiply_keys(const Work *work, const float *query, const float *key,
+/* Products of a query and the keys of `count` slots. The list of slots is padded, so
+ * that KEYS_AT_ONCE of them can always be read. */
+static void multiply_keys(const Workspace *work, const float *query, const float *key,
                           int64_t stride, int64_t count, float *scores)
 {
     const int64_t width = work->stack->d_k;
     const int32_t *slots = work->slots;
     for (int64_t i = 0; i < count; i += LANES) {
         const vec8 first = products_with_keys(query, key, slots + i, stride, width);
-        const vec8 last =
-            LANES > KEYS && i + KEYS < count
-                ? products_with_keys(query, key, slots + i + KEYS, stride, width)
-                : first;
-        /* By one store: narrower ones would not be forwarded to a load of all lanes. */
+        const vec8 last = LANES > KEYS_AT_ONCE && i + KEYS_AT_ONCE < count
+                              ? products_with_keys(query, key, slots + i + KEYS_AT_ONCE,
+                                                   stride, width)
+                              : first;
+        /* One store: narrower ones would not be forwarded to a load of all lanes. */
         vec_store_first(scores + i, LANES, vec_from_halves(first, last));
     }
 }
 
-/* NaN is passed over. */
-static float highest_of(const float *scores, int64_t count)
+static float additive_score(const float *query, const float *key, const float *weight,
+                            int64_t width)
+{
+    vec sum = vec_set1(0.0f);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vec_mask there = vec_first(width - i);
+        const vec hidden =
+            vec_load_masked(there, query + i) + vec_load_masked(there, key + i);
+        sum = vec_fma(vec_load_masked(there, weight + i), vec_tanh(hidden), sum);
+    }
+    return vec_reduce_add(sum);
+}
+
+static void score_additively(const Workspace *work, const float *query,
+                             const float *key, int64_t stride, const float *weight,
+                             int64_t count, float *scores)
+{
+    for (int64_t i = 0; i < count; i++)
+        scores[i] = additive_score(query, key + work->slots[i] * stride, weight,
+                                   work->stack->d_k);
+}
+
+/* Largest score; NaN is passed over. */
+static float max_score(const float *scores, int64_t count)
 {
     const vec none = vec_set1(-INFINITY);
     vec highest = none;
@@ -70,9 +93,9 @@ static float highest_of(const float *scores, int64_t count)
     return vec_reduce_max(highest);
 }
 
-TD_INTERNAL void normalise_scores(float *scores, int64_t count)
+TD_INTERNAL void softmax(float *scores, int64_t count)
 {
-    const vec zero = vec_set1(0.0f), offset = vec_set1(highest_of(scores, count));
+    const vec zero = vec_set1(0.0f), offset = vec_set1(max_score(scores, count));
     vec sum = zero;
     for (int64_t i = 0; i < count; i += LANES) {
         const vec each = vec_exp(vec_load(scores + i) - offset);
@@ -84,15 +107,15 @@ TD_INTERNAL void normalise_scores(float *scores, int64_t count)
         vec_store_first(scores + i, LANES, vec_load(scores + i) * factor);
 }
 
-/* What is averaged: the values of so many slots, by their scores. */
+/* Average of the values of `count` slots, weighted by their scores. */
 typedef struct {
     const float *values, *scores;
     const int32_t *slots;
     int64_t stride, count;
 } Average;
 
-/* In as many columns as so many registers have lanes. The number, 1, 2 or 4, is a
-   literal where it is called. */
+/* The columns of `registers` vectors from `column` on; 1, 2 or 4, a literal at each
+ * call. */
 static inline __attribute__((always_inline)) void
 average_registers(const Average *of, int64_t column, float *out, const int registers)
 {
@@ -117,7 +140,7 @@ average_registers(const Average *of, int64_t column, float *out, const int regis
     }
 }
 
-/* In the last columns, fewer than a register has lanes. */
+/* The last columns, fewer than LANES. */
 static void average_last(const Average *of, int64_t column, float *out, int64_t left)
 {
     const vec_mask there = vec_first(left);
@@ -142,33 +165,41 @@ static void average(const Average *of, int64_t width, float *out)
         average_last(of, column, out, width - column);
 }
 
-/* So that the last ones can be read together. */
-static void fill_up(int32_t *slots, int64_t count)
+/* Repeat the first slot behind the last, so that KEYS_AT_ONCE can always be read. */
+static void pad_slots(int32_t *slots, int64_t count)
 {
-    for (int64_t i = count; i < count + KEYS - 1; i++)
+    for (int64_t i = count; i < count + KEYS_AT_ONCE - 1; i++)
         slots[i] = slots[0];
 }
 
-/* What is to be done for each head is done for all before what comes next, which would
-   wait for it. */
-TD_INTERNAL void attend(Work *work, int64_t row, int64_t sentence, const Store *key,
-                        const Store *value, int64_t count)
+/* Each stage is done for all heads before the next one, which would wait for it. */
+TD_INTERNAL void attend(Workspace *work, int64_t row, int64_t entry,
+                        const KvCache *keys, const KvCache *values,
+                        const float *additive, int64_t count)
 {
     const Stack *stack = work->stack;
-    const int64_t most = work->most_slots, heads = stack->num_heads;
+    const int64_t stride = work->max_keys, heads = stack->num_heads;
     const float *query = row_of(&work->wide, row);
-    const float *keys = key->numbers + sentence * key->per_sentence;
-    const float *values = value->numbers + sentence * value->per_sentence;
+    const float *key = keys->numbers + entry * keys->per_sentence;
+    const float *value = values->numbers + entry * values->per_sentence;
     float *out = row_of(&work->heads, row);
-    fill_up(work->slots, count);
-    for (int64_t head = 0; head < heads; head++)
-        multiply_keys(work, query + head * stack->d_k, keys + head * key->per_head,
-                      key->per_row, count, work->scores + head * most);
-    for (int64_t head = 0; head < heads; head++)
-        normalise_scores(work->scores + head * most, count);
+    pad_slots(work->slots, count);
     for (int64_t head = 0; head < heads; head++) {
-        const Average of = {values + head * value->per_head, work->scores + head * most,
-                            work->slots, value->per_row, count};
+        const int64_t first = head * stack->d_k;
+        if (additive)
+            score_additively(work, query + first, key + head * keys->per_head,
+                             keys->per_row, additive + first, count,
+                             work->scores + head * stride);
+        else
+            multiply_keys(work, query + first, key + head * keys->per_head,
+                          keys->per_row, count, work->scores + head * stride);
+    }
+    for (int64_t head = 0; head < heads; head++)
+        softmax(work->scores + head * stride, count);
+    for (int64_t head = 0; head < heads; head++) {
+        const Average of = {value + head * values->per_head,
+                            work->scores + head * stride, work->slots, values->per_row,
+                            count};
         average(&of, stack->d_v, out + head * stack->d_v);
     }
 }

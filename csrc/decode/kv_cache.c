@@ -1,31 +1,170 @@
-/* What hypotheses have read: of each position, the slot that holds its keys and values.
-   Slots that nobody sees any more are taken again, so that those in use are few and lie
-   close together. */
-#include "isa/name.h"
+/* Slots of keys and values. */
+#include "decode/kv_cache.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "decode/step.h"
+#include "alloc.h"
+#include "simd/prefetch.h"
+#include "simd/vec.h"
 
-TD_INTERNAL int64_t longest_past(const State *state)
+#define MIN_STEPS 16 /* for which a new capacity suffices */
+
+/* Slots of all sentences of a new state: few sentences mostly end before more is
+ * needed. */
+#define FIRST_SLOTS 2048
+#define MAX_FIRST_CAPACITY 128 /* of a sentence: larger memory costs page faults */
+
+TD_INTERNAL int64_t first_capacity(int64_t sentences)
+{
+    const int64_t shared = FIRST_SLOTS / max_i64(sentences, 1);
+    return max_i64(MIN_STEPS, min_i64(shared, MAX_FIRST_CAPACITY));
+}
+
+/* ---- Memory ------------------------------------------------------------------- */
+
+/* A part of the caches' memory: of a kind, in all layers. */
+typedef struct {
+    int64_t per_sentence; /* floats */
+    KvCache strides;
+} CachePart;
+
+/* Place the caches of one layer, part after part. */
+static void place_caches(DecoderState *state, const CachePart parts[4], float *numbers)
+{
+    for (int64_t layer = 0; layer < state->num_layers; layer++) {
+        KvCache *caches[] = {
+            &state->layers[layer].self_keys, &state->layers[layer].self_values,
+            &state->layers[layer].cross_keys, &state->layers[layer].cross_values};
+        for (int i = 0; i < 4; i++) {
+            *caches[i] = parts[i].strides;
+            caches[i]->numbers = numbers;
+            numbers += state->sentences * parts[i].per_sentence;
+        }
+    }
+}
+
+/* A cache with the heads of a slot side by side. */
+static CachePart self_part(int64_t slots, int64_t heads, int64_t width)
+{
+    const int64_t per_sentence = slots * heads * width;
+    return (CachePart){per_sentence, {NULL, per_sentence, width, heads * width}};
+}
+
+/* A cache with the positions of a head side by side. */
+static CachePart cross_part(int64_t positions, int64_t heads, int64_t width)
+{
+    const int64_t per_sentence = heads * positions * width;
+    return (CachePart){per_sentence, {NULL, per_sentence, positions * width, width}};
+}
+
+static td_status allocate_caches(DecoderState *state, const Stack *stack)
+{
+    const int64_t heads = stack->num_heads;
+    const int64_t key_positions = round_up_to_lanes(state->max_source);
+    const double per_sentence =
+        (double)heads * ((double)state->capacity * (double)(stack->d_k + stack->d_v) +
+                         (double)key_positions * (double)stack->d_k +
+                         (double)state->max_source * (double)stack->d_v);
+    state->layers = calloc((size_t)stack->num_layers, sizeof *state->layers);
+    state->caches =
+        allocate_lines((double)stack->num_layers * (double)state->sentences *
+                       per_sentence * (double)sizeof(float));
+    if (!state->layers || !state->caches)
+        return TD_OUT_OF_MEMORY;
+    state->num_layers = stack->num_layers;
+    const CachePart parts[4] = {
+        self_part(state->capacity, heads, stack->d_k),
+        self_part(state->capacity, heads, stack->d_v),
+        cross_part(key_positions, heads, stack->d_k),
+        cross_part(state->max_source, heads, stack->d_v),
+    };
+    place_caches(state, parts, state->caches);
+    return TD_OK;
+}
+
+/* Allocate the arrays of hypotheses and sentences. */
+static td_status allocate_rows(DecoderState *state, int has_attention)
+{
+    const int64_t sentences = state->sentences;
+    const double rows = (double)sentences * (double)state->group;
+    const size_t bytes = (size_t)max_i64(sentences, 1) * sizeof(int64_t);
+    state->attention = NULL;
+    state->past =
+        allocate_lines(rows * (double)state->capacity * (double)sizeof *state->past);
+    state->lengths = calloc(1, bytes);
+    state->entries = malloc(bytes);
+    if (!state->past || !state->lengths || !state->entries)
+        return TD_OUT_OF_MEMORY;
+    for (int64_t i = 0; i < sentences; i++)
+        state->entries[i] = i;
+    if (!has_attention)
+        return TD_OK;
+    const double floats = rows * (double)state->max_source;
+    state->attention = allocate_lines(floats * (double)sizeof(float));
+    if (!state->attention)
+        return TD_OUT_OF_MEMORY;
+    memset(state->attention, 0, (size_t)floats * sizeof(float));
+    return TD_OK;
+}
+
+TD_INTERNAL td_status begin_state(DecoderState *state, const Stack *stack,
+                                  int has_attention)
+{
+    td_status status = TD_OUT_OF_MEMORY;
+    if (state->capacity <= INT32_MAX)
+        status = allocate_caches(state, stack);
+    if (!status)
+        status = allocate_rows(state, has_attention);
+    if (!status) {
+        const size_t bytes = (size_t)max_i64(state->sentences, 1) * sizeof(int64_t);
+        state->source_lengths = calloc(1, bytes);
+        status = state->source_lengths ? TD_OK : TD_OUT_OF_MEMORY;
+    }
+    if (status)
+        end_state(state);
+    return status;
+}
+
+static void free_rows(DecoderState *state)
+{
+    free(state->past);
+    free(state->lengths);
+    free(state->entries);
+    free(state->attention);
+}
+
+TD_INTERNAL void end_state(DecoderState *state)
+{
+    free_rows(state);
+    free(state->source_lengths);
+    free(state->layers);
+    free(state->caches);
+    *state = (DecoderState){0};
+}
+
+/* ---- Slots -------------------------------------------------------------------- */
+
+TD_INTERNAL int64_t longest_past(const DecoderState *state)
 {
     int64_t longest = 0;
     for (int64_t i = 0; i < state->sentences; i++)
-        longest = largest(longest, state->lengths[i] + 1);
+        longest = max_i64(longest, state->lengths[i] + 1);
     return longest;
 }
 
-TD_INTERNAL int64_t first_seen(const State *state, int64_t neighbourhood,
+TD_INTERNAL int64_t first_seen(const DecoderState *state, const Stack *stack,
                                int64_t sentence)
 {
-    return largest(state->lengths[sentence] - neighbourhood, 0);
+    return max_i64(state->lengths[sentence] - stack->neighbourhood, 0);
 }
 
-TD_INTERNAL void mark_slots(const State *state, int64_t neighbourhood, int64_t sentence,
-                            uint8_t *is_used)
+/* Mark the slots that the newest positions of a sentence's hypotheses attend to. */
+static void mark_slots(const DecoderState *state, const Stack *stack, int64_t sentence,
+                       uint8_t *is_used)
 {
-    const int64_t first = first_seen(state, neighbourhood, sentence);
-    memset(is_used, 0, (size_t)state->room);
+    const int64_t first = first_seen(state, stack, sentence);
+    memset(is_used, 0, (size_t)state->capacity);
     for (int64_t k = 0; k < state->group; k++) {
         const int32_t *past = past_of(state, sentence * state->group + k);
         for (int64_t i = first; i < state->lengths[sentence]; i++)
@@ -33,95 +172,134 @@ TD_INTERNAL void mark_slots(const State *state, int64_t neighbourhood, int64_t s
     }
 }
 
-/* Slots for the newest position of a sentence's hypotheses. Whether there is room. */
-static int take_slots_of(State *state, int64_t sentence, const uint8_t *is_used)
+/* Take slots for the newest position of a sentence's hypotheses; returns whether there
+ * are enough. */
+static int take_slots_of(DecoderState *state, int64_t sentence, const uint8_t *is_used)
 {
     const int64_t newest = state->lengths[sentence];
-    if (newest == state->room)
+    if (newest == state->capacity)
         return 0;
     int64_t slot = 0;
     for (int64_t k = 0; k < state->group; k++, slot++) {
-        while (slot < state->room && is_used[slot])
+        while (slot < state->capacity && is_used[slot])
             slot++;
-        if (slot >= state->room)
+        if (slot >= state->capacity)
             return 0;
         past_of(state, sentence * state->group + k)[newest] = (int32_t)slot;
     }
     return 1;
 }
 
-TD_INTERNAL int take_slots(State *state, int64_t neighbourhood)
+/* Take slots for all; `*are_enough` says whether there were enough. */
+static td_status try_to_take_slots(DecoderState *state, const Stack *stack,
+                                   int *are_enough)
 {
-    uint8_t *is_used = malloc((size_t)state->room);
+    uint8_t *is_used = malloc((size_t)state->capacity);
     if (!is_used)
-        return 1;
-    int have_room = 1;
-    for (int64_t i = 0; have_room && i < state->sentences; i++) {
-        mark_slots(state, neighbourhood, i, is_used);
-        have_room = take_slots_of(state, i, is_used);
+        return TD_OUT_OF_MEMORY;
+    *are_enough = 1;
+    for (int64_t i = 0; *are_enough && i < state->sentences; i++) {
+        mark_slots(state, stack, i, is_used);
+        *are_enough = take_slots_of(state, i, is_used);
     }
     free(is_used);
-    return have_room ? 0 : 4;
+    return TD_OK;
 }
 
-TD_INTERNAL int64_t list_past(const State *state, int64_t neighbourhood, int64_t row,
-                              int32_t *slots)
+TD_INTERNAL td_status take_slots(DecoderState *state, const Stack *stack)
+{
+    int are_enough;
+    td_status status = try_to_take_slots(state, stack, &are_enough);
+    if (status || are_enough)
+        return status;
+    status = enlarge_state(state, NULL, stack);
+    return status ? status : try_to_take_slots(state, stack, &are_enough);
+}
+
+TD_INTERNAL int64_t list_past(const DecoderState *state, const Stack *stack,
+                              int64_t row, int32_t *slots)
 {
     const int64_t sentence = row / state->group;
-    const int64_t first = first_seen(state, neighbourhood, sentence);
+    const int64_t first = first_seen(state, stack, sentence);
     const int64_t count = state->lengths[sentence] + 1 - first;
     memcpy(slots, past_of(state, row) + first, (size_t)count * sizeof *slots);
     return count;
 }
 
-/* Whether each of so many groups is of one sentence, and these stand in order. */
-static int are_in_order(const State *state, const int64_t *rows, int64_t sentences)
+TD_INTERNAL void store_row(const Stack *stack, const float *from, int64_t width,
+                           const KvCache *into, int64_t entry, int64_t slot)
 {
-    int64_t last = -1;
-    for (int64_t i = 0; i < sentences; i++) {
-        const int64_t *group = rows + i * state->group,
-                      sentence = *group / state->group;
-        if (sentence <= last || sentence >= state->sentences)
-            return 0;
-        for (int64_t k = 0; k < state->group; k++)
-            if (group[k] < 0 || group[k] / state->group != sentence)
-                return 0;
-        last = sentence;
-    }
-    return 1;
+    float *to = into->numbers + entry * into->per_sentence + slot * into->per_row;
+    const int are_together = into->per_head == width;
+    const int64_t heads = are_together ? 1 : stack->num_heads;
+    const int64_t count = are_together ? stack->num_heads * width : width;
+    for (int64_t head = 0; head < heads; head++, from += count, to += into->per_head)
+        memcpy(to, from, (size_t)count * sizeof(float));
 }
 
-/* Move the attention of the sentences that are kept; none moves to a later place.
-   Returns 1 if memory is lacking, otherwise 0. */
-static int reorder_attention(State *state, const int64_t *rows, int64_t sentences)
+/* ---- Reordering --------------------------------------------------------------- */
+
+/* Whether each new group is of one sentence, and no sentence in two groups.
+ * `*are_in_order` says whether the sentences stand in the order that they had. */
+static td_status check_rows(const DecoderState *state, const int64_t *rows,
+                            int64_t sentences, int64_t group, int *are_in_order)
+{
+    uint8_t *is_taken = calloc(1, (size_t)max_i64(state->sentences, 1));
+    if (!is_taken)
+        return TD_OUT_OF_MEMORY;
+    td_status status = TD_OK;
+    int64_t last = -1;
+    *are_in_order = 1;
+    for (int64_t i = 0; !status && i < sentences; i++) {
+        const int64_t *of_group = rows + i * group;
+        const int64_t sentence = *of_group < 0 ? -1 : *of_group / state->group;
+        if (sentence < 0 || sentence >= state->sentences || is_taken[sentence]) {
+            status = TD_BAD_ARGUMENT;
+            break;
+        }
+        for (int64_t k = 0; k < group; k++)
+            if (of_group[k] < 0 || of_group[k] / state->group != sentence)
+                status = TD_BAD_ARGUMENT;
+        is_taken[sentence] = 1;
+        *are_in_order &= sentence > last;
+        last = sentence;
+    }
+    free(is_taken);
+    return status;
+}
+
+/* Move the attention of the sentences that are kept, none to a later place. */
+static td_status reorder_attention(DecoderState *state, const int64_t *rows,
+                                   int64_t sentences)
 {
     const int64_t group = state->group;
-    const size_t source = (size_t)state->source, bytes = source * sizeof(float);
+    const size_t width = (size_t)state->max_source, bytes = width * sizeof(float);
     float *before = malloc((size_t)group * bytes);
     if (!before)
-        return 1;
+        return TD_OUT_OF_MEMORY;
     for (int64_t i = 0; i < sentences; i++) {
         const int64_t first = rows[i * group] / group * group;
         memcpy(before, attention_of(state, first), (size_t)group * bytes);
         for (int64_t k = 0; k < group; k++)
             memcpy(attention_of(state, i * group + k),
-                   before + (size_t)(rows[i * group + k] - first) * source, bytes);
+                   before + (size_t)(rows[i * group + k] - first) * width, bytes);
     }
     free(before);
-    return 0;
+    return TD_OK;
 }
 
-static int transduce_reorder(State *state, const int64_t *rows, int64_t sentences)
+/* Reorder in place: groups keep their size, and sentences their order. */
+static td_status reorder_in_place(DecoderState *state, const int64_t *rows,
+                                  int64_t sentences)
 {
     const int64_t group = state->group;
-    if (!are_in_order(state, rows, sentences))
-        return 3;
-    int32_t *before = malloc((size_t)(group * longest_past(state)) * sizeof *before);
+    const int64_t longest = max_i64(longest_past(state), 1);
+    int32_t *before = malloc((size_t)(group * longest) * sizeof *before);
     if (!before)
-        return 1;
+        return TD_OUT_OF_MEMORY;
     if (state->attention && reorder_attention(state, rows, sentences)) {
         free(before);
-        return 1;
+        return TD_OUT_OF_MEMORY;
     }
     for (int64_t i = 0; i < sentences; i++) {
         const int64_t sentence = rows[i * group] / group; /* not before i */
@@ -133,9 +311,252 @@ static int transduce_reorder(State *state, const int64_t *rows, int64_t sentence
             memcpy(past_of(state, i * group + k),
                    before + rows[i * group + k] % group * length, bytes);
         state->lengths[i] = length;
-        state->places[i] = state->places[sentence];
+        state->entries[i] = state->entries[sentence];
     }
     state->sentences = sentences;
     free(before);
-    return 0;
+    return TD_OK;
+}
+
+/* Reorder into new arrays; the caches stay. */
+static td_status regroup(DecoderState *state, const int64_t *rows, int64_t sentences,
+                         int64_t group)
+{
+    DecoderState new = *state;
+    new.sentences = sentences;
+    new.group = group;
+    new.attention = NULL;
+    const td_status status = allocate_rows(&new, state->attention != NULL);
+    if (status) {
+        free_rows(&new);
+        return status;
+    }
+    for (int64_t i = 0; i < sentences; i++) {
+        const int64_t sentence = rows[i * group] / state->group;
+        const int64_t length = state->lengths[sentence];
+        new.lengths[i] = length;
+        new.entries[i] = state->entries[sentence];
+        for (int64_t k = i * group; k < (i + 1) * group; k++) {
+            memcpy(past_of(&new, k), past_of(state, rows[k]),
+                   (size_t)length * sizeof *new.past);
+            if (state->attention)
+                memcpy(attention_of(&new, k), attention_of(state, rows[k]),
+                       (size_t)state->max_source * sizeof(float));
+        }
+    }
+    free_rows(state);
+    *state = new;
+    return TD_OK;
+}
+
+TD_INTERNAL td_status reorder_state(DecoderState *state, const int64_t *rows,
+                                    int64_t sentences, int64_t group)
+{
+    int are_in_order;
+    const td_status status = check_rows(state, rows, sentences, group, &are_in_order);
+    if (status)
+        return status;
+    return group == state->group && are_in_order
+               ? reorder_in_place(state, rows, sentences)
+               : regroup(state, rows, sentences, group);
+}
+
+/* ---- Growth ------------------------------------------------------------------- */
+
+/* Slots of a sentence that are in use. */
+typedef struct {
+    int32_t *used;
+    int32_t *new_slots; /* of the slots in use: their number among these */
+    uint8_t *is_used;
+    int64_t num_used;
+} UsedSlots;
+
+static td_status begin_slots(UsedSlots *slots, const DecoderState *state)
+{
+    const size_t capacity = (size_t)state->capacity;
+    slots->used = malloc(2 * capacity * sizeof *slots->used + capacity);
+    if (!slots->used)
+        return TD_OUT_OF_MEMORY;
+    slots->new_slots = slots->used + capacity;
+    slots->is_used = (uint8_t *)(slots->new_slots + capacity);
+    return TD_OK;
+}
+
+static void end_slots(const UsedSlots *slots) { free(slots->used); }
+
+static void list_used(UsedSlots *slots, const DecoderState *state, const Stack *stack,
+                      int64_t sentence)
+{
+    mark_slots(state, stack, sentence, slots->is_used);
+    slots->num_used = 0;
+    for (int64_t slot = 0; slot < state->capacity; slot++)
+        if (slots->is_used[slot]) {
+            slots->new_slots[slot] = (int32_t)slots->num_used;
+            slots->used[slots->num_used++] = (int32_t)slot;
+        }
+}
+
+/* Largest needs of any sentence. */
+typedef struct {
+    int64_t slots;  /* in use */
+    int64_t length; /* positions read */
+    int64_t source; /* positions of the source */
+} Needs;
+
+static td_status raise_needs(Needs *needs, const DecoderState *state,
+                             const Stack *stack)
+{
+    UsedSlots slots;
+    const td_status status = begin_slots(&slots, state);
+    if (status)
+        return status;
+    for (int64_t i = 0; i < state->sentences; i++) {
+        list_used(&slots, state, stack, i);
+        needs->slots = max_i64(needs->slots, slots.num_used);
+        needs->length = max_i64(needs->length, state->lengths[i]);
+        needs->source = max_i64(needs->source, source_length(state, i));
+    }
+    end_slots(&slots);
+    return TD_OK;
+}
+
+/* Slots beyond which wide groups need no more at first: it is better to look for
+ * unused ones often. */
+#define WIDE_CAPACITY 64
+
+/* Capacity where so many slots are in use, or positions read. */
+static int64_t larger_capacity(int64_t needed, int64_t group)
+{
+    const int64_t ahead = max_i64(min_i64(MIN_STEPS * group, WIDE_CAPACITY), group);
+    /* The slots in use may all stay while the newest positions are read. */
+    return max_i64(max_i64(2 * needed, needed + ahead), needed + 2 * group);
+}
+
+/* Entry of one state's caches, and the entry of another's to copy it to. */
+typedef struct {
+    int64_t from, into;
+    int64_t num_heads, width;
+} EntryCopy;
+
+/* Copy rows of an entry, head by head, to the first rows of the other: those listed, or
+ * the first `count`. */
+static void copy_rows(const EntryCopy *copy, const KvCache *from, const KvCache *into,
+                      const int32_t *rows, int64_t count)
+{
+    const size_t bytes = (size_t)copy->width * sizeof(float);
+    for (int64_t head = 0; head < copy->num_heads; head++) {
+        const float *source =
+            from->numbers + copy->from * from->per_sentence + head * from->per_head;
+        float *to =
+            into->numbers + copy->into * into->per_sentence + head * into->per_head;
+        for (int64_t i = 0; i < count; i++)
+            memcpy(to + i * into->per_row,
+                   source + (rows ? rows[i] : i) * from->per_row, bytes);
+    }
+}
+
+/* Copy the keys of so many source positions, which are in blocks. */
+static void copy_blocks(const EntryCopy *copy, const KvCache *from, const KvCache *into,
+                        int64_t positions)
+{
+    const size_t bytes =
+        (size_t)(round_up_to_lanes(positions) * copy->width) * sizeof(float);
+    for (int64_t head = 0; head < copy->num_heads; head++)
+        memcpy(into->numbers + copy->into * into->per_sentence + head * into->per_head,
+               from->numbers + copy->from * from->per_sentence + head * from->per_head,
+               bytes);
+}
+
+static void copy_caches(const Stack *stack, const DecoderState *from, int64_t sentence,
+                        DecoderState *into, int64_t entry, const UsedSlots *slots)
+{
+    const int64_t before = from->entries[sentence];
+    const int64_t length = source_length(from, sentence);
+    const EntryCopy keys = {before, entry, stack->num_heads, stack->d_k};
+    const EntryCopy values = {before, entry, stack->num_heads, stack->d_v};
+    for (int64_t i = 0; i < stack->num_layers; i++) {
+        const LayerCache *old = from->layers + i, *new = into->layers + i;
+        copy_rows(&keys, &old->self_keys, &new->self_keys, slots->used,
+                  slots->num_used);
+        copy_rows(&values, &old->self_values, &new->self_values, slots->used,
+                  slots->num_used);
+        copy_blocks(&keys, &old->cross_keys, &new->cross_keys, length);
+        copy_rows(&values, &old->cross_values, &new->cross_values, NULL, length);
+    }
+    into->source_lengths[entry] = length;
+}
+
+/* Copy the part of the pasts that the newest positions attend to. */
+static void copy_past(const Stack *stack, const DecoderState *from, int64_t sentence,
+                      DecoderState *into, int64_t entry, const UsedSlots *slots)
+{
+    const int64_t first = first_seen(from, stack, sentence);
+    for (int64_t k = 0; k < from->group; k++) {
+        const int32_t *old = past_of(from, sentence * from->group + k);
+        int32_t *new = past_of(into, entry * from->group + k);
+        /* What is not seen any more need not be known, but must be a slot. */
+        memset(new, 0, (size_t)first * sizeof *new);
+        for (int64_t i = first; i < from->lengths[sentence]; i++)
+            new[i] = slots->new_slots[old[i]];
+    }
+    into->lengths[entry] = from->lengths[sentence];
+}
+
+static void copy_attention(const DecoderState *from, int64_t sentence,
+                           DecoderState *into, int64_t entry)
+{
+    const int64_t group = from->group;
+    const size_t bytes = (size_t)source_length(from, sentence) * sizeof(float);
+    for (int64_t k = 0; k < group; k++)
+        memcpy(attention_of(into, entry * group + k),
+               attention_of(from, sentence * group + k), bytes);
+}
+
+/* Copy all sentences of a state into a larger one, from entry `first` on. */
+static td_status copy_state(const Stack *stack, const DecoderState *from,
+                            DecoderState *into, int64_t first)
+{
+    UsedSlots slots;
+    const td_status status = begin_slots(&slots, from);
+    if (status)
+        return status;
+    for (int64_t i = 0; i < from->sentences; i++) {
+        list_used(&slots, from, stack, i);
+        copy_caches(stack, from, i, into, first + i, &slots);
+        copy_past(stack, from, i, into, first + i, &slots);
+        if (from->attention)
+            copy_attention(from, i, into, first + i);
+    }
+    end_slots(&slots);
+    return TD_OK;
+}
+
+TD_INTERNAL td_status enlarge_state(DecoderState *state, const DecoderState *other,
+                                    const Stack *stack)
+{
+    Needs needs = {0};
+    td_status status = raise_needs(&needs, state, stack);
+    if (!status && other)
+        status = raise_needs(&needs, other, stack);
+    if (status)
+        return status;
+    DecoderState new = {
+        .sentences = state->sentences + (other ? other->sentences : 0),
+        .group = state->group,
+        .capacity = larger_capacity(max_i64(needs.slots, needs.length), state->group),
+        .max_source = max_i64(needs.source, 1),
+    };
+    status = begin_state(&new, stack, state->attention != NULL);
+    if (status)
+        return status;
+    status = copy_state(stack, state, &new, 0);
+    if (!status && other)
+        status = copy_state(stack, other, &new, state->sentences);
+    if (status) {
+        end_state(&new);
+        return status;
+    }
+    end_state(state);
+    *state = new;
+    return TD_OK;
 }

@@ -7,6 +7,8 @@
 
 #include <stdlib.h>
 
+#include "checks.h"
+#include "decode/step.h"
 #include "decode/top_k.h"
 #include "gemm/amx_int8.h"
 #include "gemm/tiles.h"
@@ -16,7 +18,7 @@
 #define FIRST_LOGITS                                                                   \
     512 /* searched before the fused ones; most of the best are known */
 
-_Static_assert(SOFTMAX_BLOCK % COLUMNS == 0 && FIRST_LOGITS % COLUMNS == 0,
+_Static_assert(SOFTMAX_BLOCK % BLOCK_OUTPUTS == 0 && FIRST_LOGITS % BLOCK_OUTPUTS == 0,
                "pieces of logits begin with a block of outputs");
 
 static td_candidates candidates_of(const td_search *search, int64_t vocab)
@@ -63,9 +65,7 @@ TD_INTERNAL td_status search_advance(td_search *search, const float *logits,
 
 typedef struct {
     td_search *search;
-    const Decoder *decoder;
-    State *state;
-    const float *positions;
+    td_decoder *decoder;
     int num_threads;
     /* Memory for the steps. */
     td_candidates query;
@@ -84,8 +84,8 @@ static int64_t piece_width(int64_t rows)
 
 static td_status begin_run(Run *run)
 {
-    const int64_t rows = run->state->sentences * run->state->group;
-    const int64_t stride = spread(piece_width(rows) * run->num_threads);
+    const int64_t rows = run->decoder->state.sentences * run->decoder->state.group;
+    const int64_t stride = padded_stride(piece_width(rows) * run->num_threads);
     run->logits =
         (Matrix){aligned_alloc(LINE, (size_t)(rows * stride) * sizeof(float)), stride};
     run->fused = aligned_alloc(LINE, (size_t)rows * sizeof(FusedSoftmax));
@@ -100,12 +100,13 @@ static void end_run(Run *run)
 }
 
 /* Compute and search the logits of tokens `first` to `end` - 1. */
-static void add_computed_logits(Run *run, const Work *work, int64_t first, int64_t end)
+static void add_computed_logits(Run *run, const Workspace *work, int64_t first,
+                                int64_t end)
 {
     const int64_t width = run->logits.stride / SOFTMAX_BLOCK * SOFTMAX_BLOCK;
     for (; first < end; first += width) {
         const int64_t left = end - first, count = left < width ? left : width;
-        multiply_for_logits(work, run->decoder, first, count, &run->logits);
+        multiply_for_logits(work, run->decoder->model, first, count, &run->logits);
         add_logits(&run->query, &run->workspace, run->logits.numbers,
                    run->logits.stride, first, count);
     }
@@ -113,29 +114,30 @@ static void add_computed_logits(Run *run, const Work *work, int64_t first, int64
 
 /* Search logits from `first` on as AMX computes them. Zero if that is not possible:
  * then the candidates must be found anew. */
-static int add_fused_logits(Run *run, const Work *work, int64_t first)
+static int add_fused_logits(Run *run, const Workspace *work, int64_t first)
 {
-    const Linear *output = &run->decoder->output;
-    const Linear rest = some_outputs(output, first, output->outputs - first);
-    const Product product = {&rest, &work->arranged, NULL, 0};
+    const Linear *output = &run->decoder->model->output;
+    const Linear rest = slice_outputs(output, first, output->outputs - first);
+    const Product product = {&rest, &work->quantized, NULL, 0};
     const Watch watch = {&run->query, &run->workspace, run->fused, first};
     begin_fused(&run->query, &run->workspace, run->fused);
-    watch_in_unit(&product, &watch, 0, num_blocks(rest.outputs));
+    amx_watch(&product, &watch, 0, num_blocks(rest.outputs));
     return finish_fused(&run->query, &run->workspace, run->fused);
 }
 
 /* Whether AMX may pass on logits: on one thread, and without forced tokens, whose
  * logits would be needed too. */
-static int can_fuse(const Run *run, const Work *work)
+static int can_fuse(const Run *run, const Workspace *work)
 {
-    return work->arranged.are_for_unit && work->num_threads == 1 &&
-           !run->query.forced_tokens && run->decoder->output.outputs > FIRST_LOGITS;
+    return work->quantized.for_amx && work->num_threads == 1 &&
+           !run->query.forced_tokens &&
+           run->decoder->model->output.outputs > FIRST_LOGITS;
 }
 
 /* Find the candidates after the tokens that `work` has read. */
-static void find_next(Run *run, const Work *work)
+static void find_next(Run *run, const Workspace *work)
 {
-    const int64_t vocab = run->decoder->output.outputs;
+    const int64_t vocab = run->decoder->model->output.outputs;
     const int is_fused = can_fuse(run, work);
     const int64_t first = is_fused ? FIRST_LOGITS : vocab;
     add_computed_logits(run, work, 0, first);
@@ -149,20 +151,19 @@ static void find_next(Run *run, const Work *work)
 /* Read tokens and find candidates; a failure changes nothing. */
 static td_status read_and_find(Run *run, const int64_t *tokens)
 {
-    Work work;
+    Workspace work;
     td_status status = reserve_step(run->search);
     if (status != TD_OK)
         return status;
-    run->query = candidates_of(run->search, run->decoder->output.outputs);
+    run->query = candidates_of(run->search, run->decoder->model->output.outputs);
     status = begin_candidates(&run->query, &run->workspace);
     if (status != TD_OK)
         return status;
-    status = (td_status)read_tokens(&work, run->decoder, run->state, tokens,
-                                    run->positions, run->num_threads);
+    status = read_tokens(&work, run->decoder, tokens, run->num_threads);
     if (status != TD_OK)
         return status;
     find_next(run, &work);
-    end_work(&work);
+    end_workspace(&work);
     return TD_OK;
 }
 
@@ -173,20 +174,24 @@ static td_status take_step(Run *run, const int64_t *tokens)
     if (status != TD_OK)
         return status;
     if (needs_coverage(search))
-        transduce_coverage(run->state, search->coverage);
+        sum_coverage(run->decoder, search->coverage);
     grow_live(search);
-    return search->num_live ? (td_status)transduce_reorder(run->state, search->rows,
-                                                           search->num_live)
+    return search->num_live ? reorder_hypotheses(run->decoder, search->rows,
+                                                 search->num_live, search->group)
                             : TD_OK;
 }
 
-TD_INTERNAL td_status run_search(td_search *search, const Decoder *decoder,
-                                 State *state, const float *positions,
+TD_INTERNAL td_status run_search(td_search *search, td_decoder *decoder,
                                  const int64_t *tokens, int64_t max_steps, int64_t few,
                                  int num_threads, int64_t *num_steps)
 {
-    Run run = {search, decoder, state, positions, num_threads, {0}, {0}, {0}, NULL};
+    if (!num_steps)
+        return TD_BAD_ARGUMENT;
     *num_steps = 0;
+    if (!search || !decoder || !tokens || !is_thread_count(num_threads))
+        return TD_BAD_ARGUMENT;
+    const DecoderState *state = &decoder->state;
+    Run run = {search, decoder, num_threads, {0}, {0}, {0}, NULL};
     if (state->sentences != search->num_live || state->group != search->group ||
         state->group != search->config.beam_size ||
         (needs_coverage(search) && !state->attention))

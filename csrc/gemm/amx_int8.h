@@ -1,20 +1,20 @@
-/* Products of bytes by the processor's matrix unit (Intel's AMX), where it has one. */
-#ifndef TRANSDUCE_MATRIX_UNIT_H
-#define TRANSDUCE_MATRIX_UNIT_H
+/* Products of bytes by Intel's AMX, where the processor has it. */
+#ifndef TRANSDUCE_GEMM_AMX_INT8_H
+#define TRANSDUCE_GEMM_AMX_INT8_H
 
 #include "decode/top_k.h"
 #include "gemm/product.h"
 #include "isa/name.h"
 
-/* Whether such a product is one for the unit. */
-TD_INTERNAL int is_for_unit(const Linear *linear, int64_t rows);
+/* Whether AMX can compute a product of so many rows, and is worth it. */
+TD_INTERNAL int suits_amx(const Linear *linear, int64_t rows);
 
-/* Bytes between rows that it reads. They stand one after another, a number in each
-   byte; what stands behind the last, up to a whole tile, is read too, but not used. */
-TD_INTERNAL int64_t unit_stride(int64_t inputs);
+/* Distance in bytes of the rows that AMX reads. Bytes behind the last row, up to a
+ * whole tile, are read too, but do not matter. */
+TD_INTERNAL int64_t amx_row_bytes(int64_t inputs);
 
-/* The blocks of outputs from the first to before the end. */
-TD_INTERNAL void multiply_in_unit(const Product *product, int64_t first, int64_t end);
+/* Multiply by the blocks of outputs first .. end - 1. */
+TD_INTERNAL void amx_multiply(const Product *product, int64_t first, int64_t end);
 
 /* Who sees logits as they are summed up. */
 typedef struct {
@@ -25,7 +25,7 @@ typedef struct {
 } Watch;
 
 /* The same with logits that are not put out, but seen. */
-TD_INTERNAL void watch_in_unit(const Product *product, const Watch *watch,
-                               int64_t first, int64_t end);
+TD_INTERNAL void amx_watch(const Product *product, const Watch *watch, int64_t first,
+                           int64_t end);
 
 #endif

@@ -1,19 +1,21 @@
-/* Matrix products, tile by tile. */
+/* Matrix products, tile by tile, and linear maps as handles. */
 #include "gemm/linear.h"
-#include "isa/name.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "checks.h"
 #include "gemm/amx_int8.h"
+#include "gemm/pack.h"
 #include "gemm/product.h"
 #include "gemm/tiles.h"
 #include "parallel.h"
 #include "simd/prefetch.h"
+#include "transduce.h"
 
-#define LEAST_SHARED (128 * 1024) /* weights, below which one thread is faster */
+#define MIN_SHARED_WEIGHTS (128 * 1024) /* below, one thread is faster */
 
-/* To each sum, the products of its output's weights with a row's group of numbers. */
+/* Add the products of a row's group and its outputs' weights to their sums. */
 static inline vec add_products(const int is_int8, vec sums, const uint8_t *group,
                                const uint8_t *weights)
 {
@@ -24,7 +26,7 @@ static inline vec add_products(const int is_int8, vec sums, const uint8_t *group
     return vec_fma(vec_set1(number), vec_load((const float *)weights), sums);
 }
 
-/* Sums in variables of their own: those in arrays would not stay in registers. */
+/* Sums are separate variables, as arrays of them would not stay in registers. */
 #define EACH_ROW(DO)                                                                   \
     DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
 #define START(i) vec left##i = zero, right##i = zero;
@@ -40,17 +42,17 @@ static inline vec add_products(const int is_int8, vec sums, const uint8_t *group
         sums[2 * i + 1] = right##i;                                                    \
     }
 
-/* `count` rows from one on times the outputs of a block. The kind of numbers and the
-   count are literals where it is called. */
-static inline __attribute__((always_inline)) void tile(const Product *product,
-                                                       const int is_int8, int64_t row,
-                                                       const int count, int64_t block)
+/* Multiply `count` rows from `row` on by a block of outputs. `is_int8` and `count` are
+ * literals at each call. */
+static inline __attribute__((always_inline)) void
+multiply_tile(const Product *product, const int is_int8, int64_t row, const int count,
+              int64_t block)
 {
     const int64_t groups = num_groups(product->linear->inputs, is_int8);
     const int64_t step = step_bytes(is_int8), bytes = groups * step;
     const int64_t group = group_bytes(is_int8);
     const uint8_t *weights = (const uint8_t *)product->linear->packed + block * bytes;
-    /* Behind the last there may be no memory, which is asked for slowly. */
+    /* Prefetching unmapped memory behind the last block would be slow. */
     const int is_last = block + 1 == num_blocks(product->linear->outputs);
     const int64_t ahead = is_last ? 0 : bytes;
     const uint8_t *numbers = product->x->numbers + row * product->x->stride;
@@ -58,24 +60,24 @@ static inline __attribute__((always_inline)) void tile(const Product *product,
     EACH_ROW(START)
 #pragma GCC unroll UNROLLED
     for (int64_t i = 0; i < groups; i++) {
-        /* What the next block has here. */
+        /* The same step of the next block. */
         if (count > 1 && i * step % LINE == 0)
             prefetch(weights + ahead, step);
         EACH_ROW(SUM_UP)
         weights += step;
         numbers += count * group;
     }
-    vec sums[2 * ROWS];
+    vec sums[2 * LINEAR_TILE_ROWS];
     EACH_ROW(KEEP)
-    finish(product, is_int8, sums, row, count, block * COLUMNS);
+    write_results(product, is_int8, sums, row, count, block * BLOCK_OUTPUTS);
 }
 
 static inline __attribute__((always_inline)) void
-rows_of_tile(const Product *product, const int is_int8, int64_t row, int64_t block)
+multiply_any_tile(const Product *product, const int is_int8, int64_t row, int64_t block)
 {
 #define CASE(number)                                                                   \
     case number:                                                                       \
-        tile(product, is_int8, row, number, block);                                    \
+        multiply_tile(product, is_int8, row, number, block);                           \
         break
     switch (tile_rows(row, product->x->rows)) {
         CASE(1);
@@ -83,7 +85,7 @@ rows_of_tile(const Product *product, const int is_int8, int64_t row, int64_t blo
         CASE(3);
         CASE(4);
         CASE(5);
-#if ROWS > 6
+#if LANES == 16
         CASE(6);
         CASE(7);
         CASE(8);
@@ -92,83 +94,129 @@ rows_of_tile(const Product *product, const int is_int8, int64_t row, int64_t blo
         CASE(11);
 #endif
     default:
-        tile(product, is_int8, row, ROWS, block);
+        multiply_tile(product, is_int8, row, LINEAR_TILE_ROWS, block);
     }
 #undef CASE
 }
 
-/* One for each kind of numbers, which is a literal in all that it is made of. */
-static void multiply_block(const Product *product, int64_t block)
+/* One function for each kind of numbers, so that the kind is a literal in the tiles. */
+static void multiply_fp32_block(const Product *product, int64_t block)
 {
-    for (int64_t row = 0; row < product->x->rows; row += ROWS)
-        rows_of_tile(product, 0, row, block);
+    for (int64_t row = 0; row < product->x->rows; row += LINEAR_TILE_ROWS)
+        multiply_any_tile(product, 0, row, block);
 }
 
 static void multiply_int8_block(const Product *product, int64_t block)
 {
-    for (int64_t row = 0; row < product->x->rows; row += ROWS)
-        rows_of_tile(product, 1, row, block);
+    for (int64_t row = 0; row < product->x->rows; row += LINEAR_TILE_ROWS)
+        multiply_any_tile(product, 1, row, block);
 }
 
 static void multiply_blocks(void *shared, int64_t first, int64_t end, int worker)
 {
     const Product *product = shared;
     (void)worker;
-    if (product->x->are_for_unit) {
-        multiply_in_unit(product, first, end);
+    if (product->x->for_amx) {
+        amx_multiply(product, first, end);
         return;
     }
     for (int64_t block = first; block < end; block++)
         if (product->linear->scales)
             multiply_int8_block(product, block);
         else
-            multiply_block(product, block);
+            multiply_fp32_block(product, block);
 }
 
-TD_INTERNAL Linear some_outputs(const Linear *linear, int64_t first, int64_t count)
+TD_INTERNAL Linear slice_outputs(const Linear *linear, int64_t first, int64_t count)
 {
     const int is_int8 = linear->scales != NULL;
-    const int64_t bytes = num_groups(linear->inputs, is_int8) * step_bytes(is_int8);
-    Linear some = *linear;
-    some.outputs = count;
-    some.packed = (const uint8_t *)linear->packed + first / COLUMNS * bytes;
-    some.bias += first;
+    Linear slice = *linear;
+    slice.outputs = count;
+    slice.packed = (const uint8_t *)linear->packed +
+                   first / BLOCK_OUTPUTS * block_bytes(linear->inputs, is_int8);
+    slice.bias += first;
     if (is_int8) {
-        some.scales += first;
-        some.sums += first;
+        slice.scales += first;
+        slice.sums += first;
     }
-    return some;
+    return slice;
 }
 
-TD_INTERNAL int64_t spread(int64_t width)
+TD_INTERNAL int64_t padded_stride(int64_t width)
 {
     const int64_t line = LINE / (int64_t)sizeof(float);
     return ((width + line - 1) / line | 1) * line;
 }
 
-TD_INTERNAL void multiply(const Linear *linear, const Rows *x, const Matrix *y,
-                          int is_rectified, int num_threads)
+TD_INTERNAL void multiply(const Linear *linear, const QuantizedRows *x, const Matrix *y,
+                          int relu, int num_threads)
 {
-    Product product = {linear, x, y, is_rectified};
-    const int is_large = linear->outputs * linear->inputs >= LEAST_SHARED;
+    Product product = {linear, x, y, relu};
+    const int is_large = linear->outputs * linear->inputs >= MIN_SHARED_WEIGHTS;
     parallel_for(multiply_blocks, &product, num_blocks(linear->outputs), 1,
                  is_large ? num_threads : 1);
 }
 
-/* y = x W^T + b in one call; 1 if memory is lacking, otherwise 0. */
-static int transduce_linear(const Linear *linear, float *x, int64_t rows, float *y,
-                            int num_threads)
+struct td_linear {
+    Linear map;
+};
+
+static td_status linear_new(const float *weight, const float *bias, int64_t outputs,
+                            int64_t inputs, td_precision precision, int num_threads,
+                            td_linear **linear)
 {
-    const int64_t stride = row_bytes(linear->inputs);
+    if (!linear)
+        return TD_BAD_ARGUMENT;
+    *linear = NULL;
+    if (!weight || outputs < 1 || outputs > MAX_WIDTH || inputs < 1 ||
+        inputs > MAX_WIDTH || !is_precision(precision) || !is_thread_count(num_threads))
+        return TD_BAD_ARGUMENT;
+    td_linear *made = calloc(1, sizeof *made);
+    if (!made)
+        return TD_OUT_OF_MEMORY;
+    const td_status status =
+        pack_linear(weight, bias, outputs, inputs, precision, num_threads, &made->map);
+    if (status) {
+        free(made);
+        return status;
+    }
+    *linear = made;
+    return TD_OK;
+}
+
+static td_status linear_apply(const td_linear *linear, const float *x, int64_t rows,
+                              float *y, int num_threads)
+{
+    if (!linear || rows < 0 || rows > MAX_ROWS || (rows && (!x || !y)) ||
+        !is_thread_count(num_threads))
+        return TD_BAD_ARGUMENT;
+    const Linear *map = &linear->map;
+    const int64_t stride = quantized_row_bytes(map->inputs);
     const int64_t bytes = rows * (stride + 2 * (int64_t)sizeof(float));
-    uint8_t *room = aligned_alloc(LINE, (size_t)(bytes / LINE * LINE + LINE));
-    if (!room)
-        return 1;
-    float *scales = (float *)(room + rows * stride);
-    Rows arranged = {.numbers = room, .scales = scales, .lowest = scales + rows};
-    const Matrix from = {x, linear->inputs}, into = {y, linear->outputs};
-    arrange_rows(linear, &from, rows, &arranged, num_threads);
-    multiply(linear, &arranged, &into, 0, num_threads);
-    free(room);
-    return 0;
+    uint8_t *workspace = aligned_alloc(LINE, (size_t)(bytes / LINE * LINE + LINE));
+    if (!workspace)
+        return TD_OUT_OF_MEMORY;
+    float *scales = (float *)(workspace + rows * stride);
+    QuantizedRows quantized = {
+        .numbers = workspace, .scales = scales, .min = scales + rows};
+    const Matrix from = {(float *)x, map->inputs}, into = {y, map->outputs};
+    quantize_rows(map, &from, rows, &quantized, num_threads);
+    multiply(map, &quantized, &into, 0, num_threads);
+    free(workspace);
+    return TD_OK;
+}
+
+static td_status linear_scales(const td_linear *linear, float *scales)
+{
+    if (!linear || !scales || !linear->map.scales)
+        return TD_BAD_ARGUMENT;
+    memcpy(scales, linear->map.scales, (size_t)linear->map.outputs * sizeof *scales);
+    return TD_OK;
+}
+
+static void linear_free(td_linear *linear)
+{
+    if (linear)
+        free_linear(&linear->map);
+    free(linear);
 }

@@ -1,16 +1,30 @@
-/* Linear maps, in fp32 or with weights of 8 bits. */
-#ifndef TRANSDUCE_LINEAR_H
-#define TRANSDUCE_LINEAR_H
+/* Linear maps y = x W^T + b, in fp32 or with weights of 8 bits.
+ *
+ * A product reads packed weights and packed rows (gemm/tiles.h has the layouts). Rows
+ * are packed once and may then be multiplied by several maps of equal inputs.
+ */
+#ifndef TRANSDUCE_GEMM_LINEAR_H
+#define TRANSDUCE_GEMM_LINEAR_H
 
-#include "isa/name.h"
 #include <stdint.h>
 
-/* Rows, below which sharing them costs more than it gains: to read or write, and to
-   attend with. */
-#define LEAST_ROWS 64
-#define LEAST_ATTENDING 16
+#include "isa/name.h"
 
-/* Rows of numbers, so far apart. */
+/* Rows that are worth a thread: to read and write, and to attend with. */
+#define MIN_ROWS 64
+#define MIN_ATTENDING_ROWS 16
+
+static inline int64_t max_i64(int64_t one, int64_t other)
+{
+    return one > other ? one : other;
+}
+
+static inline int64_t min_i64(int64_t one, int64_t other)
+{
+    return one < other ? one : other;
+}
+
+/* Rows of floats at a distance of `stride` floats. */
 typedef struct {
     float *numbers;
     int64_t stride;
@@ -21,41 +35,41 @@ static inline float *row_of(const Matrix *matrix, int64_t row)
     return matrix->numbers + row * matrix->stride;
 }
 
-/* How far apart rows of so many numbers are best: an odd number of cache lines, as rows
-   a power of two apart would share few places of a cache. */
-TD_INTERNAL int64_t spread(int64_t width);
+/* Best stride of rows of `width` floats: an odd number of cache lines, because rows a
+ * power of two apart would compete for few places of a cache. */
+TD_INTERNAL int64_t padded_stride(int64_t width);
 
-/* y = x W^T + b. What belongs to each output is padded to whole blocks of them. */
+/* A packed linear map. The vectors are padded with zeros to whole blocks of outputs. */
 typedef struct {
     int64_t outputs, inputs;
-    const void *packed;  /* blocks of outputs, of each a group of inputs after one */
-    const float *scales; /* of each output's weights, if they are in 8 bits, or none */
-    const float *sums;   /* of these weights, scaled */
+    const void *packed;  /* weights, block after block */
+    const float *scales; /* step of each output's weights; NULL in fp32 */
+    const float *sums;   /* sum of each output's rounded weights; NULL in fp32 */
     const float *bias;
 } Linear;
 
-/* Rows as a product reads them: a group of inputs of each row of a tile after one, or
-   each row for itself, as the matrix unit reads them. */
+/* Rows as a product reads them: tile after tile, or row after row for AMX. In int8,
+ * the byte n of a row stands for min + scale * n. */
 typedef struct {
-    int64_t rows, stride; /* in bytes */
-    int are_for_unit;
+    int64_t rows, stride; /* stride in bytes */
+    int for_amx;
     uint8_t *numbers;
-    /* In 8 bits, what a number n of a row stands for is lowest + scale * n. */
-    float *scales, *lowest;
-} Rows;
+    float *scales, *min; /* of each row, in int8 */
+} QuantizedRows;
 
-/* Bytes that are enough for a row of so many inputs. */
-TD_INTERNAL int64_t row_bytes(int64_t inputs);
+/* Bytes of `QuantizedRows.numbers` that suffice for a row. */
+TD_INTERNAL int64_t quantized_row_bytes(int64_t inputs);
 
-/* Put rows in order for a product, for which there is room. */
-TD_INTERNAL void arrange_rows(const Linear *linear, const Matrix *x, int64_t rows,
-                              Rows *into, int num_threads);
+/* Pack `rows` rows of x [rows, inputs] into the buffers of `into`; int8 rounds them. */
+TD_INTERNAL void quantize_rows(const Linear *linear, const Matrix *x, int64_t rows,
+                               QuantizedRows *into, int num_threads);
 
-/* The same map, of so many of its outputs, from one on with which a block begins. */
-TD_INTERNAL Linear some_outputs(const Linear *linear, int64_t first, int64_t count);
+/* The map restricted to `count` outputs from `first` on, which begins a block. */
+TD_INTERNAL Linear slice_outputs(const Linear *linear, int64_t first, int64_t count);
 
-/* y = x W^T + b, row by row; if it is to be rectified, max(0, y). */
-TD_INTERNAL void multiply(const Linear *linear, const Rows *x, const Matrix *y,
-                          int is_rectified, int num_threads);
+/* y [rows, outputs] = x W^T + b, or max(0, x W^T + b). The result of a row does not
+ * depend on the other rows, nor on the number of threads. */
+TD_INTERNAL void multiply(const Linear *linear, const QuantizedRows *x, const Matrix *y,
+                          int relu, int num_threads);
 
 #endif

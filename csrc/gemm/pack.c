@@ -1,93 +1,74 @@
-/* Weights in the order in which products read them. */
+/* Weights in the order in which products read them (gemm/tiles.h). */
+#include "gemm/pack.h"
+
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "gemm/tiles.h"
 #include "parallel.h"
+#include "simd/prefetch.h"
 
-#define LEAST_BLOCKS 4 /* of outputs: fewer are not worth a thread */
+#define MIN_BLOCKS 4 /* of outputs: fewer are not worth a thread */
 
-/* What belongs to each output is padded to whole blocks. */
-static int64_t transduce_padded(int64_t outputs)
-{
-    return num_blocks(outputs) * COLUMNS;
-}
+/* Largest rounded weight, and largest sum of weights whose products are added up in 16
+ * bits: 255 * 128 fits, and 2 of the 128 are kept for rounding. */
+#define INT8_STEPS 127.0f
+#define INT16_SUM_STEPS 126.0
+#define SMALLEST_WEIGHT 1e-8 /* keeps scales above zero */
 
-static int64_t transduce_packed_bytes(int64_t outputs, int64_t inputs, int is_int8)
-{
-    return num_blocks(outputs) * num_groups(inputs, is_int8) * step_bytes(is_int8);
-}
-
-/* Where a block's weights begin. */
-static char *first_weight(void *packed, int64_t output, int64_t inputs, int is_int8)
-{
-    return (char *)packed +
-           output / COLUMNS * num_groups(inputs, is_int8) * step_bytes(is_int8);
-}
-
-/* Weights to be packed, and where to. */
 typedef struct {
     const float *weight; /* [outputs, inputs] */
     int64_t outputs, inputs;
-    void *packed;
-    float *scales, *sums; /* of each output, if they become 8 bits */
+    char *packed;
+    float *scales, *sums; /* of each output, in int8 */
 } Packing;
 
-static void pack_blocks(void *shared, int64_t first, int64_t end, int worker)
+static void pack_fp32_blocks(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const Packing *p = shared;
     for (int64_t block = first; block < end; block++) {
-        const int64_t output = block * COLUMNS, left = p->outputs - output;
-        const int64_t count = left < COLUMNS ? left : COLUMNS;
+        const int64_t output = block * BLOCK_OUTPUTS;
+        const int64_t count = min_i64(p->outputs - output, BLOCK_OUTPUTS);
         const float *from = p->weight + output * p->inputs;
-        float *to = (float *)first_weight(p->packed, output, p->inputs, 0);
-        for (int64_t i = 0; i < p->inputs; i++, to += COLUMNS) {
+        float *to = (float *)(p->packed + block * block_bytes(p->inputs, 0));
+        for (int64_t i = 0; i < p->inputs; i++, to += BLOCK_OUTPUTS) {
             for (int64_t column = 0; column < count; column++)
                 to[column] = from[column * p->inputs + i];
-            for (int64_t column = count; column < COLUMNS; column++)
+            for (int64_t column = count; column < BLOCK_OUTPUTS; column++)
                 to[column] = 0.0f;
         }
     }
 }
 
-/* As they are. */
-static void transduce_pack(const float *weight, int64_t outputs, int64_t inputs,
-                           float *packed, int num_threads)
+/* Offset of an input's weight from the beginning of its output's block. */
+static int64_t int8_offset(int64_t output, int64_t input)
 {
-    Packing p = {weight, outputs, inputs, packed, NULL, NULL};
-    parallel_for(pack_blocks, &p, num_blocks(outputs), LEAST_BLOCKS, num_threads);
-}
-
-/* Where the weight of an input stands, from the first of an output's block on: half of
-   the block's outputs after the other, and of each as many inputs as are added to its
-   sum at once. */
-static int64_t place_of_int8(int64_t output, int64_t input)
-{
-    const int64_t half = output % COLUMNS / LANES, lane = output % LANES;
-    const int64_t of_group = input % INT8_GROUP;
+    const int64_t half = output % BLOCK_OUTPUTS / LANES, lane = output % LANES;
+    const int64_t in_group = input % INT8_GROUP;
     return input / INT8_GROUP * step_bytes(1) + half * (step_bytes(1) / 2) +
-           of_group / NUMBERS_ADDED * (LANES * NUMBERS_ADDED) + lane * NUMBERS_ADDED +
-           of_group % NUMBERS_ADDED;
+           in_group / DOT_INPUTS * (LANES * DOT_INPUTS) + lane * DOT_INPUTS +
+           in_group % DOT_INPUTS;
 }
 
 static float largest_weight(const float *row, int64_t inputs)
 {
-    float most = 1e-8f;
+    float most = (float)SMALLEST_WEIGHT;
     for (int64_t i = 0; i < inputs; i++)
         most = fmaxf(most, fabsf(row[i]));
     return most;
 }
 
-/* The largest sum of weights of one sign whose products are added up in 16 bits: of the
-   first two, or the last two, of one four and the next. */
-static double largest_sum(const float *row, int64_t inputs)
+/* Largest sum of the weights of one sign whose products are added up in 16 bits: those
+ * of the first two, or the last two, inputs of one group of four and of the next. */
+static double largest_int16_sum(const float *row, int64_t inputs)
 {
-    double most = 1e-8;
-    for (int64_t first = 0; first < inputs; first += first % 4 ? 6 : 2) {
+    double most = SMALLEST_WEIGHT;
+    for (int64_t first = 0; first < inputs; first += first % DOT_INPUTS ? 6 : 2) {
         double above = 0, below = 0;
         for (int64_t i = 0; i < 4; i++) {
-            const int64_t input = first + i % 2 + i / 2 * NUMBERS_ADDED;
+            const int64_t input = first + i % 2 + i / 2 * DOT_INPUTS;
             const double weight = input < inputs ? row[input] : 0;
             above += fmax(weight, 0);
             below -= fmin(weight, 0);
@@ -97,29 +78,28 @@ static double largest_sum(const float *row, int64_t inputs)
     return most;
 }
 
-/* What one stands for. Times 255, a sum of up to 128 is in 16 bits; two of it are for
-   rounding. */
-static float scale_of(const float *row, int64_t inputs)
+/* Step of an output's rounded weights. */
+static float int8_scale(const float *row, int64_t inputs)
 {
-    return SUMS_IN_16_BITS ? (float)(largest_sum(row, inputs) / 126.0)
-                           : largest_weight(row, inputs) / 127.0f;
+    return SUMS_IN_16_BITS ? (float)(largest_int16_sum(row, inputs) / INT16_SUM_STEPS)
+                           : largest_weight(row, inputs) / INT8_STEPS;
 }
 
-static void pack_outputs(void *shared, int64_t first, int64_t end, int worker)
+static void pack_int8_outputs(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const Packing *p = shared;
     for (int64_t output = first; output < end; output++) {
         const float *row = p->weight + output * p->inputs;
-        char *to = first_weight(p->packed, output, p->inputs, 1);
-        const float scale = scale_of(row, p->inputs);
+        char *to = p->packed + output / BLOCK_OUTPUTS * block_bytes(p->inputs, 1);
+        const float scale = int8_scale(row, p->inputs);
         int64_t sum = 0, is_nan = 0;
         for (int64_t i = 0; i < p->inputs; i++) {
             const float steps = row[i] / scale;
             const int is_number = isfinite(steps) != 0;
-            long number = is_number ? lrintf(steps) : 0;
+            const long number = is_number ? lrintf(steps) : 0;
             is_nan |= !is_number;
-            to[place_of_int8(output, i)] = (char)number;
+            to[int8_offset(output, i)] = (char)number;
             sum += number;
         }
         p->scales[output] = is_nan ? NAN : scale;
@@ -127,11 +107,41 @@ static void pack_outputs(void *shared, int64_t first, int64_t end, int worker)
     }
 }
 
-/* Rounded to 8 bits; `packed`, `scales` and `sums` are zero, and padded. */
-static void transduce_pack_int8(const float *weight, int64_t outputs, int64_t inputs,
-                                int8_t *packed, float *scales, float *sums,
-                                int num_threads)
+TD_INTERNAL td_status pack_linear(const float *weight, const float *bias,
+                                  int64_t outputs, int64_t inputs,
+                                  td_precision precision, int num_threads, Linear *into)
 {
-    Packing p = {weight, outputs, inputs, packed, scales, sums};
-    parallel_for(pack_outputs, &p, outputs, LEAST_BLOCKS * COLUMNS, num_threads);
+    const int is_int8 = precision == TD_INT8;
+    const size_t bytes = (size_t)(num_blocks(outputs) * block_bytes(inputs, is_int8));
+    const int64_t padded = num_blocks(outputs) * BLOCK_OUTPUTS;
+    /* Weights, then scales and sums in int8, then the bias. Blocks are whole lines. */
+    const size_t vectors = (size_t)(padded * (is_int8 ? 3 : 1)) * sizeof(float);
+    char *packed = aligned_alloc(LINE, bytes + vectors);
+    if (!packed)
+        return TD_OUT_OF_MEMORY;
+    float *vector = (float *)(packed + bytes);
+    memset(vector, 0, vectors);
+    Packing packing = {weight, outputs, inputs, packed, vector, vector + padded};
+    *into = (Linear){.outputs = outputs, .inputs = inputs, .packed = packed};
+    if (is_int8) {
+        memset(packed, 0, bytes);
+        into->scales = packing.scales;
+        into->sums = packing.sums;
+        vector += 2 * padded;
+        parallel_for(pack_int8_outputs, &packing, outputs, MIN_BLOCKS * BLOCK_OUTPUTS,
+                     num_threads);
+    } else {
+        parallel_for(pack_fp32_blocks, &packing, num_blocks(outputs), MIN_BLOCKS,
+                     num_threads);
+    }
+    if (bias)
+        memcpy(vector, bias, (size_t)outputs * sizeof *bias);
+    into->bias = vector;
+    return TD_OK;
+}
+
+TD_INTERNAL void free_linear(Linear *linear)
+{
+    free((void *)linear->packed);
+    *linear = (Linear){0};
 }

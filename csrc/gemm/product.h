@@ -1,6 +1,6 @@
-/* A product of rows and a linear map, and how its sums are put out. */
-#ifndef TRANSDUCE_PRODUCT_H
-#define TRANSDUCE_PRODUCT_H
+/* A product of packed rows and a linear map, and its epilogue. */
+#ifndef TRANSDUCE_GEMM_PRODUCT_H
+#define TRANSDUCE_GEMM_PRODUCT_H
 
 #include <math.h>
 
@@ -9,20 +9,20 @@
 
 typedef struct {
     const Linear *linear;
-    const Rows *x;
+    const QuantizedRows *x;
     const Matrix *y;
-    int is_rectified;
+    int relu;
 } Product;
 
-/* What belongs to the outputs in the lanes. */
+/* Bias, scales and sums of the outputs in the lanes of a vector. */
 typedef struct {
     vec bias, scales, sums;
-} OfOutputs;
+} OutputVectors;
 
-static inline OfOutputs of_outputs(const Linear *linear, const int is_int8,
-                                   int64_t output)
+static inline OutputVectors load_outputs(const Linear *linear, const int is_int8,
+                                         int64_t output)
 {
-    OfOutputs of = {.bias = vec_load(linear->bias + output)};
+    OutputVectors of = {.bias = vec_load(linear->bias + output)};
     if (is_int8) {
         of.scales = vec_load(linear->scales + output);
         of.sums = vec_load(linear->sums + output);
@@ -30,36 +30,35 @@ static inline OfOutputs of_outputs(const Linear *linear, const int is_int8,
     return of;
 }
 
-/* What the sums of a row's products are. */
-static inline vec numbers_of(const Rows *x, const int is_int8, vec sums, int64_t row,
-                             const OfOutputs *of)
+/* Sums of a row's products to results: add the bias and, in int8, undo the rounding. */
+static inline vec dequantize(const QuantizedRows *x, const int is_int8, vec sums,
+                             int64_t row, const OutputVectors *of)
 {
     if (!is_int8)
         return sums + of->bias;
-    const vec rest = vec_fma(vec_set1(x->lowest[row]), of->sums, of->bias);
+    const vec rest = vec_fma(vec_set1(x->min[row]), of->sums, of->bias);
     const vec scale = of->scales * vec_set1(x->scales[row]);
     return vec_fma(vec_from_i32(sums), scale, rest);
 }
 
-/* Put out the sums of a tile's rows, two registers of each, from an output on that a
-   block begins with. */
-static inline __attribute__((always_inline)) void finish(const Product *product,
-                                                         const int is_int8,
-                                                         const vec *sums, int64_t row,
-                                                         int64_t count, int64_t output)
+/* Write `count` rows of results from their sums [count, BLOCK_OUTPUTS], from an output
+ * on that begins a block. `is_int8` is a literal at each call. */
+static inline __attribute__((always_inline)) void
+write_results(const Product *product, const int is_int8, const vec *sums, int64_t row,
+              int64_t count, int64_t output)
 {
     const int64_t left = product->linear->outputs - output, stride = product->y->stride;
-    const OfOutputs one = of_outputs(product->linear, is_int8, output);
-    const OfOutputs two = of_outputs(product->linear, is_int8, output + LANES);
-    const vec least = vec_set1(product->is_rectified ? 0.0f : -INFINITY);
-    const Rows x = *product->x;
+    const OutputVectors one = load_outputs(product->linear, is_int8, output);
+    const OutputVectors two = load_outputs(product->linear, is_int8, output + LANES);
+    const vec low = vec_set1(product->relu ? 0.0f : -INFINITY);
+    const QuantizedRows x = *product->x;
     float *to = row_of(product->y, row) + output;
     for (int64_t i = 0; i < count; i++, row++, sums += 2, to += stride) {
-        /* In this order, NaN stays NaN. */
+        /* In this order of operands, NaN stays NaN. */
         vec_store_first(to, left,
-                        vec_max(least, numbers_of(&x, is_int8, sums[0], row, &one)));
+                        vec_max(low, dequantize(&x, is_int8, sums[0], row, &one)));
         vec_store_first(to + LANES, left - LANES,
-                        vec_max(least, numbers_of(&x, is_int8, sums[1], row, &two)));
+                        vec_max(low, dequantize(&x, is_int8, sums[1], row, &two)));
     }
 }
 

@@ -224,6 +224,43 @@ typedef struct td_nn_api {
 
 /* ---- Decoding ---------------------------------------------------------------- */
 
+/* Numbers of matrix products. In int8, weights are rounded once with a scale for each
+ * output, rows of activations as they come with a scale and an offset for each row. */
+typedef enum td_precision { TD_FP32 = 0, TD_INT8 = 1 } td_precision;
+
+typedef enum td_norm { TD_POST_NORM = 0, TD_PRE_NORM = 1 } td_norm;
+
+typedef enum td_scores { TD_SCALED = 0, TD_UNSCALED = 1, TD_ADDITIVE = 2 } td_scores;
+
+typedef enum td_activation { TD_RELU = 0, TD_SILU = 1 } td_activation;
+
+/* Sizes and choices of a Transformer. */
+typedef struct td_model_config {
+    int64_t vocab_size;
+    int64_t target_vocab_size; /* 0: one matrix for source, target and output */
+    int64_t encoder_layers, decoder_layers;
+    int64_t d_model, d_ff, num_heads, d_k, d_v;
+    int64_t max_positions; /* rows of the table of learned positions; 0: sinusoids */
+    int64_t neighbourhood; /* distance that self-attention sees; 0: unlimited */
+    double norm_epsilon;
+    td_norm norm;
+    td_scores scores;
+    td_activation activation;
+    int output_bias; /* whether logits have a bias */
+    td_precision precision;
+} td_model_config;
+
+/* A linear map y = x W^T + b with packed weights. */
+typedef struct td_linear td_linear;
+
+/* A Transformer with packed weights. Once finished it does not change, and several
+ * threads may use it at a time. */
+typedef struct td_model td_model;
+
+/* State of a decoder: a group of hypotheses for each sentence, all groups equally
+ * large, with their keys and values. Its model must be freed later. */
+typedef struct td_decoder td_decoder;
+
 /* Request for the likeliest ways to go on, and where they are written. */
 typedef struct td_candidates {
     int64_t sentences, group, vocab; /* hypotheses of a sentence form a group */
@@ -281,6 +318,60 @@ typedef struct td_hypothesis {
 typedef struct td_decode_api {
     int64_t lanes;
 
+    /* Pack weight [outputs, inputs] and bias [outputs]; a NULL bias is zero. */
+    td_status (*linear_new)(const float *weight, const float *bias, int64_t outputs,
+                            int64_t inputs, td_precision precision, int num_threads,
+                            td_linear **linear);
+    /* y [rows, outputs] from x [rows, inputs]. A row of y depends on its row of x only,
+     * not on the number of threads. */
+    td_status (*linear_apply)(const td_linear *linear, const float *x, int64_t rows,
+                              float *y, int num_threads);
+    /* Step [outputs] of the rounded weights of each output, in int8. */
+    td_status (*linear_scales)(const td_linear *linear, float *scales);
+    void (*linear_free)(td_linear *linear);
+
+    /* A model without weights. Each parameter must be set by its name, such as
+     * "encoder_layers.0.feed_forward.inner.weight" [rows, columns]; a vector has one
+     * column. The numbers must stay until model_finish, which copies and packs them. */
+    td_status (*model_new)(const td_model_config *config, td_model **model);
+    td_status (*model_set)(td_model *model, const char *name, const float *values,
+                           int64_t rows, int64_t columns);
+    td_status (*model_finish)(td_model *model, int num_threads);
+    void (*model_free)(td_model *model);
+
+    /* Encode sentences of lengths[i] tokens each, which follow one another in `ids`.
+     * `states` [tokens, d_model] has a row for each token. */
+    td_status (*encode)(const td_model *model, const int64_t *ids,
+                        const int64_t *lengths, int64_t sentences, float *states,
+                        int num_threads);
+
+    /* A decoder that has read nothing, with one hypothesis for each sentence, from the
+     * encoder's states. With `sum_attention`, decoder_coverage can be called. */
+    td_status (*decoder_new)(const td_model *model, const float *states,
+                             const int64_t *lengths, int64_t sentences,
+                             int sum_attention, int num_threads, td_decoder **decoder);
+    /* Read one more token of each hypothesis. `ids` has [sentences, group] tokens,
+     * `logits` [sentences, group, target vocabulary] those of the next. A failed step
+     * changes nothing. */
+    td_status (*decoder_step)(td_decoder *decoder, const int64_t *ids, float *logits,
+                              int num_threads);
+    /* Keep the hypotheses `rows` [sentences, group], numbered through all groups. Those
+     * of a new group must be of one sentence, and no sentence in two groups. */
+    td_status (*decoder_reorder)(td_decoder *decoder, const int64_t *rows,
+                                 int64_t sentences, int64_t group);
+    /* Append copies of the sentences of another decoder of the same model, with groups
+     * of the same size. */
+    td_status (*decoder_join)(td_decoder *decoder, const td_decoder *other);
+    /* Coverage [sentences, group]: sum of log(min(attention, 1)) over the source, where
+     * attention is summed over steps (Wu et al., 2016, equation 14), and is the mean of
+     * the last layer's heads. */
+    td_status (*decoder_coverage)(const td_decoder *decoder, double *coverage);
+    /* Sizes; 0 for NULL. Capacity: positions of a sentence for which memory is held. */
+    int64_t (*decoder_sentences)(const td_decoder *decoder);
+    int64_t (*decoder_group)(const td_decoder *decoder);
+    int64_t (*decoder_capacity)(const td_decoder *decoder);
+    void (*decoder_free)(td_decoder *decoder);
+
     /* Find candidates given logits [sentences, group, vocab]. */
     td_status (*find_candidates)(const td_candidates *query, const float *logits);
 
@@ -316,6 +407,14 @@ typedef struct td_decode_api {
     td_status (*search_grow)(td_search *search, int64_t num_candidates,
                              const double *log_probs, const int64_t *parents,
                              const int64_t *tokens, const double *coverage);
+
+    /* Take steps of a decoder and its search, whose groups are as large as the beam,
+     * until `few` sentences or fewer are live or `max_steps` are taken. Hypotheses read
+     * `tokens` [live, group] first. `num_steps` says how many were taken; an error after
+     * the first ends the call with TD_OK, and the next call reports it. */
+    td_status (*search_run)(td_search *search, td_decoder *decoder,
+                            const int64_t *tokens, int64_t max_steps, int64_t few,
+                            int num_threads, int64_t *num_steps);
 
     /* Move the sentences of another search with the same configuration behind one's
      * own. Their numbers rise by the count of sentences that this search has ever had.
@@ -369,6 +468,10 @@ void td_allow_amx(int is_allowed);
 /* Run parallel work by GOMP_parallel of an OpenMP runtime, so that it shares the
  * threads of other users of that runtime; NULL for threads of this library's own. */
 void td_use_openmp(void *gomp_parallel);
+
+/* Call `may_allocate` before an allocation of `min_bytes` bytes or more; if it returns 0,
+ * the call that needs them ends with TD_OUT_OF_MEMORY. NULL: never ask, the default. */
+void td_use_memory_check(int (*may_allocate)(int64_t bytes), int64_t min_bytes);
 
 #pragma GCC visibility pop
 

@@ -6,21 +6,40 @@
 #include "gemm/amx_int8.c"
 #include "gemm/pack.c"
 #include "gemm/rows.c"
+#include "decode/stack.c"
 #include "decode/attention.c"
 #include "decode/cross_attention.c"
-#include "decode/top_k.c"
-#include "decode/step.c"
-#include "decode/encoder.c"
-#include "decode/gather.c"
-#include "decode/start.c"
 #include "decode/kv_cache.c"
+#include "decode/cross_cache.c"
+#include "decode/model.c"
+#include "decode/encoder.c"
+#include "decode/step.c"
+#include "decode/decoder.c"
+#include "decode/top_k.c"
 #include "decode/run.c"
-#include "decode/stack.c"
 /* clang-format on */
 
 extern const td_decode_api TD_NAME(td_decode);
 const td_decode_api TD_NAME(td_decode) = {
     .lanes = LANES,
+    .linear_new = linear_new,
+    .linear_apply = linear_apply,
+    .linear_scales = linear_scales,
+    .linear_free = linear_free,
+    .model_new = model_new,
+    .model_set = model_set,
+    .model_finish = model_finish,
+    .model_free = model_free,
+    .encode = encode,
+    .decoder_new = decoder_new,
+    .decoder_step = decoder_step,
+    .decoder_reorder = reorder_hypotheses,
+    .decoder_join = decoder_join,
+    .decoder_coverage = decoder_coverage,
+    .decoder_sentences = decoder_sentences,
+    .decoder_group = decoder_group,
+    .decoder_capacity = decoder_capacity,
+    .decoder_free = decoder_free,
     .find_candidates = find_candidates,
     .search_new = search_new,
     .search_free = search_free,
@@ -29,6 +48,7 @@ const td_decode_api TD_NAME(td_decode) = {
     .search_next = search_next,
     .search_advance = search_advance,
     .search_grow = search_grow,
+    .search_run = run_search,
     .search_join = search_join,
     .search_num_hypotheses = search_num_hypotheses,
     .search_hypothesis = search_hypothesis,

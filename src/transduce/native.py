@@ -7,6 +7,7 @@ another one.
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -18,11 +19,15 @@ from jaxtyping import Shaped
 
 from transduce.errors import RequestError
 from transduce.kernels.openmp import gomp_parallel
+from transduce.machine import free_memory
 from transduce.native_header import declarations, hash_of
 
 LIBRARY, HEADER, INTERFACE = "libtransduce.so", "transduce.h", "transduce.ffi"
 CACHE_LINE = 64
 """Bytes that a processor reads at once."""
+LARGE_ALLOCATION = 2**28
+"""Bytes from which the library asks whether they are free: asking takes longer than a
+decoding step."""
 
 
 def load(folder: Path) -> tuple[Any, Any | None]:
@@ -65,14 +70,53 @@ ffi, _library = load(_folder())
 """Types and memory of the native library."""
 
 
+OUT_OF_MEMORY = (
+    "Decoding needs memory for a step, but there is none left; give fewer or shorter "
+    "sentences at once, or search with a smaller beam."
+)
+
+
+class _Refused(threading.local):
+    """Why the last large allocation of a thread was refused."""
+
+    message: str | None = None
+
+    def take(self) -> str | None:
+        """Return the message once."""
+        message, self.message = self.message, None
+        return message
+
+
+_refused = _Refused()
+
+
+def _is_free(num_bytes: int) -> int:
+    """Tell the library whether so much memory is free, and note if not."""
+    free = free_memory(1)
+    if num_bytes <= free:
+        return 1
+    _refused.message = (
+        f"Decoding needs {num_bytes / 2**30:,.1f} GiB at once, but "
+        f"{free / 2**30:,.1f} GiB are free; search with a smaller beam, or for shorter "
+        "translations."
+    )
+    return 0
+
+
+_may_allocate = ffi.callback("int(int64_t)", _is_free)
+
+
 @cache
 def library() -> Any | None:
     """Return the native library, or None if it is missing or of another version.
 
     Installing from source without a C compiler leaves it out.
     """
-    if _library is not None and (run := gomp_parallel()) is not None:
+    if _library is None:
+        return None
+    if (run := gomp_parallel()) is not None:
         _library.td_use_openmp(ffi.cast("void *", run))
+    _library.td_use_memory_check(_may_allocate, LARGE_ALLOCATION)
     return _library
 
 
@@ -115,10 +159,7 @@ def check(status: int) -> None:
         for tell in (loaded.td_status_name, loaded.td_status_message)
     )
     if status == loaded.TD_OUT_OF_MEMORY:
-        raise RequestError(
-            "Decoding needs memory for a step, but there is none left; give fewer or "
-            "shorter sentences at once, or search with a smaller beam."
-        )
+        raise RequestError(_refused.take() or OUT_OF_MEMORY)
     if status == loaded.TD_BAD_TOKEN:
         raise IndexError(message)
     raise ValueError(f"{message} ({name})")

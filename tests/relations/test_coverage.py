@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.decoding.kernels.library import kernels
 from transduce.decoding.next_token_models import ready_model
 from transduce.decoding.next_token_models.coverage import CoverageDecoder
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
+from transduce.native import api
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS
 
 CPU = torch.device("cpu")
 SOURCES = ["one two three", "four", "eight seven six five four three two one"]
-with_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+with_kernels = pytest.mark.skipif(api() is None, reason="no native library")
 
 
 def coverage_of(model: Transformer, source: list[int], target: list[int]) -> float:
@@ -147,7 +147,7 @@ def test_kernels_count_coverage_as_operators_do(
     config = SearchConfig(coverage_penalty=0.4, **settings)
     sources = [" ".join(SOURCES[-1].split()[i % 8 :]) for i in range(30)]
     by_kernels = list(Translator(checkpoint, CPU).translate_stream(sources, config))
-    monkeypatch.setattr(ready_model, "kernels", lambda: None)
+    monkeypatch.setattr(ready_model, "api", lambda: None)
     by_operators = Translator(checkpoint, CPU)
     assert by_operators.models[0].needs_torch
     for found, expected in zip(

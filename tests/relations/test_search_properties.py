@@ -9,19 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_reading import after
+from native_reading import after
 from transduce.data.tensors import pad_rows
 from transduce.decoding.beam_search import beam_search
-from transduce.decoding.compiled.compiled_model import CompiledModel
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.kernels.library import kernels
-from transduce.decoding.kernels.packed_linear import PackedFloats
+from transduce.decoding.native_model import NativeModel
 from transduce.decoding.next_token_models.ensemble import Ensemble
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.scoring_by_torch import score_targets
 from transduce.decoding.search import JoinableModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.native import api
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 
@@ -61,10 +60,10 @@ def random_model(seed: int, by_kernels: bool) -> Model:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
-    if by_kernels and kernels() is not None:
+    if by_kernels and api() is not None:
         weights = {n: w.numpy() for n, w in model.state_dict().items()}
-        compiled = CompiledModel(config, weights, PackedFloats)
-        return Model(model, partial(after, compiled))
+        native = NativeModel(config, weights, "fp32")
+        return Model(model, partial(after, native))
     return Model(
         model, lambda rows: IncrementalDecoder(model, model.encode(pad_rows(rows)))
     )

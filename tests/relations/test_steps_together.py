@@ -1,6 +1,8 @@
-"""Steps that a kernel takes together with a search are those taken one by one."""
+"""Steps that the native library takes together with a search are those taken singly."""
 
+import ctypes
 import math
+import platform
 from itertools import chain
 from unittest import mock
 
@@ -9,26 +11,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transduce.decoding.kernels.compiled_beams import CompiledBeams
 
-from compiled_reading import after
-from transduce.decoding.beam_search import BeamSearch
-from transduce.decoding.compiled import compiled_decoder, decoder_state
-from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
-from transduce.decoding.compiled.compiled_model import CompiledModel
-from transduce.decoding.greedy_search import GreedySearch
+from native_reading import after
+from transduce.decoding import native_model
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.kernels.library import kernels
-from transduce.decoding.kernels.packed_linear import PackedFloats, PackedInt8
+from transduce.decoding.native_model import NativeDecoder, NativeModel
+from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
 from transduce.decoding.search import Decoding
 from transduce.decoding.streaming.refilled_batch import search_in_steps
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.native import api
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+pytestmark = pytest.mark.skipif(api() is None, reason="no native library")
 
+M_PERTURB = -6
+"""Setting of glibc's malloc: a byte whose complement fills new memory."""
+ALL_BITS = 2**8
+"""Not zero, which would switch it off; its last byte is."""
 NUM_SENTENCES = 12
 SEEN_FIRST = 512
 """Logits; those of more tokens a matrix unit sees as they are summed up."""
@@ -50,12 +52,12 @@ searches = st.builds(
 @pytest.fixture(
     scope="module",
     params=[
-        (20, 16, PackedFloats, 1),
-        (512, 64, PackedInt8, 1),
-        (513, 64, PackedInt8, 1),
-        (2_500, 64, PackedInt8, 1),
-        (2_500, 64, PackedInt8, 1_000),
-        (2_500, 64, PackedInt8, math.nan),
+        (20, 16, "fp32", 1),
+        (512, 64, "int8", 1),
+        (513, 64, "int8", 1),
+        (2_500, 64, "int8", 1),
+        (2_500, 64, "int8", 1_000),
+        (2_500, 64, "int8", math.nan),
     ],
     ids=[
         "few tokens",
@@ -66,9 +68,9 @@ searches = st.builds(
         "the last no numbers",
     ],
 )
-def ready(request: pytest.FixtureRequest) -> CompiledModel:
+def ready(request: pytest.FixtureRequest) -> NativeModel:
     torch.manual_seed(3)
-    vocab_size, d_model, pack, last_scale = request.param
+    vocab_size, d_model, precision, last_scale = request.param
     config = ModelConfig(
         vocab_size=vocab_size,
         d_model=d_model,
@@ -85,25 +87,23 @@ def ready(request: pytest.FixtureRequest) -> CompiledModel:
         if vocab_size > 2_000:
             model.embedding.weight[2_000:] *= last_scale
     weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
-    return CompiledModel(config, weights, pack)
+    return NativeModel(config, weights, precision)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def stores_without_numbers():
-    """What nobody has written shows if it is read."""
-    room_for = decoder_state.room_for
-
-    def without_numbers(*shape, dtype=np.float32):
-        room = room_for(*shape, dtype=dtype)
-        room.fill(np.nan if dtype == np.float32 else np.iinfo(dtype).max // 2)
-        return room
-
-    with mock.patch.object(decoder_state, "room_for", without_numbers):
+def memory_without_numbers():
+    """Let glibc fill new memory with NaN, which shows if it is read."""
+    if platform.libc_ver()[0] != "glibc":
         yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_PERTURB, ALL_BITS)
+    yield
+    libc.mallopt(M_PERTURB, 0)
 
 
 def found(
-    ready: CompiledModel, config: SearchConfig, seed: int, longest: int, prefix: int
+    ready: NativeModel, config: SearchConfig, seed: int, longest: int, prefix: int
 ) -> list[list[Hypothesis]]:
     """Of some sentences, in a batch that others join as soon as there is room."""
     rng = torch.Generator().manual_seed(seed)
@@ -118,12 +118,12 @@ def found(
         prefixes = [
             [last - i, *range(4, 4 + i)] if i % 3 == prefix else [] for i in numbers
         ]
-        decoder = after(ready, rows, is_watched=is_covered)
+        decoder = after(ready, rows, sum_attention=is_covered)
         asked = [limits[i] for i in numbers], config, EOS, (PAD, BOS), prefixes
         if config.beam_size == 1:
-            return Decoding(decoder, GreedySearch(*asked), BOS)
+            return Decoding(decoder, NativeGreedySearch(*asked), BOS)
         coverage = decoder.coverage if is_covered else None
-        return Decoding(decoder, BeamSearch(*asked, coverage), BOS)
+        return Decoding(decoder, NativeSearch(*asked, coverage), BOS)
 
     each = dict(chain.from_iterable(search_in_steps(lengths, 80, begin)))
     return [each[i] for i in range(NUM_SENTENCES)]
@@ -161,18 +161,18 @@ def test_they_find_what_single_steps_find(
 ):
     asked = (ready, config, seed, longest, prefix)
     taken = []
-    grown = CompiledBeams.grown
+    run = NativeSearch.run
 
-    def noted(beams, steps):
-        taken.append(steps.taken)
-        return grown(beams, steps)
+    def noted(search, decoder, last_ids, max_steps, few):
+        taken.append(max_steps)
+        return run(search, decoder, last_ids, max_steps, few)
 
     with (
-        mock.patch.object(CompiledBeams, "grown", noted),
-        mock.patch.object(compiled_decoder, "MOST_ROWS", most_rows),
+        mock.patch.object(NativeSearch, "run", noted),
+        mock.patch.object(native_model, "MAX_ROWS", most_rows),
     ):
         together = found(*asked)
-    with mock.patch.object(CompiledDecoder, "take_steps", return_value=None):
+    with mock.patch.object(NativeDecoder, "take_steps", return_value=None):
         one_by_one = found(*asked)
     if ready.config.vocab_size > SEEN_FIRST:
         assert_alike(together, one_by_one)
@@ -186,10 +186,9 @@ def test_they_find_what_single_steps_find(
 
 @pytest.mark.parametrize("few", [0, 1, 2, 3])
 @pytest.mark.parametrize("beam_size", [1, 2])
-def test_steps_go_on_until_few_sentences_are_left(ready, few, beam_size, monkeypatch):
-    monkeypatch.setattr("transduce.model.sizes.room.STEPS_AHEAD", 8)  # for them all
+def test_steps_go_on_until_few_sentences_are_left(ready, few, beam_size):
     config = SearchConfig(beam_size=beam_size, min_length=50)
-    kind = GreedySearch if beam_size == 1 else BeamSearch
+    kind = NativeGreedySearch if beam_size == 1 else NativeSearch
     search = kind([2, 3, 4, 4], config, EOS, (PAD, BOS))
     decoding = Decoding(after(ready, [[5, 6]] * 4), search, BOS)
     decoding.advance()

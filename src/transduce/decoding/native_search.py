@@ -18,6 +18,7 @@ from transduce.decoding.candidates import (
 )
 from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.search import Coverage
+from transduce.kernels.openmp import num_threads
 from transduce.native import api, check, ffi, pointer
 from transduce.search_config import SearchConfig
 
@@ -87,6 +88,31 @@ class NativeSearch:
         else:
             self._advance(np.ascontiguousarray(numbers))
         return self._after_step()
+
+    def run(
+        self,
+        decoder: Any,
+        last_ids: Int64[np.ndarray, "sentences beam"],
+        max_steps: int,
+        few: int,
+    ) -> Int64[np.ndarray, "kept beam"]:
+        """Take steps with a decoder in the library; return what is read next.
+
+        None follows a step that leaves `few` sentences or fewer.
+        """
+        last_ids, num_steps = np.ascontiguousarray(last_ids), ffi.new("int64_t *")
+        status = self._api.search_run(
+            self._handle,
+            decoder,
+            pointer(last_ids, "int64_t *"),
+            max_steps,
+            few,
+            num_threads(),
+            num_steps,
+        )
+        check(status)
+        _, tokens = self._after_step()
+        return tokens
 
     def join(self, other: "NativeSearch") -> None:
         """Put the sentences of another, which has grown too, behind one's own."""

@@ -1,19 +1,31 @@
 """Searches and draws that exceed free memory are refused before they allocate it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
+from transduce import native
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.compiled import decoder_state
-from transduce.decoding.kernels.library import kernels
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.sampling_config import SamplingConfig
 from transduce.search_config import SearchConfig
 
-needs_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+needs_library = pytest.mark.skipif(native.api() is None, reason="no native library")
 
 
-@needs_kernels
+@contextmanager
+def checked_from(num_bytes: int) -> Iterator[None]:
+    """Let the library ask before allocations of so many bytes."""
+    loaded = native.library()
+    assert loaded is not None
+    loaded.td_use_memory_check(native._may_allocate, num_bytes)
+    yield
+    loaded.td_use_memory_check(native._may_allocate, native.LARGE_ALLOCATION)
+
+
+@needs_library
 @pytest.mark.parametrize(
     ("least", "free", "is_refused"),
     [(0, 2**10, True), (0, 2**40, False), (2**40, 2**10, False)],
@@ -26,19 +38,19 @@ def test_a_search_beyond_memory_is_refused(
     is_refused: bool,
 ) -> None:
     """Free memory is checked only for large searches."""
-    monkeypatch.setattr(decoder_state, "MUCH_MEMORY", least)
-    monkeypatch.setattr(decoder_state, "free_memory", lambda _: float(free))
+    monkeypatch.setattr(native, "free_memory", lambda _: float(free))
     translator = Translator(trained_checkpoint, "cpu")
-    if is_refused:
-        with pytest.raises(
-            RequestError, match="GiB are free; search with a smaller be"
-        ):
-            translator.translate(["one two"])
-    else:
-        assert translator.translate(["one two"])[0].hypotheses
+    with checked_from(least):
+        if is_refused:
+            with pytest.raises(
+                RequestError, match="GiB are free; search with a smaller be"
+            ):
+                translator.translate(["one two"])
+        else:
+            assert translator.translate(["one two"])[0].hypotheses
 
 
-@needs_kernels
+@needs_library
 def test_the_memory_of_many_hypotheses_is_estimated(
     trained_checkpoint: Checkpoint,
 ) -> None:

@@ -12,7 +12,6 @@ from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding import beam_search as beam_search_module
 from transduce.decoding import translator as translator_module
 from transduce.decoding.beam_search import beam_search
-from transduce.decoding.kernels.library import kernels
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.parsing.parser import PAPER_SEARCH
 from transduce.decoding.streaming.windows import Pace
@@ -21,6 +20,7 @@ from transduce.decoding.translation.translations import Translation
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, RequestError
+from transduce.native import api
 from transduce.sampling_config import SamplingConfig
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
@@ -301,7 +301,7 @@ def test_a_model_folder_is_loaded_to_translate(
     assert loaded.translate(["two three"]) == expected
 
 
-@pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+@pytest.mark.skipif(api() is None, reason="no native library")
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_kernels_translate_without_pytorch(
     trained_checkpoint: Checkpoint, tmp_path: Path, precision: DecodingPrecision
@@ -383,13 +383,12 @@ def test_there_is_but_one_cpu(
     assert Translator(trained_checkpoint, device, num_processes=1).device == "cpu"
 
 
-@pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+@pytest.mark.skipif(api() is None, reason="no native library")
 def test_only_what_is_needed_is_made_ready(trained_checkpoint: Checkpoint) -> None:
     translator = Translator(trained_checkpoint, CPU)
     [model] = translator.models
-    assert "compiled" not in vars(model)
     translator.get_ready()
-    assert "compiled" in vars(model)
+    assert "native" in vars(model)
     translator.translate(["one"])
     translator.sample(["one"], SamplingConfig())
     translator.score(["one"], ["eins"])

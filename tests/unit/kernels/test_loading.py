@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transduce.decoding.kernels import library as of_decoding
 from transduce.model.operators.kernels import library as of_training
 
-from transduce.decoding.kernels import library as of_decoding
 from transduce.kernels import loading
 from transduce.kernels.loading import BUILDS, SUFFIX, address, room_for
 from transduce.kernels.openmp import run_in_threads

@@ -12,12 +12,6 @@ from torch import Tensor, nn
 
 from transduce.checkpoint import built
 from transduce.data.tensors import pad_rows
-from transduce.decoding.kernels.library import kernels
-from transduce.decoding.kernels.packed_linear import (
-    PackedFloats,
-    PackedInt8,
-    PackedLinear,
-)
 from transduce.decoding.next_token_models.flat_step import (
     FlatStep,
     MakeLinear,
@@ -28,12 +22,14 @@ from transduce.decoding.next_token_models.graphed.graphed_decoder import Graphed
 from transduce.decoding.next_token_models.graphed.standing_step import Recorder
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder, Step
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
+from transduce.decoding.packed_linear import NativePrecision, PackedLinear
 from transduce.device import is_good_at_bf16
 from transduce.errors import RequestError
 from transduce.machine import processor_flags
 from transduce.model.embedding import SharedEmbedding
 from transduce.model.transformer import Memory, Transformer
 from transduce.model_folder import ModelAtRest
+from transduce.native import api
 
 MakeMap = Callable[[Tensor, Tensor | None], nn.Module]
 """Of a weight and a bias: their linear map, made ready."""
@@ -97,12 +93,12 @@ def prepared(
     """
     if precision == "int8":
         _require_int8(device)
-        return _packed(model, _by_kernel(PackedInt8) or _by_torch_in_int8())
+        return _packed(model, _natively("int8") or _by_torch_in_int8())
     model = model.to(device)
     if precision == "fp32" and device.type == "cpu":
-        by_kernel = _by_kernel(PackedFloats)
-        if by_kernel is not None:
-            return _packed(model.float(), by_kernel)
+        natively = _natively("fp32")
+        if natively is not None:
+            return _packed(model.float(), natively)
     # Unlike the paper: bf16, if it is asked for, several times faster where the
     # processor has it.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -111,8 +107,8 @@ def prepared(
     return PreparedModel(model=model.to(dtype), step=step, recorder=recorder)
 
 
-def _by_kernel(kind: type[PackedLinear]) -> MakeMap | None:
-    return None if kernels() is None else partial(PackedMap, kind)
+def _natively(precision: NativePrecision) -> MakeMap | None:
+    return None if api() is None else partial(PackedMap, precision)
 
 
 def _step(model: Transformer, make_linear: MakeLinear, dtype: torch.dtype) -> Step:
@@ -135,7 +131,7 @@ def _by_torch_in_int8() -> MakeMap:
 def _has_int8() -> bool:
     """Whether there are kernels for int8, ours or those of PyTorch."""
     # On other processors, PyTorch's sums of 16 bits would overflow.
-    return kernels() is not None or "avx512_vnni" in processor_flags()
+    return api() is not None or "avx512_vnni" in processor_flags()
 
 
 def _require_int8(device: torch.device) -> None:
@@ -192,18 +188,19 @@ class Int8Linear(nn.Module):
 
 
 class PackedMap(nn.Module):
-    """A linear map by a kernel of ours."""
+    """A linear map by the native library."""
 
     def __init__(
         self,
-        kind: type[PackedLinear],
+        precision: NativePrecision,
         weight: Float[Tensor, "outputs inputs"],
         bias: Tensor | None,
     ) -> None:
         super().__init__()
-        self.packed = kind(
+        self.packed = PackedLinear(
             weight.detach().float().numpy(),
             None if bias is None else bias.detach().float().numpy(),
+            precision,
         )
 
     def forward(

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from transduce.decoding import beam_search, candidates, greedy_search
-from transduce.decoding.kernels.library import kernels
 from transduce.decoding.next_token_models import prepared_model, ready_model
 from transduce.decoding.next_token_models.prepared_model import (
     Int8Linear,
@@ -18,18 +17,13 @@ from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError
 from transduce.machine import processor_flags
 from transduce.model.transformer import Transformer
+from transduce.native import api
 
 CPU = torch.device("cpu")
 needs_int8 = pytest.mark.skipif(
     "int8" not in available(CPU), reason="there are no kernels for 8 bits"
 )
-WITH_KERNELS = (
-    (prepared_model, "kernels"),
-    (ready_model, "kernels"),
-    (candidates, "api"),
-    (beam_search, "api"),
-    (greedy_search, "api"),
-)
+WITH_KERNELS = (prepared_model, ready_model, candidates, beam_search, greedy_search)
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in processor_flags(),
     reason="PyTorch's sums of 16 bits overflow here",
@@ -59,8 +53,8 @@ def test_an_output_of_zeros_is_zero():
 @pytest.mark.parametrize("precision", available(CPU))
 def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus):
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in WITH_KERNELS:
-            patch.setattr(module, name, lambda: None)
+        for module in WITH_KERNELS:
+            patch.setattr(module, "api", lambda: None)
         exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
     rough = Translator(trained_checkpoint, CPU, precision=precision)
     found = rough.translate(corpus[0][:20])
@@ -72,8 +66,8 @@ def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus)
 
 @pytest.fixture
 def no_kernels(monkeypatch):
-    for module, name in WITH_KERNELS:
-        monkeypatch.setattr(module, name, lambda: None)
+    for module in WITH_KERNELS:
+        monkeypatch.setattr(module, "api", lambda: None)
 
 
 @needs_vnni
@@ -97,7 +91,7 @@ def test_freed_memory_is_kept_on_a_cpu(
     assert bool(calls) == is_kept
 
 
-@pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+@pytest.mark.skipif(api() is None, reason="no native library")
 @pytest.mark.parametrize(
     ("precision", "has_unit", "is_by_unit"),
     [("int8", True, True), ("int8", False, False), ("fp32", True, False)],

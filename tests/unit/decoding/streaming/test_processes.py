@@ -137,7 +137,7 @@ def test_copies_can_count_coverage(
 ) -> None:
     """Coverage without kernels needs PyTorch, which earlier copies lack."""
     if not by_kernels:
-        monkeypatch.setattr(ready_model, "kernels", lambda: None)
+        monkeypatch.setattr(ready_model, "api", lambda: None)
     config = SearchConfig(coverage_penalty=0.2)
     alone = Translator(trained_checkpoint, CPU)
     shared = Translator(trained_checkpoint, CPU, num_processes=3)

@@ -1,4 +1,4 @@
-"""Encoder and decoder in one call each are those of operators."""
+"""Encoder and decoder of the native library compute what PyTorch computes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,26 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from compiled_reading import after
+from native_reading import after
 from step_sequence import SOURCE, SOURCES, steps
-from transduce.decoding.compiled.compiled_decoder import CompiledDecoder
-from transduce.decoding.compiled.compiled_model import (
-    CompiledMemory,
-    CompiledModel,
-    padded_sources,
+from transduce.decoding.native_model import (
+    EncodedSources,
+    NativeDecoder,
+    NativeModel,
 )
-from transduce.decoding.kernels.library import kernels
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.next_token_models.prepared_model import PreparedModel, prepared
-from transduce.decoding.next_token_models.ready_model import (
-    PACKS,
-    DecodingPrecision,
-)
+from transduce.decoding.packed_linear import NativePrecision
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.native import api
 from transduce.special_ids import PAD
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+pytestmark = pytest.mark.skipif(api() is None, reason="no native library")
 
 VARIANTS = [
     {},
@@ -42,11 +38,15 @@ VARIANTS = [
     {"activation": "silu", "output_bias": True, "decoder_layers": 2},
     {"target_vocab_size": 40},
     {"target_vocab_size": 40, "output_bias": True},
+    {"scores": "additive"},
+    {"scores": "additive", "d_k": 20, "d_v": 12, "norm": "pre"},
+    {"scores": "additive", "neighbourhood": 2, "num_heads": 3, "d_k": 6},
 ]
 IS_TEXT = SOURCE != PAD
+LENGTHS = [len(ids) for ids in SOURCES]
 FIRST = np.array([[7], [8], [9]])
 
-ROUNDING: dict[DecodingPrecision, float] = {
+ROUNDING: dict[NativePrecision, float] = {
     "fp32": 1e-5,
     # Where a number falls between two of 8 bits, the last bit of a sum decides.
     "int8": 0.05,
@@ -55,8 +55,8 @@ ROUNDING: dict[DecodingPrecision, float] = {
 
 
 @pytest.fixture(params=ROUNDING)
-def precision(request: pytest.FixtureRequest) -> DecodingPrecision:
-    found: DecodingPrecision = request.param
+def precision(request: pytest.FixtureRequest) -> NativePrecision:
+    found: NativePrecision = request.param
     return found
 
 
@@ -79,53 +79,52 @@ def arrays(model: Transformer) -> dict[str, np.ndarray]:
     return {name: weight.numpy().copy() for name, weight in model.state_dict().items()}
 
 
-def compiled(model: Transformer, precision: DecodingPrecision) -> CompiledModel:
-    return CompiledModel(model.config, arrays(model), PACKS[precision])
+def compiled(model: Transformer, precision: NativePrecision) -> NativeModel:
+    return NativeModel(model.config, arrays(model), precision)
 
 
 def both(
-    config: ModelConfig, precision: DecodingPrecision
-) -> tuple[CompiledModel, PreparedModel]:
+    config: ModelConfig, precision: NativePrecision
+) -> tuple[NativeModel, PreparedModel]:
     """By kernels, and by operators with the same linear maps."""
     model = perturbed(config)
     made = compiled(model, precision)
     return made, prepared(model, precision, torch.device("cpu"))
 
 
-def read(model: CompiledModel) -> CompiledDecoder:
+def read(model: NativeModel) -> NativeDecoder:
     return after(model, SOURCES)
 
 
-def encoded(model: CompiledModel) -> Tensor:
-    memory = model.encode(SOURCE.numpy())
-    assert np.array_equal(memory.mask, IS_TEXT.numpy())
-    return torch.from_numpy(memory.states)
+def encoded(model: NativeModel) -> Tensor:
+    """Encoder states of the tokens, one sentence after another."""
+    return torch.from_numpy(model.encode(SOURCES).states)
 
 
-def require_near(found: Tensor, expected: Tensor, precision: DecodingPrecision) -> None:
+def require_near(found: Tensor, expected: Tensor, precision: NativePrecision) -> None:
     off = float((found - expected).abs().max() / expected.std())
     assert off < ROUNDING[precision]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_the_encoder_says_the_same(
-    tiny: ModelConfig, precision: DecodingPrecision, variant: dict[str, object]
+    tiny: ModelConfig, precision: NativePrecision, variant: dict[str, object]
 ) -> None:
     model, operators = both(replace(tiny, **variant), precision)
     found, expected = encoded(model), operators.model.encode(SOURCE).states
-    require_near(found[IS_TEXT], expected[IS_TEXT], precision)
-    assert (found[~IS_TEXT] == 0).all()
+    require_near(found, expected[IS_TEXT], precision)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_the_decoder_says_the_same(
-    tiny: ModelConfig, precision: DecodingPrecision, variant: dict[str, object]
+    tiny: ModelConfig, precision: NativePrecision, variant: dict[str, object]
 ) -> None:
     model, operators = both(replace(tiny, **variant), precision)
     memory = operators.model.encode(SOURCE)
-    states = memory.states.contiguous().numpy()
-    same = CompiledMemory(states=states, mask=IS_TEXT.numpy())
-    made = [CompiledDecoder(model, model.start(same)) for _ in range(2)]
+    same = EncodedSources(
+        states=memory.states[IS_TEXT].numpy(), lengths=np.array(LENGTHS)
+    )
+    made = [model.start(same) for _ in range(2)]
     flat = [
         IncrementalDecoder(operators.model, memory, operators.step) for _ in range(2)
     ]
@@ -140,7 +139,7 @@ def test_in_fp32_they_are_the_model(
     plain = perturbed(replace(tiny, **variant))
     model = compiled(plain, "fp32")
     memory = plain.encode(SOURCE)
-    require_near(encoded(model)[IS_TEXT], memory.states[IS_TEXT], "fp32")
+    require_near(encoded(model), memory.states[IS_TEXT], "fp32")
     by_modules = [IncrementalDecoder(plain, memory, plain.step) for _ in range(2)]
     found = steps(read(model), read(model))
     for ours, theirs in zip(found, steps(*by_modules), strict=True):
@@ -148,7 +147,7 @@ def test_in_fp32_they_are_the_model(
 
 
 def test_a_sentence_does_not_depend_on_those_beside_it(
-    tiny: ModelConfig, precision: DecodingPrecision
+    tiny: ModelConfig, precision: NativePrecision
 ) -> None:
     model = compiled(perturbed(tiny), precision)
     together = read(model)
@@ -159,53 +158,37 @@ def test_a_sentence_does_not_depend_on_those_beside_it(
         assert np.array_equal(alone.step(FIRST[own] + 3), second[own])
 
 
-def test_sources_are_padded_at_their_end() -> None:
-    assert np.array_equal(padded_sources(SOURCES), SOURCE.numpy())
-
-
-def test_sources_may_stand_in_columns(
-    tiny: ModelConfig, precision: DecodingPrecision
-) -> None:
-    model = compiled(perturbed(tiny), precision)
-    in_columns = np.asfortranarray(SOURCE.numpy())
-    assert np.array_equal(
-        model.encode(in_columns).states, model.encode(SOURCE.numpy()).states
-    )
-
-
 def test_what_is_no_token_is_refused(
-    tiny: ModelConfig, precision: DecodingPrecision
+    tiny: ModelConfig, precision: NativePrecision
 ) -> None:
     model = compiled(perturbed(tiny), precision)
     decoder, other = read(model), read(model)
-    with pytest.raises(IndexError, match="Ids must be those of tokens, but one is"):
+    with pytest.raises(IndexError, match="token id is outside the vocabulary"):
         decoder.step(np.full((3, 1), tiny.vocab_size))
     assert np.array_equal(decoder.step(FIRST), other.step(FIRST))
     for bad in (tiny.vocab_size, -1):
-        with pytest.raises(IndexError, match="Ids must be those of tokens, but one is"):
-            model.encode(np.array([[5, 6], [7, bad]]))
+        with pytest.raises(IndexError, match="token id is outside the vocabulary"):
+            model.encode([[5, 6], [7, bad]])
 
 
 @pytest.mark.parametrize(
     "name", ["encoder_layers.0", "decoder_layers.0", "embedding.weight"]
 )
 def test_a_weight_that_is_no_number_shows(
-    tiny: ModelConfig, precision: DecodingPrecision, name: str
+    tiny: ModelConfig, precision: NativePrecision, name: str
 ) -> None:
     plain = perturbed(tiny)
     weights = arrays(plain)
     norm = f"{name}.after_self_attention.norm.bias"
     damaged = weights[name if name in weights else norm]
     damaged[..., 3] = np.nan
-    model = CompiledModel(plain.config, weights, PACKS[precision])
+    model = NativeModel(plain.config, weights, precision)
     assert np.isnan(read(model).step(FIRST)).all()
-    states = encoded(model)[IS_TEXT]
+    states = encoded(model)
     assert bool(states.isnan().all()) == (name != "decoder_layers.0")
 
 
-def test_threads_change_nothing(
-    tiny: ModelConfig, precision: DecodingPrecision
-) -> None:
+def test_threads_change_nothing(tiny: ModelConfig, precision: NativePrecision) -> None:
     model, before = compiled(perturbed(tiny), precision), torch.get_num_threads()
     # Enough that all is shared: attention, norms, and rows put in order.
     ids = np.arange(5, 197)[:, None] % tiny.vocab_size
@@ -215,7 +198,7 @@ def test_threads_change_nothing(
             torch.set_num_threads(num_threads)
             decoder = after(model, SOURCES * 64)
             logits = [decoder.step(ids), decoder.step(ids[::-1])]
-            found.append((model.encode(padded_sources(SOURCES * 64)).states, *logits))
+            found.append((model.encode(SOURCES * 64).states, *logits))
     finally:
         torch.set_num_threads(before)
     for shared in found[1:]:

@@ -5,37 +5,33 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.decoding.kernels.library import kernels
-from transduce.decoding.kernels.packed_linear import (
-    PackedFloats,
-    PackedInt8,
-    PackedLinear,
-)
+from transduce.decoding.packed_linear import NativePrecision, PackedLinear
 from transduce.machine import processor_flags
+from transduce.native import api
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+pytestmark = pytest.mark.skipif(api() is None, reason="no native library")
 
 
 class Packed:
-    """One of a tensor's numbers, which maps tensors."""
+    """A packed linear map of tensors."""
 
     def __init__(
-        self, kind: type[PackedLinear], weight: Tensor, bias: Tensor | None
+        self, precision: NativePrecision, weight: Tensor, bias: Tensor | None
     ) -> None:
         numbers = None if bias is None else bias.detach().numpy()
-        self._packed = kind(weight.detach().numpy(), numbers)
+        self._packed = PackedLinear(weight.detach().numpy(), numbers, precision)
 
     @property
     def scales(self) -> Tensor:
-        return torch.from_numpy(self._packed._scales)
+        return torch.from_numpy(self._packed.scales())
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.from_numpy(self._packed(x.float().numpy()))
 
 
-@pytest.fixture(params=[PackedFloats, PackedInt8])
+@pytest.fixture(params=["fp32", "int8"])
 def packed_linear(request) -> Callable[[Tensor, Tensor | None], Packed]:
-    """Each kind."""
+    """A map in each precision."""
     return partial(Packed, request.param)
 
 
@@ -51,11 +47,11 @@ def test_products_in_8_bits_are_near_the_true_ones(inputs, outputs, rows):
     linear.weight[0] *= 100
     x = torch.randn(rows, inputs) + 3
     x[0] *= 1000
-    packed = Packed(PackedInt8, linear.weight, linear.bias)
+    packed = Packed("int8", linear.weight, linear.bias)
     found, expected = packed(x), linear(x)
     # Each number is off by half a step of its row's range at most.
     step = (x.amax(dim=1) - x.amin(dim=1)) / 255
-    weight_step = packed.scales[:outputs]
+    weight_step = packed.scales
     assert (weight_step >= linear.weight.abs().amax(dim=1) / 127.01).all()
     assert (weight_step <= 4.01 * linear.weight.abs().amax(dim=1) / 126).all()
     bound = 0.5 * (
@@ -71,7 +67,7 @@ def test_products_in_8_bits_are_near_the_true_ones(inputs, outputs, rows):
 def test_products_in_fp32_are_the_true_ones(inputs, outputs, rows):
     linear = nn.Linear(inputs, outputs).double()
     x = torch.randn(rows, inputs, dtype=torch.float64) + 3
-    found = Packed(PackedFloats, linear.weight, linear.bias)(x)
+    found = Packed("fp32", linear.weight, linear.bias)(x)
     largest = (x.abs() @ linear.weight.abs().t()).amax()
     torch.testing.assert_close(
         found.double(), linear(x), rtol=0.0, atol=float(largest) * 1e-6
@@ -102,8 +98,8 @@ def test_products_of_bytes_are_exact(weights, inputs):
     weight, x = weights(45, inputs), torch.randint(0, 256, (14, inputs)).float()
     x[:, 0], x[:, 1] = 0, 255  # so that bytes are what they stand for
     x[7, 1:] = 255
-    packed = Packed(PackedInt8, weight, None)
-    scales = packed.scales[:45, None]
+    packed = Packed("int8", weight, None)
+    scales = packed.scales[:, None]
     rounded = (weight / scales).round().double() * scales.double()
     torch.testing.assert_close(
         packed(x).double(), x.double() @ rounded.t(), rtol=1e-6, atol=1e-3
@@ -167,8 +163,8 @@ def test_weights_of_8_bits_use_the_whole_range():
     Without VNNI instructions sums of two products have 16 bits, and steps are coarser.
     """
     weight = torch.randn(40, 64) * torch.logspace(-3, 3, 40)[:, None]
-    packed = Packed(PackedInt8, weight, None)
-    steps = weight.abs().amax(dim=1) / packed.scales[:40]
+    packed = Packed("int8", weight, None)
+    steps = weight.abs().amax(dim=1) / packed.scales
     is_fine = bool({"avx512_vnni", "avx_vnni"} & processor_flags())
     expected = 127.0 if is_fine else 127 / 4
     if is_fine:
@@ -183,7 +179,7 @@ def test_weights_of_8_bits_use_the_whole_range():
 def test_a_layer_of_8_bits_is_within_one_percent_of_fp32():
     linear = nn.Linear(512, 512)
     x = torch.randn(200, 512)
-    found, expected = Packed(PackedInt8, linear.weight, linear.bias)(x), linear(x)
+    found, expected = Packed("int8", linear.weight, linear.bias)(x), linear(x)
     error = (found - expected).norm() / expected.norm()
     is_fine = bool({"avx512_vnni", "avx_vnni"} & processor_flags())
     assert error < (0.015 if is_fine else 0.05)

@@ -1,54 +1,60 @@
-"""By the kernels of each build, translations are those by the modules."""
+"""With each instruction set, translations are those of the PyTorch model."""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from compiled_reading import after
+from native_reading import after
+from transduce.data.tensors import pad_rows
 from transduce.decoding.beam_search import begin_beam_search
 from transduce.decoding.candidates import find_candidates
 from transduce.decoding.candidates_by_torch import find_by_torch
-from transduce.decoding.compiled.compiled_model import CompiledModel, padded_sources
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.kernels.library import kernels, loaded_kernels
+from transduce.decoding.native_model import NativeModel
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.next_token_models.ready_model import PACKS
+from transduce.decoding.packed_linear import PackedLinear
 from transduce.decoding.search import Decoding, JoinableModel
 from transduce.decoding.streaming.refilled_batch import search_in_steps
-from transduce.kernels import loading
-from transduce.kernels.loading import BUILDS
-from transduce.machine import processor_flags
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.native import api, library, string
 from transduce.search_config import SearchConfig
 from transduce.special_ids import BOS, EOS, PAD
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels")
+pytestmark = pytest.mark.skipif(api() is None, reason="no native library")
 
 LENGTHS = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 """Of sources: on both sides of what kernels take at once."""
 TARGET = 12
 
 
-@pytest.fixture(params=BUILDS)
-def build(
+def names() -> list[str]:
+    """Return the instruction sets in the library."""
+    loaded = library()
+    return [] if loaded is None else string(loaded.td_isa_names()).split()
+
+
+@pytest.fixture(params=names())
+def isa(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    if not BUILDS[request.param] <= processor_flags():
+    loaded = library()
+    assert loaded is not None
+    if not loaded.td_load_isa(request.param.encode()):
         pytest.skip("this processor cannot run it")
-    monkeypatch.setattr(loading, "processor_flags", lambda: BUILDS[request.param])
-    kernels.cache_clear()
+    monkeypatch.setenv("TRANSDUCE_ISA", request.param)
+    api.cache_clear()
     yield request.param
-    kernels.cache_clear()
+    monkeypatch.undo()
+    api.cache_clear()
 
 
 @pytest.fixture
 def model(tiny: ModelConfig) -> Transformer:
-    """Its tokens are more than are seen at once, its heads no whole registers."""
+    """More tokens than are searched at once, and heads that fill no vectors."""
     torch.manual_seed(5)
     config = replace(tiny, vocab_size=1_100, d_model=64, d_ff=72, d_k=20, d_v=56)
     made = Transformer(config).eval()
@@ -69,25 +75,27 @@ def found(sources: list[list[int]], model: JoinableModel) -> list[Hypothesis]:
 
 
 @torch.no_grad()
-def test_they_are_those_by_the_modules(build: str, model: Transformer) -> None:
-    assert Path(loaded_kernels()._name).name.startswith(f"{build}.")
+def test_translations_are_those_of_the_model(isa: str, model: Transformer) -> None:
+    used = api()
+    assert used is not None
+    assert string(used.isa) == isa
     rng = torch.Generator().manual_seed(2)
     sources = [
         [*torch.randint(3, 1_100, (n - 1,), generator=rng).tolist(), EOS]
         for n in LENGTHS
     ]
     weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
-    compiled = CompiledModel(model.config, weights, PACKS["fp32"])
-    memory = model.encode(torch.from_numpy(padded_sources(sources)))
+    native = NativeModel(model.config, weights, "fp32")
+    memory = model.encode(pad_rows(sources))
     by_modules = found(sources, IncrementalDecoder(model, memory, model.step))
-    by_kernels = found(sources, after(compiled, sources))
-    for ours, theirs in zip(by_kernels, by_modules, strict=True):
+    natively = found(sources, after(native, sources))
+    for ours, theirs in zip(natively, by_modules, strict=True):
         assert ours.ids == theirs.ids
         assert ours.log_probability == pytest.approx(theirs.log_probability, rel=1e-4)
 
 
 @pytest.mark.parametrize("count", [1, 9, 40])
-def test_the_best_tokens_are_those_by_pytorch(build: str, count: int) -> None:
+def test_the_best_tokens_are_those_by_pytorch(isa: str, count: int) -> None:
     rng = torch.Generator().manual_seed(3)
     logits = 30 * torch.randn(6, 2, 1_100, generator=rng)
     logits[1, :, ::3] = -torch.inf
@@ -103,3 +111,18 @@ def test_the_best_tokens_are_those_by_pytorch(build: str, count: int) -> None:
     is_there = np.isfinite(theirs[0])
     for one, other in zip(ours[1:], theirs[1:], strict=True):
         assert (one == other)[is_there].all()
+
+
+def test_linear_maps_are_the_same(isa: str) -> None:
+    rng = np.random.default_rng(4)
+    weight, x = rng.normal(size=(70, 33)), rng.normal(size=(13, 33)).astype(np.float32)
+    bias = rng.normal(size=70)
+    found = PackedLinear(weight, bias, "fp32")(x)
+    np.testing.assert_allclose(found, x @ weight.T + bias, rtol=1e-6, atol=1e-5)
+    x[:, :2] = 0.0, 255.0  # so that bytes are what they stand for
+    x[:, 2:] = (30 * x[:, 2:]).round().clip(0, 255)
+    packed = PackedLinear(weight, bias, "int8")
+    # How weights are rounded depends on the instruction set.
+    steps = packed.scales()[:, None]
+    rounded = (weight / steps).round() * steps
+    np.testing.assert_allclose(packed(x), x @ rounded.T + bias, rtol=1e-5, atol=1e-3)

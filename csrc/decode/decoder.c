@@ -1,0 +1,139 @@
+/* Handles of decoders: checked calls. */
+#include "decode/decoder.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checks.h"
+#include "decode/encoder.h"
+#include "decode/step.h"
+
+static td_status decoder_new(const td_model *model, const float *states,
+                             const int64_t *lengths, int64_t sentences,
+                             int sum_attention, int num_threads, td_decoder **decoder)
+{
+    if (!decoder)
+        return TD_BAD_ARGUMENT;
+    *decoder = NULL;
+    int64_t tokens, longest;
+    if (!model || !model->is_finished || !states || !is_thread_count(num_threads) ||
+        check_lengths(lengths, sentences, &tokens, &longest))
+        return TD_BAD_ARGUMENT;
+    td_decoder *made = calloc(1, sizeof *made);
+    if (!made)
+        return TD_OUT_OF_MEMORY;
+    made->model = model;
+    made->state = (DecoderState){
+        .sentences = sentences,
+        .group = 1,
+        .capacity = first_capacity(sentences),
+        .max_source = longest,
+    };
+    td_status status = begin_state(&made->state, &model->decoder, sum_attention);
+    if (!status) {
+        memcpy(made->state.source_lengths, lengths,
+               (size_t)sentences * sizeof *lengths);
+        status = fill_cross_caches(made, states, num_threads);
+    }
+    if (status) {
+        end_state(&made->state);
+        free(made);
+        return status;
+    }
+    *decoder = made;
+    return TD_OK;
+}
+
+static void decoder_free(td_decoder *decoder)
+{
+    if (decoder)
+        end_state(&decoder->state);
+    free(decoder);
+}
+
+static td_status decoder_step(td_decoder *decoder, const int64_t *ids, float *logits,
+                              int num_threads)
+{
+    if (!decoder || !is_thread_count(num_threads))
+        return TD_BAD_ARGUMENT;
+    if (decoder->state.sentences == 0)
+        return TD_OK;
+    if (!ids || !logits)
+        return TD_BAD_ARGUMENT;
+    Workspace work;
+    const td_status status = read_tokens(&work, decoder, ids, num_threads);
+    if (status)
+        return status;
+    const int64_t vocab = target_vocab_size(decoder->model);
+    multiply_for_logits(&work, decoder->model, 0, vocab, &(Matrix){logits, vocab});
+    end_workspace(&work);
+    return TD_OK;
+}
+
+TD_INTERNAL td_status reorder_hypotheses(td_decoder *decoder, const int64_t *rows,
+                                         int64_t sentences, int64_t group)
+{
+    if (!decoder || !is_between(sentences, 0, decoder->state.sentences) ||
+        !is_between(group, 1, MAX_ROWS) || (sentences && !rows) ||
+        sentences > MAX_ROWS / group)
+        return TD_BAD_ARGUMENT;
+    return reorder_state(&decoder->state, rows, sentences, group);
+}
+
+static td_status decoder_join(td_decoder *decoder, const td_decoder *other)
+{
+    if (!decoder || !other || decoder == other || decoder->model != other->model ||
+        decoder->state.group != other->state.group ||
+        !decoder->state.attention != !other->state.attention)
+        return TD_BAD_ARGUMENT;
+    const int64_t sentences = decoder->state.sentences + other->state.sentences;
+    if (sentences > MAX_ROWS / decoder->state.group)
+        return TD_BAD_ARGUMENT;
+    return enlarge_state(&decoder->state, &other->state, &decoder->model->decoder);
+}
+
+/* Weights may underflow, and log(0) is -inf: clamp to the smallest normal number. */
+static double log_of_attention(float attention)
+{
+    if (attention < FLT_MIN)
+        return log(FLT_MIN);
+    return attention > 1.0f ? 0.0 : log(attention);
+}
+
+TD_INTERNAL void sum_coverage(const td_decoder *decoder, double *coverage)
+{
+    const DecoderState *state = &decoder->state;
+    for (int64_t row = 0; row < state->sentences * state->group; row++) {
+        const float *attention = attention_of(state, row);
+        const int64_t length = source_length(state, row / state->group);
+        double sum = 0.0;
+        for (int64_t i = 0; i < length; i++)
+            sum += log_of_attention(attention[i]);
+        coverage[row] = sum;
+    }
+}
+
+static td_status decoder_coverage(const td_decoder *decoder, double *coverage)
+{
+    if (!decoder || !coverage || !decoder->state.attention)
+        return TD_BAD_ARGUMENT;
+    sum_coverage(decoder, coverage);
+    return TD_OK;
+}
+
+static int64_t decoder_sentences(const td_decoder *decoder)
+{
+    return decoder ? decoder->state.sentences : 0;
+}
+
+static int64_t decoder_group(const td_decoder *decoder)
+{
+    return decoder ? decoder->state.group : 0;
+}
+
+static int64_t decoder_capacity(const td_decoder *decoder)
+{
+    return decoder ? decoder->state.capacity : 0;
+}

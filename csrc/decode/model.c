@@ -1,0 +1,538 @@
+/* Models: their parameters by name, and how these are packed. */
+#include "decode/model.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc.h"
+#include "checks.h"
+#include "gemm/pack.h"
+
+#define UNLIMITED ((int64_t)1 << 62)
+
+/* Parameters as they were given: pointers to numbers of the caller. */
+typedef struct {
+    const float *weight, *bias;
+} Affine;
+
+typedef struct {
+    Affine query, key_value, output;
+    const float *additive;
+} Attention;
+
+typedef struct {
+    Attention self_attention, cross_attention;
+    Affine inner, outer;
+    Affine self_norm, cross_norm, feed_forward_norm;
+} RawLayer;
+
+/* What a model has until it is finished. */
+typedef struct Loading {
+    RawLayer *encoder_layers, *decoder_layers;
+    Affine embedding, target_embedding;
+    Affine encoder_norm, decoder_norm;
+    const float *positions;
+} Loading;
+
+/* ---- Names and shapes of parameters ------------------------------------------- */
+
+typedef enum {
+    ONE,
+    D_MODEL,
+    D_FF,
+    HEADS,
+    D_K,
+    KEYS,       /* num_heads * d_k */
+    VALUES,     /* num_heads * d_v */
+    KEY_VALUES, /* both */
+    VOCAB,
+    TARGET_VOCAB,
+    POSITIONS
+} Size;
+
+static int64_t size_of(const td_model_config *config, Size size)
+{
+    const int64_t keys = config->num_heads * config->d_k;
+    const int64_t values = config->num_heads * config->d_v;
+    const int64_t sizes[] = {
+        [ONE] = 1,
+        [D_MODEL] = config->d_model,
+        [D_FF] = config->d_ff,
+        [HEADS] = config->num_heads,
+        [D_K] = config->d_k,
+        [KEYS] = keys,
+        [VALUES] = values,
+        [KEY_VALUES] = keys + values,
+        [VOCAB] = config->vocab_size,
+        [TARGET_VOCAB] = config->target_vocab_size,
+        [POSITIONS] = config->max_positions,
+    };
+    return sizes[size];
+}
+
+/* Conditions under which a model has a parameter; all of a set must hold. */
+enum {
+    ALWAYS = 0,
+    IN_DECODER = 1,
+    IF_ADDITIVE = 2,
+    IF_PRE_NORM = 4,
+    IF_LEARNED = 8,
+    IF_BIAS = 16,
+    IF_SHARED = 32, /* one matrix for source and target */
+    IF_TARGET = 64, /* a matrix of the target's own */
+};
+
+static int conditions_of(const td_model_config *config)
+{
+    return (config->scores == TD_ADDITIVE ? IF_ADDITIVE : 0) |
+           (config->norm == TD_PRE_NORM ? IF_PRE_NORM : 0) |
+           (config->max_positions ? IF_LEARNED : 0) |
+           (config->output_bias ? IF_BIAS : 0) |
+           (config->target_vocab_size ? IF_TARGET : IF_SHARED);
+}
+
+typedef struct {
+    const char *name;
+    size_t offset; /* of the pointer to its numbers, in RawLayer or Loading */
+    Size rows, columns;
+    int conditions;
+} Parameter;
+
+#define AFFINE(type, name, field, rows, columns, conditions)                           \
+    {name ".weight", offsetof(type, field.weight), rows, columns, conditions},         \
+    {                                                                                  \
+        name ".bias", offsetof(type, field.bias), rows, ONE, conditions                \
+    }
+#define ATTENTION(name, field, conditions)                                             \
+    AFFINE(RawLayer, name ".project_query", field.query, KEYS, D_MODEL, conditions),   \
+        AFFINE(RawLayer, name ".project_key_value", field.key_value, KEY_VALUES,       \
+               D_MODEL, conditions),                                                   \
+        AFFINE(RawLayer, name ".project_output", field.output, D_MODEL, VALUES,        \
+               conditions),                                                            \
+    {                                                                                  \
+        name ".additive_weight", offsetof(RawLayer, field.additive), HEADS, D_K,       \
+            (conditions) | IF_ADDITIVE                                                 \
+    }
+
+/* After "encoder_layers.N." or "decoder_layers.N.". */
+static const Parameter layer_parameters[] = {
+    ATTENTION("self_attention", self_attention, ALWAYS),
+    AFFINE(RawLayer, "after_self_attention.norm", self_norm, D_MODEL, ONE, ALWAYS),
+    ATTENTION("memory_attention", cross_attention, IN_DECODER),
+    AFFINE(RawLayer, "after_memory_attention.norm", cross_norm, D_MODEL, ONE,
+           IN_DECODER),
+    AFFINE(RawLayer, "feed_forward.inner", inner, D_FF, D_MODEL, ALWAYS),
+    AFFINE(RawLayer, "feed_forward.outer", outer, D_MODEL, D_FF, ALWAYS),
+    AFFINE(RawLayer, "after_feed_forward.norm", feed_forward_norm, D_MODEL, ONE,
+           ALWAYS),
+    {NULL, 0, ONE, ONE, 0},
+};
+
+static const Parameter model_parameters[] = {
+    {"embedding.weight", offsetof(Loading, embedding.weight), VOCAB, D_MODEL, ALWAYS},
+    {"embedding.bias", offsetof(Loading, embedding.bias), VOCAB, ONE,
+     IF_SHARED | IF_BIAS},
+    {"target_embedding.weight", offsetof(Loading, target_embedding.weight),
+     TARGET_VOCAB, D_MODEL, IF_TARGET},
+    {"target_embedding.bias", offsetof(Loading, target_embedding.bias), TARGET_VOCAB,
+     ONE, IF_TARGET | IF_BIAS},
+    {"positions.weight", offsetof(Loading, positions), POSITIONS, D_MODEL, IF_LEARNED},
+    AFFINE(Loading, "encoder_norm", encoder_norm, D_MODEL, ONE, IF_PRE_NORM),
+    AFFINE(Loading, "decoder_norm", decoder_norm, D_MODEL, ONE, IF_PRE_NORM),
+    {NULL, 0, ONE, ONE, 0},
+};
+
+static const float **numbers_of(void *owner, const Parameter *parameter)
+{
+    return (const float **)((char *)owner + parameter->offset);
+}
+
+/* Set a parameter of a table, if it is there under these conditions. */
+static td_status set_parameter(const Parameter *table, const td_model_config *config,
+                               int conditions, void *owner, const char *name,
+                               const float *values, int64_t rows, int64_t columns)
+{
+    for (const Parameter *parameter = table; parameter->name; parameter++) {
+        if (strcmp(parameter->name, name) != 0)
+            continue;
+        if (parameter->conditions & ~conditions ||
+            rows != size_of(config, parameter->rows) ||
+            columns != size_of(config, parameter->columns))
+            return TD_BAD_ARGUMENT;
+        *numbers_of(owner, parameter) = values;
+        return TD_OK;
+    }
+    return TD_BAD_ARGUMENT;
+}
+
+static int are_set(const Parameter *table, int conditions, void *owner)
+{
+    for (const Parameter *parameter = table; parameter->name; parameter++)
+        if (!(parameter->conditions & ~conditions) && !*numbers_of(owner, parameter))
+            return 0;
+    return 1;
+}
+
+static int is_complete(const td_model *model)
+{
+    Loading *loading = model->loading;
+    const int conditions = conditions_of(&model->config);
+    int complete = are_set(model_parameters, conditions, loading);
+    for (int64_t i = 0; complete && i < model->encoder.num_layers; i++)
+        complete = are_set(layer_parameters, conditions, loading->encoder_layers + i);
+    for (int64_t i = 0; complete && i < model->decoder.num_layers; i++)
+        complete = are_set(layer_parameters, conditions | IN_DECODER,
+                           loading->decoder_layers + i);
+    return complete;
+}
+
+/* If a name begins with `prefix`, a number and a dot, return the rest after these and
+ * the number; otherwise NULL. */
+static const char *after_number(const char *name, const char *prefix, int64_t *number)
+{
+    const size_t length = strlen(prefix);
+    if (strncmp(name, prefix, length) != 0)
+        return NULL;
+    const char *digit = name + length;
+    for (*number = 0; *digit >= '0' && *digit <= '9' && *number < MAX_LAYERS; digit++)
+        *number = 10 * *number + (*digit - '0');
+    return digit > name + length && *digit == '.' ? digit + 1 : NULL;
+}
+
+/* ---- Creation ----------------------------------------------------------------- */
+
+static int is_valid_config(const td_model_config *c)
+{
+    return is_between(c->vocab_size, 1, MAX_VOCAB) &&
+           is_between(c->target_vocab_size, 0, MAX_VOCAB) &&
+           is_between(c->encoder_layers, 1, MAX_LAYERS) &&
+           is_between(c->decoder_layers, 1, MAX_LAYERS) &&
+           is_between(c->d_model, 1, MAX_D_MODEL) && is_between(c->d_ff, 1, MAX_D_FF) &&
+           is_between(c->num_heads, 1, MAX_HEADS) &&
+           is_between(c->d_k, 1, MAX_D_MODEL) && is_between(c->d_v, 1, MAX_D_MODEL) &&
+           is_between(c->max_positions, 0, MAX_POSITIONS) &&
+           is_between(c->neighbourhood, 0, UNLIMITED) && c->norm_epsilon > 0 &&
+           c->norm_epsilon < 1 && is_between(c->norm, TD_POST_NORM, TD_PRE_NORM) &&
+           is_between(c->scores, TD_SCALED, TD_ADDITIVE) &&
+           is_between(c->activation, TD_RELU, TD_SILU) && is_precision(c->precision);
+}
+
+static void free_loading(Loading *loading)
+{
+    if (!loading)
+        return;
+    free(loading->encoder_layers);
+    free(loading->decoder_layers);
+    free(loading);
+}
+
+static void free_norm(Norm *norm) { free((void *)norm->weight); }
+
+static void free_stack(Stack *stack)
+{
+    for (int64_t i = 0; stack->layers && i < stack->num_layers; i++) {
+        Layer *layer = stack->layers + i;
+        Linear *maps[] = {&layer->query_key_value,
+                          &layer->self_output,
+                          &layer->cross_query,
+                          &layer->cross_key_value,
+                          &layer->cross_output,
+                          &layer->inner,
+                          &layer->outer};
+        for (size_t k = 0; k < sizeof maps / sizeof *maps; k++)
+            free_linear(maps[k]);
+        free_norm(&layer->self_norm);
+        free_norm(&layer->cross_norm);
+        free_norm(&layer->feed_forward_norm);
+        free((void *)layer->self_additive);
+        free((void *)layer->cross_additive);
+    }
+    free(stack->layers);
+    free_norm(&stack->final_norm);
+}
+
+static void model_free(td_model *model)
+{
+    if (!model)
+        return;
+    free_loading(model->loading);
+    free_stack(&model->encoder);
+    free_stack(&model->decoder);
+    if (model->target_embedding.tokens != model->source_embedding.tokens)
+        free((void *)model->target_embedding.tokens);
+    free((void *)model->source_embedding.tokens);
+    free_linear(&model->output);
+    positions_free(model->positions);
+    free(model);
+}
+
+static td_status begin_stack(const td_model_config *config, int64_t num_layers,
+                             Stack *stack)
+{
+    *stack = (Stack){
+        .num_layers = num_layers,
+        .d_model = config->d_model,
+        .d_ff = config->d_ff,
+        .num_heads = config->num_heads,
+        .d_k = config->d_k,
+        .d_v = config->d_v,
+        .neighbourhood = config->neighbourhood ? config->neighbourhood : UNLIMITED,
+        .is_pre_norm = config->norm == TD_PRE_NORM,
+        .is_silu = config->activation == TD_SILU,
+        .norm_epsilon = (float)config->norm_epsilon,
+        .layers = calloc((size_t)num_layers, sizeof(Layer)),
+    };
+    return stack->layers ? TD_OK : TD_OUT_OF_MEMORY;
+}
+
+static Loading *loading_new(const td_model_config *config)
+{
+    Loading *loading = calloc(1, sizeof *loading);
+    if (!loading)
+        return NULL;
+    loading->encoder_layers = calloc((size_t)config->encoder_layers, sizeof(RawLayer));
+    loading->decoder_layers = calloc((size_t)config->decoder_layers, sizeof(RawLayer));
+    if (loading->encoder_layers && loading->decoder_layers)
+        return loading;
+    free_loading(loading);
+    return NULL;
+}
+
+static td_status model_new(const td_model_config *config, td_model **model)
+{
+    if (!model)
+        return TD_BAD_ARGUMENT;
+    *model = NULL;
+    if (!config || !is_valid_config(config))
+        return TD_BAD_ARGUMENT;
+    td_model *made = calloc(1, sizeof *made);
+    if (!made)
+        return TD_OUT_OF_MEMORY;
+    made->config = *config;
+    made->loading = loading_new(config);
+    if (!made->loading || begin_stack(config, config->encoder_layers, &made->encoder) ||
+        begin_stack(config, config->decoder_layers, &made->decoder)) {
+        model_free(made);
+        return TD_OUT_OF_MEMORY;
+    }
+    *model = made;
+    return TD_OK;
+}
+
+static td_status model_set(td_model *model, const char *name, const float *values,
+                           int64_t rows, int64_t columns)
+{
+    if (!model || !model->loading || !name || !values)
+        return TD_BAD_ARGUMENT;
+    const td_model_config *config = &model->config;
+    Loading *loading = model->loading;
+    const int conditions = conditions_of(config);
+    int64_t layer;
+    const char *rest = after_number(name, "encoder_layers.", &layer);
+    if (rest && layer < config->encoder_layers)
+        return set_parameter(layer_parameters, config, conditions,
+                             loading->encoder_layers + layer, rest, values, rows,
+                             columns);
+    rest = after_number(name, "decoder_layers.", &layer);
+    if (rest && layer < config->decoder_layers)
+        return set_parameter(layer_parameters, config, conditions | IN_DECODER,
+                             loading->decoder_layers + layer, rest, values, rows,
+                             columns);
+    return set_parameter(model_parameters, config, conditions, loading, name, values,
+                         rows, columns);
+}
+
+/* ---- Packing ------------------------------------------------------------------ */
+
+typedef struct {
+    const td_model_config *config;
+    int num_threads;
+} Packer;
+
+static float *copy_floats(const float *from, int64_t count)
+{
+    float *copy = allocate_lines((double)count * sizeof *copy);
+    if (copy)
+        memcpy(copy, from, (size_t)count * sizeof *copy);
+    return copy;
+}
+
+static td_status pack_affine(const Packer *packer, const Affine *affine,
+                             int64_t outputs, int64_t inputs, Linear *into)
+{
+    return pack_linear(affine->weight, affine->bias, outputs, inputs,
+                       packer->config->precision, packer->num_threads, into);
+}
+
+static td_status copy_norm(const Packer *packer, const Affine *affine, Norm *into)
+{
+    const int64_t width = packer->config->d_model;
+    float *numbers = allocate_lines(2.0 * (double)width * sizeof *numbers);
+    if (!numbers)
+        return TD_OUT_OF_MEMORY;
+    memcpy(numbers, affine->weight, (size_t)width * sizeof *numbers);
+    memcpy(numbers + width, affine->bias, (size_t)width * sizeof *numbers);
+    *into = (Norm){numbers, numbers + width};
+    return TD_OK;
+}
+
+/* Factor of queries, so that their products with keys are scaled (equation 1). */
+static float query_scale(const td_model_config *config)
+{
+    return config->scores == TD_SCALED ? (float)(1 / sqrt((double)config->d_k)) : 1.0f;
+}
+
+/* Pack the map to scaled queries, and to keys and values unless key_value is NULL. */
+static td_status pack_queries(const Packer *packer, const Affine *query,
+                              const Affine *key_value, Linear *into)
+{
+    const td_model_config *config = packer->config;
+    const int64_t queries = config->num_heads * config->d_k;
+    const int64_t others = key_value ? queries + config->num_heads * config->d_v : 0;
+    const int64_t outputs = queries + others, inputs = config->d_model;
+    const float scale = query_scale(config);
+    float *weight =
+        allocate_lines((double)outputs * (double)(inputs + 1) * (double)sizeof *weight);
+    if (!weight)
+        return TD_OUT_OF_MEMORY;
+    float *bias = weight + outputs * inputs;
+    for (int64_t i = 0; i < queries * inputs; i++)
+        weight[i] = query->weight[i] * scale;
+    for (int64_t i = 0; i < queries; i++)
+        bias[i] = query->bias[i] * scale;
+    if (key_value) {
+        memcpy(weight + queries * inputs, key_value->weight,
+               (size_t)(others * inputs) * sizeof *weight);
+        memcpy(bias + queries, key_value->bias, (size_t)others * sizeof *bias);
+    }
+    const td_status status = pack_linear(weight, bias, outputs, inputs,
+                                         config->precision, packer->num_threads, into);
+    free(weight);
+    return status;
+}
+
+static td_status copy_additive(const Packer *packer, const Attention *attention,
+                               const float **into)
+{
+    if (packer->config->scores != TD_ADDITIVE)
+        return TD_OK;
+    *into = copy_floats(attention->additive,
+                        packer->config->num_heads * packer->config->d_k);
+    return *into ? TD_OK : TD_OUT_OF_MEMORY;
+}
+
+static td_status pack_cross_attention(const Packer *packer, const RawLayer *raw,
+                                      Layer *layer)
+{
+    const td_model_config *config = packer->config;
+    const Attention *attention = &raw->cross_attention;
+    const int64_t keys = config->num_heads * config->d_k;
+    const int64_t values = config->num_heads * config->d_v;
+    td_status status =
+        pack_queries(packer, &attention->query, NULL, &layer->cross_query);
+    if (!status)
+        status = pack_affine(packer, &attention->key_value, keys + values,
+                             config->d_model, &layer->cross_key_value);
+    if (!status)
+        status = pack_affine(packer, &attention->output, config->d_model, values,
+                             &layer->cross_output);
+    if (!status)
+        status = copy_additive(packer, attention, &layer->cross_additive);
+    if (!status)
+        status = copy_norm(packer, &raw->cross_norm, &layer->cross_norm);
+    return status;
+}
+
+static td_status pack_layer(const Packer *packer, const RawLayer *raw, int is_decoder,
+                            Layer *layer)
+{
+    const td_model_config *config = packer->config;
+    const Attention *attention = &raw->self_attention;
+    const int64_t d_model = config->d_model, d_ff = config->d_ff;
+    td_status status = pack_queries(packer, &attention->query, &attention->key_value,
+                                    &layer->query_key_value);
+    if (!status)
+        status = pack_affine(packer, &attention->output, d_model,
+                             config->num_heads * config->d_v, &layer->self_output);
+    if (!status)
+        status = copy_additive(packer, attention, &layer->self_additive);
+    if (!status)
+        status = copy_norm(packer, &raw->self_norm, &layer->self_norm);
+    if (!status && is_decoder)
+        status = pack_cross_attention(packer, raw, layer);
+    if (!status)
+        status = pack_affine(packer, &raw->inner, d_ff, d_model, &layer->inner);
+    if (!status)
+        status = pack_affine(packer, &raw->outer, d_model, d_ff, &layer->outer);
+    if (!status)
+        status = copy_norm(packer, &raw->feed_forward_norm, &layer->feed_forward_norm);
+    return status;
+}
+
+static td_status pack_stack(const Packer *packer, const RawLayer *raw,
+                            const Affine *final_norm, int is_decoder, Stack *stack)
+{
+    td_status status = TD_OK;
+    for (int64_t i = 0; !status && i < stack->num_layers; i++)
+        status = pack_layer(packer, raw + i, is_decoder, stack->layers + i);
+    if (!status && stack->is_pre_norm)
+        status = copy_norm(packer, final_norm, &stack->final_norm);
+    return status;
+}
+
+static td_status copy_embedding(const Packer *packer, const float *tokens,
+                                int64_t vocab_size, Embedding *into)
+{
+    const int64_t width = packer->config->d_model;
+    into->tokens = copy_floats(tokens, vocab_size * width);
+    into->vocab_size = vocab_size;
+    into->scale = (float)sqrt((double)width);
+    return into->tokens ? TD_OK : TD_OUT_OF_MEMORY;
+}
+
+static td_status pack_embeddings(const Packer *packer, td_model *model)
+{
+    const td_model_config *config = packer->config;
+    const Loading *loading = model->loading;
+    const int has_target = config->target_vocab_size > 0;
+    const Affine *output =
+        has_target ? &loading->target_embedding : &loading->embedding;
+    td_status status = copy_embedding(packer, loading->embedding.weight,
+                                      config->vocab_size, &model->source_embedding);
+    if (!status && has_target)
+        status = copy_embedding(packer, output->weight, config->target_vocab_size,
+                                &model->target_embedding);
+    if (!status && !has_target)
+        model->target_embedding = model->source_embedding;
+    if (!status)
+        status = pack_affine(packer, output, target_vocab_size(model), config->d_model,
+                             &model->output);
+    if (status)
+        return status;
+    model->positions =
+        positions_new(config->d_model, loading->positions, config->max_positions);
+    return model->positions ? TD_OK : TD_OUT_OF_MEMORY;
+}
+
+/* A failed call leaves the model unusable, but for model_free. */
+static td_status model_finish(td_model *model, int num_threads)
+{
+    if (!model || !model->loading || !is_thread_count(num_threads) ||
+        !is_complete(model))
+        return TD_BAD_ARGUMENT;
+    Loading *loading = model->loading;
+    const Packer packer = {&model->config, num_threads};
+    td_status status = pack_embeddings(&packer, model);
+    if (!status)
+        status = pack_stack(&packer, loading->encoder_layers, &loading->encoder_norm, 0,
+                            &model->encoder);
+    if (!status)
+        status = pack_stack(&packer, loading->decoder_layers, &loading->decoder_norm, 1,
+                            &model->decoder);
+    free_loading(loading);
+    model->loading = NULL;
+    model->is_finished = !status;
+    return status;
+}

@@ -1,0 +1,25 @@
+/* A Transformer with packed weights. */
+#ifndef TRANSDUCE_DECODE_MODEL_H
+#define TRANSDUCE_DECODE_MODEL_H
+
+#include "decode/positions.h"
+#include "decode/stack.h"
+#include "transduce.h"
+
+struct td_model {
+    td_model_config config;
+    Stack encoder, decoder;
+    Embedding source_embedding, target_embedding; /* may share their tokens */
+    Linear output;                                /* decoder states to logits */
+    Positions *positions;
+    struct Loading *loading; /* parameters that are set, until it is finished */
+    int is_finished;
+};
+
+/* Vocabulary of the logits. */
+static inline int64_t target_vocab_size(const td_model *model)
+{
+    return model->target_embedding.vocab_size;
+}
+
+#endif

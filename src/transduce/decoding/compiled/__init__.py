@@ -1,1 +1,0 @@
-"""Models whose every step is a call of a kernel. Knows no torch."""

@@ -1,1 +1,0 @@
-"""What decoding computes in C, where the processor has AVX2 or AVX-512 VNNI."""

@@ -1,0 +1,15 @@
+"""A native model that has read sources, as tests use it."""
+
+from collections.abc import Sequence
+
+from transduce.decoding.native_model import NativeDecoder, NativeModel
+
+
+def after(
+    model: NativeModel,
+    sources: Sequence[Sequence[int]],
+    *,
+    sum_attention: bool = False,
+) -> NativeDecoder:
+    """Return a decoder of sources, which include their end tokens."""
+    return model.start(model.encode(sources), sum_attention=sum_attention)
