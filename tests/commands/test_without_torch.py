@@ -227,3 +227,28 @@ def test_a_server_without_torch_answers(
     refused = post("/v1/attention", source="one", target="eins", model="en-de")
     assert refused.status == 400
     assert refused.json["error"].startswith("/v1/attention needs the package `torch`")
+
+
+def test_without_a_native_library_torch_is_needed(
+    places: dict[str, Path], tmp_path: Path
+) -> None:
+    program = (
+        "from transduce import native\n"
+        "native.api = lambda: None\n"
+        "from transduce.cli import main\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "translate", str(places["model"])],
+        input=SENTENCES,
+        capture_output=True,
+        text=True,
+        env=environment(tmp_path / "hiding", OF_TRAINING),
+        check=False,
+    )
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"transduce: Decoding without the native library[^\n]* needs the package "
+        r"`torch`[^\n]*'\.\[train\]'[^\n]*\.\n",
+        done.stderr,
+    ), done.stderr

@@ -1,0 +1,35 @@
+"""A missing package is told with the extra that installs it; other errors stay."""
+
+import pytest
+
+from transduce.errors import RequestError
+from transduce.extras import missing_in, packages_for
+
+
+def test_a_missing_package_is_told_with_its_extra() -> None:
+    with (
+        pytest.raises(RequestError, match=r"Flight needs the package `wings`.*\.\[air"),
+        packages_for("Flight", "air"),
+    ):
+        raise ModuleNotFoundError("No module named 'wings.left'", name="wings.left")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No such part", name="transduce.wings"),
+        ImportError("cannot import name 'left' from 'wings'", name="wings"),
+        ValueError("no"),
+    ],
+)
+def test_other_errors_stay(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, packages_for("Flight"):
+        raise error
+    assert raised.value is error
+
+
+def test_what_caused_an_error_counts() -> None:
+    outer = ImportError("Cannot import module")
+    outer.__cause__ = ModuleNotFoundError("No module named 'wings'", name="wings")
+    assert missing_in(outer) == "wings"
+    assert missing_in(None) is None
