@@ -1,112 +1,132 @@
-/* Products of small matrices, whose numbers may lie in a row or far apart. */
-#ifndef TRANSDUCE_PRODUCTS_H
-#define TRANSDUCE_PRODUCTS_H
+/* Products of small fp32 matrices, which stay in the caches of one core. */
+#ifndef TRANSDUCE_GEMM_SMALL_FP32_H
+#define TRANSDUCE_GEMM_SMALL_FP32_H
+
+#include <stdint.h>
 
 #include "simd/vec.h"
 
-#define BLOCK_SIDE 8
+#define BLOCK_SIDE 8 /* of the squares that are transposed at once */
+
+/* Rows of a tile of sums, and vectors in each of its rows: so many independent sums
+ * hide the latency of multiply-add. */
 #define TILE_ROWS 6
-#define FEWER_ROWS 4
-#define TILE_REGISTERS 2 /* side by side: so many sums hide how long one takes */
+#define FEWER_TILE_ROWS 4
+#define TILE_VECTORS 2
 
-/* The number of a row and a column is at row * by_row + column * by_column. */
+/* Matrix of any strides: element (row, column) stands at
+ * data[row * row_stride + column * column_stride]. */
 typedef struct {
-    const float *at;
-    int64_t by_row, by_column;
-} Factor;
+    const float *data;
+    int64_t row_stride, column_stride;
+} StridedMatrix;
 
-/* One whose numbers of a row follow each other. */
+/* Matrix of contiguous rows that are `stride` floats apart. */
 typedef struct {
-    float *at;
-    int64_t by_row;
+    float *data;
+    int64_t stride;
 } Rows;
 
-/* Columns as rows, with zeros behind them up to whole lanes. */
-static Rows side_by_side(Rows from, int64_t rows, int64_t columns, float *room)
+static inline StridedMatrix as_strided(Rows rows)
+{
+    return (StridedMatrix){rows.data, rows.stride, 1};
+}
+
+static inline StridedMatrix transposed(Rows rows)
+{
+    return (StridedMatrix){rows.data, 1, rows.stride};
+}
+
+/* Transpose from [rows, columns] to to [columns, rows]; rows of the result are padded
+ * with zeros to whole vectors. */
+static inline Rows transpose(Rows from, int64_t rows, int64_t columns, float *to)
 {
     const int64_t width = round_up_to_lanes(rows);
     const int64_t whole_rows = rows / BLOCK_SIDE * BLOCK_SIDE;
     const int64_t whole_columns = columns / BLOCK_SIDE * BLOCK_SIDE;
     for (int64_t row = 0; row < whole_rows; row += BLOCK_SIDE)
         for (int64_t column = 0; column < whole_columns; column += BLOCK_SIDE)
-            transpose_8x8(from.at + row * from.by_row + column, from.by_row,
-                       room + column * width + row, width);
+            transpose_8x8(from.data + row * from.stride + column, from.stride,
+                          to + column * width + row, width);
     for (int64_t column = 0; column < columns; column++) {
-        float *to = room + column * width;
+        float *result = to + column * width;
         for (int64_t row = column < whole_columns ? whole_rows : 0; row < rows; row++)
-            to[row] = from.at[row * from.by_row + column];
+            result[row] = from.data[row * from.stride + column];
         for (int64_t row = rows; row < width; row++)
-            to[row] = 0.0f;
+            result[row] = 0.0f;
     }
-    return (Rows){room, width};
+    return (Rows){to, width};
 }
 
+/* c = a b for up to TILE_ROWS rows and TILE_VECTORS vectors of columns, which the
+ * compiler must know to keep the sums in registers. */
 static inline __attribute__((always_inline)) void
-multiply_tile(Factor one, Rows other, int64_t inner, Rows to, int rows, int registers)
+multiply_tile(StridedMatrix a, Rows b, int64_t inner, Rows c, int rows, int vectors)
 {
-    vec sums[TILE_ROWS][TILE_REGISTERS];
+    vec sums[TILE_ROWS][TILE_VECTORS];
     for (int r = 0; r < rows; r++)
-        for (int l = 0; l < registers; l++)
-            sums[r][l] = vec_set1(0.0f);
+        for (int v = 0; v < vectors; v++)
+            sums[r][v] = vec_set1(0.0f);
     for (int64_t i = 0; i < inner; i++) {
-        vec numbers[TILE_REGISTERS];
-        for (int l = 0; l < registers; l++)
-            numbers[l] = vec_load(other.at + i * other.by_row + l * LANES);
+        vec columns[TILE_VECTORS];
+        for (int v = 0; v < vectors; v++)
+            columns[v] = vec_load(b.data + i * b.stride + v * LANES);
         for (int r = 0; r < rows; r++) {
-            const vec factor = vec_set1(one.at[r * one.by_row + i * one.by_column]);
-            for (int l = 0; l < registers; l++)
-                sums[r][l] = vec_fma(factor, numbers[l], sums[r][l]);
+            const vec factor = vec_set1(a.data[r * a.row_stride + i * a.column_stride]);
+            for (int v = 0; v < vectors; v++)
+                sums[r][v] = vec_fma(factor, columns[v], sums[r][v]);
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int l = 0; l < registers; l++)
-            vec_store_first(to.at + r * to.by_row + l * LANES, LANES, sums[r][l]);
+        for (int v = 0; v < vectors; v++)
+            vec_store_first(c.data + r * c.stride + v * LANES, LANES, sums[r][v]);
 }
 
-static inline __attribute__((always_inline)) void
-multiply_columns(Factor one, Rows other, int64_t rows, int64_t inner, Rows to,
-                 int registers)
+static inline __attribute__((always_inline)) void multiply_columns(StridedMatrix a,
+                                                                   Rows b, int64_t rows,
+                                                                   int64_t inner,
+                                                                   Rows c, int vectors)
 {
     while (rows > 0) {
-        int64_t done = rows >= TILE_ROWS ? TILE_ROWS : FEWER_ROWS;
+        int64_t done = rows >= TILE_ROWS ? TILE_ROWS : FEWER_TILE_ROWS;
         done = rows < done ? rows : done;
-        /* Numbers that the compiler knows, so that sums stay in registers. */
         switch (done) {
         case TILE_ROWS:
-            multiply_tile(one, other, inner, to, TILE_ROWS, registers);
+            multiply_tile(a, b, inner, c, TILE_ROWS, vectors);
             break;
-        case FEWER_ROWS:
-            multiply_tile(one, other, inner, to, FEWER_ROWS, registers);
+        case FEWER_TILE_ROWS:
+            multiply_tile(a, b, inner, c, FEWER_TILE_ROWS, vectors);
             break;
         case 3:
-            multiply_tile(one, other, inner, to, 3, registers);
+            multiply_tile(a, b, inner, c, 3, vectors);
             break;
         case 2:
-            multiply_tile(one, other, inner, to, 2, registers);
+            multiply_tile(a, b, inner, c, 2, vectors);
             break;
         default:
-            multiply_tile(one, other, inner, to, 1, registers);
+            multiply_tile(a, b, inner, c, 1, vectors);
         }
-        one.at += done * one.by_row;
-        to.at += done * to.by_row;
+        a.data += done * a.row_stride;
+        c.data += done * c.stride;
         rows -= done;
     }
 }
 
-/* One [rows, inner] times other [inner, columns]; the columns are whole lanes. */
-static void multiply(Factor one, Rows other, int64_t rows, int64_t inner,
-                     int64_t columns, Rows to)
+/* c [rows, columns] = a [rows, inner] b [inner, columns], where `columns` is a multiple
+ * of LANES. */
+static inline void multiply_small(StridedMatrix a, Rows b, int64_t rows, int64_t inner,
+                                  int64_t columns, Rows c)
 {
-    const int64_t step = TILE_REGISTERS * LANES;
+    const int64_t step = TILE_VECTORS * LANES;
     for (; columns >= step; columns -= step) {
-        multiply_columns(one, other, rows, inner, to, TILE_REGISTERS);
-        other.at += step;
-        to.at += step;
+        multiply_columns(a, b, rows, inner, c, TILE_VECTORS);
+        b.data += step;
+        c.data += step;
     }
     for (; columns > 0; columns -= LANES) {
-        multiply_columns(one, other, rows, inner, to, 1);
-        other.at += LANES;
-        to.at += LANES;
+        multiply_columns(a, b, rows, inner, c, 1);
+        b.data += LANES;
+        c.data += LANES;
     }
 }
 

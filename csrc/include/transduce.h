@@ -133,7 +133,7 @@ typedef struct td_output_loss {
     int64_t accumulates; /* 1: the gradient of the weight is added to grad_weight */
     /* The packed weight, each [vocab rounded up to 32, width]. */
     td_bf16 *packed_forward, *packed_backward;
-    td_bf16 *workspace; /* [output_loss_workspace] */
+    float *workspace; /* [output_loss_workspace] */
 } td_output_loss;
 
 /* All encoder or all decoder layers (section 3.1, Figure 1), post-norm with ReLU. The
@@ -181,8 +181,8 @@ typedef struct td_orthogonalization {
     float *workspace;     /* [threads, orthogonalize_workspace] */
 } td_orthogonalization;
 
-/* Functions of one instruction set. Sizes are numbers of floats, and of td_bf16 for
- * output_loss_workspace. */
+/* Functions of one instruction set. Sizes are numbers of floats, or -1 if an argument is
+ * out of range. */
 typedef struct td_nn_api {
     int64_t lanes; /* floats that one vector register holds */
 

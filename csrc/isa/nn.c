@@ -6,37 +6,37 @@
 #include "nn/cross_entropy.c"
 #include "nn/dropout.c"
 #include "nn/orthogonalize.c"
-#include "nn/residual.c"
+#include "nn/layer_norm.c"
 #include "gemm/pack_bf16.c"
 #include "gemm/amx_bf16.c"
 #include "nn/linear.c"
 #include "nn/output_loss.c"
+#include "nn/stack_layout.c"
 #include "nn/stack.c"
-#include "nn/layers.c"
 /* clang-format on */
 
 extern const td_nn_api TD_NAME(td_nn);
 const td_nn_api TD_NAME(td_nn) = {
     .lanes = LANES,
-    .use_sgemm = use_sgemm,
-    .uses_amx = uses_amx,
-    .attention_workspace = attention_workspace,
-    .attention_forward = attention_forward,
-    .attention_backward = attention_backward,
-    .dropout_forward = dropout_forward,
-    .dropout_backward = dropout_backward,
-    .layer_norm_workspace = layer_norm_workspace,
-    .layer_norm_forward = layer_norm_forward,
-    .layer_norm_backward = layer_norm_backward,
-    .cross_entropy = cross_entropy,
-    .output_loss_workspace = output_loss_workspace,
-    .output_loss_pack = output_loss_pack,
-    .output_loss = output_loss,
-    .stack_states = stack_states,
-    .stack_workspace = stack_workspace,
-    .stack_pack = stack_pack,
-    .stack_forward = stack_forward,
-    .stack_backward = stack_backward,
-    .orthogonalize_workspace = orthogonalize_workspace,
-    .orthogonalize = orthogonalize,
+    .use_sgemm = td_use_sgemm,
+    .uses_amx = uses_amx_bf16,
+    .attention_workspace = td_attention_workspace,
+    .attention_forward = td_attention_forward,
+    .attention_backward = td_attention_backward,
+    .dropout_forward = td_dropout_forward,
+    .dropout_backward = td_dropout_backward,
+    .layer_norm_workspace = td_layer_norm_workspace,
+    .layer_norm_forward = td_layer_norm_forward,
+    .layer_norm_backward = td_layer_norm_backward,
+    .cross_entropy = td_cross_entropy_run,
+    .output_loss_workspace = td_output_loss_workspace,
+    .output_loss_pack = td_output_loss_pack,
+    .output_loss = td_output_loss_run,
+    .stack_states = td_stack_states,
+    .stack_workspace = td_stack_workspace,
+    .stack_pack = td_stack_pack,
+    .stack_forward = td_stack_forward,
+    .stack_backward = td_stack_backward,
+    .orthogonalize_workspace = td_orthogonalize_workspace,
+    .orthogonalize = td_orthogonalize,
 };

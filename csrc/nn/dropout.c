@@ -1,19 +1,16 @@
-/* Dropout (section 5.4): masks, and what they leave. */
 #include "nn/dropout.h"
 
 #include <string.h>
 
 #include "parallel.h"
+#include "sizes.h"
 
-#define BITS_OF_BYTE 8
-#define LEAST_NUMBERS 16384 /* fewer are not worth a thread */
+#define MIN_ELEMENTS 16384 /* of a thread */
 
-/* The same for each block, whichever thread it falls to. */
 static void draw_block(const td_masking *m, int64_t block)
 {
     const uint32_t seed = m->dropout.seeds[0], other = m->dropout.seeds[1];
     const uint32_t num_dropped = m->dropout.rate.num_dropped;
-    /* Masks of the lower, and of the upper bits of the draws. */
     const uint32_t half = (uint32_t)(m->block_masks / 2);
     const uint32_t first = (uint32_t)(m->first_block + block) * half;
     uint8_t *restrict lower = m->kept + block * m->block_masks;
@@ -23,7 +20,7 @@ static void draw_block(const td_masking *m, int64_t block)
         return;
     }
     for (uint32_t i = 0; i < half; i++) {
-        const uint32_t random = mixed(mixed((first + i) ^ seed) + other);
+        const uint32_t random = hash_u32(hash_u32((first + i) ^ seed) + other);
         lower[i] = (random & ((1U << DRAW_BITS) - 1U)) >= num_dropped;
         upper[i] = random >> DRAW_BITS >= num_dropped;
     }
@@ -41,7 +38,7 @@ static void apply_block(const td_masking *m, int64_t block)
         y[i] = x[i] * (kept[i] ? scale : 0.0f); /* NaN stays NaN */
 }
 
-static void drop_blocks(void *masking, int64_t first, int64_t end, int worker)
+TD_INTERNAL void drop_blocks(void *masking, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const td_masking *m = masking;
@@ -51,7 +48,7 @@ static void drop_blocks(void *masking, int64_t first, int64_t end, int worker)
     }
 }
 
-static void mask_blocks(void *masking, int64_t first, int64_t end, int worker)
+TD_INTERNAL void mask_blocks(void *masking, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const td_masking *m = masking;
@@ -59,13 +56,13 @@ static void mask_blocks(void *masking, int64_t first, int64_t end, int worker)
         apply_block(m, block);
 }
 
-static void put_bits(uint8_t *to, vec_i32 kept)
+static void store_bits(uint8_t *to, vec_i32 kept)
 {
     const uint32_t bits = vec_sign_bits((vec)kept);
     memcpy(to, &bits, LANES / BITS_OF_BYTE);
 }
 
-static void draw_bits(void *masks, int64_t first, int64_t end, int worker)
+TD_INTERNAL void draw_mask_bits(void *masks, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     const MaskBits *m = masks;
@@ -75,31 +72,44 @@ static void draw_bits(void *masks, int64_t first, int64_t end, int worker)
         uint8_t *upper = lower + half / BITS_OF_BYTE;
         const uint32_t place = (uint32_t)(m->first_row + row) * (uint32_t)half;
         for (int64_t i = 0; i < half; i += LANES) {
-            const KeptMasks kept = draw_lanes(m->draw, place + (uint32_t)i);
-            put_bits(lower + i / BITS_OF_BYTE, kept.lower);
-            put_bits(upper + i / BITS_OF_BYTE, kept.upper);
+            const KeptMasks kept = draw_lanes(m->dropout, place + (uint32_t)i);
+            store_bits(lower + i / BITS_OF_BYTE, kept.lower);
+            store_bits(upper + i / BITS_OF_BYTE, kept.upper);
         }
     }
 }
 
-static int64_t least_blocks(const td_masking *m)
+static td_status check_masking(const td_masking *m, int num_threads)
 {
-    return (LEAST_NUMBERS + m->block_width - 1) / m->block_width;
-}
-
-static int64_t blocks_of(const td_masking *m)
-{
-    return (m->count + m->block_width - 1) / m->block_width;
-}
-
-static td_status dropout_forward(const td_masking *m, int num_threads)
-{
-    parallel_for(drop_blocks, (void *)m, blocks_of(m), least_blocks(m), num_threads);
+    const int are_sizes = m && num_threads >= 1 && m->count >= 0 &&
+                          is_size(m->block_width, 1) && is_size(m->block_masks, 1) &&
+                          m->first_block >= 0;
+    if (!are_sizes || m->block_masks < m->block_width || m->block_masks % 2)
+        return TD_BAD_ARGUMENT;
+    if (is_missing(m->x, m->count) || is_missing(m->y, m->count) ||
+        is_missing(m->kept, m->count))
+        return TD_BAD_ARGUMENT;
     return TD_OK;
 }
 
-static td_status dropout_backward(const td_masking *m, int num_threads)
+/* Call drop_blocks or mask_blocks for all blocks. */
+static td_status process_blocks(Part process, const td_masking *m, int num_threads)
 {
-    parallel_for(mask_blocks, (void *)m, blocks_of(m), least_blocks(m), num_threads);
+    const td_status status = check_masking(m, num_threads);
+    if (status != TD_OK)
+        return status;
+    td_masking own = *m;
+    parallel_for(process, &own, ceil_div(m->count, m->block_width),
+                 ceil_div(MIN_ELEMENTS, m->block_width), num_threads);
     return TD_OK;
+}
+
+TD_INTERNAL td_status td_dropout_forward(const td_masking *masking, int num_threads)
+{
+    return process_blocks(drop_blocks, masking, num_threads);
+}
+
+TD_INTERNAL td_status td_dropout_backward(const td_masking *masking, int num_threads)
+{
+    return process_blocks(mask_blocks, masking, num_threads);
 }

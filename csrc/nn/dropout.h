@@ -1,101 +1,114 @@
-/* Dropout (section 5.4): masks depend on the place alone, so that they are the same
-   whichever thread draws them, and the backward pass can draw them again. */
-#ifndef TRANSDUCE_DROPOUT_H
-#define TRANSDUCE_DROPOUT_H
+/* Dropout (section 5.4; Srivastava et al., 2014).
+ *
+ * A mask depends on the seeds and on the element's place only. So masks are the same
+ * whichever thread draws them, and the backward pass can draw them again. */
+#ifndef TRANSDUCE_NN_DROPOUT_H
+#define TRANSDUCE_NN_DROPOUT_H
 
 #include <stdint.h>
 
+#include "isa/name.h"
 #include "simd/vec.h"
 #include "transduce.h"
 
-#define WHOLE_MASKS 32 /* the masks of a row are rounded up to a multiple of this */
-#define DRAW_BITS 16   /* of a mask; one random number gives two */
+#define MASK_MULTIPLE                                                                  \
+    32               /* the number of masks of a row is rounded up to a multiple       \
+                      */
+#define DRAW_BITS 16 /* random bits of a mask: one random number gives two masks */
+#define BITS_OF_BYTE 8
 
 /* Hash in which each bit of x flips each bit of the result with a probability of about
-   one half (`lowbias32` of Wellons, 2018). */
-static inline uint32_t mixed(uint32_t x)
+ * one half (`lowbias32` of Wellons, 2018). */
+#define LOWBIAS32(x)                                                                   \
+    do {                                                                               \
+        (x) ^= (x) >> 16;                                                              \
+        (x) *= 0x7feb352dU;                                                            \
+        (x) ^= (x) >> 15;                                                              \
+        (x) *= 0x846ca68bU;                                                            \
+        (x) ^= (x) >> 16;                                                              \
+    } while (0)
+
+static inline uint32_t hash_u32(uint32_t x)
 {
-    x ^= x >> 16;
-    x *= 0x7feb352dU;
-    x ^= x >> 15;
-    x *= 0x846ca68bU;
-    x ^= x >> 16;
+    LOWBIAS32(x);
     return x;
 }
 
-
-static inline vec_u32 mixed_lanes(vec_u32 x)
+static inline vec_u32 hash_lanes(vec_u32 x)
 {
-    x ^= x >> 16;
-    x *= 0x7feb352dU;
-    x ^= x >> 15;
-    x *= 0x846ca68bU;
-    x ^= x >> 16;
+    LOWBIAS32(x);
     return x;
 }
 
-/* Masks of some columns: the lower half of a row takes them from the lower bits of the
-   random numbers, the upper half from the upper bits. */
+/* Masks of LANES elements in the first half of a row, from the lower bits of the random
+ * numbers, and of as many in its second half, from the upper bits. */
 typedef struct {
-    vec_i32 lower, upper; /* all bits, or none */
+    vec_i32 lower, upper; /* -1 for kept elements, else 0 */
 } KeptMasks;
 
+/* Half the number of masks of a row of `width` elements. */
 static inline int64_t half_of_masks(int64_t width)
 {
-    return (width + WHOLE_MASKS - 1) / WHOLE_MASKS * (WHOLE_MASKS / 2);
+    return (width + MASK_MULTIPLE - 1) / MASK_MULTIPLE * (MASK_MULTIPLE / 2);
 }
 
-static inline KeptMasks draw_lanes(const td_dropout *draw, uint32_t first)
+static inline KeptMasks draw_lanes(const td_dropout *dropout, uint32_t first)
 {
     vec_u32 random;
     for (uint32_t i = 0; i < LANES; i++)
         random[i] = first + i;
-    random = mixed_lanes(mixed_lanes(random ^ draw->seeds[0]) + draw->seeds[1]);
+    random = hash_lanes(hash_lanes(random ^ dropout->seeds[0]) + dropout->seeds[1]);
     /* Values are below 2^16, so that signed comparison is correct. */
     const vec_i32 lower = (vec_i32)(random & ((1U << DRAW_BITS) - 1U));
     const vec_i32 upper = (vec_i32)(random >> DRAW_BITS);
-    const int32_t num_dropped = (int32_t)draw->rate.num_dropped;
+    const int32_t num_dropped = (int32_t)dropout->rate.num_dropped;
     return (KeptMasks){lower >= num_dropped, upper >= num_dropped};
 }
 
-/* Factors: the scale for kept numbers, otherwise zero; NaN times zero stays NaN. */
-static inline vec factors_of(vec_i32 kept, float scale)
+/* The scale for kept elements, else zero; NaN times zero stays NaN. */
+static inline vec dropout_factors(vec_i32 kept, float scale)
 {
     return (vec)((vec_i32)vec_set1(scale) & kept);
 }
 
-/* Draw the masks of a row of `width` numbers and apply them. x and y, which may be the
-   same, have space for whole lanes. */
-static inline void drop_row(const td_dropout *draw, int64_t row, int64_t width,
+/* Draw the masks of a row and apply them: y [width] = Dropout(x [width]). x and y may
+ * be the same; both have space for whole vectors. */
+static inline void drop_row(const td_dropout *dropout, int64_t row, int64_t width,
                             const float *x, float *y)
 {
     const int64_t half = half_of_masks(width);
     const uint32_t first = (uint32_t)row * (uint32_t)half;
-    const float scale = draw->rate.scale;
+    const float scale = dropout->rate.scale;
     for (int64_t i = 0; i < half && i < width; i += LANES) {
-        const KeptMasks kept = draw_lanes(draw, first + (uint32_t)i);
-        vec_store_first(y + i, LANES, vec_load(x + i) * factors_of(kept.lower, scale));
+        const KeptMasks kept = draw_lanes(dropout, first + (uint32_t)i);
+        vec_store_first(y + i, LANES,
+                        vec_load(x + i) * dropout_factors(kept.lower, scale));
         if (half + i < width)
             vec_store_first(y + half + i, LANES,
-                            vec_load(x + half + i) * factors_of(kept.upper, scale));
+                            vec_load(x + half + i) *
+                                dropout_factors(kept.upper, scale));
     }
 }
 
-/* Rows of whole masks, stored as one bit each. */
+/* Masks of rows whose width is a multiple of MASK_MULTIPLE, one bit for each element.
+ */
 typedef struct {
-    const td_dropout *draw;
-    int64_t first_row; /* its number in the tensor, of which these may be a part */
+    const td_dropout *dropout;
+    int64_t first_row; /* number of the first row in the whole tensor */
     int64_t width;
     uint8_t *bits; /* [rows, width / 8] */
 } MaskBits;
 
-/* Draw the masks of some rows. */
-static void draw_bits(void *masks, int64_t first, int64_t end, int worker);
+/* Draw the masks of some rows of a MaskBits. */
+TD_INTERNAL void draw_mask_bits(void *masks, int64_t first, int64_t end, int worker);
 
-/* Draw the masks of some blocks, and apply them. */
-static void drop_blocks(void *masking, int64_t first, int64_t end, int worker);
+/* Draw the masks of some blocks of a td_masking and apply them. */
+TD_INTERNAL void drop_blocks(void *masking, int64_t first, int64_t end, int worker);
 
-/* Apply those that were drawn. */
-static void mask_blocks(void *masking, int64_t first, int64_t end, int worker);
+/* Apply the masks that were drawn for some blocks of a td_masking. */
+TD_INTERNAL void mask_blocks(void *masking, int64_t first, int64_t end, int worker);
+
+TD_INTERNAL td_status td_dropout_forward(const td_masking *masking, int num_threads);
+TD_INTERNAL td_status td_dropout_backward(const td_masking *masking, int num_threads);
 
 #endif

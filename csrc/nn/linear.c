@@ -1,348 +1,292 @@
-/* Linear maps of many rows, forwards and backwards: in fp32 by the products of the
-   library that PyTorch has, in bf16 by the processor's matrix unit. */
+#include "nn/linear.h"
+
 #include <math.h>
 
+#include "nn/dropout.h"
 #include "parallel.h"
-#include "gemm/pack_bf16.h"
 #include "simd/vec.h"
+#include "sizes.h"
 
-#define LEAST_BIASED_ROWS 16 /* fewer are not worth a thread */
-#define LINE 16              /* numbers in a cache line: columns of a part of a sum */
-#define STRIP 32             /* rows that a product in bf16 takes at a time */
-#define LEAST_STRIPS 6       /* fewer are not worth a thread */
-#define TURNED_STRIPS 4      /* of a gradient, that stay in the cache of a core */
+#define MIN_ROWS 16    /* of a thread, for element-wise work */
+#define SUM_COLUMNS 16 /* columns that are summed together: a cache line */
+#define STRIP 32       /* rows of a product in bf16 that are computed together */
+#define MIN_STRIPS 6   /* of a thread */
+#define TRANSPOSED_STRIPS                                                              \
+    4 /* strips of a gradient that stay in the cache of a core                         \
+       */
 
-/* BLAS: with columns that follow each other, all by address. */
-typedef void (*Sgemm)(const char *of_one, const char *of_other, const int *rows,
-                      const int *columns, const int *inner, const float *factor,
-                      const float *one, const int *by_one, const float *other,
-                      const int *by_other, const float *beta, float *to,
-                      const int *by_to);
+/* `sgemm_` of a Fortran BLAS: column-major matrices, everything by address. */
+typedef void (*Sgemm)(const char *transpose_a, const char *transpose_b, const int *rows,
+                      const int *columns, const int *inner, const float *alpha,
+                      const float *a, const int *stride_a, const float *b,
+                      const int *stride_b, const float *beta, float *c,
+                      const int *stride_c);
 
 static Sgemm sgemm;
 
-static td_status use_sgemm(void *address)
+TD_INTERNAL td_status td_use_sgemm(void *function)
 {
-    *(void **)&sgemm = address;
+    *(void **)&sgemm = function;
     return TD_OK;
 }
 
-/* Numbers, and the same in bf16, if products are of such: then the former need not be
-   kept. */
-typedef struct {
-    float *fp32;
-    td_panels bf16;
-} Numbers;
+TD_INTERNAL int has_sgemm(void) { return sgemm != 0; }
 
-/* [outputs, inputs] and [outputs], or their gradients. */
-typedef struct {
-    float *weight;
-    Bf16 *packed, *packed_back; /* the weight for both ways, or nowhere, if products
-                                   are in fp32, or if there is no way back */
-    float *bias;
-} MapWeights;
+static const char AS_IS[] = "N", TRANSPOSED[] = "T";
 
-typedef struct {
-    MapWeights weights;
-    int64_t inputs, outputs; /* whole lines */
-} LinearMap;
-
-static const char AS_IT_IS[] = "N", TRANSPOSED[] = "T";
-
-/* one [rows, inner] times other [inner, columns], to which beta times what is there
-   is added. Each is read as it is, or with its rows as columns. */
-static void form_product(const char *of_one, const float *one, int64_t by_one,
-                         const char *of_other, const float *other, int64_t by_other,
-                         int64_t rows, int64_t columns, int64_t inner, float beta,
-                         float *to)
+/* c [rows, columns] = a [rows, inner] b [inner, columns] + beta c, where a and b are
+ * read as they are or transposed. */
+static void multiply_fp32(const char *transpose_a, const float *a, int64_t stride_a,
+                          const char *transpose_b, const float *b, int64_t stride_b,
+                          int64_t rows, int64_t columns, int64_t inner, float beta,
+                          float *c)
 {
     const int m = (int)columns, n = (int)rows, k = (int)inner;
-    const int lda = (int)by_other, ldb = (int)by_one;
-    const float factor = 1.0f;
-    /* With columns that follow each other, all is the other way round. */
-    sgemm(of_other, of_one, &m, &n, &k, &factor, other, &lda, one, &ldb, &beta, to, &m);
+    const int lda = (int)stride_b, ldb = (int)stride_a;
+    const float alpha = 1.0f;
+    /* Column-major, the product is that of the transposes: c^T = b^T a^T. */
+    sgemm(transpose_b, transpose_a, &m, &n, &k, &alpha, b, &lda, a, &ldb, &beta, c, &m);
 }
 
-/* ReLU after a linear map, with optional dropout. */
-typedef struct {
-    td_dropout dropout;
-    int64_t first_row; /* its number in the tensor, of which these may be a part */
-    uint8_t *bits;     /* workspace for masks in bf16: one bit for each number */
-} Relu;
-
-/* Rows to which a bias is added, and the ReLU after it, if any. */
+/* Rows to which a bias is added in place, with an optional ReLU after it. */
 typedef struct {
     float *rows;
     const float *bias;
     int64_t width;
     const Relu *relu;
-} Biased;
+} BiasAddition;
 
 static void add_bias(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
-    const Biased *b = shared;
-    const vec least = vec_set1(b->relu ? 0.0f : -INFINITY);
+    const BiasAddition *b = shared;
+    const vec min = vec_set1(b->relu ? 0.0f : -INFINITY);
     for (int64_t row = first; row < end; row++) {
-        float *numbers = b->rows + row * b->width;
+        float *elements = b->rows + row * b->width;
         for (int64_t i = 0; i < b->width; i += LANES) {
-            const vec sum = vec_load(numbers + i) + vec_load(b->bias + i);
+            const vec sum = vec_load(elements + i) + vec_load(b->bias + i);
             /* NaN stays NaN. */
-            vec_store_first(numbers + i, LANES, vec_max(least, sum));
+            vec_store_first(elements + i, LANES, vec_max(min, sum));
         }
         if (b->relu && b->relu->dropout.rate.num_dropped > 0)
-            drop_row(&b->relu->dropout, b->relu->first_row + row, b->width, numbers,
-                     numbers);
+            drop_row(&b->relu->dropout, b->relu->first_row + row, b->width, elements,
+                     elements);
     }
 }
 
-static void map_in_fp32(LinearMap map, const float *x, int64_t rows, const Relu *relu,
-                        float *y, int num_threads)
+static void linear_forward_fp32(Linear linear, const float *x, int64_t rows,
+                                const Relu *relu, float *y, int num_threads)
 {
-    form_product(AS_IT_IS, x, map.inputs, TRANSPOSED, map.weights.weight, map.inputs,
-                 rows, map.outputs, map.inputs, 0.0f, y);
-    Biased biased = {y, map.weights.bias, map.outputs, relu};
-    parallel_for(add_bias, &biased, rows, LEAST_BIASED_ROWS, num_threads);
+    multiply_fp32(AS_IS, x, linear.inputs, TRANSPOSED, linear.weights.weight,
+                  linear.inputs, rows, linear.outputs, linear.inputs, 0.0f, y);
+    BiasAddition addition = {y, linear.weights.bias, linear.outputs, relu};
+    parallel_for(add_bias, &addition, rows, MIN_ROWS, num_threads);
 }
-
-/* Rows that are multiplied, and what becomes of them. */
-typedef struct {
-    td_panels x;
-    UnitMatrix matrix;
-    Sums sums;
-} Product;
 
 static void multiply_strips(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
-    const Product *p = shared;
-    const Span rows = {first * STRIP, at_most(end * STRIP, p->x.rows)};
-    multiply_packed(p->x, rows, p->matrix, p->sums);
+    const Bf16Product *p = shared;
+    const RowSpan rows = {first * STRIP, min_i64(end * STRIP, p->x.rows)};
+    multiply_bf16(p->x, rows, p->matrix, p->epilogue);
 }
 
-static int64_t strips_of(int64_t rows) { return (rows + STRIP - 1) / STRIP; }
-
-/* Each thread takes its share at once, so that it reads the matrix but once. */
-static int64_t least_strips(int64_t strips, int num_threads)
+/* Strips of a part: a thread takes its whole share at once, so that it reads the matrix
+ * only once. */
+static int64_t min_strips(int64_t strips, int num_threads)
 {
-    const int64_t share = (strips + num_threads - 1) / num_threads;
-    return share > LEAST_STRIPS ? share : LEAST_STRIPS;
+    return max_i64(ceil_div(strips, num_threads), MIN_STRIPS);
 }
 
-static void form_in_unit(Product product, int num_threads)
+TD_INTERNAL void run_bf16_product(Bf16Product product, int num_threads)
 {
-    const int64_t strips = strips_of(product.x.rows);
-    parallel_for(multiply_strips, &product, strips, least_strips(strips, num_threads),
+    const int64_t strips = ceil_div(product.x.rows, STRIP);
+    parallel_for(multiply_strips, &product, strips, min_strips(strips, num_threads),
                  num_threads);
 }
 
-/* y = x W^T + b, with a ReLU if there is one; y may be in bf16 alone. */
-static void map_rows(LinearMap map, Numbers x, int64_t rows, const Relu *relu,
-                     Numbers y, int num_threads)
+TD_INTERNAL void linear_forward(Linear linear, Activations x, int64_t rows,
+                                const Relu *relu, Activations y, int num_threads)
 {
-    const MapWeights *w = &map.weights;
-    if (!w->packed) {
-        map_in_fp32(map, x.fp32, rows, relu, y.fp32, num_threads);
+    const LinearWeights *w = &linear.weights;
+    if (!w->packed_forward) {
+        linear_forward_fp32(linear, x.fp32, rows, relu, y.fp32, num_threads);
         return;
     }
     const int is_dropped = relu && relu->dropout.rate.num_dropped > 0;
-    Dropped dropped = {0, 1.0f};
+    Bf16Dropout dropout = {0, 1.0f};
     if (is_dropped) {
-        MaskBits masks = {&relu->dropout, relu->first_row, map.outputs, relu->bits};
-        parallel_for(draw_bits, &masks, rows, LEAST_BIASED_ROWS, num_threads);
-        dropped = (Dropped){relu->bits, relu->dropout.rate.scale};
+        MaskBits masks = {&relu->dropout, relu->first_row, linear.outputs, relu->bits};
+        parallel_for(draw_mask_bits, &masks, rows, MIN_ROWS, num_threads);
+        dropout = (Bf16Dropout){relu->bits, relu->dropout.rate.scale};
     }
-    const Sums sums = {.bf16 = y.bf16,
-                       .fp32 = y.fp32,
-                       .columns = map.outputs,
-                       .bias = w->bias,
-                       .is_rectified = relu != 0,
-                       .dropped = is_dropped ? &dropped : 0};
-    form_in_unit((Product){x.bf16, {w->packed, map.inputs, map.outputs}, sums},
-                 num_threads);
+    const Bf16Epilogue epilogue = {.columns = linear.outputs,
+                                   .bf16 = y.bf16,
+                                   .fp32 = y.fp32,
+                                   .bias = w->bias,
+                                   .relu = relu != 0,
+                                   .dropout = is_dropped ? &dropout : 0};
+    const Bf16Matrix matrix = {w->packed_forward, linear.inputs, linear.outputs};
+    run_bf16_product((Bf16Product){x.bf16, matrix, epilogue}, num_threads);
 }
 
 typedef struct {
-    const float *from;
-    td_panels to;
+    Activations rows;
     int64_t width;
-} Narrowed;
+} Rounding;
 
-static void narrow_rows(void *shared, int64_t first, int64_t end, int worker)
+static void round_rows(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
-    const Narrowed *n = shared;
+    const Rounding *r = shared;
     for (int64_t row = first; row < end; row++)
-        narrow_into(n->to, row, 0, n->width, n->from + row * n->width);
+        round_into_panels(r->rows.bf16, row, 0, r->width,
+                          r->rows.fp32 + row * r->width);
 }
 
-/* In bf16 too, if they are wanted so. */
-static void round_rows(Numbers rows, int64_t width, int num_threads)
+TD_INTERNAL void round_activations(Activations rows, int64_t width, int num_threads)
 {
-    Narrowed narrowed = {rows.fp32, rows.bf16, width};
+    Rounding rounding = {rows, width};
     if (rows.bf16.data)
-        parallel_for(narrow_rows, &narrowed, rows.bf16.rows, LEAST_BIASED_ROWS,
-                     num_threads);
+        parallel_for(round_rows, &rounding, rows.bf16.rows, MIN_ROWS, num_threads);
 }
 
-/* Columns to sum, after they are set to zero where `rectified` is not positive, and
-   scaled elsewhere. */
+/* Columns of rows [count, width] to sum. With `relu_y`, elements become zero where it
+ * is not positive and are scaled elsewhere, in place and before they are summed. */
 typedef struct {
     float *rows;
-    const float *rectified; /* or NULL: then there is no scale either */
+    const float *relu_y; /* or NULL */
     float scale;
     float *sums;
     int64_t count, width;
-} Columns;
+} ColumnSums;
 
 static void sum_columns(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
-    const Columns *c = shared;
+    const ColumnSums *c = shared;
     const vec zero = vec_set1(0.0f), scale = vec_set1(c->scale);
-    for (int64_t at = first * LINE; at < end * LINE; at += LINE) {
-        vec sums[LINE / LANES];
-        for (int l = 0; l < LINE / LANES; l++)
-            sums[l] = zero;
+    for (int64_t at = first * SUM_COLUMNS; at < end * SUM_COLUMNS; at += SUM_COLUMNS) {
+        vec sums[SUM_COLUMNS / LANES];
+        for (int v = 0; v < SUM_COLUMNS / LANES; v++)
+            sums[v] = zero;
         for (int64_t row = 0; row < c->count; row++) {
-            float *numbers = c->rows + row * c->width + at;
-            for (int l = 0; l < LINE / LANES; l++) {
-                vec number = vec_load(numbers + l * LANES);
-                if (c->rectified) {
-                    const float *from = c->rectified + row * c->width + at;
-                    const vec_mask is_on = vec_gt_zero(vec_load(from + l * LANES));
-                    number = vec_select(is_on, number * scale, zero);
-                    vec_store_first(numbers + l * LANES, LANES, number);
+            float *elements = c->rows + row * c->width + at;
+            for (int v = 0; v < SUM_COLUMNS / LANES; v++) {
+                vec element = vec_load(elements + v * LANES);
+                if (c->relu_y) {
+                    const float *y = c->relu_y + row * c->width + at;
+                    const vec_mask is_on = vec_gt_zero(vec_load(y + v * LANES));
+                    element = vec_select(is_on, element * scale, zero);
+                    vec_store_first(elements + v * LANES, LANES, element);
                 }
-                sums[l] += number;
+                sums[v] += element;
             }
         }
-        for (int l = 0; l < LINE / LANES; l++)
-            vec_store_first(c->sums + at + l * LANES, LANES, sums[l]);
+        for (int v = 0; v < SUM_COLUMNS / LANES; v++)
+            vec_store_first(c->sums + at + v * LANES, LANES, sums[v]);
     }
 }
 
-/* A way back through a map. In fp32 the gradients of y become zero where it was
-   rectified; in bf16 those of x do where x was, if they are rounded. */
-typedef struct {
-    LinearMap map, of_map;
-    Numbers x;
-    const float *rectified; /* y, or nowhere */
-    Numbers of_y, of_x;
-    td_panels rectified_x;  /* or NULL */
-    float dropout_scale; /* on gradients of numbers that ReLU and dropout kept */
-    int64_t rows;
-    int is_added; /* x's gradient, to what is in its place */
-    Bf16 *paired; /* where x is packed, or is so already */
-    int is_paired;
-    Bf16 *turned; /* of each thread, as `turned_numbers` says */
-} WayBack;
+static void linear_backward_fp32(LinearBackward b, int num_threads)
+{
+    const int64_t inputs = b.linear.inputs, outputs = b.linear.outputs;
+    const LinearWeights grad = b.grad.weights;
+    ColumnSums columns = {b.grad_y.fp32, b.relu_y, b.dropout_scale,
+                          grad.bias,     b.rows,   outputs};
+    parallel_for(sum_columns, &columns, outputs / SUM_COLUMNS, 1, num_threads);
+    multiply_fp32(AS_IS, b.grad_y.fp32, outputs, AS_IS, b.linear.weights.weight, inputs,
+                  b.rows, inputs, outputs, b.accumulates ? 1.0f : 0.0f, b.grad_x.fp32);
+    multiply_fp32(TRANSPOSED, b.grad_y.fp32, outputs, AS_IS, b.x.fp32, inputs, outputs,
+                  inputs, b.rows, 0.0f, grad.weight);
+}
 
-/* Of the columns of a panel. */
+/* Sum the columns of a panel. */
 static void sum_panel(td_panels rows, int64_t column, float *sums)
 {
     vec all[PANEL_WIDTH / LANES];
-    for (int l = 0; l < PANEL_WIDTH / LANES; l++)
-        all[l] = vec_set1(0.0f);
+    for (int v = 0; v < PANEL_WIDTH / LANES; v++)
+        all[v] = vec_set1(0.0f);
     for (int64_t row = 0; row < rows.rows; row++)
-        for (int l = 0; l < PANEL_WIDTH / LANES; l++)
-            all[l] += vec_from_bf16(in_panels(rows, row, column + l * LANES));
-    for (int l = 0; l < PANEL_WIDTH / LANES; l++)
-        vec_store_first(sums + column + l * LANES, LANES, all[l]);
+        for (int v = 0; v < PANEL_WIDTH / LANES; v++)
+            all[v] += vec_from_bf16(panel_element(rows, row, column + v * LANES));
+    for (int v = 0; v < PANEL_WIDTH / LANES; v++)
+        vec_store_first(sums + column + v * LANES, LANES, all[v]);
 }
 
-/* Rows whose columns, summed up each with all of x's, are the gradient of a weight. */
-typedef struct {
-    td_panels of_y;
-    UnitMatrix x; /* packed, with its rows as depth */
-    int64_t outputs;
-    float *weight; /* [outputs, columns of x] */
-    float *bias;   /* or nowhere */
-    int is_added;  /* the weight's, to what there is */
-    Bf16 *turned;  /* of each thread, as `turned_numbers` says */
-} WeightGradient;
-
-static int64_t turned_numbers(int64_t rows)
+TD_INTERNAL int64_t transposed_size(int64_t rows)
 {
-    return TURNED_STRIPS * STRIP * in_whole(rows);
+    /* Of no rows the gradient is zero, which takes a panel of zeros. */
+    return TRANSPOSED_STRIPS * STRIP * round_up_to_panels(max_i64(rows, 1));
 }
 
-static void form_weight_strips(void *shared, int64_t first, int64_t end, int worker)
+static void differentiate_strips(void *shared, int64_t first, int64_t end, int worker)
 {
     const WeightGradient *g = shared;
-    td_panels turned = {g->turned + worker * turned_numbers(g->of_y.rows), 0};
-    for (int64_t strip = first; strip < end; strip += TURNED_STRIPS) {
+    td_panels strips = {g->transposed + worker * transposed_size(g->grad_y.rows), 0};
+    for (int64_t strip = first; strip < end; strip += TRANSPOSED_STRIPS) {
         const int64_t output = strip * STRIP;
-        turned.rows = at_most(end - strip, TURNED_STRIPS) * STRIP;
-        for (int64_t row = 0; row < turned.rows; row += STRIP) {
+        strips.rows = min_i64(end - strip, TRANSPOSED_STRIPS) * STRIP;
+        for (int64_t row = 0; row < strips.rows; row += STRIP) {
             if (g->bias)
-                sum_panel(g->of_y, output + row, g->bias);
-            turn_panel(g->of_y, output + row, turned, row);
+                sum_panel(g->grad_y, output + row, g->bias);
+            transpose_panel(g->grad_y, output + row, strips, row);
         }
-        const Sums sums = {.fp32 = g->weight + output * g->x.columns,
-                           .columns = g->x.columns,
-                           .is_added = g->is_added};
-        multiply_packed(turned, (Span){0, at_most(g->outputs - output, turned.rows)},
-                        g->x, sums);
+        const Bf16Epilogue epilogue = {.columns = g->x.columns,
+                                       .fp32 = g->weight + output * g->x.columns,
+                                       .accumulates = g->accumulates};
+        multiply_bf16(strips, (RowSpan){0, min_i64(g->outputs - output, strips.rows)},
+                      g->x, epilogue);
     }
 }
 
-static void form_weight_gradient(WeightGradient gradient, int num_threads)
+TD_INTERNAL void run_weight_gradient(WeightGradient gradient, int num_threads)
 {
-    const int64_t strips = strips_of(gradient.outputs);
-    parallel_for(form_weight_strips, &gradient, strips,
-                 least_strips(strips, num_threads), num_threads);
+    const int64_t strips = ceil_div(gradient.outputs, STRIP);
+    parallel_for(differentiate_strips, &gradient, strips,
+                 min_strips(strips, num_threads), num_threads);
 }
 
-static void differentiate_in_unit(WayBack w, int num_threads)
+static void linear_backward_bf16(LinearBackward b, int num_threads)
 {
-    const int64_t inputs = w.map.inputs, outputs = w.map.outputs;
-    const Dropped dropped = {0, w.dropout_scale};
-    const Sums sums = {.bf16 = w.of_x.bf16,
-                       .fp32 = w.of_x.fp32,
-                       .dropped = w.rectified_x.data ? &dropped : 0,
-                       .columns = inputs,
-                       .is_added = w.is_added,
-                       .rectified = w.rectified_x};
-    form_in_unit(
-        (Product){w.of_y.bf16, {w.map.weights.packed_back, outputs, inputs}, sums},
+    const int64_t inputs = b.linear.inputs, outputs = b.linear.outputs;
+    const Bf16Dropout dropout = {0, b.dropout_scale};
+    const Bf16Epilogue epilogue = {.columns = inputs,
+                                   .bf16 = b.grad_x.bf16,
+                                   .fp32 = b.grad_x.fp32,
+                                   .accumulates = b.accumulates,
+                                   .dropout = b.relu_x.data ? &dropout : 0,
+                                   .positive = b.relu_x};
+    const Bf16Matrix matrix = {b.linear.weights.packed_backward, outputs, inputs};
+    run_bf16_product((Bf16Product){b.grad_y.bf16, matrix, epilogue}, num_threads);
+    RowPacking packing = {b.x.bf16, inputs, b.packed_x};
+    if (!b.is_x_packed)
+        parallel_for(pack_rows, &packing, inputs / PANEL_WIDTH, 1, num_threads);
+    run_weight_gradient(
+        (WeightGradient){.grad_y = b.grad_y.bf16,
+                         .x = {b.packed_x, round_up_to_panels(b.rows), inputs},
+                         .outputs = outputs,
+                         .weight = b.grad.weights.weight,
+                         .bias = b.grad.weights.bias,
+                         .transposed = b.transposed},
         num_threads);
-    Summed x = {w.x.bf16, inputs, w.paired};
-    if (!w.is_paired)
-        parallel_for(pack_summed, &x, inputs / PANEL_WIDTH, 1, num_threads);
-    form_weight_gradient((WeightGradient){.of_y = w.of_y.bf16,
-                                          .x = {w.paired, in_whole(w.rows), inputs},
-                                          .outputs = outputs,
-                                          .weight = w.of_map.weights.weight,
-                                          .bias = w.of_map.weights.bias,
-                                          .turned = w.turned},
-                         num_threads);
 }
 
-static void differentiate_map(WayBack w, int num_threads)
+TD_INTERNAL void linear_backward(LinearBackward backward, int num_threads)
 {
-    const int64_t inputs = w.map.inputs, outputs = w.map.outputs;
-    const MapWeights of = w.of_map.weights;
-    if (w.map.weights.packed_back) {
-        differentiate_in_unit(w, num_threads);
-        return;
-    }
-    Columns columns = {w.of_y.fp32, w.rectified, w.dropout_scale,
-                       of.bias,     w.rows,      outputs};
-    parallel_for(sum_columns, &columns, outputs / LINE, 1, num_threads);
-    form_product(AS_IT_IS, w.of_y.fp32, outputs, AS_IT_IS, w.map.weights.weight, inputs,
-                 w.rows, inputs, outputs, w.is_added ? 1.0f : 0.0f, w.of_x.fp32);
-    form_product(TRANSPOSED, w.of_y.fp32, outputs, AS_IT_IS, w.x.fp32, inputs, outputs,
-                 inputs, w.rows, 0.0f, of.weight);
+    if (backward.linear.weights.packed_backward)
+        linear_backward_bf16(backward, num_threads);
+    else
+        linear_backward_fp32(backward, num_threads);
 }
 
-/* The weight for both ways, or for the first alone. */
-static void pack_map(LinearMap map, int num_threads)
+TD_INTERNAL void pack_linear(Linear linear, int num_threads)
 {
-    const int64_t inputs = map.inputs, outputs = map.outputs;
-    PackedWeight forth = {map.weights.weight, outputs, inputs, map.weights.packed};
-    PackedWeight back = {map.weights.weight, outputs, inputs, map.weights.packed_back};
-    parallel_for(pack_forth, &forth, outputs / UNIT_COLUMNS, 1, num_threads);
-    if (back.to)
-        parallel_for(pack_back, &back, inputs / UNIT_COLUMNS, 1, num_threads);
+    const LinearWeights w = linear.weights;
+    const int64_t inputs = linear.inputs, outputs = linear.outputs;
+    WeightPacking forward = {w.weight, outputs, inputs, w.packed_forward};
+    WeightPacking backward = {w.weight, outputs, inputs, w.packed_backward};
+    parallel_for(pack_forward, &forward, outputs / PACKED_COLUMNS, 1, num_threads);
+    if (backward.to)
+        parallel_for(pack_backward, &backward, inputs / PACKED_COLUMNS, 1, num_threads);
 }

@@ -1,36 +1,48 @@
-/* The orthogonal matrix nearest to each of some small ones, about, by Newton-Schulz
-   iterations (Jordan et al., 2024).
+#include "nn/orthogonalize.h"
 
-   A matrix stays in the cache of one core, and half of each symmetric product is
-   enough; a library's products of a batch of them know neither. */
 #include <math.h>
 #include <string.h>
 
 #include "gemm/small_fp32.h"
 #include "parallel.h"
+#include "simd/vec.h"
+#include "sizes.h"
 
-#define PANEL (TILE_REGISTERS * LANES) /* columns of a product at a time */
+#define STRIP_WIDTH (TILE_VECTORS * LANES) /* columns that are multiplied at once */
 
-/* X X^T, a polynomial of it, and the panel that is being multiplied with. */
-static int64_t orthogonalize_workspace(const td_orthogonalization *o)
+/* One thread's workspace for a matrix X [rows, columns]. */
+typedef struct {
+    float *square;     /* [rows, rows]: X X^T */
+    float *polynomial; /* [rows, rows]: a polynomial of it */
+    float *strip;      /* [columns, STRIP_WIDTH]: the right-hand factor of a product */
+} MatrixWorkspace;
+
+static int64_t workspace_size(const td_orthogonalization *o)
 {
-    return o->rows * o->rows * 2 + o->columns * PANEL;
+    return o->rows * o->rows * 2 + o->columns * STRIP_WIDTH;
 }
 
-/* Of the panel that begins there; the last may be narrower. */
-static int64_t panel_width(int64_t column, int64_t columns)
+static MatrixWorkspace matrix_workspace(const td_orthogonalization *o, int worker)
 {
-    return columns - column < PANEL ? columns - column : PANEL;
+    float *own = o->workspace + worker * workspace_size(o);
+    const int64_t size = o->rows * o->rows;
+    return (MatrixWorkspace){own, own + size, own + 2 * size};
 }
 
-/* Side by side, as a product reads them. */
-static Rows copied(const float *from, int64_t by_row, int64_t rows, int64_t columns,
-                   float *room)
+/* Width of the strip that begins at a column; the last one may be narrower. */
+static int64_t strip_width(int64_t column, int64_t columns)
+{
+    return min_i64(columns - column, STRIP_WIDTH);
+}
+
+/* Copy a strip to contiguous memory, as products read it. */
+static Rows copy_strip(const float *from, int64_t stride, int64_t rows, int64_t columns,
+                       float *to)
 {
     for (int64_t row = 0; row < rows; row++)
-        memcpy(room + row * columns, from + row * by_row,
+        memcpy(to + row * columns, from + row * stride,
                (size_t)columns * sizeof(float));
-    return (Rows){room, columns};
+    return (Rows){to, columns};
 }
 
 static float norm_of(const float *x, int64_t count)
@@ -43,44 +55,44 @@ static float norm_of(const float *x, int64_t count)
 
 static void divide(float *x, int64_t count, float divisor)
 {
-    const vec share = vec_set1(1.0f / divisor);
+    const vec factor = vec_set1(1.0f / divisor);
     for (int64_t i = 0; i < count; i += LANES)
-        vec_store_first(x + i, LANES, vec_load(x + i) * share);
+        vec_store_first(x + i, LANES, vec_load(x + i) * factor);
 }
 
-/* What is above the diagonal of a symmetric matrix, from what is below it. */
+/* Copy the lower triangle of a symmetric matrix to the upper one. */
 static void mirror(float *x, int64_t size)
 {
-    for (int64_t above = 0; above < size; above += BLOCK_SIDE)
-        for (int64_t right = above; right < size; right += BLOCK_SIDE)
-            transpose_8x8(x + right * size + above, size, x + above * size + right, size);
+    for (int64_t row = 0; row < size; row += BLOCK_SIDE)
+        for (int64_t column = row; column < size; column += BLOCK_SIDE)
+            transpose_8x8(x + column * size + row, size, x + row * size + column, size);
 }
 
-/* X X^T */
-static void square(const float *x, int64_t rows, int64_t columns, float *to,
-                   float *panel)
+/* square = X X^T */
+static void form_square(const float *x, int64_t rows, int64_t columns,
+                        MatrixWorkspace work)
 {
-    for (int64_t first = 0; first < rows; first += PANEL) {
-        const int64_t width = panel_width(first, rows);
+    for (int64_t first = 0; first < rows; first += STRIP_WIDTH) {
+        const int64_t width = strip_width(first, rows);
         const Rows from = {(float *)x + first * columns, columns};
-        const Rows other = side_by_side(from, width, columns, panel);
-        const Factor one = {from.at, columns, 1};
-        const Rows at = {to + first * rows + first, rows};
-        multiply(one, other, rows - first, columns, width, at);
+        const Rows strip = transpose(from, width, columns, work.strip);
+        const Rows to = {work.square + first * rows + first, rows};
+        multiply_small(as_strided(from), strip, rows - first, columns, width, to);
     }
-    mirror(to, rows);
+    mirror(work.square, rows);
 }
 
-/* b S + c S S, of a symmetric S */
-static void form_polynomial(const float *s, int64_t size, float b, float c, float *to,
-                            float *panel)
+/* polynomial = b S + c S S, where S is the square. */
+static void form_polynomial(int64_t size, float b, float c, MatrixWorkspace work)
 {
-    for (int64_t first = 0; first < size; first += PANEL) {
-        const int64_t width = panel_width(first, size);
-        const Rows other = copied(s + first, size, size, width, panel);
-        const Factor one = {s + first * size, size, 1};
-        multiply(one, other, size - first, size, width,
-                 (Rows){to + first * size + first, size});
+    const float *s = work.square;
+    float *to = work.polynomial;
+    for (int64_t first = 0; first < size; first += STRIP_WIDTH) {
+        const int64_t width = strip_width(first, size);
+        const Rows strip = copy_strip(s + first, size, size, width, work.strip);
+        const StridedMatrix lower = {s + first * size, size, 1};
+        multiply_small(lower, strip, size - first, size, width,
+                       (Rows){to + first * size + first, size});
         for (int64_t i = first * size; i < size * size; i += size)
             for (int64_t j = i + first; j < i + first + width; j++)
                 to[j] = b * s[j] + c * to[j];
@@ -88,49 +100,69 @@ static void form_polynomial(const float *s, int64_t size, float b, float c, floa
     mirror(to, size);
 }
 
-/* a X + P X, where X is */
-static void advance(float *x, int64_t rows, int64_t columns, const float *polynomial,
-                    float a, float *panel)
+/* X = a X + P X, where P is the polynomial. */
+static void advance(float *x, int64_t rows, int64_t columns, float a,
+                    MatrixWorkspace work)
 {
-    for (int64_t first = 0; first < columns; first += PANEL) {
-        const int64_t width = panel_width(first, columns);
-        const Rows other = copied(x + first, columns, rows, width, panel);
-        const Factor one = {polynomial, rows, 1};
-        multiply(one, other, rows, rows, width, (Rows){x + first, columns});
+    for (int64_t first = 0; first < columns; first += STRIP_WIDTH) {
+        const int64_t width = strip_width(first, columns);
+        const Rows strip = copy_strip(x + first, columns, rows, width, work.strip);
+        const StridedMatrix polynomial = {work.polynomial, rows, 1};
+        multiply_small(polynomial, strip, rows, rows, width,
+                       (Rows){x + first, columns});
         for (int64_t row = 0; row < rows; row++)
             for (int64_t i = 0; i < width; i++)
-                x[row * columns + first + i] += a * panel[row * width + i];
+                x[row * columns + first + i] += a * work.strip[row * width + i];
+    }
+}
+
+static void orthogonalize_matrix(const td_orthogonalization *o, float *x,
+                                 MatrixWorkspace work)
+{
+    const int64_t size = o->rows * o->columns, square_size = o->rows * o->rows;
+    divide(x, size, norm_of(x, size) + o->epsilon);
+    for (int64_t step = 0; step < o->steps; step++) {
+        const float *factors = o->factors + step * 3;
+        form_square(x, o->rows, o->columns, work);
+        if (step == 0) {
+            /* The Schatten norm of order four. */
+            const float norm = sqrtf(norm_of(work.square, square_size)) + o->epsilon;
+            divide(x, size, norm);
+            divide(work.square, square_size, norm * norm);
+        }
+        form_polynomial(o->rows, factors[1], factors[2], work);
+        advance(x, o->rows, o->columns, factors[0], work);
     }
 }
 
 static void orthogonalize_matrices(void *shared, int64_t first, int64_t end, int worker)
 {
     const td_orthogonalization *o = shared;
-    const int64_t size = o->rows * o->columns, squared_size = o->rows * o->rows;
-    float *squared = o->workspace + worker * orthogonalize_workspace(o);
-    float *polynomial = squared + squared_size, *panel = polynomial + squared_size;
-    for (int64_t item = first; item < end; item++) {
-        float *x = o->matrices + item * size;
-        divide(x, size, norm_of(x, size) + o->epsilon);
-        for (int64_t step = 0; step < o->steps; step++) {
-            const float *factors = o->factors + step * 3;
-            square(x, o->rows, o->columns, squared, panel);
-            if (step == 0) {
-                /* The Schatten norm of order four. */
-                const float norm =
-                    sqrtf(norm_of(squared, squared_size)) + o->epsilon;
-                divide(x, size, norm);
-                divide(squared, squared_size, norm * norm);
-            }
-            form_polynomial(squared, o->rows, factors[1], factors[2], polynomial,
-                            panel);
-            advance(x, o->rows, o->columns, polynomial, factors[0], panel);
-        }
-    }
+    for (int64_t item = first; item < end; item++)
+        orthogonalize_matrix(o, o->matrices + item * o->rows * o->columns,
+                             matrix_workspace(o, worker));
 }
 
-static td_status orthogonalize(const td_orthogonalization *o, int num_threads)
+static int are_orthogonalization_sizes(const td_orthogonalization *o)
 {
-    parallel_for(orthogonalize_matrices, (void *)o, o->count, 1, num_threads);
+    return o && is_size(o->count, 0) && is_multiple(o->rows, 16) &&
+           is_multiple(o->columns, 16) && o->rows <= o->columns && is_size(o->steps, 0);
+}
+
+TD_INTERNAL int64_t td_orthogonalize_workspace(const td_orthogonalization *task)
+{
+    return are_orthogonalization_sizes(task) ? workspace_size(task) : -1;
+}
+
+TD_INTERNAL td_status td_orthogonalize(const td_orthogonalization *task,
+                                       int num_threads)
+{
+    if (!are_orthogonalization_sizes(task) || num_threads < 1 ||
+        is_missing(task->factors, task->steps) ||
+        is_missing(task->matrices, task->count) ||
+        is_missing(task->workspace, task->count))
+        return TD_BAD_ARGUMENT;
+    td_orthogonalization own = *task;
+    parallel_for(orthogonalize_matrices, &own, own.count, 1, num_threads);
     return TD_OK;
 }

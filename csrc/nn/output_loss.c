@@ -1,186 +1,218 @@
-/* The smoothed cross-entropy of what an output matrix makes of states, and the
-   gradients of both (sections 3.4 and 5.4), with products in bf16. */
+#include "nn/output_loss.h"
+
 #include <math.h>
 
+#include "gemm/pack_bf16.h"
+#include "nn/arena.h"
+#include "nn/cross_entropy.h"
+#include "nn/linear.h"
 #include "parallel.h"
+#include "simd/vec.h"
+#include "sizes.h"
 
-/* What is needed on the way only. */
+#define LOSS_ROWS 16 /* rows whose logits stay in the cache of a core */
+
 typedef struct {
-    td_panels states, logits; /* the latter become their gradient */
-    Bf16 *paired, *turned;
-} LossRoom;
+    td_panels states; /* [rows, width] */
+    td_panels logits; /* [rows, vocab in whole panels], which become their gradient */
+    td_bf16 *packed_states, *transposed; /* of a WeightGradient */
+} LossWorkspace;
 
-/* Numbers in bf16, from where they are given. */
-static int64_t take_loss_room(const td_output_loss *l, int num_threads, LossRoom *room)
+static LossWorkspace take_loss_workspace(const td_output_loss *l, int num_threads,
+                                         Arena *arena)
 {
-    Bf16 *at = l->workspace;
-    const int64_t rows = l->rows;
-    room->states = (td_panels){at, rows};
-    int64_t taken = rows * l->width;
-    room->logits = (td_panels){at + taken, rows};
-    taken += rows * in_whole(l->vocab);
-    room->paired = at + taken;
-    taken += in_whole(rows) * l->width;
-    room->turned = at + taken;
-    return taken + num_threads * turned_numbers(rows);
+    const int64_t rows = l->rows, vocab = round_up_to_panels(l->vocab);
+    LossWorkspace work;
+    work.states = take_panels(arena, rows, l->width);
+    work.logits = take_panels(arena, rows, vocab);
+    work.packed_states = take_bf16(arena, round_up_to_panels(rows) * l->width);
+    work.transposed = take_bf16(arena, num_threads * transposed_size(rows));
+    return work;
 }
 
-static int64_t output_loss_workspace(const td_output_loss *l, int num_threads)
-{
-    LossRoom room;
-    return take_loss_room(l, num_threads, &room);
-}
-
-/* Some rows of logits. */
+/* Logits whose losses are computed. */
 typedef struct {
     const td_output_loss *loss;
     td_panels logits;
-} LossRows;
+} LogitRows;
 
-/* Of a panel's row, those in some lanes; elsewhere what is to change nothing. */
-static inline vec panel_lanes(const LossRows *l, int64_t row, int64_t column,
-                              float none)
+/* Logits of a row from a column on; `padding` behind the vocabulary. */
+static inline vec load_panel_logits(const LogitRows *l, int64_t row, int64_t column,
+                                    float padding)
 {
-    const vec x = vec_from_bf16(in_panels(l->logits, row, column));
+    const vec x = vec_from_bf16(panel_element(l->logits, row, column));
     const int64_t left = l->loss->vocab - column;
-    return left >= LANES ? x : vec_select(vec_first(left), x, vec_set1(none));
+    return left >= LANES ? x : vec_select(vec_first(left), x, vec_set1(padding));
 }
 
-/* What is found of a row before its gradient is formed. */
+/* Sums over a row's logits. */
 typedef struct {
-    vec highest, sums, powers;
-    float most, log_total, true_logit;
+    vec maxima, sums, powers;
+    float max, log_total, true_logit;
 } RowSums;
 
-static void find_highest(const LossRows *l, Span rows, RowSums *found)
+static void sum_logits(const LogitRows *l, RowSpan rows, RowSums *all)
 {
     for (int64_t row = 0; row < rows.end - rows.first; row++) {
-        found[row].highest = vec_set1(-INFINITY);
-        found[row].sums = found[row].powers = vec_set1(0.0f);
+        all[row].maxima = vec_set1(-INFINITY);
+        all[row].sums = all[row].powers = vec_set1(0.0f);
     }
     for (int64_t panel = 0; panel < l->loss->vocab; panel += PANEL_WIDTH)
         for (int64_t row = rows.first; row < rows.end; row++) {
-            RowSums *its = found + row - rows.first;
+            RowSums *own = all + row - rows.first;
             for (int64_t column = panel; column < panel + PANEL_WIDTH;
                  column += LANES) {
-                const vec x = panel_lanes(l, row, column, -INFINITY);
-                its->highest = vec_max(its->highest, x);
-                its->sums += panel_lanes(l, row, column, 0.0f);
+                const vec x = load_panel_logits(l, row, column, -INFINITY);
+                own->maxima = vec_max(own->maxima, x);
+                own->sums += load_panel_logits(l, row, column, 0.0f);
             }
         }
 }
 
-static void add_powers(const LossRows *l, Span rows, RowSums *found)
+static void sum_powers(const LogitRows *l, RowSpan rows, RowSums *all)
 {
     for (int64_t panel = 0; panel < l->loss->vocab; panel += PANEL_WIDTH)
         for (int64_t row = rows.first; row < rows.end; row++) {
-            RowSums *its = found + row - rows.first;
+            RowSums *own = all + row - rows.first;
             for (int64_t column = panel; column < panel + PANEL_WIDTH; column += LANES)
-                its->powers += vec_exp(panel_lanes(l, row, column, -INFINITY) -
-                                       vec_set1(its->most));
+                own->powers += vec_exp(load_panel_logits(l, row, column, -INFINITY) -
+                                       vec_set1(own->max));
         }
 }
 
-static void form_gradient_of_logits(const LossRows *l, Span rows, const RowSums *found)
+/* Write the gradient over the logits, as if no token were the true one. */
+static void differentiate_logits(const LogitRows *l, RowSpan rows, const RowSums *all)
 {
     const int64_t vocab = l->loss->vocab;
     const vec uniform = vec_set1(l->loss->smoothing / (float)vocab);
     for (int64_t panel = 0; panel < vocab; panel += PANEL_WIDTH)
         for (int64_t row = rows.first; row < rows.end; row++) {
-            const vec total = vec_set1(found[row - rows.first].log_total);
+            const vec total = vec_set1(all[row - rows.first].log_total);
             for (int64_t column = panel; column < panel + PANEL_WIDTH;
                  column += LANES) {
-                const vec x = panel_lanes(l, row, column, -INFINITY);
+                const vec x = load_panel_logits(l, row, column, -INFINITY);
                 vec gradient = vec_exp(x - total) - uniform;
                 if (column + LANES > vocab)
                     gradient =
                         vec_select(vec_first(vocab - column), gradient, vec_set1(0.0f));
-                vec_store_bf16(in_panels(l->logits, row, column), gradient);
+                vec_store_bf16(panel_element(l->logits, row, column), gradient);
             }
         }
 }
 
-/* The losses of a row, once its sums are known; these get what the gradient needs. */
-static void form_loss(const LossRows *l, int64_t row, RowSums *its)
+static void write_losses(const LogitRows *l, int64_t row, RowSums *own)
 {
     const td_output_loss *loss = l->loss;
-    its->log_total = its->most + logf(vec_reduce_add(its->powers));
-    const float of_true = its->true_logit - its->log_total;
-    const float mean = vec_reduce_add(its->sums) / (float)loss->vocab - its->log_total;
-    loss->negative_log_likelihood[row] = -of_true;
-    loss->smoothed[row] = -of_true - loss->smoothing * (mean - of_true);
+    own->log_total = own->max + logf(vec_reduce_add(own->powers));
+    const float log_true = own->true_logit - own->log_total;
+    const float mean = vec_reduce_add(own->sums) / (float)loss->vocab - own->log_total;
+    loss->negative_log_likelihood[row] = -log_true;
+    loss->smoothed[row] = -log_true - loss->smoothing * (mean - log_true);
 }
 
-static void form_gradient_of_target(const LossRows *l, int64_t row, const RowSums *its)
+static void differentiate_target(const LogitRows *l, int64_t row, const RowSums *own)
 {
     const td_output_loss *loss = l->loss;
-    const float probability = expf(its->true_logit - its->log_total);
+    const float probability = expf(own->true_logit - own->log_total);
     const float gradient =
         probability - loss->smoothing / (float)loss->vocab - (1.0f - loss->smoothing);
-    narrow(1, &gradient, in_panels(l->logits, row, loss->targets[row]));
+    narrow(1, &gradient, panel_element(l->logits, row, loss->targets[row]));
 }
 
-/* The rows of a tile stay in the cache of a core. */
-static void form_loss_tiles(void *shared, int64_t first, int64_t end, int worker)
+static void differentiate_tiles(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
-    const LossRows *l = shared;
+    const LogitRows *l = shared;
     for (int64_t tile = first; tile < end; tile++) {
-        RowSums found[TILE];
-        const int64_t row = tile * TILE;
-        const Span rows = {row, at_most(row + TILE, l->loss->rows)};
-        find_highest(l, rows, found);
+        RowSums all[LOSS_ROWS];
+        const int64_t row = tile * LOSS_ROWS;
+        const RowSpan rows = {row, min_i64(row + LOSS_ROWS, l->loss->rows)};
+        sum_logits(l, rows, all);
         for (int64_t r = rows.first; r < rows.end; r++) {
-            RowSums *its = found + r - row;
-            its->most = vec_reduce_max(its->highest);
-            widen(1, in_panels(l->logits, r, l->loss->targets[r]), &its->true_logit);
+            RowSums *own = all + r - row;
+            own->max = vec_reduce_max(own->maxima);
+            widen(1, panel_element(l->logits, r, l->loss->targets[r]),
+                  &own->true_logit);
         }
-        add_powers(l, rows, found);
+        sum_powers(l, rows, all);
         for (int64_t r = rows.first; r < rows.end; r++)
-            form_loss(l, r, found + r - row);
-        form_gradient_of_logits(l, rows, found);
+            write_losses(l, r, all + r - row);
+        differentiate_logits(l, rows, all);
         for (int64_t r = rows.first; r < rows.end; r++)
-            form_gradient_of_target(l, r, found + r - row);
+            differentiate_target(l, r, all + r - row);
     }
 }
 
-/* The weight for both ways. */
-static td_status output_loss_pack(const td_output_loss *l, int num_threads)
+static int are_loss_sizes(const td_output_loss *l, int num_threads)
 {
-    PackedWeight forth = {l->weight, l->vocab, l->width, l->packed_forward};
-    PackedWeight back = {l->weight, l->vocab, l->width, l->packed_backward};
-    parallel_for(pack_forth, &forth, in_whole(l->vocab) / PANEL_WIDTH, 1, num_threads);
-    parallel_for(pack_back, &back, l->width / PANEL_WIDTH, 1, num_threads);
+    return l && num_threads >= 1 && is_size(l->rows, 0) && is_size(l->vocab, 1) &&
+           is_multiple(l->width, PANEL_WIDTH);
+}
+
+TD_INTERNAL int64_t td_output_loss_workspace(const td_output_loss *loss,
+                                             int num_threads)
+{
+    if (!are_loss_sizes(loss, num_threads))
+        return -1;
+    Arena arena = {0, 0};
+    take_loss_workspace(loss, num_threads, &arena);
+    return arena.used;
+}
+
+TD_INTERNAL td_status td_output_loss_pack(const td_output_loss *l, int num_threads)
+{
+    if (!are_loss_sizes(l, num_threads) || !l->weight || !l->packed_forward ||
+        !l->packed_backward)
+        return TD_BAD_ARGUMENT;
+    WeightPacking forward = {l->weight, l->vocab, l->width, l->packed_forward};
+    WeightPacking backward = {l->weight, l->vocab, l->width, l->packed_backward};
+    parallel_for(pack_forward, &forward, round_up_to_panels(l->vocab) / PACKED_COLUMNS,
+                 1, num_threads);
+    parallel_for(pack_backward, &backward, l->width / PACKED_COLUMNS, 1, num_threads);
     return TD_OK;
 }
 
-/* With the weight packed. */
-static td_status output_loss(const td_output_loss *l, int num_threads)
+static td_status check_output_loss(const td_output_loss *l, int num_threads)
 {
-    const td_status status = check_targets(l->targets, l->rows, l->vocab);
+    if (!are_loss_sizes(l, num_threads) || !l->packed_forward || !l->packed_backward ||
+        !l->grad_weight || is_missing(l->states, l->rows) ||
+        is_missing(l->grad_states, l->rows) || is_missing(l->smoothed, l->rows) ||
+        is_missing(l->negative_log_likelihood, l->rows) || !l->workspace)
+        return TD_BAD_ARGUMENT;
+    return check_targets(l->targets, l->rows, l->vocab);
+}
+
+TD_INTERNAL td_status td_output_loss_run(const td_output_loss *l, int num_threads)
+{
+    const td_status status = check_output_loss(l, num_threads);
     if (status != TD_OK)
         return status;
-    LossRoom room;
-    take_loss_room(l, num_threads, &room);
-    const int64_t rows = l->rows, width = l->width, vocab = in_whole(l->vocab);
-    round_rows((Numbers){(float *)l->states, room.states}, width, num_threads);
-    form_in_unit(
-        (Product){room.states, {l->packed_forward, width, vocab}, {.bf16 = room.logits}},
-        num_threads);
-    LossRows logits = {l, room.logits};
-    parallel_for(form_loss_tiles, &logits, (rows + TILE - 1) / TILE, 1, num_threads);
-    form_in_unit((Product){room.logits,
-                           {l->packed_backward, vocab, width},
-                           {.fp32 = l->grad_states, .columns = width}},
+    const int64_t rows = l->rows, width = l->width;
+    const int64_t vocab = round_up_to_panels(l->vocab);
+    Arena arena = {l->workspace, 0};
+    const LossWorkspace work = take_loss_workspace(l, num_threads, &arena);
+    round_activations((Activations){(float *)l->states, work.states}, width,
+                      num_threads);
+    run_bf16_product((Bf16Product){work.states,
+                                   {l->packed_forward, width, vocab},
+                                   {.columns = vocab, .bf16 = work.logits}},
+                     num_threads);
+    LogitRows logits = {l, work.logits};
+    parallel_for(differentiate_tiles, &logits, ceil_div(rows, LOSS_ROWS), 1,
                  num_threads);
-    Summed states = {room.states, width, room.paired};
-    parallel_for(pack_summed, &states, width / PANEL_WIDTH, 1, num_threads);
-    form_weight_gradient((WeightGradient){.of_y = room.logits,
-                                          .x = {room.paired, in_whole(rows), width},
-                                          .outputs = l->vocab,
-                                          .weight = l->grad_weight,
-                                          .is_added = (int)l->accumulates,
-                                          .turned = room.turned},
-                         num_threads);
+    run_bf16_product((Bf16Product){work.logits,
+                                   {l->packed_backward, vocab, width},
+                                   {.columns = width, .fp32 = l->grad_states}},
+                     num_threads);
+    RowPacking packing = {work.states, width, work.packed_states};
+    parallel_for(pack_rows, &packing, width / PANEL_WIDTH, 1, num_threads);
+    const Bf16Matrix states = {work.packed_states, round_up_to_panels(rows), width};
+    run_weight_gradient((WeightGradient){.grad_y = work.logits,
+                                         .x = states,
+                                         .outputs = l->vocab,
+                                         .weight = l->grad_weight,
+                                         .accumulates = (int)l->accumulates,
+                                         .transposed = work.transposed},
+                        num_threads);
     return TD_OK;
 }

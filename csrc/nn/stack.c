@@ -1,273 +1,474 @@
-/* A stack of layers (section 3.1; Figure 1): what it reads, what it leaves for its way
-   back, and what it needs on the way only. */
-#include "gemm/small_fp32.h"
-#include "nn/dropout.h"
+#include "nn/stack.h"
 
-/* The weights of a sub-layer, or the places of their gradients; in that order. */
+#include "nn/attention.h"
+#include "nn/layer_norm.h"
+#include "nn/linear.h"
+#include "nn/stack_layout.h"
+#include "parallel.h"
+#include "sizes.h"
+
+/* ---- Sub-layers ---------------------------------------------------------------- */
+
+/* Inputs of an attention, and its number among all sub-layers of the stack. */
 typedef struct {
-    MapWeights query, key_value, output;
-    float *gain, *bias;
-} AttentionWeights;
+    Activations x, memory; /* queries are formed from x, keys and values from memory */
+    int64_t keys, number;
+    td_mask mask;
+} AttentionInputs;
 
-typedef struct {
-    MapWeights inner, outer;
-    float *gain, *bias;
-} FeedForwardWeights;
-
-/* The weights of a layer, or the places of their gradients. */
-typedef struct {
-    const AttentionWeights *self, *memory;
-    const FeedForwardWeights *feed_forward;
-} LayerWeights;
-
-/* What a normalised sum leaves for its way back. */
-typedef struct {
-    float *normalized, *inverse_deviation;
-    Numbers y;
-    uint8_t *kept;
-} SumStates;
-
-typedef struct {
-    float *query, *key_value, *weights;
-    Numbers heads;
-    SumStates sum;
-} AttentionStates;
-
-typedef struct {
-    Numbers hidden;
-    SumStates sum;
-} FeedForwardStates;
-
-typedef struct {
-    AttentionStates self, memory;
-    FeedForwardStates feed_forward;
-} LayerStates;
-
-/* What is read from without, as products have it. */
-typedef struct {
-    Numbers x, memory;
-} Inputs;
-
-/* What is needed on the way only. */
-typedef struct {
-    float *addend, *of_y[2], *of_heads;
-    Numbers of_addend, of_query, of_key_value, of_hidden;
-    float *attention, *of_groups;
-    Bf16 *turned, *paired; /* what products in bf16 have */
-    uint8_t *bits;         /* and masks of hidden numbers */
-} Work;
-
-/* Room that is given away from its beginning on; only counted, if it is nowhere. */
-typedef struct {
-    float *at;
-    int64_t taken;
-} Room;
-
-static float *take(Room *room, int64_t count)
+static AttentionInputs self_attention_inputs(const td_stack *s, Activations x,
+                                             int64_t layer)
 {
-    float *from = room->at ? room->at + room->taken : 0;
-    room->taken += (count + LINE - 1) / LINE * LINE;
-    return from;
+    return (AttentionInputs){x, x, s->length, layer * num_sublayers(s), s->self_mask};
 }
 
-/* Nowhere, if products are in fp32. */
-static Bf16 *take_bf16(const td_stack *s, Room *room, int64_t count)
+static AttentionInputs cross_attention_inputs(const td_stack *s, Activations x,
+                                              int64_t layer)
 {
-    return s->is_bf16 ? (Bf16 *)take(room, (count + 1) / 2) : 0;
+    return (AttentionInputs){x, inputs_of(s).memory, s->memory_length,
+                             layer * num_sublayers(s) + 1, s->cross_mask};
 }
 
-static td_panels take_panels(const td_stack *s, Room *room, int64_t rows, int64_t width)
+enum Place { WITHIN, OF_OUTPUT }; /* where a sub-layer has dropout */
+
+static td_dropout dropout_of(const td_stack *s, int64_t sublayer, enum Place place,
+                             td_dropout_rate rate)
 {
-    return (td_panels){take_bf16(s, room, rows * width), rows};
+    const uint32_t *seeds = s->seeds + 4 * sublayer + 2 * place;
+    return (td_dropout){{seeds[0], seeds[1]}, rate};
 }
 
-/* In bf16 alone, if products are in it. */
-static Numbers take_numbers(const td_stack *s, Room *room, int64_t rows, int64_t width)
+/* LayerNorm(x + Dropout(addend)), without its inputs and outputs. */
+static td_layer_norm layer_norm_of(const td_stack *s, NormStates states,
+                                   const float *gain)
 {
-    Numbers numbers = {0, take_panels(s, room, rows, width)};
-    if (!s->is_bf16)
-        numbers.fp32 = take(room, rows * width);
-    return numbers;
+    td_layer_norm norm = {.rows = num_rows(s),
+                          .width = s->d_model,
+                          .epsilon = s->epsilon,
+                          .gain = gain,
+                          .normalized = states.normalized,
+                          .inverse_deviation = states.inverse_deviation};
+    norm.masking = (td_masking){.kept = states.kept,
+                                .count = num_rows(s) * s->d_model,
+                                .block_width = s->d_model,
+                                .block_masks = s->d_model,
+                                .dropout.rate = s->dropout};
+    return norm;
 }
 
-static int64_t sublayers_of(const td_stack *s) { return s->memory_length > 0 ? 3 : 2; }
-
-static int64_t rows_of(const td_stack *s) { return s->sentences * s->length; }
-
-#define BITS_OF_FLOAT 32
-#define OF_ATTENTION ((int64_t)(sizeof(AttentionWeights) / sizeof(void *)))
-#define OF_FEED_FORWARD ((int64_t)(sizeof(FeedForwardWeights) / sizeof(void *)))
-
-static int64_t weights_of_layer(const td_stack *s)
+/* y = LayerNorm(x + Dropout(work->addend)) */
+static void add_and_normalize(const td_stack *s, int64_t sublayer, Activations x,
+                              const float *gain, const float *bias, NormStates states,
+                              Activations y, const StackWorkspace *work)
 {
-    return (sublayers_of(s) - 1) * OF_ATTENTION + OF_FEED_FORWARD;
+    td_layer_norm norm = layer_norm_of(s, states, gain);
+    norm.x = x.fp32;
+    norm.bias = bias;
+    norm.masking.dropout = dropout_of(s, sublayer, OF_OUTPUT, s->dropout);
+    norm.masking.first_block = s->first_row;
+    norm.masking.x = work->addend;
+    norm.y = y.fp32;
+    norm.bf16_y = y.bf16;
+    layer_norm_forward(norm, s->num_threads);
 }
 
-static LayerWeights weights_of(const td_stack *s, void **all, int64_t layer)
+/* Write the gradient of x to grad_x, and that of the addend to work->grad_addend. */
+static void add_and_normalize_backward(const td_stack *s, NormStates states,
+                                       const float *gain, const float *grad_y,
+                                       float *grad_x, float *grad_gain,
+                                       float *grad_bias, const StackWorkspace *work)
 {
-    void **own = all + layer * weights_of_layer(s);
-    return (LayerWeights){
-        (const AttentionWeights *)own,
-        (const AttentionWeights *)(own + OF_ATTENTION),
-        (const FeedForwardWeights *)(own + (sublayers_of(s) - 1) * OF_ATTENTION),
-    };
+    td_layer_norm norm = layer_norm_of(s, states, gain);
+    norm.grad_y = grad_y;
+    norm.grad_x = grad_x;
+    norm.grad_gain = grad_gain;
+    norm.grad_bias = grad_bias;
+    norm.workspace = work->layer_norm;
+    norm.masking.y = work->grad_addend.fp32;
+    norm.bf16_grad_addend = work->grad_addend.bf16;
+    layer_norm_backward(norm, s->num_threads);
 }
 
-/* Further on, if it is anywhere. */
-static float *further(const float *at, int64_t count)
+static Linear query_map(const td_stack *s, const AttentionWeights *w)
 {
-    return at ? (float *)at + count : 0;
+    return (Linear){w->query, s->d_model, s->heads * s->d_k};
 }
 
-static td_mask further_seen(td_mask mask, int64_t sentences)
+static Linear key_value_map(const td_stack *s, const AttentionWeights *w)
 {
-    if (mask.data)
-        mask.data += sentences * mask.sentence_stride;
-    return mask;
+    return (Linear){w->key_value, s->d_model, s->heads * (s->d_k + s->d_v)};
 }
 
-/* Some of the sentences, with what is theirs alone; the last has the most. */
-static td_stack part_of(const td_stack *s, int64_t part)
+static Linear output_map(const td_stack *s, const AttentionWeights *w)
 {
-    td_stack own = *s;
-    const int64_t before = s->sentences * part / s->parts;
-    own.sentences = s->sentences * (part + 1) / s->parts - before;
-    own.parts = 1;
-    own.num_threads = s->parts > 1 ? 1 : s->num_threads;
-    own.first_row = before * s->length;
-    const int64_t rows = own.first_row * s->d_model;
-    const int64_t memory_rows = before * s->memory_length * s->d_model;
-    own.self_mask = further_seen(s->self_mask, before);
-    own.cross_mask = further_seen(s->cross_mask, before);
-    if (s->grad_weights)
-        own.grad_weights += part * s->layers * weights_of_layer(s);
-    own.x = further(s->x, rows);
-    own.memory = further(s->memory, memory_rows);
-    own.y = further(s->y, rows);
-    own.grad_y = further(s->grad_y, rows);
-    own.grad_x = further(s->grad_x, rows);
-    own.grad_memory = further(s->grad_memory, memory_rows);
-    return own;
+    return (Linear){w->output, s->heads * s->d_v, s->d_model};
 }
 
-static SumStates take_sum_states(const td_stack *s, Room *room)
+static Linear inner_map(const td_stack *s, const FeedForwardWeights *w)
 {
-    const int64_t count = rows_of(s) * s->d_model;
-    SumStates states;
-    states.normalized = take(room, count);
-    states.inverse_deviation = take(room, rows_of(s));
-    states.y.fp32 = take(room, count);
-    states.y.bf16 = take_panels(s, room, rows_of(s), s->d_model);
-    states.kept = (uint8_t *)take(room, count / (int64_t)sizeof(float));
-    return states;
+    return (Linear){w->inner, s->d_model, s->d_ff};
 }
 
-static AttentionStates take_attention_states(const td_stack *s, int64_t keys, Room *room)
+static Linear outer_map(const td_stack *s, const FeedForwardWeights *w)
 {
-    const int64_t rows = rows_of(s);
-    AttentionStates states;
-    states.query = take(room, rows * s->heads * s->d_k);
-    states.key_value = take(room, s->sentences * keys * s->heads * (s->d_k + s->d_v));
-    states.weights = take(room, rows * s->heads * round_up_to_lanes(keys));
-    states.heads = take_numbers(s, room, rows, s->heads * s->d_v);
-    states.sum = take_sum_states(s, room);
-    return states;
+    return (Linear){w->outer, s->d_ff, s->d_model};
 }
 
-static LayerStates take_layer_states(const td_stack *s, Room *room)
+static td_attention attention_of(const td_stack *s, AttentionInputs in,
+                                 AttentionStates states, const StackWorkspace *work)
 {
-    LayerStates states = {0};
-    states.self = take_attention_states(s, s->length, room);
-    if (s->memory_length > 0)
-        states.memory = take_attention_states(s, s->memory_length, room);
-    states.feed_forward.hidden = take_numbers(s, room, rows_of(s), s->d_ff);
-    states.feed_forward.sum = take_sum_states(s, room);
-    return states;
+    return (td_attention){.sentences = s->sentences,
+                          .heads = s->heads,
+                          .queries = s->length,
+                          .keys = in.keys,
+                          .d_k = s->d_k,
+                          .d_v = s->d_v,
+                          .mask = in.mask,
+                          .scale = s->scale,
+                          .query = states.query,
+                          .key_value = states.key_value,
+                          .weights = states.weights,
+                          .output = states.heads.fp32,
+                          .bf16_output = states.heads.bf16,
+                          .first_sentence = s->first_row / s->length,
+                          .dropout =
+                              dropout_of(s, in.number, WITHIN, s->attention_dropout),
+                          .workspace = work->attention};
 }
 
-static int64_t size_of_states(const td_stack *s)
+static Activations only_fp32(float *rows) { return (Activations){rows, {0, 0}}; }
+
+static void attend(const td_stack *s, const AttentionWeights *w, AttentionInputs in,
+                   AttentionStates states, Activations y, const StackWorkspace *work)
 {
-    Room room = {0, 0};
-    take_layer_states(s, &room);
-    return room.taken;
+    const int threads = s->num_threads;
+    linear_forward(query_map(s, w), in.x, num_rows(s), 0, only_fp32(states.query),
+                   threads);
+    linear_forward(key_value_map(s, w), in.memory, s->sentences * in.keys, 0,
+                   only_fp32(states.key_value), threads);
+    attention_forward(attention_of(s, in, states, work), threads);
+    linear_forward(output_map(s, w), states.heads, num_rows(s), 0,
+                   only_fp32(work->addend), threads);
+    add_and_normalize(s, in.number, in.x, w->gain, w->bias, states.norm, y, work);
 }
 
-static Inputs take_inputs(const td_stack *s, Room *room)
+/* Write the gradient of x to grad_x, and that of the memory to grad_memory, or add it
+ * there. */
+static void attend_backward(const td_stack *s, const AttentionWeights *w,
+                            const AttentionWeights *grad, AttentionInputs in,
+                            AttentionStates states, const float *grad_y, float *grad_x,
+                            float *grad_memory, int accumulates,
+                            const StackWorkspace *work)
 {
-    const int64_t memory_rows = s->sentences * s->memory_length;
-    return (Inputs){
-        {(float *)s->x, take_panels(s, room, rows_of(s), s->d_model)},
-        {(float *)s->memory, take_panels(s, room, memory_rows, s->d_model)},
-    };
+    const int threads = s->num_threads;
+    const int64_t rows = num_rows(s), memory_rows = s->sentences * in.keys;
+    Activations grad_key_value = work->grad_key_value;
+    grad_key_value.bf16.rows = memory_rows;
+    add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x, grad->gain,
+                               grad->bias, work);
+    linear_backward((LinearBackward){.linear = output_map(s, w),
+                                     .grad = output_map(s, grad),
+                                     .rows = rows,
+                                     .x = states.heads,
+                                     .grad_y = work->grad_addend,
+                                     .grad_x = only_fp32(work->grad_heads),
+                                     .packed_x = work->packed_x,
+                                     .transposed = work->transposed},
+                    threads);
+    td_attention attention = attention_of(s, in, states, work);
+    attention.grad_output = work->grad_heads;
+    attention.grad_query = work->grad_query.fp32;
+    attention.bf16_grad_query = work->grad_query.bf16;
+    attention.grad_key_value = grad_key_value.fp32;
+    attention.bf16_grad_key_value = grad_key_value.bf16;
+    attention_backward(attention, threads);
+    linear_backward((LinearBackward){.linear = query_map(s, w),
+                                     .grad = query_map(s, grad),
+                                     .rows = rows,
+                                     .x = in.x,
+                                     .grad_y = work->grad_query,
+                                     .grad_x = only_fp32(grad_x),
+                                     .accumulates = 1,
+                                     .packed_x = work->packed_x,
+                                     .transposed = work->transposed},
+                    threads);
+    linear_backward((LinearBackward){.linear = key_value_map(s, w),
+                                     .grad = key_value_map(s, grad),
+                                     .rows = memory_rows,
+                                     .x = in.memory,
+                                     .grad_y = grad_key_value,
+                                     .grad_x = only_fp32(grad_memory),
+                                     .accumulates = accumulates,
+                                     .packed_x = work->packed_x,
+                                     .is_x_packed = in.memory.fp32 == in.x.fp32,
+                                     .transposed = work->transposed},
+                    threads);
 }
 
-/* Behind the states of all layers. */
-static Inputs inputs_of(const td_stack *s)
+static void feed_forward(const td_stack *s, const FeedForwardWeights *w, Activations x,
+                         int64_t sublayer, FeedForwardStates states, Activations y,
+                         const StackWorkspace *work)
 {
-    Room room = {s->states + s->kept_layers * size_of_states(s), 0};
-    return take_inputs(s, &room);
+    const int threads = s->num_threads;
+    const Relu relu = {dropout_of(s, sublayer, WITHIN, s->relu_dropout), s->first_row,
+                       work->mask_bits};
+    linear_forward(inner_map(s, w), x, num_rows(s), &relu, states.hidden, threads);
+    linear_forward(outer_map(s, w), states.hidden, num_rows(s), 0,
+                   only_fp32(work->addend), threads);
+    add_and_normalize(s, sublayer, x, w->gain, w->bias, states.norm, y, work);
 }
 
-static LayerStates states_of(const td_stack *s, int64_t layer)
+static void feed_forward_backward(const td_stack *s, const FeedForwardWeights *w,
+                                  const FeedForwardWeights *grad, Activations x,
+                                  FeedForwardStates states, const float *grad_y,
+                                  float *grad_x, const StackWorkspace *work)
 {
-    Room room = {s->states + layer % s->kept_layers * size_of_states(s), 0};
-    return take_layer_states(s, &room);
+    const int threads = s->num_threads;
+    add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x, grad->gain,
+                               grad->bias, work);
+    linear_backward((LinearBackward){.linear = outer_map(s, w),
+                                     .grad = outer_map(s, grad),
+                                     .rows = num_rows(s),
+                                     .x = states.hidden,
+                                     .grad_y = work->grad_addend,
+                                     .grad_x = work->grad_hidden,
+                                     .relu_x = states.hidden.bf16,
+                                     .dropout_scale = s->relu_dropout.scale,
+                                     .packed_x = work->packed_x,
+                                     .transposed = work->transposed},
+                    threads);
+    linear_backward((LinearBackward){.linear = inner_map(s, w),
+                                     .grad = inner_map(s, grad),
+                                     .rows = num_rows(s),
+                                     .x = x,
+                                     .grad_y = work->grad_hidden,
+                                     .grad_x = only_fp32(grad_x),
+                                     .accumulates = 1,
+                                     .relu_y = states.hidden.fp32,
+                                     .dropout_scale = s->relu_dropout.scale,
+                                     .packed_x = work->packed_x,
+                                     .transposed = work->transposed},
+                    threads);
 }
 
-/* For the largest of the parts. */
-static int64_t stack_states(const td_stack *s)
+/* ---- Layers -------------------------------------------------------------------- */
+
+/* Return the layer's output. */
+static Activations layer_forward(const td_stack *s, int64_t layer, Activations x,
+                                 const StackWorkspace *work)
 {
-    const td_stack last = part_of(s, s->parts - 1);
-    Room room = {0, 0};
-    take_inputs(&last, &room);
-    return s->kept_layers * size_of_states(&last) + room.taken;
+    const LayerWeights w = weights_of_layer(s, s->weights, layer);
+    const LayerStates states = states_of_layer(s, layer);
+    Activations y = states.self_attention.norm.y;
+    attend(s, w.self_attention, self_attention_inputs(s, x, layer),
+           states.self_attention, y, work);
+    if (s->memory_length > 0) {
+        x = y;
+        y = states.cross_attention.norm.y;
+        attend(s, w.cross_attention, cross_attention_inputs(s, x, layer),
+               states.cross_attention, y, work);
+    }
+    x = y;
+    y = layer + 1 < s->layers ? states.feed_forward.norm.y : only_fp32(s->y);
+    feed_forward(s, w.feed_forward, x, (layer + 1) * num_sublayers(s) - 1,
+                 states.feed_forward, y, work);
+    return y;
 }
 
-static int64_t at_least(int64_t one, int64_t other)
+/* The buffer that does not hold this gradient. */
+static float *other_buffer(const StackWorkspace *work, const float *grad_y)
 {
-    return one > other ? one : other;
+    return work->grad_y[grad_y == work->grad_y[0]];
 }
 
-static Work take_work(const td_stack *s, Room *room)
+/* Return the gradient of the layer's input. */
+static const float *layer_backward(const td_stack *s, int64_t layer,
+                                   const float *grad_y, const StackWorkspace *work)
 {
-    const int64_t rows = rows_of(s);
-    const int64_t keys = at_least(s->length, s->memory_length);
-    const td_attention a = {
-        .queries = s->length, .keys = keys, .d_k = s->d_k, .d_v = s->d_v};
-    const td_layer_norm r = {.rows = rows};
-    Work work;
-    work.addend = take(room, rows * s->d_model);
-    work.of_y[0] = take(room, rows * s->d_model);
-    work.of_y[1] = take(room, rows * s->d_model);
-    work.of_heads = take(room, rows * s->heads * s->d_v);
-    work.of_addend = take_numbers(s, room, rows, s->d_model);
-    work.of_query = take_numbers(s, room, rows, s->heads * s->d_k);
-    work.of_key_value =
-        take_numbers(s, room, s->sentences * keys, s->heads * (s->d_k + s->d_v));
-    work.of_hidden = take_numbers(s, room, rows, s->d_ff);
-    work.attention = take(room, attention_workspace(&a) * s->num_threads);
-    work.of_groups = take(room, layer_norm_groups(&r) * 2 * s->d_model);
-    const int64_t widest = at_least(s->d_ff, at_least(s->d_model, s->heads * s->d_v));
-    const int64_t most_rows = s->sentences * keys;
-    work.paired = take_bf16(s, room, in_whole(most_rows) * widest);
-    work.turned = take_bf16(s, room, s->num_threads * turned_numbers(most_rows));
-    work.bits = 0;
-    if (s->is_bf16 && s->relu_dropout.num_dropped > 0)
-        work.bits = (uint8_t *)take(room, rows * s->d_ff / BITS_OF_FLOAT);
-    return work;
+    const LayerWeights w = weights_of_layer(s, s->weights, layer);
+    const LayerWeights grad = weights_of_layer(s, s->grad_weights, layer);
+    const LayerStates states = states_of_layer(s, layer);
+    const int is_first = layer == 0, is_last = layer + 1 == s->layers;
+    const int has_memory = s->memory_length > 0;
+    const Activations x =
+        is_first ? inputs_of(s).x : states_of_layer(s, layer - 1).feed_forward.norm.y;
+    const Activations attended =
+        has_memory ? states.cross_attention.norm.y : states.self_attention.norm.y;
+    float *grad_x = other_buffer(work, grad_y);
+    feed_forward_backward(s, w.feed_forward, grad.feed_forward, attended,
+                          states.feed_forward, grad_y, grad_x, work);
+    if (has_memory) {
+        grad_y = grad_x;
+        grad_x = other_buffer(work, grad_y);
+        /* The last layer is differentiated first; the others add to it. */
+        attend_backward(s, w.cross_attention, grad.cross_attention,
+                        cross_attention_inputs(s, states.self_attention.norm.y, layer),
+                        states.cross_attention, grad_y, grad_x, s->grad_memory,
+                        !is_last, work);
+    }
+    grad_y = grad_x;
+    grad_x = is_first ? s->grad_x : other_buffer(work, grad_y);
+    attend_backward(s, w.self_attention, grad.self_attention,
+                    self_attention_inputs(s, x, layer), states.self_attention, grad_y,
+                    grad_x, grad_x, 1, work);
+    return grad_x;
 }
 
-/* For the largest of the parts. */
-static int64_t stack_workspace(const td_stack *s)
+/* ---- Parts --------------------------------------------------------------------- */
+
+static void forward_parts(void *shared, int64_t first, int64_t end, int worker)
 {
-    const td_stack last = part_of(s, s->parts - 1);
-    Room room = {0, 0};
-    take_work(&last, &room);
-    return room.taken;
+    (void)worker;
+    for (int64_t part = first; part < end; part++) {
+        StackWorkspace work;
+        const td_stack own = stack_part(shared, part, &work);
+        const StackInputs in = inputs_of(&own);
+        round_activations(in.x, own.d_model, own.num_threads);
+        round_activations(in.memory, own.d_model, own.num_threads);
+        Activations x = in.x;
+        for (int64_t layer = 0; layer < own.layers; layer++)
+            x = layer_forward(&own, layer, x, &work);
+    }
 }
 
-/* Of the two buffers, one that does not hold this gradient. */
-static float *elsewhere(const Work *work, const float *of_y)
+static void backward_parts(void *shared, int64_t first, int64_t end, int worker)
 {
-    return work->of_y[of_y == work->of_y[0]];
+    (void)worker;
+    for (int64_t part = first; part < end; part++) {
+        StackWorkspace work;
+        const td_stack own = stack_part(shared, part, &work);
+        const float *grad_y = own.grad_y;
+        for (int64_t layer = own.layers - 1; layer >= 0; layer--)
+            grad_y = layer_backward(&own, layer, grad_y, &work);
+    }
+}
+
+static void pack_attention(const td_stack *s, const AttentionWeights *w)
+{
+    pack_linear(query_map(s, w), s->num_threads);
+    pack_linear(key_value_map(s, w), s->num_threads);
+    pack_linear(output_map(s, w), s->num_threads);
+}
+
+/* ---- Interface ----------------------------------------------------------------- */
+
+static int are_stack_sizes(const td_stack *s)
+{
+    if (!s || !is_size(s->layers, 1) || !is_size(s->sentences, 0) ||
+        !is_size(s->length, 1) || !is_size(s->memory_length, 0) ||
+        !is_size(s->heads, 1) || s->num_threads < 1 || s->first_row < 0)
+        return 0;
+    if (!is_multiple(s->d_model, 32) || !is_multiple(s->d_ff, 16) ||
+        !is_multiple(s->d_k, 16) || !is_multiple(s->d_v, 16))
+        return 0;
+    if (s->is_bf16 && !(is_multiple(s->d_ff, PANEL_WIDTH) &&
+                        is_multiple(s->heads * s->d_k, PANEL_WIDTH) &&
+                        is_multiple(s->heads * s->d_v, PANEL_WIDTH)))
+        return 0;
+    return s->parts >= 1 && s->parts <= max_i64(s->sentences, 1) &&
+           (s->kept_layers == 1 || s->kept_layers == s->layers);
+}
+
+/* What pointers must be there besides weights and biases: none in gradients. */
+enum Need { NO_PACKED, PACKED_FORWARD, PACKED_BOTH };
+
+static int is_linear_valid(const LinearWeights *w, enum Need need)
+{
+    return w->weight && w->bias && (need < PACKED_FORWARD || w->packed_forward) &&
+           (need < PACKED_BOTH || w->packed_backward);
+}
+
+static int is_attention_valid(const AttentionWeights *w, enum Need need)
+{
+    return is_linear_valid(&w->query, need) && is_linear_valid(&w->key_value, need) &&
+           is_linear_valid(&w->output, need) && w->gain && w->bias;
+}
+
+static int is_feed_forward_valid(const FeedForwardWeights *w, enum Need need)
+{
+    return is_linear_valid(&w->inner, need) && is_linear_valid(&w->outer, need) &&
+           w->gain && w->bias;
+}
+
+static int are_weights_valid(const td_stack *s, void **weights, enum Need need)
+{
+    for (int64_t layer = 0; weights && layer < s->layers; layer++) {
+        const LayerWeights w = weights_of_layer(s, weights, layer);
+        if (!is_attention_valid(w.self_attention, need) ||
+            (s->memory_length > 0 && !is_attention_valid(w.cross_attention, need)) ||
+            !is_feed_forward_valid(w.feed_forward, need))
+            return 0;
+    }
+    return weights != 0;
+}
+
+static td_status check_stack(const td_stack *s, enum Need need)
+{
+    if (!are_stack_sizes(s) ||
+        !are_weights_valid(s, s->weights, s->is_bf16 ? need : NO_PACKED))
+        return TD_BAD_ARGUMENT;
+    if (is_missing(s->x, s->sentences) ||
+        is_missing(s->memory, s->sentences * s->memory_length) ||
+        is_missing(s->states, s->sentences) || !s->seeds || !s->workspace)
+        return TD_BAD_ARGUMENT;
+    return s->is_bf16 || has_sgemm() ? TD_OK : TD_UNSUPPORTED;
+}
+
+TD_INTERNAL int64_t td_stack_states(const td_stack *stack)
+{
+    return are_stack_sizes(stack) ? stack_states(stack) : -1;
+}
+
+TD_INTERNAL int64_t td_stack_workspace(const td_stack *stack)
+{
+    return are_stack_sizes(stack) ? stack_workspace(stack) : -1;
+}
+
+TD_INTERNAL td_status td_stack_pack(const td_stack *s)
+{
+    if (!are_stack_sizes(s) || !s->is_bf16 ||
+        !are_weights_valid(s, s->weights, PACKED_FORWARD))
+        return TD_BAD_ARGUMENT;
+    for (int64_t layer = 0; layer < s->layers; layer++) {
+        const LayerWeights w = weights_of_layer(s, s->weights, layer);
+        pack_attention(s, w.self_attention);
+        if (s->memory_length > 0)
+            pack_attention(s, w.cross_attention);
+        pack_linear(inner_map(s, w.feed_forward), s->num_threads);
+        pack_linear(outer_map(s, w.feed_forward), s->num_threads);
+    }
+    return TD_OK;
+}
+
+TD_INTERNAL td_status td_stack_forward(const td_stack *stack)
+{
+    const td_status status = check_stack(stack, PACKED_FORWARD);
+    if (status != TD_OK)
+        return status;
+    td_stack own = *stack;
+    if (is_missing(own.y, own.sentences) ||
+        is_missing(own.self_mask.data, own.sentences) ||
+        is_missing(own.cross_mask.data, own.sentences * own.memory_length))
+        return TD_BAD_ARGUMENT;
+    parallel_for(forward_parts, &own, own.parts, 1, own.num_threads);
+    return TD_OK;
+}
+
+TD_INTERNAL td_status td_stack_backward(const td_stack *stack)
+{
+    const td_status status = check_stack(stack, PACKED_BOTH);
+    if (status != TD_OK)
+        return status;
+    td_stack own = *stack;
+    if (own.kept_layers != own.layers || is_missing(own.grad_y, own.sentences) ||
+        is_missing(own.grad_x, own.sentences) ||
+        is_missing(own.grad_memory, own.sentences * own.memory_length) ||
+        !own.grad_weights)
+        return TD_BAD_ARGUMENT;
+    const int64_t num_weights = own.layers * num_layer_weights(&own);
+    for (int64_t part = 0; part < own.parts; part++)
+        if (!are_weights_valid(&own, own.grad_weights + part * num_weights, NO_PACKED))
+            return TD_BAD_ARGUMENT;
+    parallel_for(backward_parts, &own, own.parts, 1, own.num_threads);
+    return TD_OK;
 }

@@ -1,0 +1,214 @@
+#include "nn/layer_norm.h"
+
+#include <math.h>
+
+#include "gemm/pack_bf16.h"
+#include "nn/dropout.h"
+#include "parallel.h"
+#include "simd/vec.h"
+#include "sizes.h"
+
+#define ROW_GROUP                                                                      \
+    32 /* rows whose gradients of gain and bias are summed in one place                \
+        */
+
+/* Number of rows in all groups before one. */
+static int64_t rows_before(const td_layer_norm *n, int64_t group)
+{
+    const int64_t end = group * ROW_GROUP;
+    return end < n->rows ? end : n->rows;
+}
+
+static int64_t num_groups(const td_layer_norm *n)
+{
+    return ceil_div(n->rows, ROW_GROUP);
+}
+
+TD_INTERNAL int64_t layer_norm_workspace(const td_layer_norm *n)
+{
+    return num_groups(n) * 2 * n->width;
+}
+
+/* `normalized` has Dropout(addend) before, and the normalized sum after. */
+static void normalize_row(const td_layer_norm *n, int64_t row)
+{
+    const int64_t width = n->width;
+    const float *x = n->x + row * width;
+    float *normalized = n->normalized + row * width, *y = n->y + row * width;
+    vec sums = vec_set1(0.0f);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vec sum = vec_load(x + i) + vec_load(normalized + i);
+        vec_store_first(normalized + i, LANES, sum);
+        sums += sum;
+    }
+    const vec mean = vec_set1(vec_reduce_add(sums) / (float)width);
+    vec squares = vec_set1(0.0f);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vec difference = vec_load(normalized + i) - mean;
+        squares = vec_fma(difference, difference, squares);
+    }
+    const float variance = vec_reduce_add(squares) / (float)width;
+    const float inverse = 1.0f / sqrtf(variance + n->epsilon);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vec result = (vec_load(normalized + i) - mean) * vec_set1(inverse);
+        vec_store_first(normalized + i, LANES, result);
+        vec_store_first(y + i, LANES,
+                        vec_fma(result, vec_load(n->gain + i), vec_load(n->bias + i)));
+    }
+    if (n->bf16_y.data)
+        round_into_panels(n->bf16_y, row, 0, width, y);
+    n->inverse_deviation[row] = inverse;
+}
+
+static void normalize_groups(void *shared, int64_t first, int64_t end, int worker)
+{
+    td_layer_norm *n = shared;
+    for (int64_t group = first; group < end; group++) {
+        drop_blocks(&n->masking, rows_before(n, group), rows_before(n, group + 1),
+                    worker);
+        for (int64_t row = group * ROW_GROUP; row < rows_before(n, group + 1); row++)
+            normalize_row(n, row);
+    }
+}
+
+/* Write the gradient of the sum to grad_x, and add to those of gain and bias. */
+static void differentiate_norm_row(const td_layer_norm *n, int64_t row,
+                                   float *grad_gain, float *grad_bias)
+{
+    const int64_t width = n->width;
+    const float *normalized = n->normalized + row * width,
+                *grad_y = n->grad_y + row * width;
+    float *grad_x = n->grad_x + row * width;
+    vec sums = vec_set1(0.0f), products = vec_set1(0.0f);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vec result = vec_load(normalized + i), gradient = vec_load(grad_y + i);
+        const vec grad_result = gradient * vec_load(n->gain + i);
+        sums += grad_result;
+        products = vec_fma(grad_result, result, products);
+        vec_store_first(grad_gain + i, LANES,
+                        vec_fma(gradient, result, vec_load(grad_gain + i)));
+        vec_store_first(grad_bias + i, LANES, vec_load(grad_bias + i) + gradient);
+    }
+    const vec mean = vec_set1(vec_reduce_add(sums) / (float)width);
+    const vec product = vec_set1(vec_reduce_add(products) / (float)width);
+    const vec inverse = vec_set1(n->inverse_deviation[row]);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vec grad_result = vec_load(grad_y + i) * vec_load(n->gain + i);
+        const vec difference = grad_result - mean - vec_load(normalized + i) * product;
+        vec_store_first(grad_x + i, LANES, difference * inverse);
+    }
+}
+
+/* Write the gradient of the addend, from that of the sum. */
+static void differentiate_dropout(td_layer_norm *n, int64_t first, int64_t end)
+{
+    if (!n->bf16_grad_addend.data) {
+        mask_blocks(&n->masking, first, end, 0);
+        return;
+    }
+    const float scale = n->masking.dropout.rate.scale;
+    for (int64_t row = first; row < end; row++)
+        for (int64_t column = 0; column < n->width; column += LANES) {
+            const int64_t at = row * n->width + column;
+            float gradient[LANES];
+            for (int64_t i = 0; i < LANES; i++)
+                gradient[i] =
+                    n->grad_x[at + i] * (n->masking.kept[at + i] ? scale : 0.0f);
+            round_into_panels(n->bf16_grad_addend, row, column, LANES, gradient);
+        }
+}
+
+static void differentiate_norm_groups(void *shared, int64_t first, int64_t end,
+                                      int worker)
+{
+    (void)worker;
+    td_layer_norm *n = shared;
+    for (int64_t group = first; group < end; group++) {
+        float *grad_gain = n->workspace + group * 2 * n->width;
+        float *grad_bias = grad_gain + n->width;
+        for (int64_t i = 0; i < 2 * n->width; i++)
+            grad_gain[i] = 0.0f;
+        for (int64_t row = group * ROW_GROUP; row < rows_before(n, group + 1); row++)
+            differentiate_norm_row(n, row, grad_gain, grad_bias);
+        differentiate_dropout(n, rows_before(n, group), rows_before(n, group + 1));
+    }
+}
+
+/* Sum the gradients of gain and bias group after group, so that the result does not
+ * depend on threads. */
+static void sum_groups(const td_layer_norm *n)
+{
+    for (int64_t i = 0; i < n->width; i++)
+        n->grad_gain[i] = n->grad_bias[i] = 0.0f;
+    for (int64_t group = 0; group < num_groups(n); group++) {
+        const float *grad_gain = n->workspace + group * 2 * n->width;
+        for (int64_t i = 0; i < n->width; i++) {
+            n->grad_gain[i] += grad_gain[i];
+            n->grad_bias[i] += grad_gain[n->width + i];
+        }
+    }
+}
+
+TD_INTERNAL void layer_norm_forward(td_layer_norm norm, int num_threads)
+{
+    norm.masking.y = norm.normalized;
+    parallel_for(normalize_groups, &norm, num_groups(&norm), 1, num_threads);
+}
+
+TD_INTERNAL void layer_norm_backward(td_layer_norm norm, int num_threads)
+{
+    norm.masking.x = norm.grad_x;
+    parallel_for(differentiate_norm_groups, &norm, num_groups(&norm), 1, num_threads);
+    sum_groups(&norm);
+}
+
+static int are_norm_sizes(const td_layer_norm *n)
+{
+    return n && is_size(n->rows, 0) && is_multiple(n->width, 16);
+}
+
+static td_status check_layer_norm(const td_layer_norm *n, int num_threads)
+{
+    if (!are_norm_sizes(n) || num_threads < 1)
+        return TD_BAD_ARGUMENT;
+    const td_masking *m = &n->masking;
+    if (m->count != n->rows * n->width || m->block_width != n->width ||
+        m->block_masks < n->width || m->block_masks % 2 || m->first_block < 0)
+        return TD_BAD_ARGUMENT;
+    if (!n->gain || is_missing(n->normalized, n->rows) ||
+        is_missing(n->inverse_deviation, n->rows) || is_missing(m->kept, n->rows))
+        return TD_BAD_ARGUMENT;
+    return TD_OK;
+}
+
+TD_INTERNAL int64_t td_layer_norm_workspace(const td_layer_norm *norm)
+{
+    return are_norm_sizes(norm) ? layer_norm_workspace(norm) : -1;
+}
+
+TD_INTERNAL td_status td_layer_norm_forward(const td_layer_norm *n, int num_threads)
+{
+    const td_status status = check_layer_norm(n, num_threads);
+    if (status != TD_OK)
+        return status;
+    if (!n->bias || is_missing(n->x, n->rows) || is_missing(n->masking.x, n->rows) ||
+        is_missing(n->y, n->rows))
+        return TD_BAD_ARGUMENT;
+    layer_norm_forward(*n, num_threads);
+    return TD_OK;
+}
+
+TD_INTERNAL td_status td_layer_norm_backward(const td_layer_norm *n, int num_threads)
+{
+    const td_status status = check_layer_norm(n, num_threads);
+    if (status != TD_OK)
+        return status;
+    const int is_rounded = n->bf16_grad_addend.data != 0;
+    if (is_missing(n->grad_y, n->rows) || is_missing(n->grad_x, n->rows) ||
+        !n->grad_gain || !n->grad_bias || is_missing(n->workspace, n->rows) ||
+        (!is_rounded && is_missing(n->masking.y, n->rows)) ||
+        (is_rounded && n->masking.block_masks != n->width))
+        return TD_BAD_ARGUMENT;
+    layer_norm_backward(*n, num_threads);
+    return TD_OK;
+}

@@ -1,0 +1,102 @@
+/* Memory of a stack of layers: parameters, states that the forward pass keeps for the
+ * backward pass, and workspace. */
+#ifndef TRANSDUCE_NN_STACK_LAYOUT_H
+#define TRANSDUCE_NN_STACK_LAYOUT_H
+
+#include <stdint.h>
+
+#include "isa/name.h"
+#include "nn/arena.h"
+#include "nn/linear.h"
+#include "transduce.h"
+
+/* Pointers of td_stack.weights, or grad_weights, for one sub-layer. */
+typedef struct {
+    LinearWeights query, key_value, output;
+    float *gain, *bias;
+} AttentionWeights;
+
+typedef struct {
+    LinearWeights inner, outer;
+    float *gain, *bias;
+} FeedForwardWeights;
+
+/* Pointers for one layer. */
+typedef struct {
+    const AttentionWeights *self_attention, *cross_attention;
+    const FeedForwardWeights *feed_forward;
+} LayerWeights;
+
+/* Result and states of LayerNorm(x + Dropout(addend)). */
+typedef struct {
+    float *normalized;        /* [rows, d_model] */
+    float *inverse_deviation; /* [rows] */
+    Activations y;            /* [rows, d_model] */
+    uint8_t *kept;            /* [rows, d_model] masks */
+} NormStates;
+
+typedef struct {
+    float *query;      /* [rows, heads * d_k] */
+    float *key_value;  /* [memory rows, heads * (d_k + d_v)] */
+    float *weights;    /* [sentences, heads, length, keys in whole vectors] */
+    Activations heads; /* [rows, heads * d_v] */
+    NormStates norm;
+} AttentionStates;
+
+typedef struct {
+    Activations hidden; /* [rows, d_ff] */
+    NormStates norm;
+} FeedForwardStates;
+
+typedef struct {
+    AttentionStates self_attention, cross_attention;
+    FeedForwardStates feed_forward;
+} LayerStates;
+
+/* Inputs of the stack, with panels for products in bf16. */
+typedef struct {
+    Activations x;      /* [rows, d_model] */
+    Activations memory; /* [memory rows, d_model] */
+} StackInputs;
+
+/* Workspace of one part. */
+typedef struct {
+    float *addend;              /* [rows, d_model]: output of a sub-layer */
+    float *grad_y[2];           /* [rows, d_model] each, used in turn */
+    float *grad_heads;          /* [rows, heads * d_v] */
+    Activations grad_addend;    /* [rows, d_model] */
+    Activations grad_query;     /* [rows, heads * d_k] */
+    Activations grad_key_value; /* [memory rows, heads * (d_k + d_v)] */
+    Activations grad_hidden;    /* [rows, d_ff] */
+    float *attention;           /* [threads, attention_workspace] */
+    float *layer_norm;          /* [layer_norm_workspace] */
+    td_bf16 *packed_x;          /* of a LinearBackward */
+    td_bf16 *transposed;        /* of a LinearBackward */
+    uint8_t *mask_bits;         /* of a Relu: [rows, d_ff / 8] */
+} StackWorkspace;
+
+/* Number of sub-layers of each layer. */
+TD_INTERNAL int64_t num_sublayers(const td_stack *s);
+
+/* Number of pointers in td_stack.weights for each layer. */
+TD_INTERNAL int64_t num_layer_weights(const td_stack *s);
+
+/* Number of x's rows. */
+TD_INTERNAL int64_t num_rows(const td_stack *s);
+
+TD_INTERNAL LayerWeights weights_of_layer(const td_stack *s, void **weights,
+                                          int64_t layer);
+TD_INTERNAL LayerStates states_of_layer(const td_stack *s, int64_t layer);
+TD_INTERNAL StackInputs inputs_of(const td_stack *s);
+
+/* A part of the sentences as a stack of its own, with its own states, and its
+ * workspace.
+ */
+TD_INTERNAL td_stack stack_part(const td_stack *s, int64_t part,
+                                StackWorkspace *workspace);
+
+/* Floats that each part needs. */
+TD_INTERNAL int64_t stack_states(const td_stack *s);
+TD_INTERNAL int64_t stack_workspace(const td_stack *s);
+
+#endif

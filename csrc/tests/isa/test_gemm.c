@@ -1,0 +1,191 @@
+/* Small products in fp32, and packing and products in bf16, against plain loops. */
+#include "gemm/amx_bf16.c"
+#include "gemm/pack_bf16.c"
+#include "gemm/small_fp32.h"
+#include "tests/arrays.h"
+
+static double product_of(const float *a, int64_t a_row, int64_t a_column,
+                         const float *b, int64_t b_row, int64_t b_column, int64_t inner)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < inner; i++)
+        sum += (double)a[a_row + i * a_column] * (double)b[i * b_row + b_column];
+    return sum;
+}
+
+static void small_products_are_those_of_plain_loops(void)
+{
+    const int64_t columns = 3 * LANES;
+    for (int64_t rows = 1; rows < 16; rows++)
+        for (int64_t inner = 0; inner < 9; inner += 4) {
+            float *a = random_floats(rows * inner), *b = random_floats(inner * columns);
+            float *c = unset_floats(rows * columns), *d = unset_floats(rows * columns);
+            multiply_small((StridedMatrix){a, inner, 1}, (Rows){b, columns}, rows,
+                           inner, columns, (Rows){c, columns});
+            multiply_small((StridedMatrix){a, 1, rows}, (Rows){b, columns}, rows, inner,
+                           columns, (Rows){d, columns});
+            for (int64_t row = 0; row < rows; row++)
+                for (int64_t column = 0; column < columns; column++) {
+                    const int64_t at = row * columns + column;
+                    CHECK_NEAR(c[at],
+                               product_of(a, row * inner, 1, b, columns, column, inner),
+                               1e-5);
+                    CHECK_NEAR(d[at],
+                               product_of(a, row, rows, b, columns, column, inner),
+                               1e-5);
+                }
+            release_arrays();
+        }
+}
+
+static void transposes_are_padded_with_zeros(void)
+{
+    for (int64_t rows = 1; rows < 20; rows++)
+        for (int64_t columns = 1; columns < 20; columns++) {
+            const int64_t width = round_up_to_lanes(rows);
+            float *from = random_floats(rows * columns);
+            float *to = unset_floats(columns * width);
+            transpose((Rows){from, columns}, rows, columns, to);
+            for (int64_t column = 0; column < columns; column++)
+                for (int64_t row = 0; row < width; row++)
+                    CHECK(to[column * width + row] ==
+                          (row < rows ? from[row * columns + column] : 0.0f));
+            release_arrays();
+        }
+}
+
+/* Round to bf16, in fp32. */
+static float *rounded(const float *from, int64_t count)
+{
+    td_bf16 *halves = new_array(count * (int64_t)sizeof *halves);
+    float *to = unset_floats(count);
+    narrow(count, from, halves);
+    widen(count, halves, to);
+    return to;
+}
+
+static td_panels panels_of(const float *from, int64_t rows, int64_t columns)
+{
+    const td_panels to = {new_array(rows * columns * (int64_t)sizeof(td_bf16)), rows};
+    for (int64_t row = 0; row < rows; row++)
+        round_into_panels(to, row, 0, columns, from + row * columns);
+    return to;
+}
+
+/* y [rows, outputs] = x W^T + b by both ways of packing, and x^T y. */
+static void check_products(int64_t rows, int64_t inputs, int64_t outputs)
+{
+    const float *x = rounded(random_floats(rows * inputs), rows * inputs);
+    const float *weight = rounded(random_floats(outputs * inputs), outputs * inputs);
+    const float *bias = random_floats(outputs);
+    const int64_t bytes = outputs * inputs * (int64_t)sizeof(td_bf16);
+    float *y = unset_floats(rows * outputs), *back = unset_floats(rows * inputs);
+    WeightPacking forward = {weight, outputs, inputs, new_array(bytes)};
+    WeightPacking backward = {weight, outputs, inputs, new_array(bytes)};
+    pack_forward(&forward, 0, outputs / PACKED_COLUMNS, 0);
+    pack_backward(&backward, 0, inputs / PACKED_COLUMNS, 0);
+    const td_panels panels = panels_of(x, rows, inputs);
+    multiply_bf16(panels, (RowSpan){0, rows}, (Bf16Matrix){forward.to, inputs, outputs},
+                  (Bf16Epilogue){.columns = outputs, .fp32 = y, .bias = bias});
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t o = 0; o < outputs; o++)
+            CHECK_NEAR(y[row * outputs + o],
+                       product_of(x, row * inputs, 1, weight, 1, o * inputs, inputs) +
+                           (double)bias[o],
+                       1e-4);
+    const float *grad = rounded(y, rows * outputs);
+    multiply_bf16(panels_of(grad, rows, outputs), (RowSpan){0, rows},
+                  (Bf16Matrix){backward.to, outputs, inputs},
+                  (Bf16Epilogue){.columns = inputs, .fp32 = back});
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < inputs; i++)
+            CHECK_NEAR(back[row * inputs + i],
+                       product_of(grad, row * outputs, 1, weight, inputs, i, outputs),
+                       1e-2);
+    release_arrays();
+}
+
+static void bf16_products_are_those_of_plain_loops(void)
+{
+    const int64_t sizes[][3] = {{1, 32, 32}, {17, 64, 96}, {33, 96, 32}, {70, 32, 64}};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        check_products(sizes[s][0], sizes[s][1], sizes[s][2]);
+}
+
+static void rows_are_packed_and_transposed(void)
+{
+    const int64_t width = 64, outputs = 32;
+    for (int64_t rows = 1; rows < 70; rows += 17) {
+        const int64_t inner = round_up_to_panels(rows);
+        const float *x = rounded(random_floats(rows * width), rows * width);
+        const float *grad = rounded(random_floats(rows * outputs), rows * outputs);
+        float *product = unset_floats(outputs * width);
+        const td_panels panels = panels_of(x, rows, width);
+        RowPacking packing = {panels, width, new_array(inner * width * 2)};
+        pack_rows(&packing, 0, width / PANEL_WIDTH, 0);
+        const td_panels turned = {new_array(inner * outputs * 2), outputs};
+        transpose_panel(panels_of(grad, rows, outputs), 0, turned, 0);
+        multiply_bf16(turned, (RowSpan){0, outputs},
+                      (Bf16Matrix){packing.to, inner, width},
+                      (Bf16Epilogue){.columns = width, .fp32 = product});
+        for (int64_t o = 0; o < outputs; o++)
+            for (int64_t i = 0; i < width; i++)
+                CHECK_NEAR(product[o * width + i],
+                           product_of(grad, o, outputs, x, width, i, rows), 1e-4);
+        release_arrays();
+    }
+}
+
+static void epilogues_do_what_they_say(void)
+{
+    enum { ROWS = 18, INNER = 32, COLUMNS = 64 };
+    const float *x = rounded(random_floats(ROWS * INNER), ROWS * INNER);
+    const float *weight = rounded(random_floats(COLUMNS * INNER), COLUMNS * INNER);
+    WeightPacking packing = {weight, COLUMNS, INNER, new_array(COLUMNS * INNER * 2)};
+    pack_forward(&packing, 0, COLUMNS / PACKED_COLUMNS, 0);
+    const Bf16Matrix matrix = {packing.to, INNER, COLUMNS};
+    const td_panels panels = panels_of(x, ROWS, INNER);
+    const td_panels y = {new_array(ROWS * COLUMNS * 2), ROWS};
+    const td_panels positive = panels_of(random_floats(ROWS * COLUMNS), ROWS, COLUMNS);
+    uint8_t *kept = new_array(ROWS * COLUMNS / 8);
+    for (int i = 0; i < ROWS * COLUMNS / 8; i++)
+        kept[i] = (uint8_t)random_int(&array_state, 0, 255);
+    const Bf16Dropout dropout = {kept, 2.0f};
+    float *sums = random_floats(ROWS * COLUMNS),
+          *before = random_floats(ROWS * COLUMNS);
+    memcpy(before, sums, ROWS * COLUMNS * sizeof *sums);
+    const RowSpan all = {0, ROWS};
+    multiply_bf16(panels, all, matrix,
+                  (Bf16Epilogue){.columns = COLUMNS, .fp32 = sums, .accumulates = 1});
+    multiply_bf16(panels, all, matrix,
+                  (Bf16Epilogue){.columns = COLUMNS,
+                                 .bf16 = y,
+                                 .relu = 1,
+                                 .dropout = &dropout,
+                                 .positive = positive});
+    for (int64_t row = 0; row < ROWS; row++)
+        for (int64_t column = 0; column < COLUMNS; column++) {
+            const int64_t at = row * COLUMNS + column;
+            const double sum =
+                product_of(x, row * INNER, 1, weight, 1, column * INNER, INNER);
+            CHECK_NEAR(sums[at], (double)before[at] + sum, 1e-5);
+            float sign, found;
+            widen(1, panel_element(positive, row, column), &sign);
+            widen(1, panel_element(y, row, column), &found);
+            const int is_kept = kept[at / 8] >> at % 8 & 1;
+            CHECK_NEAR(found, sum > 0.0 && sign > 0.0f && is_kept ? 2.0 * sum : 0.0,
+                       0.01 + 0.01 * fabs(sum));
+        }
+    release_arrays();
+}
+
+int main(void)
+{
+    SKIP_IF_UNSUPPORTED();
+    RUN(small_products_are_those_of_plain_loops);
+    RUN(transposes_are_padded_with_zeros);
+    RUN(bf16_products_are_those_of_plain_loops);
+    RUN(rows_are_packed_and_transposed);
+    RUN(epilogues_do_what_they_say);
+    return check_result();
+}

@@ -1,0 +1,321 @@
+/* A stack of layers: gradients against finite differences, bf16 against fp32, and one
+ * part of the batch against several. */
+#include "tests/arrays.h"
+
+enum {
+    LAYERS = 2,
+    D_MODEL = 32,
+    D_FF = 64,
+    HEADS = 2,
+    D_K = 16,
+    D_V = 32,
+    MAX_WEIGHTS = 2 * LAYERS * 32
+};
+
+/* `sgemm_` of a BLAS: column-major c = alpha op(a) op(b) + beta c. */
+static void sgemm(const char *transpose_a, const char *transpose_b, const int *rows,
+                  const int *columns, const int *inner, const float *alpha,
+                  const float *a, const int *stride_a, const float *b,
+                  const int *stride_b, const float *beta, float *c, const int *stride_c)
+{
+    for (int i = 0; i < *rows; i++)
+        for (int j = 0; j < *columns; j++) {
+            double sum = 0.0;
+            for (int k = 0; k < *inner; k++)
+                sum +=
+                    (double)
+                        a[*transpose_a == 'N' ? i + k * *stride_a : k + i * *stride_a] *
+                    (double)
+                        b[*transpose_b == 'N' ? k + j * *stride_b : j + k * *stride_b];
+            float *to = c + i + j * *stride_c;
+            *to = (float)((double)*alpha * sum) + (*beta != 0.0f ? *beta * *to : 0.0f);
+        }
+}
+
+/* A stack with all its memory. */
+typedef struct {
+    td_stack stack;
+    int64_t num_weights; /* pointers of each part */
+    int64_t sizes[MAX_WEIGHTS];
+    void *weights[MAX_WEIGHTS], *grads[4 * MAX_WEIGHTS];
+    int64_t x_size, memory_size;
+} TestStack;
+
+static void add_linear(TestStack *t, int64_t outputs, int64_t inputs)
+{
+    const int64_t n = t->num_weights;
+    t->num_weights += 4;
+    t->sizes[n] = outputs * inputs;
+    t->sizes[n + 1] = t->sizes[n + 2] = 0;
+    t->sizes[n + 3] = outputs;
+    t->weights[n] = random_floats(outputs * inputs);
+    for (int64_t i = 0; i < outputs * inputs; i++)
+        ((float *)t->weights[n])[i] *= 0.3f;
+    t->weights[n + 1] = t->weights[n + 2] = NULL;
+    t->weights[n + 3] = random_floats(outputs);
+}
+
+static void add_norm(TestStack *t)
+{
+    for (int i = 0; i < 2; i++) {
+        t->sizes[t->num_weights] = D_MODEL;
+        t->weights[t->num_weights++] = random_floats(D_MODEL);
+    }
+}
+
+static void add_attention(TestStack *t)
+{
+    add_linear(t, HEADS * D_K, D_MODEL);
+    add_linear(t, HEADS * (D_K + D_V), D_MODEL);
+    add_linear(t, D_MODEL, HEADS * D_V);
+    add_norm(t);
+}
+
+static uint32_t seeds[4 * 3 * LAYERS];
+
+static void allocate(const td_api *api, TestStack *t)
+{
+    td_stack *s = &t->stack;
+    s->states = unset_floats(s->parts * api->nn->stack_states(s));
+    s->workspace = unset_floats(s->parts * api->nn->stack_workspace(s));
+    s->y = unset_floats(t->x_size);
+    s->grad_x = unset_floats(t->x_size);
+    s->grad_memory = unset_floats(t->memory_size);
+    for (int64_t part = 0; part < s->parts; part++)
+        for (int64_t i = 0; i < t->num_weights; i++)
+            t->grads[part * t->num_weights + i] =
+                t->sizes[i] ? unset_floats(t->sizes[i]) : NULL;
+    s->weights = t->weights;
+    s->grad_weights = t->grads;
+}
+
+static void make_stack(const td_api *api, TestStack *t, int64_t sentences,
+                       int64_t memory_length, uint32_t num_dropped, int parts)
+{
+    const td_dropout_rate rate = {num_dropped, 65536.0f / (float)(65536 - num_dropped)};
+    memset(t, 0, sizeof *t);
+    array_state = 17; /* the same numbers in each stack */
+    t->stack = (td_stack){.layers = LAYERS,
+                          .sentences = sentences,
+                          .length = 5,
+                          .d_model = D_MODEL,
+                          .d_ff = D_FF,
+                          .heads = HEADS,
+                          .d_k = D_K,
+                          .d_v = D_V,
+                          .memory_length = memory_length,
+                          .kept_layers = LAYERS,
+                          .parts = parts,
+                          .epsilon = 1e-5f,
+                          .scale = 0.25f,
+                          .dropout = rate,
+                          .attention_dropout = rate,
+                          .relu_dropout = rate,
+                          .seeds = seeds,
+                          .num_threads = parts};
+    for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++)
+        seeds[i] = (uint32_t)(1000 + i);
+    td_stack *s = &t->stack;
+    t->x_size = sentences * s->length * D_MODEL;
+    t->memory_size = sentences * memory_length * D_MODEL;
+    for (int layer = 0; layer < LAYERS; layer++) {
+        add_attention(t);
+        if (memory_length > 0)
+            add_attention(t);
+        add_linear(t, D_FF, D_MODEL);
+        add_linear(t, D_MODEL, D_FF);
+        add_norm(t);
+    }
+    s->x = random_floats(t->x_size);
+    s->memory = random_floats(t->memory_size);
+    s->grad_y = random_floats(t->x_size);
+    s->self_mask = (td_mask){random_mask(sentences * 25), 25, 5};
+    s->cross_mask = (td_mask){random_mask(sentences * memory_length), memory_length, 0};
+    allocate(api, t);
+}
+
+static void run(const td_api *api, TestStack *t)
+{
+    CHECK_STATUS(api->nn->stack_forward(&t->stack), TD_OK);
+    CHECK_STATUS(api->nn->stack_backward(&t->stack), TD_OK);
+}
+
+static double loss_of(const td_api *api, TestStack *t)
+{
+    double loss = 0.0;
+    CHECK_STATUS(api->nn->stack_forward(&t->stack), TD_OK);
+    for (int64_t i = 0; i < t->x_size; i++)
+        loss += (double)t->stack.y[i] * (double)t->stack.grad_y[i];
+    return loss;
+}
+
+/* Change of the loss along a direction, by differences and by a gradient. */
+static void check_direction(const td_api *api, TestStack *t, const char *name,
+                            float *values, const float *grad, int64_t count)
+{
+    const float step = 1e-3f;
+    float *direction = random_floats(count), *before = random_floats(count);
+    double by_gradient = 0.0, length = 0.0;
+    memcpy(before, values, (size_t)count * sizeof *values);
+    for (int64_t i = 0; i < count; i++)
+        length += (double)direction[i] * (double)direction[i];
+    for (int64_t i = 0; i < count; i++) {
+        direction[i] /= (float)sqrt(length);
+        by_gradient += (double)direction[i] * (double)grad[i];
+        values[i] = before[i] + step * direction[i];
+    }
+    const double above = loss_of(api, t);
+    for (int64_t i = 0; i < count; i++)
+        values[i] = before[i] - step * direction[i];
+    const double below = loss_of(api, t);
+    memcpy(values, before, (size_t)count * sizeof *values);
+    const double found = (above - below) / (2.0 * (double)step);
+    if (!(fabs(found - by_gradient) < 0.02 + 0.02 * fabs(by_gradient)))
+        FAIL("the derivative of %s is %g instead of %g", name, by_gradient, found);
+}
+
+static void gradients_are_those_of_differences(const td_api *api)
+{
+    api->nn->use_sgemm((void *)(uintptr_t)sgemm);
+    for (int64_t memory_length = 0; memory_length <= 7; memory_length += 7)
+        for (uint32_t num_dropped = 0; num_dropped <= 9000; num_dropped += 9000) {
+            TestStack t;
+            make_stack(api, &t, 3, memory_length, num_dropped, 1);
+            run(api, &t);
+            check_direction(api, &t, "x", (float *)t.stack.x, t.stack.grad_x, t.x_size);
+            if (memory_length > 0)
+                check_direction(api, &t, "memory", (float *)t.stack.memory,
+                                t.stack.grad_memory, t.memory_size);
+            for (int64_t i = 0; i < t.num_weights; i++)
+                if (t.sizes[i])
+                    check_direction(api, &t, "a weight", t.weights[i], t.grads[i],
+                                    t.sizes[i]);
+            release_arrays();
+        }
+}
+
+static void parts_give_the_same(const td_api *api)
+{
+    TestStack one, several;
+    make_stack(api, &one, 7, 4, 5000, 1);
+    make_stack(api, &several, 7, 4, 5000, 3);
+    run(api, &one);
+    run(api, &several);
+    check_equal("y", several.stack.y, one.stack.y, one.x_size);
+    check_equal("grad_x", several.stack.grad_x, one.stack.grad_x, one.x_size);
+    for (int64_t n = 0; n < one.num_weights; n++) {
+        double *sum = new_doubles(one.sizes[n]);
+        for (int64_t part = 0; part < 3; part++) {
+            const float *grad = several.grads[part * several.num_weights + n];
+            for (int64_t i = 0; i < one.sizes[n]; i++)
+                sum[i] += grad[i];
+        }
+        check_near("grad_weights", one.grads[n], sum, one.sizes[n], 1e-3);
+    }
+    release_arrays();
+}
+
+static double relative_error(const float *one, const float *other, int64_t count)
+{
+    double difference = 0.0, length = 1e-9;
+    for (int64_t i = 0; i < count; i++) {
+        difference += pow((double)one[i] - (double)other[i], 2);
+        length += pow((double)other[i], 2);
+    }
+    return sqrt(difference / length);
+}
+
+static void bf16_differs_by_rounding(const td_api *api)
+{
+    TestStack exact, rounded;
+    make_stack(api, &exact, 7, 4, 5000, 1);
+    make_stack(api, &rounded, 7, 4, 5000, 1);
+    rounded.stack.is_bf16 = 1;
+    for (int64_t n = 0; n + 3 < rounded.num_weights; n++)
+        if (!rounded.sizes[n + 1] && rounded.sizes[n])
+            for (int i = 1; i <= 2; i++)
+                rounded.weights[n + i] = new_array(2 * rounded.sizes[n]);
+    allocate(api, &rounded);
+    CHECK_STATUS(api->nn->stack_pack(&rounded.stack), TD_OK);
+    run(api, &exact);
+    run(api, &rounded);
+    CHECK(relative_error(rounded.stack.y, exact.stack.y, exact.x_size) < 0.03);
+    CHECK(relative_error(rounded.stack.grad_x, exact.stack.grad_x, exact.x_size) < 0.1);
+    CHECK(relative_error(rounded.stack.grad_memory, exact.stack.grad_memory,
+                         exact.memory_size) < 0.1);
+    for (int64_t n = 0; n < exact.num_weights; n++)
+        if (exact.sizes[n])
+            CHECK(relative_error(rounded.grads[n], exact.grads[n], exact.sizes[n]) <
+                  0.3);
+    release_arrays();
+}
+
+static void no_sentences_have_no_gradients(const td_api *api)
+{
+    TestStack t;
+    make_stack(api, &t, 0, 4, 0, 1);
+    run(api, &t);
+    for (int64_t n = 0; n < t.num_weights; n++)
+        for (int64_t i = 0; i < t.sizes[n]; i++)
+            CHECK(((float *)t.grads[n])[i] == 0.0f);
+    release_arrays();
+}
+
+static void bad_arguments_are_refused(const td_api *api)
+{
+    TestStack t;
+    make_stack(api, &t, 3, 4, 0, 1);
+    enum { COUNT = 14 };
+    td_stack bad[COUNT];
+    for (int i = 0; i < COUNT; i++)
+        bad[i] = t.stack;
+    bad[0].layers = 0;
+    bad[1].sentences = -1;
+    bad[2].d_model = 48;
+    bad[3].d_ff = 17;
+    bad[4].parts = 4;
+    bad[5].parts = 0;
+    bad[6].kept_layers = 3;
+    bad[7].num_threads = 0;
+    bad[8].x = NULL;
+    bad[9].memory = NULL;
+    bad[10].states = NULL;
+    bad[11].weights = NULL;
+    bad[12].seeds = NULL;
+    bad[13].is_bf16 = 1; /* nothing is packed */
+    for (int i = 0; i < COUNT; i++) {
+        CHECK_STATUS(api->nn->stack_forward(&bad[i]), TD_BAD_ARGUMENT);
+        CHECK_STATUS(api->nn->stack_backward(&bad[i]), TD_BAD_ARGUMENT);
+    }
+    for (int i = 0; i < 8; i++) {
+        CHECK_INT(api->nn->stack_states(&bad[i]), -1);
+        CHECK_INT(api->nn->stack_workspace(&bad[i]), -1);
+    }
+    void *weight = t.weights[0];
+    t.weights[0] = NULL;
+    CHECK_STATUS(api->nn->stack_forward(&t.stack), TD_BAD_ARGUMENT);
+    t.weights[0] = weight;
+    t.grads[3] = NULL;
+    CHECK_STATUS(api->nn->stack_backward(&t.stack), TD_BAD_ARGUMENT);
+    release_arrays();
+}
+
+static void without_blas_fp32_is_unsupported(const td_api *api)
+{
+    TestStack t;
+    make_stack(api, &t, 3, 0, 0, 1);
+    api->nn->use_sgemm(NULL);
+    CHECK_STATUS(api->nn->stack_forward(&t.stack), TD_UNSUPPORTED);
+    release_arrays();
+}
+
+int main(void)
+{
+    for_each_isa(gradients_are_those_of_differences);
+    for_each_isa(parts_give_the_same);
+    for_each_isa(bf16_differs_by_rounding);
+    for_each_isa(no_sentences_have_no_gradients);
+    for_each_isa(bad_arguments_are_refused);
+    for_each_isa(without_blas_fp32_is_unsupported);
+    return check_result();
+}
