@@ -111,7 +111,8 @@ static void quantize_part(void *shared, int64_t first, int64_t end, int worker)
         if (is_int8) {
             measure_row(x, inputs, into->min + row, into->scales + row);
             round_row(x, inputs, into->min[row], into->scales[row], apart, numbers);
-            into->min[row] += INT8_OFFSET * into->scales[row];
+            if (INT8_OFFSET)
+                into->min[row] += INT8_OFFSET * into->scales[row];
         } else {
             copy_row(x, inputs, apart, numbers);
         }
