@@ -1,1 +1,1 @@
-"""What all kernels have in common: their lanes, threads, and how they are loaded."""
+"""Threads, shared with PyTorch."""
