@@ -10,29 +10,10 @@
 #include "decode/beam_search.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#define MAX_BEAM_SIZE (1 << 20)
-#define FIRST_CAPACITY 32 /* steps; most sentences need no more */
-
-static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* Allocate an array of at least one element; NULL if there is not so much memory. */
-static void *new_array(int64_t rows, int64_t columns, size_t size)
-{
-    int64_t count;
-    size_t bytes;
-    if (__builtin_mul_overflow(rows, columns, &count) ||
-        __builtin_mul_overflow((size_t)count, size, &bytes))
-        return NULL;
-    return calloc(bytes ? bytes : 1, 1);
-}
 
 /* ---- Scores ------------------------------------------------------------------ */
 
-/* Length penalty: ((5 + length) / 6)^alpha (Wu et al., 2016), or length^alpha. */
-static double length_divisor(const td_search_config *config, int64_t length)
+double length_divisor(const td_search_config *config, int64_t length)
 {
     const double base =
         config->is_power_penalty ? (double)length : (5.0 + (double)length) / 6.0;
@@ -81,19 +62,13 @@ typedef struct {
     const int64_t *parents, *tokens;
 } SentenceCandidates;
 
-static BeamEntry *entries_of_step(const td_search *search, const Sentence *sentence,
-                                  int64_t step)
-{
-    return sentence->entries + step * search->config.beam_size;
-}
-
 /* Extend hypotheses by the best candidates and rank those that end. Returns how many of
  * the live ones stand among the first `end_candidates` candidates. */
 static int64_t grow_beam(const td_search *search, Sentence *sentence,
                          SentenceCandidates found, const double *coverage)
 {
     const td_search_config *config = &search->config;
-    BeamEntry *entries = entries_of_step(search, sentence, sentence->num_steps);
+    BeamEntry *entries = entries_of_step(config, sentence, sentence->num_steps);
     int64_t kept = 0, num_competing = 0;
     for (int64_t i = 0; i < search->num_candidates; i++) {
         if (found.tokens[i] == config->eos && found.log_probs[i] > -INFINITY) {
@@ -120,7 +95,7 @@ static int is_beam_done(const td_search *search, const Sentence *sentence)
 {
     const td_search_config *config = &search->config;
     const BeamEntry *entries =
-        entries_of_step(search, sentence, sentence->num_steps - 1);
+        entries_of_step(config, sentence, sentence->num_steps - 1);
     double best = entries[0].log_prob;
     for (int64_t k = 1; k < config->beam_size; k++)
         if (entries[k].log_prob > best)
@@ -142,7 +117,7 @@ static void cut_short(const td_search *search, Sentence *sentence,
 {
     const td_search_config *config = &search->config;
     const BeamEntry *entries =
-        entries_of_step(search, sentence, sentence->num_steps - 1);
+        entries_of_step(config, sentence, sentence->num_steps - 1);
     const int is_at_limit = sentence->num_steps >= sentence->max_length;
     const int compete = config->cut_ones_compete && is_at_limit;
     const int64_t count = !sentence->num_ranked ? config->beam_size
@@ -193,7 +168,7 @@ static int step_path(const td_search *search, Sentence *path, SentenceCandidates
     return 1;
 }
 
-static int64_t forced_token(const Sentence *sentence)
+int64_t forced_token(const Sentence *sentence)
 {
     return sentence->num_steps < sentence->prefix_length
                ? sentence->prefix[sentence->num_steps]
@@ -207,7 +182,7 @@ static void keep_live(td_search *search, Sentence *sentence, int64_t place,
 {
     const int64_t size = search->config.beam_size;
     const BeamEntry *entries =
-        entries_of_step(search, sentence, sentence->num_steps - 1);
+        entries_of_step(&search->config, sentence, sentence->num_steps - 1);
     search->live[place] = sentence;
     search->forced_tokens[place] = forced_token(sentence);
     for (int64_t k = 0, i = place * size; k < size; k++, i++) {
@@ -238,454 +213,4 @@ void grow_live(td_search *search)
     }
     search->num_live = kept;
     search->group = search->config.beam_size;
-}
-
-/* ---- Memory ------------------------------------------------------------------ */
-
-static void free_sentence(Sentence *sentence)
-{
-    if (sentence)
-        free(sentence->entries);
-    free(sentence);
-}
-
-/* A sentence with its ranked hypotheses and its prefix in one block. */
-static Sentence *new_sentence(const td_search_config *config, int64_t max_length,
-                              const int64_t *prefix, int64_t prefix_length)
-{
-    const size_t ranked = (size_t)config->beam_size * sizeof(RankedHypothesis);
-    size_t prefix_bytes, bytes;
-    if (__builtin_mul_overflow((size_t)prefix_length, sizeof *prefix, &prefix_bytes) ||
-        __builtin_add_overflow(sizeof(Sentence) + ranked, prefix_bytes, &bytes))
-        return NULL;
-    Sentence *sentence = calloc(1, bytes);
-    if (!sentence)
-        return NULL;
-    sentence->max_length = max_length;
-    sentence->last_divisor = length_divisor(config, max_length);
-    sentence->ranked = (RankedHypothesis *)(sentence + 1);
-    sentence->prefix = (int64_t *)(sentence->ranked + config->beam_size);
-    sentence->prefix_length = prefix_length;
-    if (prefix_length)
-        memcpy(sentence->prefix, prefix, prefix_bytes);
-    return sentence;
-}
-
-/* Allow for one more entry row, doubling the capacity if it is used up. */
-static td_status reserve_entries(const td_search *search, Sentence *sentence)
-{
-    if (sentence->num_steps < sentence->capacity)
-        return TD_OK;
-    const int64_t capacity = max_i64(2 * sentence->capacity, FIRST_CAPACITY);
-    size_t bytes;
-    if (__builtin_mul_overflow((size_t)capacity,
-                               (size_t)search->config.beam_size * sizeof(BeamEntry),
-                               &bytes))
-        return TD_OUT_OF_MEMORY;
-    BeamEntry *entries = realloc(sentence->entries, bytes);
-    if (!entries)
-        return TD_OUT_OF_MEMORY;
-    sentence->entries = entries;
-    sentence->capacity = capacity;
-    return TD_OK;
-}
-
-td_status reserve_step(td_search *search)
-{
-    for (int64_t i = 0; i < search->num_live; i++)
-        if (reserve_entries(search, search->live[i]) != TD_OK)
-            return TD_OUT_OF_MEMORY;
-    return TD_OK;
-}
-
-/* Replace an array by a larger one that begins with the same bytes. */
-static int enlarge(void **array, int64_t used, int64_t rows, int64_t columns,
-                   size_t size)
-{
-    void *larger = new_array(rows, columns, size);
-    if (!larger)
-        return 0;
-    if (used)
-        memcpy(larger, *array, (size_t)(used * columns) * size);
-    free(*array);
-    *array = larger;
-    return 1;
-}
-
-/* Allow for so many live sentences. What is reserved before a failure stays usable. */
-static td_status reserve_live(td_search *search, int64_t capacity)
-{
-    if (capacity <= search->live_capacity && search->live)
-        return TD_OK;
-    const int64_t used = search->num_live, size = search->config.beam_size;
-    const int64_t count = search->num_candidates;
-    const int64_t group = search->group;
-    /* At first there is one hypothesis of each sentence, and the rows are full later.
-     */
-    const int64_t used_rows = group == size ? used : 0;
-    double *first = NULL;
-    if (!enlarge((void **)&search->live, used, capacity, 1, sizeof(Sentence *)) ||
-        !enlarge((void **)&search->forced_tokens, used, capacity, 1, sizeof(int64_t)) ||
-        !enlarge((void **)&search->log_probs, used_rows, capacity, size,
-                 sizeof *first) ||
-        !enlarge((void **)&search->rows, used_rows, capacity, size, sizeof(int64_t)) ||
-        !enlarge((void **)&search->tokens, used_rows, capacity, size,
-                 sizeof(int64_t)) ||
-        !enlarge((void **)&search->coverage, 0, capacity, size, sizeof *first) ||
-        !enlarge((void **)&search->found_log_probs, 0, capacity, count,
-                 sizeof *first) ||
-        !enlarge((void **)&search->found_parents, 0, capacity, count,
-                 sizeof(int64_t)) ||
-        !enlarge((void **)&search->found_tokens, 0, capacity, count, sizeof(int64_t)))
-        return TD_OUT_OF_MEMORY;
-    search->live_capacity = capacity;
-    return TD_OK;
-}
-
-/* Allow for so many sentences, live or done. */
-static td_status reserve_sentences(td_search *search, int64_t capacity)
-{
-    if (capacity <= search->sentence_capacity && search->sentences)
-        return TD_OK;
-    if (search->sentence_capacity)
-        capacity = max_i64(capacity, 2 * search->sentence_capacity);
-    if (!enlarge((void **)&search->sentences, search->num_sentences, capacity, 1,
-                 sizeof(Sentence *)))
-        return TD_OUT_OF_MEMORY;
-    search->sentence_capacity = capacity;
-    return TD_OK;
-}
-
-static td_status reserve_trace(td_search *search, int64_t num_steps)
-{
-    if (num_steps < search->trace_capacity)
-        return TD_OK;
-    const int64_t capacity = 2 * num_steps + 1;
-    if (!enlarge((void **)&search->trace_tokens, 0, capacity, 1, sizeof(int64_t)) ||
-        !enlarge((void **)&search->trace_gains, 0, capacity, 1, sizeof(double)))
-        return TD_OUT_OF_MEMORY;
-    search->trace_capacity = capacity;
-    return TD_OK;
-}
-
-/* ---- Interface --------------------------------------------------------------- */
-
-static int is_valid_config(const td_search_config *config)
-{
-    const int64_t size = config->beam_size;
-    if (size < 1 || size > MAX_BEAM_SIZE || (config->is_greedy && size != 1))
-        return 0;
-    if (config->eos < 0 || config->min_length < 0 || config->num_excluded_tokens < 0)
-        return 0;
-    if (config->num_excluded_tokens && !config->excluded_tokens)
-        return 0;
-    if (config->num_best < 1 || config->num_best > size)
-        return 0;
-    if (config->end_candidates < 1 || config->end_candidates > 2 * size)
-        return 0;
-    return config->enough_finished >= 1 && isfinite(config->length_penalty) &&
-           config->length_penalty >= 0 && isfinite(config->coverage_penalty) &&
-           config->coverage_penalty >= 0 && isfinite(config->diversity) &&
-           config->diversity >= 0;
-}
-
-/* Whether limits and prefixes are valid. */
-static td_status check_sentences(int64_t num_sentences, const int64_t *max_lengths,
-                                 const int64_t *prefix_lengths,
-                                 const int64_t *prefix_tokens)
-{
-    int64_t num_tokens = 0;
-    if (num_sentences < 0 || (num_sentences && !max_lengths))
-        return TD_BAD_ARGUMENT;
-    for (int64_t i = 0; i < num_sentences; i++)
-        if (max_lengths[i] < 0)
-            return TD_BAD_ARGUMENT;
-    for (int64_t i = 0; prefix_lengths && i < num_sentences; i++)
-        if (prefix_lengths[i] < 0 ||
-            __builtin_add_overflow(num_tokens, prefix_lengths[i], &num_tokens))
-            return TD_BAD_ARGUMENT;
-    if (num_tokens && !prefix_tokens)
-        return TD_BAD_ARGUMENT;
-    for (int64_t i = 0; i < num_tokens; i++)
-        if (prefix_tokens[i] < 0)
-            return TD_BAD_TOKEN;
-    return TD_OK;
-}
-
-static td_status copy_config(td_search *search, const td_search_config *config)
-{
-    search->config = *config;
-    search->config.excluded_tokens = NULL;
-    int64_t *excluded = new_array(config->num_excluded_tokens, 1, sizeof *excluded);
-    if (!excluded)
-        return TD_OUT_OF_MEMORY;
-    if (config->num_excluded_tokens)
-        memcpy(excluded, config->excluded_tokens,
-               (size_t)config->num_excluded_tokens * sizeof *excluded);
-    search->config.excluded_tokens = excluded;
-    return TD_OK;
-}
-
-static td_status add_sentences(td_search *search, int64_t num_sentences,
-                               const int64_t *max_lengths,
-                               const int64_t *prefix_lengths, const int64_t *prefixes)
-{
-    for (int64_t i = 0; i < num_sentences; i++) {
-        const int64_t length = prefix_lengths ? prefix_lengths[i] : 0;
-        Sentence *sentence =
-            new_sentence(&search->config, max_lengths[i], prefixes, length);
-        if (!sentence)
-            return TD_OUT_OF_MEMORY;
-        if (length)
-            prefixes += length;
-        sentence->number = search->next_number++;
-        search->sentences[search->num_sentences++] = sentence;
-        search->live[search->num_live] = sentence;
-        search->forced_tokens[search->num_live++] = forced_token(sentence);
-        search->has_prefixes |= length > 0;
-    }
-    return TD_OK;
-}
-
-td_status search_new(const td_search_config *config, int64_t num_sentences,
-                     const int64_t *max_lengths, const int64_t *prefix_lengths,
-                     const int64_t *prefix_tokens, td_search **search)
-{
-    if (!config || !search || !is_valid_config(config))
-        return TD_BAD_ARGUMENT;
-    td_status status =
-        check_sentences(num_sentences, max_lengths, prefix_lengths, prefix_tokens);
-    if (status != TD_OK)
-        return status;
-    td_search *new = calloc(1, sizeof *new);
-    if (!new)
-        return TD_OUT_OF_MEMORY;
-    new->num_candidates = 2 * config->beam_size;
-    new->group = 1;
-    if ((status = copy_config(new, config)) != TD_OK ||
-        (status = reserve_live(new, num_sentences)) != TD_OK ||
-        (status = reserve_sentences(new, num_sentences)) != TD_OK ||
-        (status = add_sentences(new, num_sentences, max_lengths, prefix_lengths,
-                                prefix_tokens)) != TD_OK) {
-        search_free(new);
-        return status;
-    }
-    *search = new;
-    return TD_OK;
-}
-
-void search_free(td_search *search)
-{
-    if (!search)
-        return;
-    for (int64_t i = 0; i < search->num_sentences; i++)
-        free_sentence(search->sentences[i]);
-    free(search->sentences);
-    free(search->live);
-    free(search->log_probs);
-    free(search->rows);
-    free(search->tokens);
-    free(search->forced_tokens);
-    free(search->coverage);
-    free(search->found_log_probs);
-    free(search->found_parents);
-    free(search->found_tokens);
-    free(search->trace_tokens);
-    free(search->trace_gains);
-    free((void *)search->config.excluded_tokens);
-    free(search);
-}
-
-int64_t search_num_live(const td_search *search)
-{
-    return search ? search->num_live : 0;
-}
-
-static void copy_if_asked(void *to, const void *from, int64_t count)
-{
-    if (to && count)
-        memcpy(to, from, (size_t)count * sizeof(int64_t));
-}
-
-td_status search_live(const td_search *search, int64_t *numbers, int64_t *rows,
-                      int64_t *tokens)
-{
-    if (!search)
-        return TD_BAD_ARGUMENT;
-    for (int64_t i = 0; numbers && i < search->num_live; i++)
-        numbers[i] = search->live[i]->number;
-    copy_if_asked(rows, search->rows, search->num_live * search->group);
-    copy_if_asked(tokens, search->tokens, search->num_live * search->group);
-    return TD_OK;
-}
-
-td_status search_next(const td_search *search, double *log_probs,
-                      int64_t *forced_tokens)
-{
-    if (!search)
-        return TD_BAD_ARGUMENT;
-    copy_if_asked(log_probs, search->log_probs, search->num_live * search->group);
-    copy_if_asked(forced_tokens, search->forced_tokens, search->num_live);
-    return TD_OK;
-}
-
-td_status search_grow(td_search *search, int64_t num_candidates,
-                      const double *log_probs, const int64_t *parents,
-                      const int64_t *tokens, const double *coverage)
-{
-    if (!search || num_candidates != search->num_candidates)
-        return TD_BAD_ARGUMENT;
-    const int64_t count = search->num_live * num_candidates;
-    if (!count)
-        return TD_OK;
-    if (!log_probs || !parents || !tokens || (needs_coverage(search) && !coverage))
-        return TD_BAD_ARGUMENT;
-    for (int64_t i = 0; i < count; i++) {
-        if (parents[i] < 0 || parents[i] >= search->group)
-            return TD_BAD_ARGUMENT;
-        if (tokens[i] < 0 || tokens[i] > INT32_MAX)
-            return TD_BAD_TOKEN;
-    }
-    if (reserve_step(search) != TD_OK)
-        return TD_OUT_OF_MEMORY;
-    copy_if_asked(search->found_log_probs, log_probs, count);
-    copy_if_asked(search->found_parents, parents, count);
-    copy_if_asked(search->found_tokens, tokens, count);
-    if (needs_coverage(search))
-        copy_if_asked(search->coverage, coverage, search->num_live * search->group);
-    grow_live(search);
-    return TD_OK;
-}
-
-static int are_equal_configs(const td_search_config *a, const td_search_config *b)
-{
-    return a->beam_size == b->beam_size && a->is_greedy == b->is_greedy &&
-           a->eos == b->eos && a->min_length == b->min_length &&
-           a->num_best == b->num_best && a->end_candidates == b->end_candidates &&
-           a->enough_finished == b->enough_finished &&
-           a->cut_ones_compete == b->cut_ones_compete &&
-           a->length_penalty == b->length_penalty &&
-           a->is_power_penalty == b->is_power_penalty &&
-           a->coverage_penalty == b->coverage_penalty && a->diversity == b->diversity &&
-           a->num_excluded_tokens == b->num_excluded_tokens &&
-           !memcmp(a->excluded_tokens, b->excluded_tokens,
-                   (size_t)a->num_excluded_tokens * sizeof *a->excluded_tokens);
-}
-
-td_status search_join(td_search *search, td_search *other)
-{
-    if (!search || !other || search == other ||
-        !are_equal_configs(&search->config, &other->config))
-        return TD_BAD_ARGUMENT;
-    if (search->num_live && other->num_live && search->group != other->group)
-        return TD_BAD_ARGUMENT;
-    if (!search->num_live)
-        search->group = other->group;
-    if (reserve_live(search, search->num_live + other->num_live) != TD_OK ||
-        reserve_sentences(search, search->num_sentences + other->num_sentences) !=
-            TD_OK)
-        return TD_OUT_OF_MEMORY;
-    for (int64_t i = 0; i < other->num_sentences; i++) {
-        other->sentences[i]->number += search->next_number;
-        search->sentences[search->num_sentences++] = other->sentences[i];
-    }
-    const int64_t live = search->num_live, first = live * search->group;
-    const int64_t count = other->num_live * other->group;
-    for (int64_t i = 0; i < other->num_live; i++)
-        search->live[live + i] = other->live[i];
-    copy_if_asked(search->forced_tokens + live, other->forced_tokens, other->num_live);
-    copy_if_asked(search->log_probs + first, other->log_probs, count);
-    copy_if_asked(search->rows + first, other->rows, count);
-    copy_if_asked(search->tokens + first, other->tokens, count);
-    search->num_live += other->num_live;
-    search->next_number += other->next_number;
-    search->has_prefixes |= other->has_prefixes;
-    other->num_live = other->num_sentences = 0;
-    return TD_OK;
-}
-
-/* Place of a sentence among all; -1 if there is none of this number. */
-static int64_t place_of(const td_search *search, int64_t number)
-{
-    int64_t low = 0, high = search->num_sentences;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        if (search->sentences[middle]->number < number)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    const int is_there =
-        low < search->num_sentences && search->sentences[low]->number == number;
-    return is_there ? low : -1;
-}
-
-int64_t search_num_hypotheses(const td_search *search, int64_t number)
-{
-    const int64_t place = search ? place_of(search, number) : -1;
-    return place < 0 ? 0 : search->sentences[place]->num_ranked;
-}
-
-/* Follow a hypothesis from its last token to its first. */
-static void trace(td_search *search, const Sentence *sentence,
-                  const RankedHypothesis *ranked)
-{
-    double after = ranked->log_prob;
-    for (int64_t step = ranked->num_steps - 1, k = ranked->entry; step >= 0; step--) {
-        const BeamEntry *entry = entries_of_step(search, sentence, step) + k;
-        search->trace_tokens[step] = entry->token;
-        search->trace_gains[step + 1] = after - entry->log_prob;
-        after = entry->log_prob;
-        k = entry->parent;
-    }
-    search->trace_gains[0] = after;
-}
-
-/* The same of greedy search, whose entries have the gains of their tokens. */
-static void trace_path(td_search *search, const Sentence *path)
-{
-    for (int64_t step = 0; step < path->num_steps; step++) {
-        search->trace_tokens[step] = path->entries[step].token;
-        search->trace_gains[step] = path->entries[step].log_prob;
-    }
-}
-
-td_status search_hypothesis(td_search *search, int64_t number, int64_t rank,
-                            td_hypothesis *hypothesis)
-{
-    if (!hypothesis || rank < 0 || rank >= search_num_hypotheses(search, number))
-        return TD_BAD_ARGUMENT;
-    const Sentence *sentence = search->sentences[place_of(search, number)];
-    const RankedHypothesis *ranked = sentence->ranked + rank;
-    if (reserve_trace(search, sentence->num_steps) != TD_OK)
-        return TD_OUT_OF_MEMORY;
-    if (search->config.is_greedy)
-        trace_path(search, sentence);
-    else
-        trace(search, sentence, ranked);
-    *hypothesis = (td_hypothesis){
-        .score = ranked->score,
-        .log_prob = ranked->log_prob,
-        .is_finished = ranked->is_finished,
-        .num_tokens = ranked->num_steps,
-        .tokens = search->trace_tokens,
-        .gains = search->trace_gains,
-    };
-    return TD_OK;
-}
-
-td_status search_forget(td_search *search, int64_t number)
-{
-    const int64_t place = search ? place_of(search, number) : -1;
-    if (place < 0)
-        return TD_BAD_ARGUMENT;
-    Sentence *sentence = search->sentences[place];
-    for (int64_t i = 0; i < search->num_live; i++)
-        if (search->live[i] == sentence)
-            return TD_BAD_ARGUMENT;
-    free_sentence(sentence);
-    const int64_t behind = --search->num_sentences - place;
-    memmove(search->sentences + place, search->sentences + place + 1,
-            (size_t)behind * sizeof *search->sentences);
-    return TD_OK;
 }

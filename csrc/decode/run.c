@@ -84,7 +84,7 @@ static int64_t piece_width(int64_t rows)
 
 static td_status begin_run(Run *run)
 {
-    const int64_t rows = run->decoder->state.sentences * run->decoder->state.group;
+    const int64_t rows = run->search->num_live * run->search->group;
     const int64_t stride = padded_stride(piece_width(rows) * run->num_threads);
     run->logits =
         (Matrix){aligned_alloc(LINE, (size_t)(rows * stride) * sizeof(float)), stride};
@@ -119,9 +119,9 @@ static int add_fused_logits(Run *run, const Workspace *work, int64_t first)
     const Linear *output = &run->decoder->model->output;
     const Linear rest = slice_outputs(output, first, output->outputs - first);
     const Product product = {&rest, &work->quantized, NULL, 0};
-    const Watch watch = {&run->query, &run->workspace, run->fused, first};
+    const LogitSink sink = {&run->query, &run->workspace, run->fused, first};
     begin_fused(&run->query, &run->workspace, run->fused);
-    amx_watch(&product, &watch, 0, num_blocks(rest.outputs));
+    amx_search(&product, &sink);
     return finish_fused(&run->query, &run->workspace, run->fused);
 }
 
@@ -167,12 +167,11 @@ static td_status read_and_find(Run *run, const int64_t *tokens)
     return TD_OK;
 }
 
-static td_status take_step(Run *run, const int64_t *tokens)
+/* Grow by the candidates that were found. After a failure, the decoder has other
+ * hypotheses than the search, and neither must be used any more. */
+static td_status grow_both(Run *run)
 {
     td_search *search = run->search;
-    const td_status status = read_and_find(run, tokens);
-    if (status != TD_OK)
-        return status;
     if (needs_coverage(search))
         sum_coverage(run->decoder, search->coverage);
     grow_live(search);
@@ -181,31 +180,40 @@ static td_status take_step(Run *run, const int64_t *tokens)
                             : TD_OK;
 }
 
-TD_INTERNAL td_status run_search(td_search *search, td_decoder *decoder,
+static td_status take_steps(Run *run, const int64_t *tokens, int64_t max_steps,
+                            int64_t few, int64_t *num_steps)
+{
+    td_search *search = run->search;
+    td_status status = begin_run(run);
+    while (status == TD_OK && *num_steps < max_steps && search->num_live > few) {
+        status = read_and_find(run, *num_steps ? search->tokens : tokens);
+        if (status != TD_OK)
+            return *num_steps ? TD_OK : status;
+        status = grow_both(run);
+        ++*num_steps;
+    }
+    return status;
+}
+
+TD_INTERNAL td_status search_run(td_search *search, td_decoder *decoder,
                                  const int64_t *tokens, int64_t max_steps, int64_t few,
                                  int num_threads, int64_t *num_steps)
 {
     if (!num_steps)
         return TD_BAD_ARGUMENT;
     *num_steps = 0;
-    if (!search || !decoder || !tokens || !is_thread_count(num_threads))
+    if (!search || !decoder || !tokens || max_steps < 0 || few < 0 ||
+        !is_thread_count(num_threads))
         return TD_BAD_ARGUMENT;
-    const DecoderState *state = &decoder->state;
-    Run run = {search, decoder, num_threads, {0}, {0}, {0}, NULL};
-    if (state->sentences != search->num_live || state->group != search->group ||
-        state->group != search->config.beam_size ||
-        (needs_coverage(search) && !state->attention))
+    if (search->num_live <= few)
+        return TD_OK;
+    if (decoder->state.sentences != search->num_live ||
+        decoder->state.group != search->group ||
+        search->group != search->config.beam_size ||
+        (needs_coverage(search) && !decoder->state.attention))
         return TD_BAD_ARGUMENT;
-    td_status status = search->num_live > few ? begin_run(&run) : TD_OK;
-    while (status == TD_OK && *num_steps < max_steps && search->num_live > few) {
-        status = take_step(&run, *num_steps ? search->tokens : tokens);
-        if (status == TD_OK)
-            ++*num_steps;
-        else if (*num_steps) {
-            status = TD_OK; /* the next call tells it, if it happens again */
-            break;
-        }
-    }
+    Run run = {.search = search, .decoder = decoder, .num_threads = num_threads};
+    const td_status status = take_steps(&run, tokens, max_steps, few, num_steps);
     end_run(&run);
     return status;
 }

@@ -7,8 +7,9 @@
 #include "isa/name.h"
 #include "simd/vec.h"
 
-/* Relative error of a logit that is compared before its sums are rounded alike; the
- * products of a fused row lose less, unless its sums are huge. */
+/* Logits / ln 2 that come from registers are rounded otherwise than those written down.
+ * This is more than they differ by, relative to one and to the logit, unless the terms
+ * that they are sums of are huge. */
 #define FUSED_ERROR 1e-3f
 #define MAX_SIZE ((int64_t)INT32_MAX)
 
@@ -214,32 +215,44 @@ static int64_t forced_after(const td_candidates *query, int64_t row)
     return query->forced_tokens ? query->forced_tokens[row / query->group] : -1;
 }
 
-static void add_piece(CandidateRow *row, const Piece *piece, const Excluded *excluded,
-                      int64_t forced)
+static TopK top_of(const CandidateWorkspace *workspace, int64_t row)
 {
-    const vec max = max_of_piece(piece);
-    insert_best(&row->top, piece, max, excluded);
-    add_to_softmax(&row->softmax, piece, vec_reduce_max(max));
-    if (forced >= piece->first_token && forced < piece->first_token + piece->count)
-        row->forced_logit = piece->values[forced - piece->first_token];
+    return (TopK){workspace->count, workspace->values + row * workspace->stride,
+                  workspace->tokens + row * workspace->stride};
 }
 
-/* Turn the largest logits into log-probabilities, best first. Where there are fewer,
- * they are minus infinity; where the row has NaN, all are NaN. */
-static void normalize(CandidateRow *row, const Excluded *excluded, int64_t forced)
+static void add_piece(const td_candidates *query, CandidateWorkspace *workspace,
+                      int64_t row, const Piece *piece)
 {
-    TopK *top = &row->top;
-    const float log_sum = log_sum_exp(&row->softmax);
-    for (int64_t i = 0; i < top->count; i++)
-        top->values[i] -= log_sum;
+    const vec max = max_of_piece(piece);
+    const Excluded excluded = excluded_after(query, row);
+    const int64_t forced = forced_after(query, row);
+    TopK top = top_of(workspace, row);
+    insert_best(&top, piece, max, &excluded);
+    add_to_softmax(&workspace->rows[row].softmax, piece, vec_reduce_max(max));
+    if (forced >= piece->first_token && forced < piece->first_token + piece->count)
+        workspace->rows[row].forced_logit = piece->values[forced - piece->first_token];
+}
+
+/* Turn the largest logits of a row into log-probabilities, best first. Where there are
+ * fewer, they are minus infinity; where the row has NaN, all are NaN. */
+static void normalize(const td_candidates *query, CandidateWorkspace *workspace,
+                      int64_t row)
+{
+    const TopK top = top_of(workspace, row);
+    const Excluded excluded = excluded_after(query, row);
+    const int64_t forced = forced_after(query, row);
+    const float log_sum = log_sum_exp(&workspace->rows[row].softmax);
+    for (int64_t i = 0; i < top.count; i++)
+        top.values[i] -= log_sum;
     if (forced < 0)
         return;
-    for (int64_t i = 0; i < top->count; i++) {
-        top->values[i] = -INFINITY - log_sum; /* NaN, if that is NaN */
-        top->tokens[i].id = (int32_t)forced;
+    for (int64_t i = 0; i < top.count; i++) {
+        top.values[i] = -INFINITY - log_sum; /* NaN, if that is NaN */
+        top.tokens[i].id = (int32_t)forced;
     }
-    if (!is_excluded(excluded, forced))
-        top->values[0] = row->forced_logit - log_sum;
+    if (!is_excluded(&excluded, forced))
+        top.values[0] = workspace->rows[row].forced_logit - log_sum;
 }
 
 /* ---- Candidates of sentences ------------------------------------------------- */
@@ -251,21 +264,22 @@ static int is_before(double one, double other)
 }
 
 /* Merge the best of a sentence's hypotheses; of equals, the first comes first. */
-static void merge(const td_candidates *query, int64_t sentence,
-                  const CandidateRow *rows, int64_t *num_taken)
+static void merge(const td_candidates *query, CandidateWorkspace *workspace,
+                  int64_t sentence)
 {
-    const int64_t group = query->group, count = query->count;
+    const int64_t group = query->group, first_row = sentence * group;
+    int64_t *num_taken = workspace->num_taken;
     for (int64_t h = 0; h < group; h++)
         num_taken[h] = 0;
-    for (int64_t place = 0; place < count; place++) {
+    for (int64_t place = 0; place < query->count; place++) {
         int64_t parent = -1;
         double best_rank = 0.0, log_prob = -INFINITY;
         for (int64_t h = 0; h < group; h++) {
-            const TopK *top = &rows[h].top;
-            if (num_taken[h] == top->count)
+            if (num_taken[h] == workspace->count)
                 continue;
-            double total = (double)top->values[num_taken[h]] +
-                           query->log_probs[sentence * group + h];
+            double total =
+                (double)top_of(workspace, first_row + h).values[num_taken[h]] +
+                query->log_probs[first_row + h];
             double rank = total - query->diversity * (double)num_taken[h];
             if (parent < 0 || is_before(rank, best_rank)) {
                 parent = h;
@@ -273,13 +287,15 @@ static void merge(const td_candidates *query, int64_t sentence,
                 log_prob = total;
             }
         }
-        const int64_t at = sentence * count + place;
+        const int64_t at = sentence * query->count + place;
         query->found_log_probs[at] = log_prob;
-        query->found_parents[at] = parent < 0 ? 0 : parent;
+        query->found_parents[at] = 0;
+        query->found_tokens[at] = 0;
+        if (parent < 0)
+            continue;
+        query->found_parents[at] = parent;
         query->found_tokens[at] =
-            parent < 0 ? 0 : rows[parent].top.tokens[num_taken[parent]].id;
-        if (parent >= 0)
-            num_taken[parent]++;
+            top_of(workspace, first_row + parent).tokens[num_taken[parent]++].id;
     }
 }
 
@@ -302,34 +318,31 @@ static td_status check_query(const td_candidates *query)
     return TD_OK;
 }
 
-/* Allot memory for all rows, keeping a workspace that is large enough. */
+/* Allot memory for all rows, keeping a block that is large enough. */
 static td_status reserve_candidates(const td_candidates *query,
                                     CandidateWorkspace *workspace)
 {
-    const int64_t count = query->count < query->vocab ? query->count : query->vocab;
+    const int64_t rows = rows_of(query), group = query->group;
+    workspace->count = query->count < query->vocab ? query->count : query->vocab;
     /* A register precedes the values and tokens of a row. */
-    const int64_t places = LANES + round_up_to_lanes(count);
-    const size_t per_row =
-        sizeof(CandidateRow) + (size_t)places * (sizeof(Token) + sizeof(float));
+    workspace->stride = LANES + round_up_to_lanes(workspace->count);
+    const size_t per_row = sizeof(CandidateRow) +
+                           (size_t)workspace->stride * (sizeof(Token) + sizeof(float));
     size_t bytes;
-    if (__builtin_mul_overflow((size_t)rows_of(query), per_row, &bytes) ||
-        __builtin_add_overflow(bytes, (size_t)query->group * sizeof(int64_t), &bytes))
+    if (__builtin_mul_overflow((size_t)rows, per_row, &bytes) ||
+        __builtin_add_overflow(bytes, (size_t)group * sizeof(int64_t), &bytes))
         return TD_OUT_OF_MEMORY;
-    if (bytes > workspace->capacity) {
+    if (!workspace->num_taken || bytes > workspace->capacity) {
         void *memory = malloc(bytes);
         if (!memory)
             return TD_OUT_OF_MEMORY;
-        free(workspace->rows);
-        workspace->rows = memory;
+        free(workspace->num_taken);
+        workspace->num_taken = memory;
         workspace->capacity = bytes;
     }
-    const int64_t rows = rows_of(query);
-    workspace->num_taken = (int64_t *)(workspace->rows + rows);
-    Token *tokens = (Token *)(workspace->num_taken + query->group) + LANES;
-    float *values = (float *)(tokens + rows * places);
-    for (int64_t row = 0; row < rows; row++)
-        workspace->rows[row].top =
-            (TopK){count, values + row * places, tokens + row * places};
+    workspace->rows = (CandidateRow *)(workspace->num_taken + group);
+    workspace->tokens = (Token *)(workspace->rows + rows) + LANES;
+    workspace->values = (float *)(workspace->tokens + rows * workspace->stride);
     return TD_OK;
 }
 
@@ -347,10 +360,10 @@ TD_INTERNAL td_status begin_candidates(const td_candidates *query,
 TD_INTERNAL void reset_candidates(const td_candidates *query,
                                   CandidateWorkspace *workspace)
 {
-    for (int64_t i = 0; i < rows_of(query); i++) {
-        CandidateRow *row = workspace->rows + i;
-        *row = (CandidateRow){row->top, {-INFINITY, 0.0f}, 0.0f};
-        clear_top_k(&row->top);
+    for (int64_t row = 0; row < rows_of(query); row++) {
+        TopK top = top_of(workspace, row);
+        clear_top_k(&top);
+        workspace->rows[row] = (CandidateRow){{-INFINITY, 0.0f}, 0.0f};
     }
 }
 
@@ -358,33 +371,28 @@ TD_INTERNAL void add_logits(const td_candidates *query, CandidateWorkspace *work
                             const float *logits, int64_t stride, int64_t first,
                             int64_t count)
 {
-    for (int64_t row = 0; row < rows_of(query); row++) {
-        const Excluded excluded = excluded_after(query, row);
+    for (int64_t row = 0; row < rows_of(query); row++)
         for (int64_t i = 0; i < count; i += SOFTMAX_BLOCK) {
             const int64_t left = count - i;
             const Piece piece = {logits + row * stride + i,
                                  left < SOFTMAX_BLOCK ? left : SOFTMAX_BLOCK,
                                  first + i};
-            add_piece(workspace->rows + row, &piece, &excluded,
-                      forced_after(query, row));
+            add_piece(query, workspace, row, &piece);
         }
-    }
 }
 
 TD_INTERNAL void finish_candidates(const td_candidates *query,
                                    CandidateWorkspace *workspace)
 {
-    for (int64_t row = 0; row < rows_of(query); row++) {
-        const Excluded excluded = excluded_after(query, row);
-        normalize(workspace->rows + row, &excluded, forced_after(query, row));
-    }
+    for (int64_t row = 0; row < rows_of(query); row++)
+        normalize(query, workspace, row);
     for (int64_t i = 0; i < query->sentences; i++)
-        merge(query, i, workspace->rows + i * query->group, workspace->num_taken);
+        merge(query, workspace, i);
 }
 
 TD_INTERNAL void free_candidates(CandidateWorkspace *workspace)
 {
-    free(workspace->rows);
+    free(workspace->num_taken);
     *workspace = (CandidateWorkspace){0};
 }
 
@@ -416,9 +424,10 @@ TD_INTERNAL void begin_fused(const td_candidates *query,
                              const CandidateWorkspace *workspace, FusedSoftmax *fused)
 {
     for (int64_t i = 0; i < rows_of(query); i++) {
-        const CandidateRow *row = workspace->rows + i;
-        fused[i] = (FusedSoftmax){vec_set1(0.0f), row->softmax.max * PER_LOG2,
-                                  fused_threshold(&row->top)};
+        const TopK top = top_of(workspace, i);
+        fused[i] =
+            (FusedSoftmax){vec_set1(0.0f), workspace->rows[i].softmax.max * PER_LOG2,
+                           fused_threshold(&top)};
     }
 }
 
@@ -429,12 +438,12 @@ TD_INTERNAL void insert_fused(const td_candidates *query, CandidateWorkspace *wo
     float values[2 * LANES];
     vec_store_first(values, LANES, first);
     vec_store_first(values + LANES, LANES, second);
-    TopK *top = &workspace->rows[row].top;
+    TopK top = top_of(workspace, row);
     const Piece piece = {values, 2 * LANES, token};
     const Excluded excluded = excluded_after(query, row);
-    insert_lanes(top, &piece, 0, -INFINITY, &excluded);
-    insert_lanes(top, &piece, LANES, -INFINITY, &excluded);
-    fused[row].threshold = fused_threshold(top);
+    insert_lanes(&top, &piece, 0, -INFINITY, &excluded);
+    insert_lanes(&top, &piece, LANES, -INFINITY, &excluded);
+    fused[row].threshold = fused_threshold(&top);
 }
 
 TD_INTERNAL int finish_fused(const td_candidates *query, CandidateWorkspace *workspace,

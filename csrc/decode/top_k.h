@@ -35,26 +35,30 @@ typedef struct {
     float max, sum;
 } OnlineSoftmax;
 
-/* What is kept of the logits of one hypothesis. */
+/* What is known of the logits of one hypothesis besides the largest. */
 typedef struct {
-    TopK top;
     OnlineSoftmax softmax;
     float forced_logit; /* of the only token that may come, if there is such */
 } CandidateRow;
 
-/* Memory of one search for candidates: what `reserve_candidates` allots. */
+/* Memory for finding candidates, one block that `num_taken` points to. All zero before
+ * its first use; freed by its owner. */
 typedef struct {
     size_t capacity; /* bytes */
+    int64_t count;   /* logits that each row keeps */
+    int64_t stride;  /* of values and tokens, from row to row */
     CandidateRow *rows;
-    int64_t *num_taken; /* of each hypothesis of a sentence */
+    int64_t *num_taken; /* of each hypothesis of a sentence, as they are merged */
+    Token *tokens;
+    float *values;
 } CandidateWorkspace;
 
 /* Find the candidates of all rows of logits, [sentences, group, vocab]. */
 TD_INTERNAL td_status find_candidates(const td_candidates *query, const float *logits);
 
 /* The same where logits come piece by piece: begin, then add columns from left to
- * right, then finish. Pieces begin at multiples of SOFTMAX_BLOCK, or are smaller than
- * it. A workspace is all zero before its first use, and freed by its owner. */
+ * right, then finish. All pieces but the last have a multiple of SOFTMAX_BLOCK columns.
+ */
 TD_INTERNAL td_status begin_candidates(const td_candidates *query,
                                        CandidateWorkspace *workspace);
 TD_INTERNAL void reset_candidates(const td_candidates *query,
@@ -79,18 +83,14 @@ typedef struct {
 
 TD_INTERNAL void begin_fused(const td_candidates *query,
                              const CandidateWorkspace *workspace, FusedSoftmax *fused);
-/* Add the best of two registers of a row's logits, from that of `token` on. */
-TD_INTERNAL void insert_fused(const td_candidates *query, CandidateWorkspace *workspace,
-                              FusedSoftmax *fused, int64_t row, vec first, vec second,
-                              int64_t token);
+/* Add the best of two registers of a row's logits, from that of `token` on. Unused
+ * where there is no AMX. */
+TD_INTERNAL __attribute__((unused)) void
+insert_fused(const td_candidates *query, CandidateWorkspace *workspace,
+             FusedSoftmax *fused, int64_t row, vec first, vec second, int64_t token);
 /* Add the sums to those of the rows. Zero if one is no finite number, as where a logit
  * is so far above the first ones that its exponential overflows. */
 TD_INTERNAL int finish_fused(const td_candidates *query, CandidateWorkspace *workspace,
                              const FusedSoftmax *fused);
-
-/* Names that amx_int8.c uses. */
-typedef td_candidates CandidateSearch;
-typedef CandidateWorkspace Seeing;
-typedef FusedSoftmax Glimpse;
 
 #endif

@@ -38,22 +38,23 @@ typedef struct {
     int32_t numbers[2 * AMX_ROWS][BLOCK_OUTPUTS];
 } __attribute__((aligned(64))) Sums;
 
-/* As the compiler does not know what the unit reads. */
-static inline void write_all(void) { __asm__ volatile("" ::: "memory"); }
+/* Have the compiler write all memory, as it does not know what tiles are loaded from.
+ */
+static inline void write_all_memory(void) { __asm__ volatile("" ::: "memory"); }
 
-/* Two tiles of rows at most times a block of outputs, and where their sums stand. */
+/* Up to two tiles of rows times a block of outputs, and where their sums are stored. */
 typedef struct {
     int64_t row, count, output;
     Sums *sums;
 } Region;
 
-/* Weights that are fetched ahead, so many bytes with each 64 inputs. */
+/* Weights that are prefetched, `bytes` at a time. */
 typedef struct {
     const uint8_t *next, *end;
     int64_t bytes;
-} Fetching;
+} Prefetching;
 
-static inline void fetch(Fetching *ahead)
+static inline void prefetch_more(Prefetching *ahead)
 {
     const uint8_t *until = ahead->end - ahead->next < ahead->bytes
                                ? ahead->end
@@ -62,9 +63,9 @@ static inline void fetch(Fetching *ahead)
     ahead->next = until;
 }
 
-/* Put out what has been summed up in so many of a region's rows, from one on. */
+/* Write the results of rows `first` to `first + rows` of a region. */
 static inline __attribute__((always_inline)) void
-put_out(const Product *product, const Region *region, int64_t first, int64_t rows)
+write_region(const Product *product, const Region *region, int64_t first, int64_t rows)
 {
     const int64_t left = region->count - first, count = left < rows ? left : rows;
     if (count <= 0)
@@ -73,69 +74,70 @@ put_out(const Product *product, const Region *region, int64_t first, int64_t row
     write_results(product, 1, sums, region->row + first, count, region->output);
 }
 
-/* Minus infinity is what stands behind the last output. */
-static inline OutputVectors none_behind(OutputVectors of, int64_t left)
+/* Give outputs behind the last a bias of minus infinity, so none is among the best. */
+static inline OutputVectors without_padding(OutputVectors outputs, int64_t left)
 {
-    of.bias = vec_select(vec_first(left), of.bias, vec_set1(-INFINITY));
-    return of;
+    outputs.bias = vec_select(vec_first(left), outputs.bias, vec_set1(-INFINITY));
+    return outputs;
 }
 
-/* So that 2 to the power of a number is its exponential. */
-static inline OutputVectors as_powers(OutputVectors of)
+/* Divide all by ln 2, so that 2 to the power of a result is its exponential. */
+static inline OutputVectors over_log2(OutputVectors outputs)
 {
     const vec per_log2 = vec_set1(PER_LOG2);
-    return (OutputVectors){of.bias * per_log2, of.scales * per_log2,
-                           of.sums * per_log2};
+    return (OutputVectors){outputs.bias * per_log2, outputs.scales * per_log2,
+                           outputs.sums * per_log2};
 }
 
-/* Sum up the exponentials of two registers; whether one may be among the best. */
-static inline int glimpse(Glimpse *of, vec one, vec other)
+/* Add the exponentials of two registers of logits / ln 2; whether one of the logits may
+ * be among the best. */
+static inline int add_fused(FusedSoftmax *row, vec first, vec second)
 {
-    const vec offsets = vec_set1(of->offset);
-    of->sums += vec_exp2(one - offsets) + vec_exp2(other - offsets);
-    return vec_gt_bits(vec_max(one, other), vec_set1(of->threshold)) != 0;
+    const vec offsets = vec_set1(row->offset);
+    row->sums += vec_exp2(first - offsets) + vec_exp2(second - offsets);
+    return vec_gt_bits(vec_max(first, second), vec_set1(row->threshold)) != 0;
 }
 
-/* Let them be seen. */
-static inline __attribute__((always_inline)) void see_sums(const Product *product,
-                                                           const Watch *watch,
-                                                           const Region *region,
-                                                           int64_t first, int64_t rows)
+/* Search the results of rows `first` to `first + rows` of a region. */
+static inline __attribute__((always_inline)) void
+search_region(const Product *product, const LogitSink *sink, const Region *region,
+              int64_t first, int64_t rows)
 {
-    const int64_t last = first + rows < region->count ? first + rows : region->count;
+    const int64_t end = first + rows < region->count ? first + rows : region->count;
     const int64_t output = region->output, left = product->linear->outputs - output;
-    const OutputVectors of_one =
-        none_behind(load_outputs(product->linear, 1, output), left);
-    const OutputVectors of_two =
-        none_behind(load_outputs(product->linear, 1, output + LANES), left - LANES);
-    const OutputVectors power_one = as_powers(of_one), power_two = as_powers(of_two);
+    const OutputVectors low =
+        without_padding(load_outputs(product->linear, 1, output), left);
+    const OutputVectors high =
+        without_padding(load_outputs(product->linear, 1, output + LANES), left - LANES);
+    const OutputVectors low_over_log2 = over_log2(low),
+                        high_over_log2 = over_log2(high);
     const QuantizedRows x = *product->x;
-    for (int64_t i = first; i < last; i++) {
+    for (int64_t i = first; i < end; i++) {
         const int64_t row = region->row + i;
         const vec *sums = (const vec *)(region->sums->numbers + i);
-        if (glimpse(watch->glimpses + row, dequantize(&x, 1, sums[0], row, &power_one),
-                    dequantize(&x, 1, sums[1], row, &power_two)))
-            insert_fused(watch->asked, watch->seeing, watch->glimpses, row,
-                         dequantize(&x, 1, sums[0], row, &of_one),
-                         dequantize(&x, 1, sums[1], row, &of_two),
-                         output + watch->first);
+        if (add_fused(sink->rows + row, dequantize(&x, 1, sums[0], row, &low_over_log2),
+                      dequantize(&x, 1, sums[1], row, &high_over_log2)))
+            insert_fused(sink->query, sink->workspace, sink->rows, row,
+                         dequantize(&x, 1, sums[0], row, &low),
+                         dequantize(&x, 1, sums[1], row, &high),
+                         output + sink->first_token);
     }
 }
 
-/* What becomes of the sums; whether they are watched is a literal where it is called.
+/* Write results, or search them if there is a sink, which is a literal NULL elsewhere.
  */
 static inline __attribute__((always_inline)) void
-take_out(const Product *product, const Watch *watch, const Region *region,
-         int64_t first, int64_t rows, const int are_watched)
+finish_region(const Product *product, const LogitSink *sink, const Region *region,
+              int64_t first, int64_t rows)
 {
-    if (are_watched)
-        see_sums(product, watch, region, first, rows);
+    if (sink)
+        search_region(product, sink, region, first, rows);
     else
-        put_out(product, region, first, rows);
+        write_region(product, region, first, rows);
 }
 
-static inline __attribute__((always_inline)) USES_AMX void keep_sums(Sums *sums,
-                                                                     const int are_two)
+static inline __attribute__((always_inline)) USES_AMX void store_sums(Sums *sums,
+                                                                      const int are_two)
 {
     int32_t *first = sums->numbers[0], *second = sums->numbers[AMX_ROWS];
     const int64_t stride = sizeof sums->numbers[0];
@@ -147,14 +149,13 @@ static inline __attribute__((always_inline)) USES_AMX void keep_sums(Sums *sums,
     }
 }
 
-/* Sum up a region while the one before it is put out, some rows of it with each 64
-   inputs, so that the unit need not wait. Tiles 0 to 3 have the sums, 4 and 5 the rows,
-   6 and 7 the weights. Whether there are two tiles of rows is a literal where it is
-   called. */
+/* Sum up a region while the one before it is finished, some rows of it with each 64
+ * inputs, so that AMX does not wait. Tiles 0 to 3 have the sums, 4 and 5 the rows, 6
+ * and 7 the weights. `are_two` tells whether there are two tiles of rows; callers pass
+ * literals. */
 static inline __attribute__((always_inline)) USES_AMX void
-sum_up_tiles(const Product *product, const Watch *watch, const Region *region,
-             const int are_two, const Region *before, Fetching *ahead,
-             const int are_watched)
+sum_up_tiles(const Product *product, const LogitSink *sink, const Region *region,
+             const int are_two, const Region *before, Prefetching *ahead)
 {
     const int64_t stride = product->x->stride, step = step_bytes(1);
     const int64_t inputs = product->linear->inputs;
@@ -180,65 +181,64 @@ sum_up_tiles(const Product *product, const Watch *watch, const Region *region,
             _tile_dpbusd(2, 5, 6);
             _tile_dpbusd(3, 5, 7);
         }
-        fetch(ahead);
-        take_out(product, watch, before, done, at_once, are_watched);
+        prefetch_more(ahead);
+        finish_region(product, sink, before, done, at_once);
         weights += AMX_ROW_BYTES / INT8_GROUP * step;
     }
-    keep_sums(region->sums, are_two);
+    store_sums(region->sums, are_two);
 }
 
-/* All rows times a block, while the one after it is fetched, if there is one. The sums
-   of the last region are still to be put out, as those before the first were. */
+/* Multiply all rows by a block while the next one is prefetched, if there is one. The
+ * last region is left to be finished, as that before the first was. */
 static inline __attribute__((always_inline)) USES_AMX void
-multiply_amx_block(const Product *product, const Watch *watch, int64_t block,
-                   int is_last, Region *before, Sums sums[2], const int are_watched)
+multiply_amx_block(const Product *product, const LogitSink *sink, int64_t block,
+                   int is_last, Region *before, Sums sums[2])
 {
     const int64_t rows = product->x->rows, most = 2 * AMX_ROWS;
     const int64_t bytes = num_groups(product->linear->inputs, 1) * step_bytes(1);
     const int64_t regions = (rows + most - 1) / most;
     const uint8_t *next =
         (const uint8_t *)product->linear->packed + (block + 1) * bytes;
-    /* As much with each region, so that memory is always busy. */
+    /* As much with each region, so that memory is never idle. */
     const int64_t share = AMX_ROW_BYTES * BLOCK_OUTPUTS / regions;
-    Fetching ahead = {next, is_last ? next : next + bytes,
-                      (share + LINE - 1) / LINE * LINE};
+    Prefetching ahead = {next, is_last ? next : next + bytes,
+                         (share + LINE - 1) / LINE * LINE};
     for (int64_t row = 0; row < rows; row += most) {
         const int64_t left = rows - row;
         Region region = {row, left < most ? left : most, block * BLOCK_OUTPUTS,
                          before->sums == sums ? sums + 1 : sums};
         if (region.count > AMX_ROWS)
-            sum_up_tiles(product, watch, &region, 1, before, &ahead, are_watched);
+            sum_up_tiles(product, sink, &region, 1, before, &ahead);
         else
-            sum_up_tiles(product, watch, &region, 0, before, &ahead, are_watched);
+            sum_up_tiles(product, sink, &region, 0, before, &ahead);
         *before = region;
     }
 }
 
 static inline __attribute__((always_inline)) USES_AMX void
-multiply_amx_blocks(const Product *product, const Watch *watch, int64_t first,
-                    int64_t end, const int are_watched)
+multiply_amx_blocks(const Product *product, const LogitSink *sink, int64_t first,
+                    int64_t end)
 {
     Sums sums[2];
-    Region before = {.count = 0};
-    write_all();
+    Region before = {.count = 0, .sums = sums + 1};
+    write_all_memory();
     _tile_loadconfig(&amx_full_tiles);
     for (int64_t block = first; block < end; block++)
-        multiply_amx_block(product, watch, block, block + 1 == end, &before, sums,
-                           are_watched);
-    take_out(product, watch, &before, 0, before.count, are_watched);
+        multiply_amx_block(product, sink, block, block + 1 == end, &before, sums);
+    finish_region(product, sink, &before, 0, before.count);
     _tile_release();
 }
 
 TD_INTERNAL USES_AMX void amx_multiply(const Product *product, int64_t first,
                                        int64_t end)
 {
-    multiply_amx_blocks(product, NULL, first, end, 0);
+    multiply_amx_blocks(product, NULL, first, end);
 }
 
-TD_INTERNAL USES_AMX void amx_watch(const Product *product, const Watch *watch,
-                                    int64_t first, int64_t end)
+TD_INTERNAL USES_AMX void amx_search(const Product *product, const LogitSink *sink)
 {
-    multiply_amx_blocks(product, watch, first, end, 1);
+    const LogitSink copy = *sink; /* which the compiler knows not to be NULL */
+    multiply_amx_blocks(product, &copy, 0, num_blocks(product->linear->outputs));
 }
 
 #else
@@ -248,10 +248,9 @@ TD_INTERNAL void amx_multiply(const Product *product, int64_t first, int64_t end
     (void)product, (void)first, (void)end;
 }
 
-TD_INTERNAL void amx_watch(const Product *product, const Watch *watch, int64_t first,
-                           int64_t end)
+TD_INTERNAL void amx_search(const Product *product, const LogitSink *sink)
 {
-    (void)product, (void)watch, (void)first, (void)end;
+    (void)product, (void)sink;
 }
 
 #endif

@@ -16,16 +16,16 @@ TD_INTERNAL int64_t amx_row_bytes(int64_t inputs);
 /* Multiply by the blocks of outputs first .. end - 1. */
 TD_INTERNAL void amx_multiply(const Product *product, int64_t first, int64_t end);
 
-/* Who sees logits as they are summed up. */
+/* Where logits go that are searched for the best instead of stored. */
 typedef struct {
-    const CandidateSearch *asked;
-    Seeing *seeing;
-    Glimpse *glimpses;
-    int64_t first; /* the token that the first output is of */
-} Watch;
+    const td_candidates *query;
+    CandidateWorkspace *workspace;
+    FusedSoftmax *rows;
+    int64_t first_token; /* of the product's first output */
+} LogitSink;
 
-/* The same with logits that are not put out, but seen. */
-TD_INTERNAL void amx_watch(const Product *product, const Watch *watch, int64_t first,
-                           int64_t end);
+/* Compute a product like amx_multiply, all blocks of it, and pass on the results from
+ * registers. Must not be called where suits_amx says no. */
+TD_INTERNAL void amx_search(const Product *product, const LogitSink *sink);
 
 #endif

@@ -33,8 +33,8 @@ typedef enum td_status {
 
 typedef uint16_t td_bf16; /* the upper half of a float */
 
-/* A bf16 matrix [rows, columns] cut into panels of 32 columns, as the AMX unit loads it.
- * Functions for which it is optional ignore it if data is NULL. */
+/* A bf16 matrix [rows, columns] cut into panels of 32 columns, as the AMX unit loads
+ * it. Functions for which it is optional ignore it if data is NULL. */
 typedef struct td_panels {
     td_bf16 *data; /* [columns / 32, rows, 32] */
     int64_t rows;
@@ -71,8 +71,8 @@ typedef struct td_masking {
     td_dropout dropout;
 } td_masking;
 
-/* Multi-head attention (section 3.2) between projected queries, keys and values. d_k and
- * d_v are multiples of 16. */
+/* Multi-head attention (section 3.2) between projected queries, keys and values. d_k
+ * and d_v are multiples of 16. */
 typedef struct td_attention {
     int64_t sentences, heads, queries, keys, d_k, d_v;
     td_mask mask;
@@ -410,8 +410,10 @@ typedef struct td_decode_api {
 
     /* Take steps of a decoder and its search, whose groups are as large as the beam,
      * until `few` sentences or fewer are live or `max_steps` are taken. Hypotheses read
-     * `tokens` [live, group] first. `num_steps` says how many were taken; an error after
-     * the first ends the call with TD_OK, and the next call reports it. */
+     * `tokens` [live, group] first. `num_steps` says how many were taken. A step that
+     * fails changes nothing; if others were taken before, the call returns TD_OK, and
+     * the next one reports the failure. Only if the decoder cannot be reordered after
+     * a step is neither handle good for anything but freeing. */
     td_status (*search_run)(td_search *search, td_decoder *decoder,
                             const int64_t *tokens, int64_t max_steps, int64_t few,
                             int num_threads, int64_t *num_steps);
@@ -469,8 +471,9 @@ void td_allow_amx(int is_allowed);
  * threads of other users of that runtime; NULL for threads of this library's own. */
 void td_use_openmp(void *gomp_parallel);
 
-/* Call `may_allocate` before an allocation of `min_bytes` bytes or more; if it returns 0,
- * the call that needs them ends with TD_OUT_OF_MEMORY. NULL: never ask, the default. */
+/* Call `may_allocate` before an allocation of `min_bytes` bytes or more; if it returns
+ * 0, the call that needs them ends with TD_OUT_OF_MEMORY. NULL: never ask, the default.
+ */
 void td_use_memory_check(int (*may_allocate)(int64_t bytes), int64_t min_bytes);
 
 #pragma GCC visibility pop

@@ -56,8 +56,8 @@ static td_search *new_search(const td_decode_api *decode)
         .cut_ones_compete = pick(0, 1),
         .length_penalty = odd_double(2),
         .is_power_penalty = pick(0, 1),
-        .coverage_penalty = odd_double(pick(0, 1)),
-        .diversity = odd_double(pick(0, 1)),
+        .coverage_penalty = odd_double((double)pick(0, 1)),
+        .diversity = odd_double((double)pick(0, 1)),
         .excluded_tokens = pick(0, 9) ? excluded : NULL,
         .num_excluded_tokens = pick(0, 3),
     };
@@ -83,7 +83,7 @@ static void fill(void)
         const int64_t at = pick(0, SCRATCH - 1);
         logits[at] = pick(0, 9) ? 5 * random_float(&state) : special[pick(0, 4)];
         mask[at] = pick(0, 9) == 0;
-        doubles[at] = pick(0, 19) ? -fabs(random_float(&state)) : odd_double(1);
+        doubles[at] = pick(0, 19) ? -fabs((double)random_float(&state)) : odd_double(1);
         ints[at] = odd(0, 4);
         other_ints[at] = odd(0, MAX_VOCAB);
     }
