@@ -21,9 +21,6 @@ BUSY_LOAD = 0.5
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Of glibc's malloc.h."""
 
-ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18
-"""Linux's call that asks for a feature of x86 processors, and which."""
-
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 """Where Linux tells what containers, and the jobs of a cluster, may have."""
 
@@ -235,14 +232,3 @@ def may_have_gpu() -> bool:
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     builds = re.findall(r"^(?:cuda|hip)\b[^=]*=\s*(\S+)", text, re.MULTILINE)
     return not builds or any(build != "None" for build in builds)
-
-
-def has_matrix_unit(numbers: Literal["int8", "bf16"]) -> bool:
-    """Whether the processor multiplies matrices of such, and this process may do so.
-
-    Linux keeps room for such a unit's tiles only for processes that have asked for it.
-    """
-    if not {"amx_tile", f"amx_{numbers}"} <= processor_flags():
-        return False
-    asked = ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA)
-    return bool(asked == 0)

@@ -144,6 +144,12 @@ def isa_names() -> list[str]:
     return [] if loaded is None else string(loaded.td_isa_names()).split()
 
 
+def has_amx_int8() -> bool:
+    """Whether products in int8 use AMX."""
+    loaded = library()
+    return loaded is not None and bool(loaded.td_has_amx_int8())
+
+
 def check(status: int) -> None:
     """Raise the error of a status other than `TD_OK`.
 

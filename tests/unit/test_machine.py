@@ -16,7 +16,6 @@ from transduce import machine
 from transduce.device import choose_hardware
 from transduce.machine import (
     free_memory,
-    has_matrix_unit,
     keep_freed_memory,
     may_have_gpu,
     memory_of_children,
@@ -147,33 +146,6 @@ def test_what_a_processor_can_do_is_read(linux):
     assert processor_flags() == frozenset()
     linux({"cpuinfo": "flags\t\t: fpu avx2 fma\nbugs\t: none\nvmx flags\t: vnmi\n"})
     assert processor_flags() == {"fpu", "avx2", "fma"}
-
-
-@pytest.mark.parametrize(
-    ("flags", "numbers", "is_allowed", "is_there"),
-    [
-        ("amx_tile amx_int8", "int8", True, True),
-        ("amx_tile amx_int8", "int8", False, False),
-        ("amx_tile amx_bf16", "int8", True, False),
-        ("amx_tile amx_bf16", "bf16", True, True),
-        ("amx_tile amx_int8", "bf16", True, False),
-        ("amx_int8", "int8", True, False),
-    ],
-)
-def test_a_matrix_unit_must_be_there_and_allowed(
-    linux, monkeypatch, flags, numbers, is_allowed, is_there
-):
-    linux({"cpuinfo": f"flags\t\t: fpu {flags}\n"})
-    asked = []
-
-    class System:
-        def syscall(self, *arguments: int) -> int:
-            asked.append(arguments)
-            return 0 if is_allowed else -1
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: System())
-    assert has_matrix_unit(numbers) == is_there
-    assert asked in ([], [(158, 0x1023, 18)])
 
 
 @pytest.mark.parametrize(

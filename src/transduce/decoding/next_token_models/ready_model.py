@@ -8,9 +8,9 @@ from transduce.decoding.native_model import NativeModel
 from transduce.decoding.search import Coverage, JoinableModel, WatchedModel
 from transduce.errors import ConfigError
 from transduce.extras import packages_for
-from transduce.machine import has_matrix_unit, keep_freed_memory
+from transduce.machine import keep_freed_memory
 from transduce.model_folder import ModelAtRest
-from transduce.native import api
+from transduce.native import api, has_amx_int8
 from transduce.search_config import SearchConfig
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ReadyModel:
     def rows_of_any_step(self) -> int:
         """Fixed cost of a decoding step, to begin and to read weights, in rows."""
         is_int8 = self._is_native and self._precision == "int8"
-        if is_int8 and has_matrix_unit("int8"):
+        if is_int8 and has_amx_int8():
             return ROWS_OF_ANY_AMX_STEP
         return ROWS_OF_ANY_STEP
 

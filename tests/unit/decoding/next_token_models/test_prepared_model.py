@@ -99,7 +99,7 @@ def test_freed_memory_is_kept_on_a_cpu(
 def test_where_a_matrix_unit_multiplies_a_step_takes_more_rows_in_any_case(
     trained_checkpoint, monkeypatch, precision, has_unit, is_by_unit
 ):
-    monkeypatch.setattr(ready_model, "has_matrix_unit", lambda numbers: has_unit)
+    monkeypatch.setattr(ready_model, "has_amx_int8", lambda: has_unit)
     model = ReadyModel(trained_checkpoint, precision, "cpu")
     assert (model.rows_of_any_step > ready_model.ROWS_OF_ANY_STEP) == is_by_unit
 
