@@ -47,6 +47,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"norm": "pre"},
     {"neighbourhood": 2},
     {"scores": "unscaled"},
+    {"scores": "additive"},
     {"d_k": 4, "d_v": 5},
     {"activation": "silu", "output_bias": True},
 ]
