@@ -15,7 +15,7 @@ static uint32_t array_state = 1;
 
 static inline void *new_array(int64_t bytes)
 {
-    void *array = malloc(bytes > 0 ? (size_t)bytes : 1);
+    void *array = calloc(1, bytes > 0 ? (size_t)bytes : 1);
     if (!array || num_arrays == MAX_ARRAYS)
         abort();
     arrays[num_arrays++] = array;

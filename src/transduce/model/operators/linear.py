@@ -1,4 +1,4 @@
-"""Linear maps, which nearly all of a Transformer's arithmetic is."""
+"""Linear maps, which are nearly all of a Transformer's arithmetic."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 BLOCK = 64
-"""Rows of a product in bf16 on a CPU; it has a whole number of blocks."""
+"""Rows of a bf16 product on a CPU are padded to a multiple of this many."""
 
 
 class Linear(nn.Linear):
-    """A layer of one linear map."""
+    """Layer of one linear map."""
 
     def forward(
         self, x: Float[Tensor, "*rows inputs"]
@@ -25,7 +25,7 @@ def linear(
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None,
 ) -> Float[Tensor, "*rows outputs"]:
-    """x W^T + b."""
+    """Compute x W^T + b."""
     if not is_in_blocks(weight):
         return functional.linear(x, weight, bias)
     if torch.is_grad_enabled():
@@ -35,7 +35,7 @@ def linear(
 
 
 def is_in_blocks(weight: Tensor) -> bool:
-    """Whether products with it are in bf16 on a CPU, and so best made in blocks.
+    """Whether products with a weight are in bf16 on a CPU, and so better in blocks.
 
     PyTorch compiles such a product anew for each number of rows, which took a third of
     the time of training a small model, and a gigabyte.
@@ -50,9 +50,9 @@ def is_in_blocks(weight: Tensor) -> bool:
 def in_blocks(
     rows: Float[Tensor, "rows width"],
 ) -> Float[Tensor, "blocks width"]:
-    """The rows in bf16, and zeros behind them up to a whole block.
+    """Return the rows in bf16, padded with rows of zeros to a multiple of `BLOCK`.
 
-    Of less than a block there are as many rows as the next power of two.
+    Fewer rows than a block are padded to the next power of two.
     """
     count = len(rows)
     block = BLOCK if count > BLOCK else 1 << (count - 1).bit_length()
@@ -71,14 +71,14 @@ def _product(
     matrix: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None,
 ) -> Float[Tensor, "*rows outputs"]:
-    """Of x, which the blocks are of."""
+    """Compute the linear map of x, given its rows in blocks."""
     y = functional.linear(blocks, matrix, None if bias is None else bias.to(matrix))
     shape = x.shape[:-1]
     return y[: shape.numel()].view(*shape, len(matrix))
 
 
 class _LinearInBlocks(torch.autograd.Function):
-    """A linear map in bf16, forwards and backwards."""
+    """Linear map in bf16, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -91,10 +91,10 @@ class _LinearInBlocks(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         [gradient] = gradients
         blocks, matrix = ctx.saved_tensors
-        of_x, of_weight = ctx.dtypes
+        x_dtype, weight_dtype = ctx.dtypes
         rows = gradient.flatten(0, -2)
-        of_y = in_blocks(rows)
-        x = (of_y @ matrix)[: len(rows)].view(*gradient.shape[:-1], matrix.size(1))
-        weight = of_y.t() @ blocks
-        bias = rows.sum(dim=0).to(of_weight) if ctx.needs_input_grad[2] else None
-        return x.to(of_x), weight.to(of_weight), bias
+        grad_y = in_blocks(rows)
+        x = (grad_y @ matrix)[: len(rows)].view(*gradient.shape[:-1], matrix.size(1))
+        weight = grad_y.t() @ blocks
+        bias = rows.sum(dim=0).to(weight_dtype) if ctx.needs_input_grad[2] else None
+        return x.to(x_dtype), weight.to(weight_dtype), bias

@@ -1,4 +1,4 @@
-"""What runs between the ids of a batch and the gradients."""
+"""The loss of a batch, from token ids on."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from transduce.training.loss.guidance import Guidance, watched_attention
 
 
 class BatchLoss(nn.Module):
-    """Model and loss as one module; its attention is guided in training, if at all."""
+    """Model and loss as one module; in training, attention may be guided."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class BatchLoss(nn.Module):
 
     @property
     def is_guided(self) -> bool:
-        """Whether attention is, which is watched for it."""
+        """Whether a head of attention is guided in training, which needs hooks."""
         return self._guidance is not None
 
     def forward(self, batch: Batch) -> Loss:
@@ -66,5 +66,5 @@ class BatchLoss(nn.Module):
 
 
 def as_tensor(loss: Loss) -> Float[Tensor, "2"]:
-    """The two sums, to be added up."""
+    """Return both sums as one tensor."""
     return torch.stack([loss.smoothed.detach(), loss.negative_log_likelihood])

@@ -1,8 +1,8 @@
-"""Attention that is shown where to look (Garg et al., 2019).
+"""Guided attention (Garg et al., 2019).
 
-A parser writes one symbol for each word, in their order, so that the word it is about
-to take is known while it learns. One head of the attention to the memory is taught to
-look there: small treebanks do not teach it to count.
+A parser writes one symbol for each word, in their order, so that the next word is known
+in training. An additional loss teaches one head of cross-attention to attend to it,
+because small treebanks do not teach the model to count.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,30 +20,30 @@ from transduce.special_ids import EOS, PAD
 
 
 def word_beginnings(pieces: Iterable[str]) -> Bool[Tensor, " source_vocab"]:
-    """By id, whether a word begins there; the end token is a word too, the last."""
+    """Return for each id whether it begins a word; the end token is the last word."""
     return torch.tensor([i == EOS or p.startswith(" ") for i, p in enumerate(pieces)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guidance:
-    """Which token of the source each symbol of the target has to do with.
+    """Loss of one head's attention to the source word that a target symbol stands for.
 
     The tensors are on the device of the batches.
     """
 
     weight: float
-    """Of this loss beside the cross-entropy."""
+    """Weight of this loss relative to the cross-entropy."""
     begins_word: Bool[Tensor, " source_vocab"]
-    """By source token, as `word_beginnings` has them."""
+    """For each source id, the result of `word_beginnings`."""
     takes_word: Bool[Tensor, " target_vocab"]
-    """By target token: whether it stands for the next word."""
+    """For each target id, whether it stands for the next word."""
 
     def next_word(
         self,
         source: Int[Tensor, "batch source"],
         target_in: Int[Tensor, "batch target"],
     ) -> Bool[Tensor, "batch target source"]:
-        """The tokens of the first word that is not taken yet, or the end token."""
+        """Mask the tokens of the next word, or the end token after the last one."""
         words = self.begins_word[source].cumsum(1) - 1
         taken = self.takes_word[target_in].cumsum(1)
         is_next = words[:, None, :] == taken[:, :, None]
@@ -52,22 +52,21 @@ class Guidance:
     def loss(
         self, weights: Float[Tensor, "batch heads target source"], batch: Batch
     ) -> Float[Tensor, ""]:
-        """The first head's surprise at the next word, summed over tokens: in nats."""
-        # Unlike the paper: one head of a parser is taught where to look, if that is
-        # asked for.
+        """Compute the first head's cross-entropy with the next word, a sum in nats."""
+        # Unlike the paper: one head of a parser can be taught where to attend to.
         is_next = self.next_word(batch.source, batch.target_in)
         attention = (weights[:, 0].float() * is_next).sum(dim=-1)
-        # Attention that is too little for a number is still not quite none.
-        least = torch.finfo(attention.dtype).eps
+        # Weights may underflow, and log(0) is -inf.
+        epsilon = torch.finfo(attention.dtype).eps
         is_token = batch.target_out != PAD
-        return -self.weight * attention[is_token].clamp(min=least).log().sum()
+        return -self.weight * attention[is_token].clamp(min=epsilon).log().sum()
 
 
 @contextmanager
 def watched_attention(
     model: Transformer,
 ) -> Iterator[list[Float[Tensor, "batch heads target source"]]]:
-    """Where the decoder's last layer but one looks in the memory, at each call."""
+    """Record the cross-attention weights of the decoder's last layer but one."""
     layer = model.decoder_layers[max(len(model.decoder_layers) - 2, 0)]
     assert isinstance(layer, DecoderLayer)
     watched: list[Tensor] = []
