@@ -1,0 +1,350 @@
+/* Models and decoders driven at random, with wrong arguments among right ones: each
+ * call returns a status, and none crashes. Run with sanitizers. */
+#include "tests/tiny_model.h"
+
+enum {
+    MODELS = 60,
+    CALLS = 120,
+    MAX_DECODERS = 4,
+    MAX_SENTENCES = 6,
+    MAX_GROUP = 40, /* wider than the vocabulary */
+    MAX_LENGTH = 12,
+    LONG = 10000, /* a source or a search that is longer than any other */
+    MAX_VOCAB = 30,
+    MAX_TOKENS_READ = MAX_SENTENCES * MAX_LENGTH + LONG,
+    MAX_HYPOTHESES = 4 * MAX_SENTENCES * MAX_GROUP
+};
+
+static uint32_t state = 17;
+static int64_t num_steps, num_joined, num_reordered, num_runs; /* successful calls */
+
+static int64_t pick(int64_t low, int64_t high) { return random_int(&state, low, high); }
+
+/* A number from a range, now and then one far out. */
+static int64_t odd(int64_t low, int64_t high)
+{
+    static const int64_t far[] = {INT64_MIN, -1, 0, 10000, INT32_MAX, INT64_MAX};
+    return pick(0, 39) ? pick(low, high) : far[pick(0, 5)];
+}
+
+static int odd_threads(void)
+{
+    static const int far[] = {INT32_MIN, -1, 0, INT32_MAX};
+    return pick(0, 39) ? (int)pick(1, 3) : far[pick(0, 3)];
+}
+
+static td_model_config random_config(void)
+{
+    return (td_model_config){
+        .vocab_size = pick(1, MAX_VOCAB),
+        .target_vocab_size = pick(0, 1) ? 0 : pick(1, MAX_VOCAB),
+        .encoder_layers = pick(1, 2),
+        .decoder_layers = pick(1, 2),
+        .d_model = pick(1, 20),
+        .d_ff = pick(1, 20),
+        .num_heads = pick(1, 3),
+        .d_k = pick(1, 18),
+        .d_v = pick(1, 18),
+        .max_positions = pick(0, 1) ? 0 : pick(1, 9),
+        .neighbourhood = pick(0, 1) ? 0 : pick(1, 4),
+        .norm_epsilon = 1e-6,
+        .norm = (td_norm)pick(0, 1),
+        .scores = (td_scores)pick(0, 2),
+        .activation = (td_activation)pick(0, 1),
+        .output_bias = (int)pick(0, 1),
+        .precision = (td_precision)pick(0, 1),
+    };
+}
+
+/* A configuration with one field that is out of range. */
+static void odd_models_are_refused(const td_api *api)
+{
+    static const int64_t far[] = {INT64_MIN, -1, (int64_t)1 << 40, INT64_MAX};
+    static const size_t sizes[] = {offsetof(td_model_config, vocab_size),
+                                   offsetof(td_model_config, d_model),
+                                   offsetof(td_model_config, encoder_layers),
+                                   offsetof(td_model_config, d_ff),
+                                   offsetof(td_model_config, decoder_layers),
+                                   offsetof(td_model_config, d_k),
+                                   offsetof(td_model_config, num_heads),
+                                   offsetof(td_model_config, d_v),
+                                   offsetof(td_model_config, max_positions),
+                                   offsetof(td_model_config, target_vocab_size)};
+    static const double epsilons[] = {NAN, -1, 0, 1, INFINITY};
+    for (int i = 0; i < 200; i++) {
+        td_model_config config = random_config();
+        td_model *model = (td_model *)&config;
+        switch (pick(0, 3)) {
+        case 0:
+            config.norm_epsilon = epsilons[pick(0, 4)];
+            break;
+        case 1:
+            config.scores = (td_scores)pick(3, 9);
+            break;
+        default:
+            *(int64_t *)((char *)&config + sizes[pick(0, 9)]) = far[pick(0, 3)];
+        }
+        CHECK_STATUS(api->decode->model_new(&config, &model), TD_BAD_ARGUMENT);
+        CHECK(!model);
+    }
+    CHECK_STATUS(api->decode->model_new(NULL, NULL), TD_BAD_ARGUMENT);
+}
+
+typedef struct {
+    TinyModel *tiny;
+    int64_t vocab, target_vocab;
+    td_decoder *decoders[MAX_DECODERS];
+    int has_attention[MAX_DECODERS];
+} Player;
+
+static float states[MAX_TOKENS_READ * 20];
+static float logits[MAX_HYPOTHESES * MAX_VOCAB];
+static int64_t ids[MAX_TOKENS_READ], rows[MAX_HYPOTHESES];
+
+static void fill_ids(int64_t count, int64_t vocab)
+{
+    for (int64_t i = 0; i < count; i++)
+        ids[i] = pick(0, 2000) ? pick(0, vocab - 1) : odd(-1, vocab);
+}
+
+/* Encode sentences of lengths from `lengths`, and begin a decoder of these. */
+static void begin(Player *player, int at)
+{
+    const td_decode_api *decode = player->tiny->decode;
+    int64_t lengths[MAX_SENTENCES], tokens = 0;
+    const int64_t sentences = pick(0, 30) ? pick(1, MAX_SENTENCES) : odd(0, 0);
+    const int64_t counted =
+        sentences > MAX_SENTENCES || sentences < 0 ? MAX_SENTENCES : sentences;
+    for (int64_t i = 0; i < MAX_SENTENCES; i++) {
+        lengths[i] = pick(0, 60) ? pick(1, MAX_LENGTH) : odd(0, 1);
+        if (i < counted && lengths[i] > 0 && lengths[i] <= LONG)
+            tokens += lengths[i];
+    }
+    if (tokens > MAX_TOKENS_READ || sentences > MAX_SENTENCES)
+        return; /* arrays that are too short are the caller's fault */
+    fill_ids(tokens, player->vocab);
+    const td_status status =
+        decode->encode(player->tiny->model, ids, pick(0, 60) ? lengths : NULL,
+                       sentences, states, odd_threads());
+    if (status != TD_OK)
+        return;
+    decode->decoder_free(player->decoders[at]);
+    player->has_attention[at] = (int)pick(0, 1);
+    CHECK((decode->decoder_new(player->tiny->model, pick(0, 60) ? states : NULL,
+                               lengths, sentences, player->has_attention[at],
+                               odd_threads(), player->decoders + at) == TD_OK) ==
+          (player->decoders[at] != NULL));
+}
+
+static void step(Player *player, int at)
+{
+    const td_decode_api *decode = player->tiny->decode;
+    td_decoder *decoder = player->decoders[at];
+    const int64_t hypotheses =
+        decode->decoder_sentences(decoder) * decode->decoder_group(decoder);
+    fill_ids(hypotheses, player->target_vocab);
+    const td_status status = decode->decoder_step(
+        decoder, pick(0, 60) ? ids : NULL, pick(0, 60) ? logits : NULL, odd_threads());
+    num_steps += status == TD_OK;
+    if (status == TD_OK)
+        for (int64_t i = 0; i < hypotheses * player->target_vocab; i++)
+            CHECK(isfinite(logits[i]));
+}
+
+/* Mostly hypotheses of one sentence each. */
+static void reorder(Player *player, int at)
+{
+    const td_decode_api *decode = player->tiny->decode;
+    td_decoder *decoder = player->decoders[at];
+    const int64_t before = decode->decoder_group(decoder);
+    const int64_t sentences = decode->decoder_sentences(decoder);
+    const int64_t group = pick(0, 9) ? before : odd(1, pick(0, 4) ? 5 : MAX_GROUP);
+    const int64_t first = sentences ? pick(0, sentences - 1) : 0;
+    const int64_t kept = pick(0, 9) ? sentences : odd(0, sentences);
+    if (group > 0 && kept > 0 && kept > MAX_HYPOTHESES / group)
+        return; /* `rows` would be too short */
+    for (int64_t i = 0; group > 0 && i < kept * group; i++) {
+        const int64_t sentence = (first + i / group) % (sentences ? sentences : 1);
+        rows[i] = pick(0, 500) ? sentence * before + pick(0, before ? before - 1 : 0)
+                               : odd(-2, MAX_HYPOTHESES);
+    }
+    num_reordered += decode->decoder_reorder(decoder, pick(0, 60) ? rows : NULL, kept,
+                                             group) == TD_OK;
+}
+
+static void join(Player *player, int at)
+{
+    const td_decode_api *decode = player->tiny->decode;
+    const int other = (int)pick(0, MAX_DECODERS - 1);
+    const int64_t sentences = decode->decoder_sentences(player->decoders[at]) +
+                              decode->decoder_sentences(player->decoders[other]);
+    if (sentences * decode->decoder_group(player->decoders[at]) <= MAX_HYPOTHESES)
+        num_joined += decode->decoder_join(player->decoders[at],
+                                           player->decoders[other]) == TD_OK;
+}
+
+static void cover(Player *player, int at)
+{
+    static double coverage[MAX_HYPOTHESES];
+    const td_decode_api *decode = player->tiny->decode;
+    const td_status status =
+        decode->decoder_coverage(player->decoders[at], pick(0, 20) ? coverage : NULL);
+    if (player->decoders[at] && !player->has_attention[at])
+        CHECK_STATUS(status, TD_BAD_ARGUMENT);
+}
+
+/* Search with a fresh decoder, step by step and by runs. */
+static void search(Player *player)
+{
+    const td_decode_api *decode = player->tiny->decode;
+    const int64_t lengths[] = {3, 1}, beam = pick(1, 3) == 1 ? MAX_GROUP : pick(1, 4);
+    const int64_t limits[] = {odd(1, 20), pick(1, 20)};
+    const td_search_config config = {
+        .beam_size = beam,
+        .is_greedy = beam == 1,
+        .eos = pick(0, player->target_vocab - 1),
+        .num_best = 1,
+        .end_candidates = 2 * beam,
+        .enough_finished = INT64_MAX,
+        .length_penalty = 0.6,
+        .coverage_penalty = pick(0, 1) && beam > 1 ? 0.3 : 0,
+    };
+    td_search *search = NULL;
+    td_decoder *decoder = NULL;
+    fill_ids(4, player->vocab);
+    const td_status encoded =
+        decode->encode(player->tiny->model, ids, lengths, 2, states, 1);
+    const td_status begun =
+        encoded ? encoded
+                : decode->decoder_new(player->tiny->model, states, lengths, 2,
+                                      (int)pick(0, 1), 1, &decoder);
+    decode->search_new(&config, 2, limits, NULL, NULL, &search);
+    for (int i = 0; !begun && i < 30; i++) {
+        int64_t steps, tokens[2 * MAX_GROUP];
+        fill_ids(2 * MAX_GROUP, player->target_vocab);
+        memcpy(tokens, ids, sizeof tokens);
+        if (pick(0, 2)) {
+            num_runs += decode->search_run(search, decoder, pick(0, 30) ? tokens : NULL,
+                                           odd(0, 4), odd(0, 1), odd_threads(),
+                                           pick(0, 30) ? &steps : NULL) == TD_OK;
+        } else if (decode->search_num_live(search) ==
+                   decode->decoder_sentences(decoder)) {
+            double coverage[2 * MAX_GROUP] = {0};
+            int64_t group = decode->decoder_group(decoder);
+            if (decode->decoder_step(decoder, tokens, logits, 1) ||
+                decode->search_advance(search, logits, player->target_vocab, NULL,
+                                       coverage) ||
+                decode->search_live(search, NULL, rows, NULL))
+                break;
+            group = beam;
+            if (decode->search_num_live(search))
+                CHECK_STATUS(decode->decoder_reorder(
+                                 decoder, rows, decode->search_num_live(search), group),
+                             TD_OK);
+        }
+    }
+    decode->search_free(search);
+    decode->decoder_free(decoder);
+}
+
+static void play(const td_decode_api *decode)
+{
+    Player player = {.tiny = tiny_new(decode, random_config(), random_u32(&state))};
+    player.vocab = player.tiny->config.vocab_size;
+    player.target_vocab = player.tiny->config.target_vocab_size
+                              ? player.tiny->config.target_vocab_size
+                              : player.vocab;
+    for (int i = 0; i < CALLS; i++) {
+        const int at = (int)pick(0, MAX_DECODERS - 1);
+        switch (pick(0, 9)) {
+        case 0:
+            begin(&player, at);
+            break;
+        case 1:
+            join(&player, at);
+            break;
+        case 2:
+            cover(&player, at);
+            break;
+        case 3:
+            if (pick(0, 9) == 0)
+                search(&player);
+            break;
+        case 4:
+        case 5:
+        case 6:
+            reorder(&player, at);
+            break;
+        default:
+            step(&player, at);
+        }
+    }
+    for (int i = 0; i < MAX_DECODERS; i++)
+        decode->decoder_free(player.decoders[i]);
+    tiny_free(player.tiny);
+}
+
+static void random_calls_return_statuses(const td_api *api)
+{
+    num_steps = num_joined = num_reordered = num_runs = 0;
+    for (int i = 0; i < MODELS; i++)
+        play(api->decode);
+    /* Most calls are right. */
+    CHECK(num_steps > 200 && num_joined > 20 && num_reordered > 200 && num_runs > 50);
+}
+
+static void long_sources_and_targets_are_read(const td_api *api)
+{
+    td_model_config config = tiny_config();
+    config.encoder_layers = config.decoder_layers = 1;
+    config.neighbourhood = 3;
+    TinyModel *tiny = tiny_new(api->decode, config, 3);
+    const int64_t lengths[] = {LONG, 1};
+    td_decoder *decoder = NULL;
+    for (int64_t i = 0; i < LONG + 1; i++)
+        ids[i] = i % config.vocab_size;
+    CHECK_STATUS(api->decode->encode(tiny->model, ids, lengths, 2, states, 1), TD_OK);
+    CHECK_STATUS(
+        api->decode->decoder_new(tiny->model, states, lengths, 2, 1, 1, &decoder),
+        TD_OK);
+    CHECK_STATUS(api->decode->decoder_reorder(decoder, (int64_t[]){1}, 1, 1), TD_OK);
+    for (int i = 0; i < 1000; i++)
+        CHECK_STATUS(api->decode->decoder_step(decoder, ids, logits, 1), TD_OK);
+    CHECK(api->decode->decoder_capacity(decoder) >= 1000);
+    api->decode->decoder_free(decoder);
+    tiny_free(tiny);
+}
+
+static void nothing_is_no_handle(const td_api *api)
+{
+    const td_decode_api *decode = api->decode;
+    int64_t number = 0;
+    float float_number = 0;
+    double double_number = 0;
+    CHECK_STATUS(decode->model_set(NULL, "x", &float_number, 1, 1), TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->model_finish(NULL, 1), TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->encode(NULL, &number, &number, 1, &float_number, 1),
+                 TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_new(NULL, &float_number, &number, 1, 0, 1, NULL),
+                 TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_step(NULL, &number, &float_number, 1),
+                 TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_reorder(NULL, &number, 1, 1), TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_join(NULL, NULL), TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->decoder_coverage(NULL, &double_number), TD_BAD_ARGUMENT);
+    CHECK_STATUS(decode->search_run(NULL, NULL, NULL, 1, 0, 1, NULL), TD_BAD_ARGUMENT);
+    CHECK_INT(decode->decoder_sentences(NULL), 0);
+    CHECK_INT(decode->decoder_group(NULL), 0);
+    CHECK_INT(decode->decoder_capacity(NULL), 0);
+    decode->decoder_free(NULL);
+    decode->model_free(NULL);
+}
+
+int main(void)
+{
+    for_each_isa(nothing_is_no_handle);
+    for_each_isa(odd_models_are_refused);
+    for_each_isa(random_calls_return_statuses);
+    for_each_isa(long_sources_and_targets_are_read);
+    return check_result();
+}
