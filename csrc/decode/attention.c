@@ -5,8 +5,9 @@
 
 #include "simd/vec.h"
 
-#define KEYS_AT_ONCE 8 /* multiplied side by side, because one by one they would wait  \
-                        */
+#define KEYS_AT_ONCE                                                                   \
+    8 /* multiplied side by side, because one by one they would wait                   \
+       */
 
 _Static_assert(LANES == KEYS_AT_ONCE || LANES == 2 * KEYS_AT_ONCE,
                "scores fill vectors");
@@ -72,6 +73,7 @@ static float additive_score(const float *query, const float *key, const float *w
     return vec_reduce_add(sum);
 }
 
+/* Additive scores of a query and the keys of `count` slots, padded to whole vectors. */
 static void score_additively(const Workspace *work, const float *query,
                              const float *key, int64_t stride, const float *weight,
                              int64_t count, float *scores)
@@ -79,6 +81,8 @@ static void score_additively(const Workspace *work, const float *query,
     for (int64_t i = 0; i < count; i++)
         scores[i] = additive_score(query, key + work->slots[i] * stride, weight,
                                    work->stack->d_k);
+    for (int64_t i = count; i < round_up_to_lanes(count); i++)
+        scores[i] = 0.0f;
 }
 
 /* Largest score; NaN is passed over. */

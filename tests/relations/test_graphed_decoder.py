@@ -11,12 +11,12 @@ from recorded_run import OperatorRecorder, tensors
 from step_sequence import SOURCE, SOURCES, steps
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.next_token_models.flat_step import FlatStep, plain_linear
+from transduce.decoding.next_token_models.fused_step import FusedStep, plain_linear
 from transduce.decoding.next_token_models.graphed.cuda_graphs import CudaGraphs
 from transduce.decoding.next_token_models.graphed.graphed_decoder import GraphedDecoder
-from transduce.decoding.next_token_models.graphed.standing_step import StandingStep
+from transduce.decoding.next_token_models.graphed.static_step import StaticStep
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.next_token_models.prepared_model import PreparedModel
+from transduce.decoding.next_token_models.torch_model import TorchModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
@@ -36,7 +36,7 @@ VARIANTS = [
 def test_both_have_the_same_logits(tiny: ModelConfig, variant: dict[str, object]):
     model = Transformer(replace(tiny, **variant)).eval()
     memory = model.encode(SOURCE)
-    flat = FlatStep(model, plain_linear)
+    flat = FusedStep(model, plain_linear)
     recorder = OperatorRecorder()
     graphed = [GraphedDecoder(model, memory, flat, recorder) for _ in range(2)]
     found = steps(*graphed)
@@ -47,13 +47,13 @@ def test_both_have_the_same_logits(tiny: ModelConfig, variant: dict[str, object]
 
 def test_search_finds_the_same_while_sentences_leave(tiny: ModelConfig):
     model = Transformer(tiny).eval()
-    plain = PreparedModel(model=model, step=FlatStep(model, plain_linear))
+    plain = TorchModel(model=model, step=FusedStep(model, plain_linear))
     recorder = OperatorRecorder()
     graphed = replace(plain, recorder=recorder)
     sources, limits = SOURCES * 3, [3, 12, 5, 9, 7, 7, 30, 1, 20]
     config = SearchConfig(beam_size=3, num_best=3)
 
-    def found(model: PreparedModel) -> list[list[Hypothesis]]:
+    def found(model: TorchModel) -> list[list[Hypothesis]]:
         memory = model.encode(sources)
         return beam_search(model.start(memory), limits, config, bos=BOS, eos=EOS)
 
@@ -68,7 +68,7 @@ def test_search_finds_the_same_while_sentences_leave(tiny: ModelConfig):
 @torch.no_grad()
 def test_who_watches_in_between_sees_each_step(tiny: ModelConfig):
     model = Transformer(tiny).eval()
-    memory, flat = model.encode(SOURCE), FlatStep(model, plain_linear)
+    memory, flat = model.encode(SOURCE), FusedStep(model, plain_linear)
     recorder = OperatorRecorder()
     plain = IncrementalDecoder(model, memory, flat)
     graphed = GraphedDecoder(model, memory, flat, recorder)
@@ -94,7 +94,7 @@ def test_who_watches_in_between_sees_each_step(tiny: ModelConfig):
 @torch.no_grad()
 def test_sentences_that_are_done_stay_until_half_are(tiny: ModelConfig):
     model = Transformer(tiny).eval()
-    memory, flat = model.encode(SOURCE.repeat(2, 1)), FlatStep(model, plain_linear)
+    memory, flat = model.encode(SOURCE.repeat(2, 1)), FusedStep(model, plain_linear)
     decoder = GraphedDecoder(model, memory, flat, OperatorRecorder())
     places = []
     for kept in ([0, 1, 2, 3, 4], [0, 2, 3, 4], [1, 2, 3], [0, 2]):
@@ -108,13 +108,13 @@ def test_sentences_that_are_done_stay_until_half_are(tiny: ModelConfig):
 def test_nothing_is_asked_of_the_device(tiny: ModelConfig):
     # Where there are no numbers, whoever asks for one fails.
     model = Transformer(tiny).eval().to("meta")
-    flat = FlatStep(model, plain_linear, torch.bfloat16)
+    flat = FusedStep(model, plain_linear, torch.bfloat16)
     model = model.to(torch.bfloat16)
     state = model.start(model.encode(SOURCE.to("meta")))
     recorder = OperatorRecorder()
     ids = torch.zeros(3, 1, dtype=torch.int64, device="meta")
     x, seen = model.enter(ids, state)
-    step = StandingStep(flat, x, state, recorder)
+    step = StaticStep(flat, x, state, recorder)
     for _ in range(3):
         assert step(x, seen).shape == (3, 1, tiny.vocab_size)
         x, seen = model.enter(ids, state)
@@ -133,7 +133,7 @@ def test_a_gpu_replays_the_same(
 ):
     device = torch.device("cuda", 0)
     model = Transformer(tiny).eval().to(device)
-    flat, graphs = FlatStep(model, plain_linear, dtype), CudaGraphs(device)
+    flat, graphs = FusedStep(model, plain_linear, dtype), CudaGraphs(device)
     memory = model.to(dtype).encode(SOURCE.to(device))
     expected = steps(*(IncrementalDecoder(model, memory, flat) for _ in range(2)))
     for _ in range(2):

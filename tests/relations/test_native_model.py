@@ -16,7 +16,7 @@ from transduce.decoding.native_model import (
     NativeModel,
 )
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.next_token_models.prepared_model import PreparedModel, prepared
+from transduce.decoding.next_token_models.torch_model import TorchModel, prepared
 from transduce.decoding.packed_linear import NativePrecision
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -85,7 +85,7 @@ def compiled(model: Transformer, precision: NativePrecision) -> NativeModel:
 
 def both(
     config: ModelConfig, precision: NativePrecision
-) -> tuple[NativeModel, PreparedModel]:
+) -> tuple[NativeModel, TorchModel]:
     """By kernels, and by operators with the same linear maps."""
     model = perturbed(config)
     made = compiled(model, precision)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import marian_folder as folders
 from transduce.checkpoint import load_model
-from transduce.decoding.next_token_models.prepared_model import available, prepared
+from transduce.decoding.next_token_models.torch_model import available, prepared
 from transduce.decoding.translator import Translator
 from transduce.export import marian as exporting
 from transduce.importing import marian as importing

@@ -29,7 +29,7 @@ from transduce.benchmark.decoding.task import DecodingTask, Setting, fitting
 from transduce.benchmark.machine import Machine, describe_machine
 from transduce.benchmark.turns import MOST_ROUNDS, Turn, Worker, order_of_turns
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding.next_token_models.prepared_model import available
+from transduce.decoding.next_token_models.torch_model import available
 from transduce.decoding.streaming.processes import default_processes
 from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import RunConfig

@@ -1,1 +1,1 @@
-"""What is asked for the next token: a model, several, one that is watched."""
+"""Models that search asks for the next token."""

@@ -1,4 +1,4 @@
-"""A model that remembers how much each source token has been attended to."""
+"""A decoder that sums the attention to each source token."""
 
 import numpy as np
 import torch
@@ -12,28 +12,28 @@ from transduce.model.transformer import Memory, Transformer
 
 
 class CoverageDecoder(IncrementalDecoder):
-    """An incremental decoder, and the attention that its hypotheses have paid so far.
+    """An incremental decoder that sums the attention of its hypotheses to the source.
 
-    It is that of the last layer, the mean of its heads.
+    Attention is that of the last layer, the mean of its heads.
     """
 
     @torch.inference_mode()
     def __init__(
         self, model: Transformer, memory: Memory, step: Step | None = None
     ) -> None:
-        """`step` does what the model's own does, if it is given."""
+        """Begin; `step` replaces the model's own if it is given."""
         super().__init__(model, memory, step)
         last_layer = model.decoder_layers[-1]
         assert isinstance(last_layer, DecoderLayer)
         self._tap = last_layer.memory_attention.weights_tap
         mask = memory.mask[:, 0]  # sentences 1 source
         self._attention = torch.zeros(mask.shape, device=mask.device)
-        """Of each hypothesis to each source token, summed over its steps."""
+        """Attention of each hypothesis to each source token, summed over steps."""
 
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the logits of the next."""
+        """Read one more token of each hypothesis; return the logits of the next."""
         tap = self._tap.register_forward_hook(self._watch)
         try:
             return super().step(last_ids)
@@ -50,7 +50,7 @@ class CoverageDecoder(IncrementalDecoder):
 
     @torch.inference_mode()
     def join(self, other: IncrementalDecoder) -> None:
-        """Put the sentences of another behind one's own."""
+        """Append the sentences of another decoder."""
         assert isinstance(other, CoverageDecoder)
         super().join(other)
         width = self._state.memory_mask.size(-1)
@@ -59,8 +59,8 @@ class CoverageDecoder(IncrementalDecoder):
 
     @torch.inference_mode()
     def coverage(self) -> Float64[np.ndarray, "sentences group"]:
-        """The sum of log(min(attention, 1)) over the source tokens, end included."""
-        # Attention that is too little for a number is still not quite none.
+        """Return the sum of log(min(attention, 1)) over the source tokens."""
+        # Clamp: weights may underflow, and log(0) is -inf.
         least = torch.finfo(self._attention.dtype).tiny
         logs = self._attention.clamp(min=least, max=1).log()
         logs = logs.masked_fill(~self._state.memory_mask[:, 0], 0.0)

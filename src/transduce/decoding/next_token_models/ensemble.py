@@ -1,4 +1,4 @@
-"""Several models that decide together, token by token."""
+"""Several models that decode together."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +36,6 @@ class Ensemble:
             member.reorder(rows)
 
     def join(self, other: "Ensemble") -> None:
-        """Put the sentences of another behind one's own."""
+        """Append the sentences of another ensemble."""
         for mine, theirs in zip(self._members, other._members, strict=True):
             mine.join(theirs)

@@ -1,4 +1,4 @@
-"""A model and its cache as what search needs."""
+"""A PyTorch model with its cache as a decoder for search."""
 
 from collections.abc import Callable
 
@@ -11,17 +11,17 @@ from transduce.model.cache import DecodingState
 from transduce.model.transformer import Memory, Transformer
 
 Step = Callable[[Tensor, DecodingState], Tensor]
-"""`Transformer.step`, or what does the same."""
+"""`Transformer.step`, or a function that does the same."""
 
 
 class IncrementalDecoder:
-    """A model that has read sources, and reads their translations token by token."""
+    """A decoder of encoded sources."""
 
     @torch.inference_mode()
     def __init__(
         self, model: Transformer, memory: Memory, step: Step | None = None
     ) -> None:
-        """`step` does what the model's own does, if it is given."""
+        """Begin; `step` replaces the model's own if it is given."""
         self._step = step or model.step
         self._state = model.start(memory)
 
@@ -29,7 +29,7 @@ class IncrementalDecoder:
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the logits of the next."""
+        """Read one more token of each hypothesis; return the logits of the next."""
         return self._step(self._as_tensor(last_ids), self._state)
 
     @torch.inference_mode()
@@ -39,11 +39,11 @@ class IncrementalDecoder:
 
     @torch.inference_mode()
     def join(self, other: "IncrementalDecoder") -> None:
-        """Put the sentences of another behind one's own."""
+        """Append the sentences of another decoder."""
         self._state.join(other._state)
 
     def _as_tensor(
         self, numbers: Int64[np.ndarray, "rows columns"]
     ) -> Int64[Tensor, "rows columns"]:
-        """On the model's device."""
+        """Return numbers on the model's device."""
         return torch.from_numpy(numbers).to(self._state.memory_mask.device)

@@ -14,7 +14,7 @@ from transduce.native import api, has_amx_int8
 from transduce.search_config import SearchConfig
 
 if TYPE_CHECKING:
-    import transduce.decoding.next_token_models.prepared_model
+    import transduce.decoding.next_token_models.torch_model
 
 DecodingPrecision = Literal["fp32", "bf16", "int8"]
 """Precision of matrix products in decoding; fp32 is exact."""
@@ -75,11 +75,11 @@ class ReadyModel:
     @cached_property
     def operators(
         self,
-    ) -> "transduce.decoding.next_token_models.prepared_model.PreparedModel":
+    ) -> "transduce.decoding.next_token_models.torch_model.TorchModel":
         """The model in PyTorch, for those who look into it."""
         # Imported here because PyTorch takes a second to load.
         with packages_for(self._task_of_torch):
-            from transduce.decoding.next_token_models.prepared_model import prepare
+            from transduce.decoding.next_token_models.torch_model import prepare
         return prepare(self._checkpoint, self._precision, self._device)
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Any:

@@ -1,4 +1,4 @@
-"""A model that knows how far the tree of each hypothesis is, and what may come next."""
+"""A decoder that knows which symbols may follow in the tree of each hypothesis."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from transduce.parsing.automaton import Allowed, PartialTree
 from transduce.parsing.linearization import Symbol
 
 Group = list[PartialTree | None]
-"""Of the hypotheses of a sentence; none of one that is no tree, and so impossible."""
+"""Trees of the hypotheses of a sentence; None for one that is impossible."""
 
 
 class TreeWatcher:
-    """An incremental decoder, and the tree that each hypothesis has begun."""
+    """An incremental decoder with the tree that each hypothesis has begun."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class TreeWatcher:
         symbols: Mapping[int, Symbol],
         eos: int,
     ) -> None:
-        """One tree a sentence, before its first symbol; symbols by their ids."""
+        """Begin with one empty tree for each sentence; `symbols` are by their ids."""
         self._decoder = decoder
         self._groups: list[Group] = [[tree] for tree in trees]
         self._is_begun = False
@@ -35,7 +35,7 @@ class TreeWatcher:
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Any, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the logits of the next."""
+        """Read one more token of each hypothesis; return the logits of the next."""
         if self._is_begun:
             self._groups = [
                 [self._after(tree, i) for tree, i in zip(group, ids, strict=True)]
@@ -51,12 +51,12 @@ class TreeWatcher:
         self._decoder.reorder(rows)
 
     def join(self, other: "TreeWatcher") -> None:
-        """Put the sentences of another behind one's own."""
+        """Append the sentences of another decoder."""
         self._groups += other._groups
         self._decoder.join(other._decoder)
 
     def excluded(self) -> Bool[np.ndarray, "sentences group vocab"]:
-        """What may not come next, after what was read."""
+        """Return a mask of the tokens that may not come next."""
         return np.array([list(map(self._mask, group)) for group in self._groups])
 
     def _after(self, tree: PartialTree | None, i: int) -> PartialTree | None:

@@ -1,1 +1,1 @@
-"""Steps that a GPU records once and does again by one call."""
+"""Decoding steps as CUDA graphs: recorded once, replayed by one call."""

@@ -1,7 +1,7 @@
-"""What a GPU does again and again, recorded once and begun by one call (CUDA graphs).
+"""CUDA graphs: work that a GPU records once and replays by one call.
 
-A step of the decoder is some 25 operators a layer. To begin each of them takes a
-processor longer than a GPU takes to do it.
+A decoding step has some 25 operators a layer. Launching each of them takes the
+processor longer than the GPU needs to run it.
 """
 
 import gc
@@ -13,35 +13,32 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-REFUSED = (
-    "The GPU refuses to record the steps of decoding, so they take longer; what it "
-    "says: "
-)
+REFUSED = "The GPU refuses to record decoding steps, so they take longer. Its message: "
 Run = Callable[[], Tensor]
 one_record = Lock()
 """PyTorch records one graph at a time in a process."""
 
 
 class CudaGraphs:
-    """Records for one model, on its GPU, in memory that all records share."""
+    """Graphs of one model on its GPU, which share their memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
         self._latest: torch.cuda.CUDAGraph | None = None
-        """That keeps the memory for the next."""
+        """Graph that keeps the memory for the next one."""
         self._is_refused = False
-        # Records share memory: no other may run before a result is copied.
+        # Graphs share memory: no other may run before a result is copied.
         self._lock = Lock()
 
     def record(self, run: Run) -> Run:
-        """What does the same again, in the same places of memory.
+        """Record `run` and return a function that replays it.
 
-        So it must read and write tensors that stay where they are, and ask the GPU for
-        no number. It must have been run before: kernels are loaded then.
+        `run` must read and write tensors that stay in place, must not synchronise with
+        the GPU, and must have been called before, which loads its kernels.
 
-        A `RuntimeWarning` if the GPU refuses; then it is run as it is, and all others.
-        Where memory is short, it alone is.
+        Warns (`RuntimeWarning`) if the GPU refuses, and returns `run` itself then and
+        for all later calls. Where memory is short, it returns `run` this time only.
         """
         with one_record, self._lock, torch.cuda.device(self._device):
             if self._is_refused:
@@ -66,21 +63,21 @@ class CudaGraphs:
     def _recorded(self, run: Run) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph, pool = torch.cuda.CUDAGraph(), None
         if self._stream is None:
-            # Nothing else is to run there: what libraries then hold for it is in the
-            # memory of the records, and stays as long as these.
+            # Only graphs use this stream: what libraries allocate for it is in the
+            # graphs' memory and lives as long.
             self._stream = torch.cuda.Stream()
         if self._latest is not None:
             pool = self._latest.pool()
         self._stream.wait_stream(torch.cuda.current_stream())
-        # Not `torch.cuda.graph`, which has all garbage collected and cached memory
-        # given back first: that takes longer than many steps.
+        # Not `torch.cuda.graph`, which first collects garbage and frees cached memory:
+        # that takes longer than many steps.
         with torch.cuda.stream(self._stream), _no_collection():
             # Other threads may go on.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 result = run()
             except BaseException:
-                with suppress(RuntimeError):  # what that says comes of the first
+                with suppress(RuntimeError):  # a consequence of the first error
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -90,7 +87,7 @@ class CudaGraphs:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Garbage may hold an older record, whose end would end the one that is made."""
+    """Pause garbage collection: freeing an older graph would end the recording."""
     was_on = gc.isenabled()
     gc.disable()
     try:

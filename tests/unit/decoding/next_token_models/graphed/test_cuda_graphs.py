@@ -130,7 +130,7 @@ def test_the_cause_is_told_if_the_record_fails_with_it(monkeypatch, recwarn):
     monkeypatch.setattr(Graph, "capture_end", end)
     assert CudaGraphs(DEVICE).record(run) is run
     [warning] = recwarn
-    assert str(warning.message).endswith("what it says: no such kernel")
+    assert str(warning.message).endswith("Its message: no such kernel")
 
 
 @pytest.mark.usefixtures("asked")
@@ -143,4 +143,4 @@ def test_a_gpu_that_refuses_is_asked_once_and_told_of(monkeypatch, recwarn):
     runs = [lambda: torch.ones(1), lambda: torch.zeros(1)]
     assert [graphs.record(run) for run in runs] == runs
     [warning] = recwarn
-    assert "what it says: no graphs today" in str(warning.message)
+    assert "Its message: no graphs today" in str(warning.message)

@@ -1,4 +1,4 @@
-"""A step whose numbers are in the same places of memory each time."""
+"""A decoding step whose tensors stay in the same places of memory."""
 
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from transduce.decoding.next_token_models.flat_step import FlatStep
+from transduce.decoding.next_token_models.fused_step import FusedStep
 from transduce.decoding.next_token_models.graphed.cuda_graphs import Run
 from transduce.model.attention import additive_mask
 from transduce.model.cache import DecodingState
@@ -15,22 +15,22 @@ from transduce.model.cache import DecodingState
 
 @runtime_checkable
 class Recorder(Protocol):
-    """`CudaGraphs`, or what does the same."""
+    """`CudaGraphs`, or a stand-in for tests."""
 
     def record(self, run: Run) -> Run:
-        """What does the same again, in the same places of memory."""
+        """Return a function that does the same, in the same places of memory."""
         ...
 
 
-class StandingStep:
-    """A step of a state: run, then recorded, then run again.
+class StaticStep:
+    """A step of a state that is run once, then recorded, then replayed.
 
-    It is of use until keys and values move or groups grow or shrink.
+    It is valid until keys and values move or groups change their size.
     """
 
     def __init__(
         self,
-        step: FlatStep,
+        step: FusedStep,
         x: Float[Tensor, "sentences group d_model"],
         state: DecodingState,
         recorder: Recorder,
@@ -39,11 +39,11 @@ class StandingStep:
         self._recorder = recorder
         self._x = torch.empty_like(x)
         self._newest = torch.zeros(group, dtype=torch.int64, device=x.device)
-        # Slots that are not in use are nobody's past.
+        # Unused slots belong to no hypothesis.
         least, room = torch.finfo(x.dtype).min, state.past.size(-1)
         self._others = x.new_full((sentences, 1, group, room), least)
         padding = additive_mask(state.memory_mask, x.dtype)
-        # Not a method: what refers to itself would keep its memory for a while.
+        # Not a method: a reference cycle would keep the memory until a collection.
         masks = self._others, padding
         self._run = partial(step.logits, self._x, state.layers, *masks, self._newest)
         self._has_run = False
@@ -54,7 +54,7 @@ class StandingStep:
         x: Float[Tensor, "sentences group d_model"],
         seen: Bool[Tensor, "sentences 1 group slots"],
     ) -> Float[Tensor, "sentences group vocab"]:
-        """Of what the first layer reads, and of which slots each sees now."""
+        """Return logits from embedded tokens and the mask of slots."""
         group, num_slots = seen.shape[2:]
         self._x.copy_(x)
         self._others[..., :num_slots] = additive_mask(seen, x.dtype)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from step_sequence import SOURCE, steps
-from transduce.decoding.next_token_models.flat_step import (
-    FlatStep,
+from transduce.decoding.next_token_models.fused_step import (
+    FusedStep,
     LinearMap,
     plain_linear,
 )
@@ -39,7 +39,7 @@ def test_a_scaled_weight_in_bf16_is_rounded_once(tiny: ModelConfig):
         made.append(weight)
         return plain_linear(weight, bias)
 
-    FlatStep(model, make_linear, torch.bfloat16)
+    FusedStep(model, make_linear, torch.bfloat16)
     assert any(torch.equal(each, scaled) for each in made)
 
 
@@ -50,7 +50,7 @@ def test_both_have_the_same_logits(tiny: ModelConfig, variant: dict[str, object]
     for weight in model.parameters():
         weight.add_(0.1 * torch.randn_like(weight))  # no bias of zero, no norm of one
     memory = model.encode(SOURCE)
-    flat = FlatStep(model, plain_linear)
+    flat = FusedStep(model, plain_linear)
     found = steps(*(IncrementalDecoder(model, memory, flat) for _ in range(2)))
     expected = steps(*(IncrementalDecoder(model, memory) for _ in range(2)))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

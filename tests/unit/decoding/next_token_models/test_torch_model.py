@@ -5,14 +5,14 @@ import torch
 from torch import nn
 
 from transduce.decoding import beam_search, candidates, greedy_search
-from transduce.decoding.next_token_models import prepared_model, ready_model
-from transduce.decoding.next_token_models.prepared_model import (
+from transduce.decoding.next_token_models import ready_model, torch_model
+from transduce.decoding.next_token_models.ready_model import ReadyModel
+from transduce.decoding.next_token_models.torch_model import (
     Int8Linear,
     PackedMap,
     available,
     prepared,
 )
-from transduce.decoding.next_token_models.ready_model import ReadyModel
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError
 from transduce.machine import processor_flags
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 needs_int8 = pytest.mark.skipif(
     "int8" not in available(CPU), reason="there are no kernels for 8 bits"
 )
-WITH_KERNELS = (prepared_model, ready_model, candidates, beam_search, greedy_search)
+WITH_KERNELS = (torch_model, ready_model, candidates, beam_search, greedy_search)
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in processor_flags(),
     reason="PyTorch's sums of 16 bits overflow here",
@@ -114,11 +114,11 @@ def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):
 @pytest.mark.parametrize("scores", ["scaled", "additive"])
 def test_all_weights_of_a_step_are_in_bf16(tiny, scores):
     model = Transformer(replace(tiny, scores=scores)).eval()
-    prepared_model = prepared(model, "bf16", CPU)
-    state = prepared_model.model.start(prepared_model.model.encode(torch.tensor([[5]])))
-    logits = prepared_model.step(torch.tensor([[1]]), state)
+    in_bf16 = prepared(model, "bf16", CPU)
+    state = in_bf16.model.start(in_bf16.model.encode(torch.tensor([[5]])))
+    logits = in_bf16.step(torch.tensor([[1]]), state)
     assert logits.dtype == torch.bfloat16
-    assert {w.dtype for w in prepared_model.model.parameters()} == {torch.bfloat16}
+    assert {w.dtype for w in in_bf16.model.parameters()} == {torch.bfloat16}
 
 
 @needs_int8
@@ -133,12 +133,12 @@ def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint
 
 @pytest.mark.usefixtures("no_kernels")
 def test_int8_without_kernels_or_vnni_is_refused(trained_checkpoint, monkeypatch):
-    monkeypatch.setattr(prepared_model, "processor_flags", lambda: {"avx2", "fma"})
+    monkeypatch.setattr(torch_model, "processor_flags", lambda: {"avx2", "fma"})
     message = "must have kernels here that are compiled as transduce is installed, but"
     with pytest.raises(RequestError, match=message):
         Translator(trained_checkpoint, CPU, precision="int8")
     assert "int8" not in available(CPU)
-    monkeypatch.setattr(prepared_model, "processor_flags", lambda: {"neon"})
+    monkeypatch.setattr(torch_model, "processor_flags", lambda: {"neon"})
     with pytest.raises(RequestError, match="int8 must have an x86 processor with AVX2"):
         Translator(trained_checkpoint, CPU, precision="int8")
 

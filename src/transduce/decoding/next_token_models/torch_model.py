@@ -1,4 +1,4 @@
-"""Models made ready to decode by operators of PyTorch, in fp32 or in fewer bits."""
+"""Decoding by PyTorch, in fp32 or with fewer bits."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from transduce.checkpoint import built
 from transduce.data.tensors import pad_rows
-from transduce.decoding.next_token_models.flat_step import (
-    FlatStep,
+from transduce.decoding.next_token_models.fused_step import (
+    FusedStep,
     MakeLinear,
     plain_linear,
 )
 from transduce.decoding.next_token_models.graphed.cuda_graphs import CudaGraphs
 from transduce.decoding.next_token_models.graphed.graphed_decoder import GraphedDecoder
-from transduce.decoding.next_token_models.graphed.standing_step import Recorder
+from transduce.decoding.next_token_models.graphed.static_step import Recorder
 from transduce.decoding.next_token_models.incremental import IncrementalDecoder, Step
 from transduce.decoding.next_token_models.ready_model import DecodingPrecision
 from transduce.decoding.packed_linear import NativePrecision, PackedLinear
@@ -32,7 +32,7 @@ from transduce.model_folder import ModelAtRest
 from transduce.native import api
 
 MakeMap = Callable[[Tensor, Tensor | None], nn.Module]
-"""Of a weight and a bias: their linear map, made ready."""
+"""Function of a weight and a bias that returns their linear map."""
 
 WITHOUT_KERNELS = (
     "Precision int8 is without its compiled kernels, which make it one and a half to "
@@ -42,7 +42,7 @@ WITHOUT_KERNELS = (
 
 
 def available(device: torch.device) -> list[DecodingPrecision]:
-    """The precisions that a device computes in without emulating them."""
+    """Return the precisions that a device computes in without emulation."""
     found: list[DecodingPrecision] = ["fp32"]
     if is_good_at_bf16(device.type):
         found.append("bf16")
@@ -52,32 +52,32 @@ def available(device: torch.device) -> list[DecodingPrecision]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedModel:
-    """A model on its device, ready to decode in a precision."""
+class TorchModel:
+    """A model on its device, prepared for decoding in a precision."""
 
     model: Transformer
     step: Step
-    """What `model.step` does, fast, and watched if anyone looks at attention."""
+    """A faster `model.step`; attention taps of the model see its weights."""
     recorder: Recorder | None = None
-    """What records steps, on a GPU."""
+    """Recorder of steps, on a GPU."""
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]]) -> Memory:
-        """Read the sources, the end of each included."""
+        """Encode sources, which include their end tokens."""
         device = self.model.output_weight.device
         return self.model.encode(pad_rows(list(map(list, sources))).to(device))
 
     def start(self, memory: Memory) -> IncrementalDecoder:
-        """The model, which reads translations of what the memory is of."""
-        if self.recorder is None or not isinstance(self.step, FlatStep):
+        """Return a decoder of encoded sources."""
+        if self.recorder is None or not isinstance(self.step, FusedStep):
             return IncrementalDecoder(self.model, memory, self.step)
         return GraphedDecoder(self.model, memory, self.step, self.recorder)
 
 
 def prepare(
     checkpoint: ModelAtRest, precision: DecodingPrecision, device: str
-) -> PreparedModel:
-    """A model at rest made ready; `RequestError` if the device cannot."""
+) -> TorchModel:
+    """Prepare a stored model; raise `RequestError` if the device cannot decode it."""
     weights = {n: torch.from_numpy(w) for n, w in checkpoint.arrays().items()}
     model = built(checkpoint.config, weights)
     return prepared(model, precision, torch.device(device))
@@ -86,10 +86,10 @@ def prepare(
 @torch.no_grad()
 def prepared(
     model: Transformer, precision: DecodingPrecision, device: torch.device
-) -> PreparedModel:
-    """The model made ready, in place; of what is packed, it has the weights no more.
+) -> TorchModel:
+    """Prepare a model in place; packed weights are no longer among its own.
 
-    `RequestError` if the device cannot.
+    Raises `RequestError` if the device cannot decode in this precision.
     """
     if precision == "int8":
         _require_int8(device)
@@ -104,7 +104,7 @@ def prepared(
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     step = _step(model, plain_linear, dtype)
     recorder = CudaGraphs(device) if device.type == "cuda" else None
-    return PreparedModel(model=model.to(dtype), step=step, recorder=recorder)
+    return TorchModel(model=model.to(dtype), step=step, recorder=recorder)
 
 
 def _natively(precision: NativePrecision) -> MakeMap | None:
@@ -114,13 +114,13 @@ def _natively(precision: NativePrecision) -> MakeMap | None:
 def _step(model: Transformer, make_linear: MakeLinear, dtype: torch.dtype) -> Step:
     # Additive scores are no product of queries and keys.
     is_product = model.config.scores != "additive"
-    return FlatStep(model, make_linear, dtype) if is_product else model.step
+    return FusedStep(model, make_linear, dtype) if is_product else model.step
 
 
-def _packed(model: Transformer, make_map: MakeMap) -> PreparedModel:
-    made: MakeMap = cache(make_map)  # a matrix that both have is packed once
+def _packed(model: Transformer, make_map: MakeMap) -> TorchModel:
+    made: MakeMap = cache(make_map)  # a shared matrix is packed once
     step = _step(model, made, torch.float32)
-    return PreparedModel(model=_with_maps(model, made), step=step)
+    return TorchModel(model=_with_maps(model, made), step=step)
 
 
 def _by_torch_in_int8() -> MakeMap:
@@ -129,7 +129,7 @@ def _by_torch_in_int8() -> MakeMap:
 
 
 def _has_int8() -> bool:
-    """Whether there are kernels for int8, ours or those of PyTorch."""
+    """Whether the native library or PyTorch multiplies in int8."""
     # On other processors, PyTorch's sums of 16 bits would overflow.
     return api() is not None or "avx512_vnni" in processor_flags()
 
@@ -155,11 +155,10 @@ def _require_int8(device: torch.device) -> None:
 
 
 class Int8Linear(nn.Module):
-    """A linear map with weights of 8 bits, by PyTorch's kernels.
+    """A linear map with weights of 8 bits by PyTorch.
 
-    For installations that have none of ours. What it reads is put into 8 bits as it
-    comes, with one scale for all rows; so what comes out depends a little on the rows
-    beside it.
+    For installations without the native library. All rows are rounded with one scale,
+    so that a result depends a little on the other rows.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         largest = weight.detach().abs().amax(dim=1).clamp(min=1e-8)
         with warnings.catch_warnings():
-            # Such tensors are to go, but what multiplies faster is not there yet.
+            # Deprecated, but its successor multiplies more slowly.
             warnings.simplefilter("ignore")
             quantized = torch.quantize_per_channel(
                 weight.detach(),
@@ -210,7 +209,7 @@ class PackedMap(nn.Module):
 
 
 class PackedEmbedding(SharedEmbedding):
-    """That of the target, its product with the decoder's states by a packed map."""
+    """The target embedding, with logits by a packed map."""
 
     def __init__(self, embedding: SharedEmbedding, make_map: MakeMap) -> None:
         nn.Module.__init__(self)  # the weight is there
@@ -219,7 +218,7 @@ class PackedEmbedding(SharedEmbedding):
         self.output = make_map(embedding.weight, embedding.bias)
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
-        """How well each output fits each row."""
+        """Return the logits of rows."""
         return cast(Tensor, self.output(x))
 
 

@@ -1,8 +1,7 @@
-"""The decoder's step once more, written flat: few operators, no modules.
+"""A faster `Transformer.step` in PyTorch: fewer operators, no calls of modules.
 
-In decoding, products are so small that what stands between them takes the time. So
-here the projections of a self-attention are one product, masks are made once for all
-layers, and no module is called. What comes out is what `Transformer.step` gives.
+Products of decoding are small, and the time goes into what is between them. Here the
+projections of self-attention are one product, and all layers share their masks.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,19 +18,19 @@ from transduce.model.transformer import Transformer
 
 LinearMap = Callable[[Tensor], Tensor]
 MakeLinear = Callable[[Tensor, Tensor], LinearMap]
-"""Of a weight and a bias."""
+"""Function of a weight and a bias that returns their linear map."""
 
 
 def plain_linear(weight: Tensor, bias: Tensor) -> LinearMap:
-    """A linear map in the weight's own precision."""
+    """Return a linear map in the weight's own precision."""
     return lambda x: linear(x, weight, bias)
 
 
-class FlatStep:
-    """`Transformer.step` with the weights that the model has now.
+class FusedStep:
+    """`Transformer.step` with the model's present weights.
 
-    The model may be put into that precision afterwards: what is made of its weights
-    is made of those that it has now, and rounded once.
+    The model may be converted to `dtype` afterwards: joint and scaled weights are made
+    from the present ones and rounded once.
     """
 
     def __init__(
@@ -42,12 +41,12 @@ class FlatStep:
     ) -> None:
         self._model = model
         layers = model.decoder_layers
-        self._layers = [FlatLayer(each, make_linear, dtype) for each in layers]
+        self._layers = [FusedLayer(each, make_linear, dtype) for each in layers]
 
     def __call__(
         self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
     ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the logits of the next."""
+        """Read one more token of each hypothesis; return the logits of the next."""
         x, seen = self._model.enter(last_ids, state)
         others = additive_mask(seen, x.dtype)
         padding = additive_mask(state.memory_mask, x.dtype)
@@ -61,10 +60,11 @@ class FlatStep:
         padding: Float[Tensor, "sentences 1 1 source"],
         newest: Int[Tensor, " group"] | None = None,
     ) -> Float[Tensor, "sentences group vocab"]:
-        """What the layers make of what the first reads, with a cache for each.
+        """Run the layers on embedded tokens, with a cache for each layer.
 
-        Masks are added to the scores: of others' slots, of the source's padding. The
-        newest keys and values go into the last slots, or into those that are given.
+        The masks are added to scores: `others` excludes slots of other hypotheses,
+        `padding` that of the source. The newest keys and values go into the last slots,
+        or into `newest`.
         """
         for layer, cache in zip(self._layers, caches, strict=True):
             x = layer.step(x, cache, others, padding, newest)
@@ -72,12 +72,12 @@ class FlatStep:
 
     @property
     def is_watched(self) -> bool:
-        """Whether anyone looks at attention."""
+        """Whether a hook reads attention weights."""
         return any(layer.is_watched for layer in self._layers)
 
 
-class FlatLayer:
-    """A layer of the decoder as the maps and norms that it consists of."""
+class FusedLayer:
+    """A decoder layer as its maps and norms."""
 
     def __init__(
         self, layer: DecoderLayer, make_linear: MakeLinear, dtype: torch.dtype
@@ -85,15 +85,15 @@ class FlatLayer:
         own, memory = layer.self_attention, layer.memory_attention
         network = layer.feed_forward
         self._query_key_value = make_linear(*_rounded(_query_key_value(own), dtype))
-        self._own = FlatAttention(own, make_linear)
-        self._after_own = FlatResidual(layer.after_self_attention)
+        self._own = FusedAttention(own, make_linear)
+        self._after_own = FusedResidual(layer.after_self_attention)
         self._memory_query = make_linear(*_rounded(_query(memory), dtype))
-        self._memory = FlatAttention(memory, make_linear)
-        self._after_memory = FlatResidual(layer.after_memory_attention)
+        self._memory = FusedAttention(memory, make_linear)
+        self._after_memory = FusedResidual(layer.after_memory_attention)
         self._inner = _flat(network.inner, make_linear)
         self._activated = network.activated
         self._outer = _flat(network.outer, make_linear)
-        self._after_feed_forward = FlatResidual(layer.after_feed_forward)
+        self._after_feed_forward = FusedResidual(layer.after_feed_forward)
 
     def step(
         self,
@@ -115,7 +115,7 @@ class FlatLayer:
 
     @property
     def is_watched(self) -> bool:
-        """Whether anyone looks at its attention."""
+        """Whether a hook reads its attention weights."""
         return self._own.is_watched or self._memory.is_watched
 
     def _attend_to_past(
@@ -131,8 +131,8 @@ class FlatLayer:
         return own.attend(query, *cache.write(*heads, others.size(-1), newest), others)
 
 
-class FlatAttention:
-    """One but for what makes its queries, keys and values."""
+class FusedAttention:
+    """Attention without the projections of queries, keys and values."""
 
     def __init__(self, attention: MultiHeadAttention, make_linear: MakeLinear) -> None:
         heads = attention.num_heads
@@ -144,13 +144,13 @@ class FlatAttention:
 
     @property
     def is_watched(self) -> bool:
-        """Whether anyone looks at its weights."""
+        """Whether a hook reads its weights."""
         return len(self._tap._forward_hooks) > 0
 
     def heads(
         self, x: Float[Tensor, "sentences group width"]
     ) -> Float[Tensor, "sentences heads group head_width"]:
-        """Side by side."""
+        """Split into heads."""
         return split_heads(x, self._num_heads)
 
     def attend(
@@ -167,8 +167,8 @@ class FlatAttention:
         return self._output((weights @ value).transpose(1, 2).flatten(2))
 
 
-class FlatResidual:
-    """A norm, and the sum before or after it."""
+class FusedResidual:
+    """A residual sum with its norm, before or after it."""
 
     def __init__(self, residual: ResidualConnection) -> None:
         norm = residual.norm
@@ -187,7 +187,7 @@ class FlatResidual:
 
 
 Affine = tuple[Tensor, Tensor]
-"""A weight and a bias."""
+"""Weight and bias."""
 
 
 def _rounded(affine: Affine, dtype: torch.dtype) -> Affine:
@@ -196,7 +196,7 @@ def _rounded(affine: Affine, dtype: torch.dtype) -> Affine:
 
 
 def _query(attention: MultiHeadAttention) -> Affine:
-    """Weight and bias that make queries, scaled as their scores are to be."""
+    """Return weight and bias of the queries, with the scale of the scores."""
     projection, scale = attention.project_query, attention.scale
     return projection.weight * scale, projection.bias * scale
 
