@@ -268,6 +268,9 @@ static void merge(const td_candidates *query, CandidateWorkspace *workspace,
                   int64_t sentence)
 {
     const int64_t group = query->group, first_row = sentence * group;
+    const int64_t stride = workspace->stride;
+    const float *values = workspace->values + first_row * stride;
+    const Token *tokens = workspace->tokens + first_row * stride;
     int64_t *num_taken = workspace->num_taken;
     for (int64_t h = 0; h < group; h++)
         num_taken[h] = 0;
@@ -277,9 +280,8 @@ static void merge(const td_candidates *query, CandidateWorkspace *workspace,
         for (int64_t h = 0; h < group; h++) {
             if (num_taken[h] == workspace->count)
                 continue;
-            double total =
-                (double)top_of(workspace, first_row + h).values[num_taken[h]] +
-                query->log_probs[first_row + h];
+            double total = (double)values[h * stride + num_taken[h]] +
+                           query->log_probs[first_row + h];
             double rank = total - query->diversity * (double)num_taken[h];
             if (parent < 0 || is_before(rank, best_rank)) {
                 parent = h;
@@ -289,13 +291,9 @@ static void merge(const td_candidates *query, CandidateWorkspace *workspace,
         }
         const int64_t at = sentence * query->count + place;
         query->found_log_probs[at] = log_prob;
-        query->found_parents[at] = 0;
-        query->found_tokens[at] = 0;
-        if (parent < 0)
-            continue;
-        query->found_parents[at] = parent;
+        query->found_parents[at] = parent < 0 ? 0 : parent;
         query->found_tokens[at] =
-            top_of(workspace, first_row + parent).tokens[num_taken[parent]++].id;
+            parent < 0 ? 0 : tokens[parent * stride + num_taken[parent]++].id;
     }
 }
 

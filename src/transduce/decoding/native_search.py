@@ -80,7 +80,7 @@ class NativeSearch:
     def grow(
         self, logits: Float[Any, "sentences group vocab"]
     ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
-        """Grow all by the best candidates; the rows that go on, and what they read."""
+        """Grow by the best candidates; return rows that go on, and what they read."""
         assert tuple(logits.shape[:2]) == (len(self.live), self._group)
         numbers = native_logits(logits)
         if numbers is None:
@@ -96,26 +96,27 @@ class NativeSearch:
         max_steps: int,
         few: int,
     ) -> Int64[np.ndarray, "kept beam"]:
-        """Take steps with a decoder in the library; return what is read next.
+        """Take steps with a decoder (`td_decoder`); return what is read next.
 
-        None follows a step that leaves `few` sentences or fewer.
+        It stops after a step that leaves `few` sentences or fewer.
         """
         last_ids, num_steps = np.ascontiguousarray(last_ids), ffi.new("int64_t *")
-        status = self._api.search_run(
-            self._handle,
-            decoder,
-            pointer(last_ids, "int64_t *"),
-            max_steps,
-            few,
-            num_threads(),
-            num_steps,
+        check(
+            self._api.search_run(
+                self._handle,
+                decoder,
+                pointer(last_ids, "int64_t *"),
+                max_steps,
+                few,
+                num_threads(),
+                num_steps,
+            )
         )
-        check(status)
         _, tokens = self._after_step()
         return tokens
 
     def join(self, other: "NativeSearch") -> None:
-        """Put the sentences of another, which has grown too, behind one's own."""
+        """Append the sentences of another; both must have grown."""
         check(self._api.search_join(self._handle, other._handle))
         self.live = [*self.live, *other.live]
         other.live = []
@@ -233,7 +234,7 @@ class NativeSearch:
     def _after_step(
         self,
     ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
-        """Let sentences leave that are done; rows and tokens of the others."""
+        """Remove sentences that are done; return rows and tokens of the others."""
         self._group = self.beam_size
         kept = self._api.search_num_live(self._handle)
         numbers = np.empty(kept, np.int64)
