@@ -1,7 +1,7 @@
 /* Label-smoothed cross-entropy against plain loops in double precision. */
 #include "tests/arrays.h"
 
-static const float SMOOTHING = 0.1f;
+static const float SMOOTHING = 0.4f;
 
 static float from_bf16(td_bf16 half)
 {
@@ -135,9 +135,9 @@ static void check_output_loss(const td_api *api, int64_t rows, int64_t vocab)
                     (double)l.states[row * width + k] * (double)l.weight[i * width + k];
         }
         const Losses losses = loss_of_row(logits, vocab, l.targets[row], gradient);
-        /* A logit is rounded by up to 1/512 of it. */
-        CHECK_NEAR(l.smoothed[row], losses.smoothed, 0.03);
-        CHECK_NEAR(l.negative_log_likelihood[row], losses.likelihood, 0.03);
+        /* Logits are below 16, where bf16 rounds them by up to 1/32. */
+        CHECK_NEAR(l.smoothed[row], losses.smoothed, 2.0 / 32);
+        CHECK_NEAR(l.negative_log_likelihood[row], losses.likelihood, 2.0 / 32);
         for (int64_t i = 0; i < vocab; i++)
             for (int64_t k = 0; k < width; k++) {
                 grad_states[row * width + k] +=
@@ -146,8 +146,8 @@ static void check_output_loss(const td_api *api, int64_t rows, int64_t vocab)
                     gradient[i] * (double)l.states[row * width + k];
             }
     }
-    check_near("grad_states", l.grad_states, grad_states, rows * width, 0.03);
-    check_near("grad_weight", l.grad_weight, grad_weight, vocab * width, 0.05);
+    check_near("grad_states", l.grad_states, grad_states, rows * width, 2.0 / 32);
+    check_near("grad_weight", l.grad_weight, grad_weight, vocab * width, 3.0 / 32);
     release_arrays();
 }
 
