@@ -556,7 +556,8 @@ TD_INTERNAL td_status enlarge_state(DecoderState *state, const DecoderState *oth
         end_state(&new);
         return status;
     }
-    end_state(state);
+    DecoderState old = *state;
     *state = new;
+    end_state(&old);
     return TD_OK;
 }

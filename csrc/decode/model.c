@@ -474,7 +474,7 @@ static td_status pack_layer(const Packer *packer, const RawLayer *raw, int is_de
 static td_status pack_stack(const Packer *packer, const RawLayer *raw,
                             const Affine *final_norm, int is_decoder, Stack *stack)
 {
-    td_status status = TD_OK;
+    td_status status = raw ? TD_OK : TD_BAD_ARGUMENT;
     for (int64_t i = 0; !status && i < stack->num_layers; i++)
         status = pack_layer(packer, raw + i, is_decoder, stack->layers + i);
     if (!status && stack->is_pre_norm)

@@ -245,8 +245,7 @@ static void incomplete_models_are_refused(const td_api *api)
         "encoder_layers.",
         "encoder_layers.2.feed_forward.inner.bias",
         "encoder_layers.99999999999999999999.x",
-        "encoder_layers.0.memory_attention.project_query"
-        ".bias"};
+        "encoder_layers.0.after_memory_attention.norm.bias"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         CHECK_STATUS(decode->model_set(model, names[i], values, 16, 1),
                      TD_BAD_ARGUMENT);

@@ -230,16 +230,14 @@ static void search(Player *player)
         } else if (decode->search_num_live(search) ==
                    decode->decoder_sentences(decoder)) {
             double coverage[2 * MAX_GROUP] = {0};
-            int64_t group = decode->decoder_group(decoder);
             if (decode->decoder_step(decoder, tokens, logits, 1) ||
                 decode->search_advance(search, logits, player->target_vocab, NULL,
                                        coverage) ||
                 decode->search_live(search, NULL, rows, NULL))
                 break;
-            group = beam;
             if (decode->search_num_live(search))
                 CHECK_STATUS(decode->decoder_reorder(
-                                 decoder, rows, decode->search_num_live(search), group),
+                                 decoder, rows, decode->search_num_live(search), beam),
                              TD_OK);
         }
     }

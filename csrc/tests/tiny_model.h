@@ -321,8 +321,8 @@ static inline void embed_rows(const TinyModel *tiny, const char *embedding,
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = 0; i < width; i++) {
             const int64_t last = tiny->config.max_positions - 1;
-            const double angle =
-                (double)row / pow(10000, (double)(i / 2 * 2) / (double)width);
+            const int64_t even = i - i % 2;
+            const double angle = (double)row / pow(10000, (double)even / (double)width);
             const double position =
                 learned ? learned[(row < last ? row : last) * width + i] * scale
                         : (i % 2 ? cos(angle) : sin(angle));
