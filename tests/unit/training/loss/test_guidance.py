@@ -72,6 +72,8 @@ def test_attention_that_is_none_has_a_bounded_loss() -> None:
 
 def test_guidance_is_for_training_alone(model: Transformer, cpu: Hardware) -> None:
     free, guided = BatchLoss(model, 0.1, cpu), BatchLoss(model, 0.1, cpu, GUIDANCE)
+    assert not free.is_guided
+    assert guided.is_guided
     with watched_attention(model) as watched:
         expected = free(BATCH)
     model.eval()
