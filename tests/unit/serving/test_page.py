@@ -9,6 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Request, expect
 
 from serving_client import RunningServer, running, served
+from transduce.analysis.words import word_starts
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translation.translations import Translation
 from transduce.serving.http.admission import AdmissionConfig
@@ -52,6 +53,26 @@ def test_what_is_typed_is_translated(page: Page, http: RunningServer) -> None:
     expected = f"{offline(http, 'one two.')} \n\n{offline(http, 'three')}"
     expect(page.locator("#target")).to_have_js_property("textContent", expected)
     expect(page.locator("#error")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [" ", "那位国王", "卖", "了那", "盏", "旧", "灯", "，", "因为", "它", "。"],
+        [" 私は", "カタカナ", "と", " English", "を", "読む"],
+        [" ฉัน", "ไป", "ห้องสมุด"],
+        [" The", " dog", "s", ",", " it", "'", "s"],
+        [" a", "", "b", " 👩", "\u200d", "🚀", "x"],
+        [" e", "\u0301", "中", "\u0301", "文"],
+    ],
+    ids=["zh", "ja", "th", "en", "emoji", "marks"],
+)
+def test_the_page_joins_pieces_to_words_like_figures(
+    page: Page, pieces: list[str]
+) -> None:
+    script = "pieces => import('/attention.js').then(m => m.wordsOf(pieces))"
+    words = page.evaluate(script, pieces)
+    assert [word["pieces"][0] for word in words] == word_starts(pieces)
 
 
 def test_alternatives_have_scores_from_best_to_worst(page: Page) -> None:

@@ -9,16 +9,34 @@ const FAINTEST = 0.03;
 
 const isPunctuation = (piece) => piece !== " " && !/[\p{L}\p{N}]/u.test(piece);
 
-// The pieces of each word, as `transduce attention` has them: a word's first piece begins
-// with a space, and what has neither letter nor digit is a word of its own.
+// Scripts that write no spaces; each piece of theirs is a word of its own.
+const UNSPACED = [
+  "Hani", "Hira", "Kana", "Bopo", "Yiii", "Thai", "Laoo", "Khmr", "Mymr", "Tibt", "Tale",
+  "Talu", "Lana", "Tavt", "Bali", "Java",
+].map((script) => `\\p{scx=${script}}`).join("");
+const BEGINS_UNSPACED = new RegExp(`^[${UNSPACED}]`, "u");
+const ENDS_UNSPACED = new RegExp(`[${UNSPACED}]$`, "u");
+const JOINER = "\u200d";
+
+// The same rule as word_starts in analysis/words.py, which `transduce attention` follows.
+function beginsWord(piece, before) {
+  if (piece.startsWith(" ")) return true;
+  const goesOn = /^\p{M}/u.test(piece) || piece.startsWith(JOINER);
+  if (before.trim() === "" || goesOn || before.endsWith(JOINER)) return false;
+  return isPunctuation(piece) || isPunctuation(before)
+    || BEGINS_UNSPACED.test(piece) || ENDS_UNSPACED.test(before);
+}
+
+// The pieces of each word, the first of which begins with a space.
 export function wordsOf(pieces) {
   const words = [];
+  let before = "";
   pieces.forEach((piece, i) => {
-    const isAlone = isPunctuation(piece) || (i > 0 && isPunctuation(pieces[i - 1]));
-    if (i === 0 || piece.startsWith(" ") || isAlone) words.push({ text: "", pieces: [] });
+    if (i === 0 || (piece && beginsWord(piece, before))) words.push({ text: "", pieces: [] });
     const word = words[words.length - 1];
     word.text += piece.trimStart();
     word.pieces.push(i);
+    before = piece || before;
   });
   return words;
 }
