@@ -4,9 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transduce.errors import RequestError
-from transduce.phrases import missing_package
 
 OWN_PACKAGE = "transduce"
+
+
+def missing_package(task: str, package: str, extra: str) -> str:
+    """Return the sentence for a missing package, with the command to install it."""
+    return (
+        f"{task} needs the package `{package}`, which is not installed; install it by "
+        f"pip install '.[{extra}]' in the folder of transduce's source."
+    )
 
 
 @contextmanager

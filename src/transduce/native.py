@@ -8,6 +8,7 @@ another one.
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -18,9 +19,9 @@ import numpy as np
 from jaxtyping import Shaped
 
 from transduce.errors import RequestError
-from transduce.kernels.openmp import gomp_parallel
 from transduce.machine import free_memory
 from transduce.native_header import declarations, hash_of
+from transduce.threads import gomp_parallel
 
 LIBRARY, HEADER, INTERFACE = "libtransduce.so", "transduce.h", "transduce.ffi"
 CACHE_LINE = 64
@@ -30,16 +31,25 @@ LARGE_ALLOCATION = 2**28
 decoding step."""
 
 
+MISMATCH = (
+    "The native library is damaged or of another version of transduce, so that PyTorch "
+    "computes instead, several times slower; install transduce once more."
+)
+
+
 def load(folder: Path) -> tuple[Any, Any | None]:
     """Return the types and the functions of the native library in a folder.
 
-    The functions are None if the library is missing or does not match its header.
+    The functions are None if the library is missing or, with a warning, if it does not
+    match its header.
     """
     with suppress(OSError, AttributeError):
         for types, header_hash in _interfaces(folder):
             loaded = types.dlopen(str(folder / LIBRARY))
             if types.string(loaded.td_header_hash()).decode() == header_hash:
                 return types, loaded
+    if (folder / LIBRARY).is_file():
+        warnings.warn(MISMATCH, RuntimeWarning, stacklevel=2)
     from cffi import FFI
 
     return FFI(), None

@@ -34,14 +34,6 @@ def duration(seconds: float) -> str:
     return counted(round(seconds / WEEK), "week")
 
 
-def missing_package(task: str, package: str, extra: str) -> str:
-    """Sentence about a task's missing package, with the command to install it."""
-    return (
-        f"{task} needs the package `{package}`, which is not installed; install it by "
-        f"pip install '.[{extra}]' in the folder of transduce's source."
-    )
-
-
 def shortened(text: str) -> str:
     """The beginning of a text in quotes, as a `repr` of one line shows it."""
     whole = len(text) <= SHOWN_CHARACTERS

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from transduce.cli.proof_sample import NUM_SENTENCES, OUTLANDISH, proof_sentences
-from transduce.phrases import missing_package
+from transduce.extras import missing_package
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "export.md"
 AS_CTRANSLATE2 = "--penalty", "power", "--length-penalty", 1, "--patience", 1

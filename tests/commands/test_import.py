@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from transduce.extras import missing_package
 from transduce.importing.marian import import_model
-from transduce.phrases import missing_package
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
 

@@ -21,7 +21,7 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from transduce.decoding.translator import load
-from transduce.phrases import missing_package
+from transduce.extras import missing_package
 from transduce.serving.http.admission import AdmissionConfig
 from transduce.serving.http.connection import ConnectionConfig
 from transduce.serving.request_queue import QueueConfig

@@ -2,13 +2,8 @@
 
 import pytest
 
-from transduce.phrases import (
-    counted,
-    duration,
-    in_seconds,
-    missing_package,
-    shortened,
-)
+from transduce.extras import missing_package
+from transduce.phrases import counted, duration, in_seconds, shortened
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from transduce.decoding.streaming.processes import default_processes
 from transduce.decoding.translator import choose_device, load
 from transduce.errors import ConfigError
 from transduce.extras import packages_for
-from transduce.kernels.openmp import leave_a_core
+from transduce.threads import leave_a_core
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
 

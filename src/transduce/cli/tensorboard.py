@@ -6,7 +6,7 @@ from typing import Any
 from transduce.errors import RequestError
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.observation import RunResult, RunStart
-from transduce.phrases import missing_package
+from transduce.extras import missing_package
 from transduce.training.trainer import StepReport
 
 FOLDER = "tensorboard"

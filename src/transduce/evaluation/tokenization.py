@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from transduce.errors import ConfigError, RequestError
+from transduce.extras import missing_package
 from transduce.languages import base, detect_unspaced, english_name, is_unspaced
-from transduce.phrases import missing_package
 
 Tokenize = Literal[
     "auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none", "flores101",

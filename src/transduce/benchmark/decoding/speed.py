@@ -34,8 +34,8 @@ from transduce.decoding.streaming.processes import default_processes
 from transduce.errors import ConfigError, RequestError
 from transduce.experiments.presets import RunConfig
 from transduce.export.proof import Proof
+from transduce.extras import missing_package
 from transduce.model.transformer import Transformer
-from transduce.phrases import missing_package
 from transduce.settings import require_between
 from transduce.text.tokenizer import learn_tokenizer
 

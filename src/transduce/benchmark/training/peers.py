@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from transduce.benchmark.training.task import TrainingTask
 from transduce.data.batches import Update
+from transduce.extras import missing_package
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import sinusoids
-from transduce.phrases import missing_package
 from transduce.special_ids import PAD
 from transduce.training.schedule import scheduled_rate
 

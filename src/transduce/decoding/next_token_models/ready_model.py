@@ -119,7 +119,7 @@ class ReadyModel:
 
     @property
     def _task_of_torch(self) -> str:
-        """What PyTorch is needed for, as the subject of a message."""
+        """Subject of the message that PyTorch is missing."""
         if self._device != "cpu":
             return f"Device {self._device}"
         if self._precision == "bf16":

@@ -31,8 +31,8 @@ from transduce.decoding.streaming.shares import (
 )
 from transduce.errors import ConfigError, RequestError
 from transduce.interruption import end_with_parent, terminations
-from transduce.kernels.openmp import num_threads, use_threads
 from transduce.machine import num_cores
+from transduce.threads import num_threads, use_threads
 
 Searcher = TypeVar("Searcher")
 Sentence = TypeVar("Sentence")

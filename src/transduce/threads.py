@@ -1,4 +1,4 @@
-"""Threads, which are those of PyTorch, whether it is loaded or not."""
+"""Number of threads on a CPU, which PyTorch and the native library share."""
 
 import ctypes
 import os
@@ -17,7 +17,7 @@ READ_BY_PYTORCH = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 def gomp_parallel() -> int | None:
     """Address of GOMP_parallel in the OpenMP that PyTorch has; None if it is not GCC's.
 
-    Without it a kernel has one thread.
+    Without it the native library uses threads of its own.
     """
     library = _openmp()
     if library is None:

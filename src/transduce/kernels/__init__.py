@@ -1,1 +1,0 @@
-"""Threads, shared with PyTorch."""
