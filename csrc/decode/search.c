@@ -6,11 +6,10 @@
 #include <string.h>
 
 #include "decode/beam_search.h"
+#include "sizes.h"
 
 #define MAX_BEAM_SIZE (1 << 20)
 #define FIRST_CAPACITY 32 /* steps; most sentences need no more */
-
-static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Allocate an array of at least one element; NULL if there is not so much memory. */
 static void *new_array(int64_t rows, int64_t columns, size_t size)

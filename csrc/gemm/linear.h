@@ -9,20 +9,11 @@
 #include <stdint.h>
 
 #include "isa/name.h"
+#include "sizes.h"
 
 /* Rows that are worth a thread: to read and write, and to attend with. */
 #define MIN_ROWS 64
 #define MIN_ATTENDING_ROWS 16
-
-static inline int64_t max_i64(int64_t one, int64_t other)
-{
-    return one > other ? one : other;
-}
-
-static inline int64_t min_i64(int64_t one, int64_t other)
-{
-    return one < other ? one : other;
-}
 
 /* Rows of floats at a distance of `stride` floats. */
 typedef struct {
