@@ -1,6 +1,6 @@
 """Print the page of departures, made of the comments that mark them.
 
-    python scripts/departures.py > docs/departures.md
+    python scripts/departures.py > docs/paper/departures.md
 
 A departure is a comment that begins `# Unlike the paper:`, with all the lines of
 comment that follow it.
@@ -75,7 +75,7 @@ def main() -> None:
         file = path.relative_to(SOURCES.parent).as_posix()
         module = path.relative_to(SOURCES / "transduce").with_suffix("").as_posix()
         for place, words in departures(path):
-            where = f"[`{module}`](../{file})" + (f", `{place}`" if place else "")
+            where = f"[`{module}`](../../{file})" + (f", `{place}`" if place else "")
             print(f"| {where} | {words} |")
 
 

@@ -8,7 +8,7 @@ import pytest
 from transduce.cli.proof_sample import NUM_SENTENCES, OUTLANDISH, proof_sentences
 from transduce.extras import missing_package
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "export.md"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "how-to" / "export.md"
 AS_CTRANSLATE2 = "--penalty", "power", "--length-penalty", 1, "--patience", 1
 
 
