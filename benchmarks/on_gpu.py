@@ -31,7 +31,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from transduce.benchmark.training.task import TrainingTask
+    from transduce.benchmark.training_contestants import TrainingTask
     from transduce.device import Hardware
     from transduce.experiments.presets import RunConfig
     from transduce.training.trainer import StepReport, Trainer
@@ -108,7 +108,7 @@ def measure_machine(task: Task) -> None:
     """Describe the GPU, and measure its matrix products and copies."""
     import torch
 
-    from transduce.benchmark.machine import describe_machine
+    from transduce.benchmark.measurement import describe_machine
 
     hardware = task.hardware()
     packages = ("torch", "triton", "numpy", "tokenizers", "transformers", "ctranslate2")
@@ -127,7 +127,7 @@ def measure_machine(task: Task) -> None:
 
 
 def _matrix_rate(hardware: "Hardware") -> float:
-    from transduce.benchmark.matrix_rate import matrix_rate
+    from transduce.benchmark.measurement import matrix_rate
 
     matrix_rate(hardware)  # clocks rise, kernels are chosen
     return matrix_rate(hardware)
@@ -234,8 +234,7 @@ def _measure_variant(
     """Write one row of the table; the last variant also leaves its profile."""
     import torch
 
-    from transduce.benchmark.training.contestants import our_trainer
-    from transduce.benchmark.training.task import TrainingTask
+    from transduce.benchmark.training_contestants import TrainingTask, our_trainer
     from transduce.device import forget_peak_memory, peak_memory
 
     started = time.perf_counter()
@@ -307,7 +306,7 @@ def big_beside_peers(task: Task) -> None:
 def _train_beside_peers(task: Task, name: str) -> None:
     """Run `transduce benchmark training` for one preset."""
     from transduce.benchmark.tables import training_table
-    from transduce.benchmark.training.speed import measure_training
+    from transduce.benchmark.training import measure_training
 
     speed = measure_training(
         task.run_config(name),
@@ -320,8 +319,8 @@ def _train_beside_peers(task: Task, name: str) -> None:
 
 def decode_beside_peers(task: Task) -> None:
     """Run `transduce benchmark decoding` for base at beam 4."""
-    from transduce.benchmark.decoding.speed import measure_decoding, random_checkpoint
-    from transduce.benchmark.decoding.task import Setting
+    from transduce.benchmark.decoding import measure_decoding, random_checkpoint
+    from transduce.benchmark.decoding_contestants import Setting
     from transduce.benchmark.tables import decoding_table
 
     started = time.monotonic()
@@ -385,8 +384,8 @@ def _losses(task: Task, precision: str) -> list[float]:
     from transduce.data.batches import Batcher
     from transduce.data.dataset import EncodedPair, open_dataset, write_dataset
     from transduce.experiments.presets import preset
+    from transduce.grammar.corpus import Grammar
     from transduce.model.transformer import Transformer
-    from transduce.text.grammar import Grammar
     from transduce.text.tokenizer import learn_tokenizer
     from transduce.training.trainer import Trainer
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from machine import describe_machine
 
-from transduce.parsing.trees import read_trees
 from transduce.text.corpus import read_text, write_lines
+from transduce.trees.trees import read_trees
 
 TRANSDUCE = [sys.executable, "-m", "transduce"]
 NUM_MEMORISED = 200

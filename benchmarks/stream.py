@@ -21,7 +21,7 @@ from pathlib import Path
 
 from machine import describe_machine
 
-from transduce.text.grammar import Grammar
+from transduce.grammar.corpus import Grammar
 
 TRANSLATE = (sys.executable, "-m", "transduce", "translate")
 EMPTY_LINES = 10_000

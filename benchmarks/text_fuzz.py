@@ -35,23 +35,23 @@ import html5lib
 from machine import describe_machine
 from starlette.requests import Request
 
-from transduce.decoding.parsing.penn_words import penn_words
 from transduce.errors import TransduceError
-from transduce.parsing.trees import parse_tree
-from transduce.serving.http.admission import (
+from transduce.serving.admission import (
     FORM,
     JSON,
     Admission,
     AdmissionConfig,
     RefusedError,
 )
-from transduce.serving.http.messages import TranslateRequest
+from transduce.serving.messages import TranslateRequest
 from transduce.text.corpus import read_text
-from transduce.text.documents.inline_tags import links_by_place
-from transduce.text.documents.markup import join_html, split_html
-from transduce.text.documents.running_text import join_text, sentences, split_text
+from transduce.text.inline_tags import links_by_place
+from transduce.text.markup import join_html, split_html
+from transduce.text.sentence_splitting import join_text, sentences, split_text
 from transduce.text.splitting import split_long
 from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer, normalize
+from transduce.trees.penn_words import penn_words
+from transduce.trees.trees import parse_tree
 
 LENGTHS = (10_000, 100_000, 1_000_000)
 SHORTEST_S = 1e-3

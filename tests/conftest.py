@@ -19,24 +19,24 @@ from file_server import FileServer, serving
 from instruction_sets import chosen_isa, runnable_isas
 from transduce import native
 from transduce.checkpoint import Checkpoint
-from transduce.corpora import download
-from transduce.corpora.grammar_treebank import training_trees
+from transduce.data import download
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.dataset import Dataset, EncodedPair, EncodedSide, write_dataset
 from transduce.device import Hardware
+from transduce.grammar.corpus import training_trees
 from transduce.model.config import ModelConfig
-from transduce.model.operators import layer_stack
-from transduce.model.operators.native_operators import uses_amx
 from transduce.model.transformer import Transformer
-from transduce.parsing.vocabulary import learn_symbols
+from transduce.nn import layer_stack
+from transduce.nn.native_operators import uses_amx
 from transduce.text.tokenizer import (
     Tokenizer,
     TokenizerConfig,
     learn_tokenizer,
 )
+from transduce.training import output_loss
 from transduce.training.config import TrainingConfig
-from transduce.training.loss import output_loss
 from transduce.training.trainer import Trainer
+from transduce.trees.vocabulary import learn_symbols
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from transduce.corpora.download import RemoteFile
-from transduce.corpora.named_corpora import NamedCorpus
+from transduce.data.download import RemoteFile
+from transduce.data.named_corpora import NamedCorpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

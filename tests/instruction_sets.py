@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from transduce import native
-from transduce.model.operators.native_operators import nn_api
+from transduce.nn.native_operators import nn_api
 
 
 def runnable_isas() -> list[str]:

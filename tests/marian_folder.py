@@ -8,7 +8,7 @@ import sentencepiece
 import torch
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer
 
-from transduce.text.grammar import Grammar
+from transduce.grammar.corpus import Grammar
 
 NUM_SENTENCES = 300
 VOCAB_SIZE = 150

@@ -16,16 +16,16 @@ import uvicorn
 
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
-from transduce.serving.http.access import AccessConfig
-from transduce.serving.http.admission import AdmissionConfig
-from transduce.serving.http.server import (
+from transduce.serving.access import AccessConfig
+from transduce.serving.admission import AdmissionConfig
+from transduce.serving.request_queue import QueueConfig, RequestQueue
+from transduce.serving.served_models import ModelName, ServedModel
+from transduce.serving.server import (
     ServerConfig,
     create_app,
     http_server,
     listen,
 )
-from transduce.serving.request_queue import QueueConfig, RequestQueue
-from transduce.serving.served_models import ModelName, ServedModel
 
 WITHOUT_PROXY = build_opener(ProxyHandler({}))
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from transduce.decoding.search import JoinableModel
-from transduce.special_ids import PAD
+from transduce.text.vocabulary import PAD
 
 SOURCES = [[5, 9, 4, 17, 2], [8, 2], [3, 12, 20, 2]]
 SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, PAD]])

@@ -4,10 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transduce.decoding.translation.translations import Translation
+    from transduce.decoding.translations import Translation
     from transduce.decoding.translator import Translator, load
-    from transduce.sampling_config import SamplingConfig
-    from transduce.search_config import SearchConfig
+    from transduce.search_config import SamplingConfig, SearchConfig
 
 __all__ = [
     "SamplingConfig",
@@ -21,9 +20,9 @@ __version__ = "0.1.0"
 
 
 _HOMES = {
-    "SamplingConfig": "transduce.sampling_config",
+    "SamplingConfig": "transduce.search_config",
     "SearchConfig": "transduce.search_config",
-    "Translation": "transduce.decoding.translation.translations",
+    "Translation": "transduce.decoding.translations",
     "Translator": "transduce.decoding.translator",
     "load": "transduce.decoding.translator",
 }

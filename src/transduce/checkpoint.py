@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from transduce.files import write_folder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder import CONFIG, FORMAT, WEIGHTS, Array, damaged, open_model
-from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
-from transduce.whole_folders import write_folder
+from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
 FILLING = {nn.init.normal_, Tensor.normal_, nn.init.uniform_, Tensor.uniform_}
 """What draws first weights."""

@@ -18,15 +18,15 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 
 from transduce.errors import CheckpointError, ConfigError, VersionError
+from transduce.files import read_json, reason, require_file
 from transduce.foreign_models import describe, foreign_type, is_pointer
-from transduce.json_files import read_json, reason, require_file
-from transduce.languages import canonical
 from transduce.model.config import ModelConfig
-from transduce.model.sizes.parameters import parameter_shapes
-from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
+from transduce.model.sizes import parameter_shapes
 from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping, shown
+from transduce.text.languages import canonical
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
 FORMAT = 4
 """Of the model folder; raised when an older version could not read a newer folder."""

@@ -19,9 +19,8 @@ import numpy as np
 from jaxtyping import Shaped
 
 from transduce.errors import RequestError
-from transduce.machine import free_memory
+from transduce.machine import free_memory, gomp_parallel
 from transduce.native_header import declarations, hash_of
-from transduce.threads import gomp_parallel
 
 LIBRARY, HEADER, INTERFACE = "libtransduce.so", "transduce.h", "transduce.ffi"
 CACHE_LINE = 64

@@ -12,8 +12,8 @@ import torch
 from transduce.analysis.attention_maps import attention_maps
 from transduce.cli import main
 from transduce.decoding.translator import load
-from transduce.report import fonts
-from transduce.special_ids import BOS, EOS
+from transduce.report import chart
+from transduce.text.vocabulary import BOS, EOS
 
 TEXT = "one two three"
 
@@ -181,7 +181,7 @@ def test_letters_without_a_font_are_reported_in_one_sentence(
     letters: str,
     font: str,
 ) -> None:
-    monkeypatch.setattr(fonts, "_installed", lambda: ())
+    monkeypatch.setattr(chart, "_installed", lambda: ())
     figure = tmp_path / "figure.png"
     main(
         ["attention", str(model), "--source", f"{letters} one", "--figure", str(figure)]

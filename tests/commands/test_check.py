@@ -10,9 +10,9 @@ from rich.console import Console
 from transduce.cli import main
 from transduce.cli.check import CorpusDisplay
 from transduce.cli.terminal import BoundedConsole
+from transduce.data.corpus_files import CorpusFiles
 from transduce.experiments.corpus_check import advise, check_corpus
 from transduce.experiments.presets import PRESETS
-from transduce.preparation.corpus_files import CorpusFiles
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from rich.filesize import decimal
 
 from file_server import FileServer, unchecked
 from transduce.cli.data import DataDisplay
-from transduce.corpora import download, named_corpora
-from transduce.corpora.named_corpora import NAMED_CORPORA, NamedCorpus
+from transduce.data import download, named_corpora
+from transduce.data.named_corpora import NAMED_CORPORA, NamedCorpus
 
 LINES = 2_000
 
@@ -183,7 +183,7 @@ def test_without_a_terminal_a_line_is_printed_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("transduce.cli.terminal.LINE_SECONDS", 0.0)
-    monkeypatch.setattr("transduce.corpora.assembly.REPORT_LINES", LINES)
+    monkeypatch.setattr("transduce.data.assembly.REPORT_LINES", LINES)
     monkeypatch.setattr(download, "CHUNK_BYTES", 500)
     server.breaks_at = 1_000
     size = decimal(len(server.files[path_of(multi30k, 0)]))

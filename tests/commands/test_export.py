@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from transduce.cli.proof_sample import NUM_SENTENCES, OUTLANDISH, proof_sentences
-from transduce.extras import missing_package
+from transduce.errors import missing_package
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "how-to" / "export.md"
 AS_CTRANSLATE2 = "--penalty", "power", "--length-penalty", 1, "--patience", 1
@@ -104,7 +104,7 @@ def test_a_missing_package_is_named(
     import_anew: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import_anew("transduce.export.ctranslate2")
+    import_anew("transduce.interop.ctranslate2")
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     message = refuses("export", model, "--to", "ctranslate2", "--out", tmp_path / "out")
     assert message == missing_package("Export to ctranslate2", "ctranslate2", "export")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from transduce.extras import missing_package
-from transduce.importing.marian import import_model
+from transduce.errors import missing_package
+from transduce.interop.marian_import import import_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
 

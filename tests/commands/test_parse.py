@@ -12,9 +12,9 @@ import pytest
 import transduce
 from transduce.checkpoint import load_model, save_model
 from transduce.cli import main
-from transduce.corpora.grammar_treebank import training_trees
-from transduce.decoding.parsing import parser as parser_module
-from transduce.parsing.trees import Tree, parse_tree, read_trees
+from transduce.decoding import parser as parser_module
+from transduce.grammar.corpus import training_trees
+from transduce.trees.trees import Tree, parse_tree, read_trees
 
 SETTINGS = (
     "model.num_layers=1",

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from transduce.cli import main
+from transduce.experiments import quickstart_parsing
+from transduce.experiments import quickstart_translation as quickstart
 from transduce.experiments.presets import PRESETS
-from transduce.experiments.quickstart import parsing
-from transduce.experiments.quickstart import translation as quickstart
+from transduce.grammar.corpus import Grammar
 from transduce.search_config import SearchConfig
-from transduce.text.grammar import Grammar
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,9 +21,9 @@ def _small() -> Iterator[None]:
         patch.setattr(quickstart, "NUM_TEST", 8)
         tiny = replace(PRESETS["tiny"], search=PRESETS["quickstart"].search)
         patch.setitem(PRESETS, "quickstart", tiny)
-        patch.setattr(parsing, "NUM_TRAINING", 60)
-        patch.setattr(parsing, "NUM_DEV", 3)
-        patch.setattr(parsing, "NUM_TEST", 6)
+        patch.setattr(quickstart_parsing, "NUM_TRAINING", 60)
+        patch.setattr(quickstart_parsing, "NUM_DEV", 3)
+        patch.setattr(quickstart_parsing, "NUM_TEST", 6)
         search = SearchConfig(beam_size=2, extra_length=5)
         training = replace(tiny.training, best_by="f1")
         small = replace(tiny, search=search, training=training)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from transduce.analysis.cost import LayerSizes
-from transduce.experiments.tables import table1
+from transduce.experiments import table1
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from transduce.corpora.named_corpora import named_corpus
+from transduce.data.named_corpora import named_corpus
 from transduce.errors import ConfigError
-from transduce.experiments.tables.table3.experiment import claimed
+from transduce.experiments.table3 import claimed
 from waiting import wait_until
 
 SMALL = (

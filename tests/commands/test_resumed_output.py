@@ -16,7 +16,7 @@ import pytest
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.cli import partial_output
 from transduce.cli.partial_output import model_sum
-from transduce.decoding.parsing.parser import Parser
+from transduce.decoding.parser import Parser
 from transduce.decoding.translator import Translator
 from waiting import wait_until
 
@@ -116,7 +116,7 @@ def test_a_resumed_output_is_that_of_a_command_that_was_never_interrupted(
 
 
 def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -> None:
-    monkeypatch.setattr("transduce.decoding.streaming.windows.WINDOW_LINES", 4)
+    monkeypatch.setattr("transduce.decoding.streaming.WINDOW_LINES", 4)
     monkeypatch.setattr("transduce.cli.score.WINDOW_LINES", 4)
     arguments = ("score", model, "--source", LINES, "--target", LINES, "--jsonl")
     expected = succeeds(*arguments)
@@ -277,7 +277,7 @@ def test_a_part_with_a_damaged_record_is_not_resumed(
 def test_a_fault_of_the_input_keeps_finished_lines(
     refuses, succeeds, model, monkeypatch
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.streaming.windows.WINDOW_LINES", 4)
+    monkeypatch.setattr("transduce.decoding.streaming.WINDOW_LINES", 4)
     LINES.write_bytes(b"one\n" * 10 + b"\xff\n" + b"two\n")
     arguments = ("translate", model, "--input", LINES, "--output", OUTPUT)
     message = refuses(*arguments)

@@ -21,9 +21,9 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from transduce.decoding.translator import load
-from transduce.extras import missing_package
-from transduce.serving.http.admission import AdmissionConfig
-from transduce.serving.http.connection import ConnectionConfig
+from transduce.errors import missing_package
+from transduce.serving.admission import AdmissionConfig
+from transduce.serving.connection import ConnectionConfig
 from transduce.serving.request_queue import QueueConfig
 from waiting import wait_until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.extras import missing_package
+from transduce.errors import missing_package
 from transduce.training.trainer import DivergedError, StepReport, Trainer
 
 TINY = ("--preset", "tiny", "--set", "training.steps=8", "training.checkpoint_steps=4")

@@ -86,7 +86,7 @@ def test_the_n_best_stand_together_and_begin_with_the_best(
 def test_an_over_long_line_is_translated_in_parts_and_named(
     command: Callable[..., Any], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.translation.parts.MAX_SOURCE_TOKENS", 12)
+    monkeypatch.setattr("transduce.decoding.translations.MAX_SOURCE_TOKENS", 12)
     sentences = ["one two three four.", "five six!", "seven eight one two."]
     long = " ".join(sentences)
     alone = [
@@ -105,7 +105,7 @@ def test_an_over_long_line_is_translated_in_parts_and_named(
 @pytest.fixture
 def over_long(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Two lines, the first over-long."""
-    monkeypatch.setattr("transduce.decoding.translation.parts.MAX_SOURCE_TOKENS", 12)
+    monkeypatch.setattr("transduce.decoding.translations.MAX_SOURCE_TOKENS", 12)
     return b"one two three four. five six! seven eight one two.\ntwo\n"
 
 

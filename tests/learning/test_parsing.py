@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from transduce.cli import main
-from transduce.corpora.grammar_treebank import training_trees
-from transduce.parsing.linearization import STYLES
+from transduce.grammar.corpus import training_trees
+from transduce.trees.linearization import STYLES
 
 SETTINGS = (
     "model.num_layers=2",

@@ -34,9 +34,9 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         ("transduce.model.config", "ModelConfig"),
         ("transduce.model.transformer", "Transformer"),
         ("transduce.experiments.presets", "PRESETS"),
-        ("transduce.training.schedule", "learning_rate"),
+        ("transduce.training.optimizer", "learning_rate"),
         ("transduce.decoding.translator", "load"),
-        ("transduce.parsing.bracket_f1", "bracket_f1"),
+        ("transduce.trees.bracket_f1", "bracket_f1"),
     ],
 )
 def test_a_name_in_the_documentation_is_where_it_says(module: str, name: str) -> None:

@@ -29,8 +29,8 @@ VARIANTS = {
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that decoding must make room, though sentences are few and short."""
-    monkeypatch.setattr("transduce.model.sizes.room.FIRST_SLOTS", 1)
-    monkeypatch.setattr("transduce.model.sizes.room.STEPS_AHEAD", 4)
+    monkeypatch.setattr("transduce.model.sizes.FIRST_SLOTS", 1)
+    monkeypatch.setattr("transduce.model.sizes.STEPS_AHEAD", 4)
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.model.transformer import Transformer
+from transduce.training import cross_entropy as module
 from transduce.training.config import TrainingConfig
-from transduce.training.loss import cross_entropy as module
 from transduce.training.trainer import StepReport, Trainer
 
 ONE_UPDATE = BatchingConfig(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.transformer import Transformer
-from transduce.special_ids import PAD
+from transduce.text.vocabulary import PAD
 
 SOURCES = [[5, 9, 4, 17, 2], [8, 2], [3, 12, 20, 2], [2]]
 TARGETS = [[1, 6], [1, 11, 22, 7, 9], [1], [1, 3, 4]]

@@ -16,7 +16,7 @@ from torch import Tensor
 from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.greedy_search import greedy_search
-from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.search import Hypothesis
 from transduce.search_config import SearchConfig
 
 BOS, EOS, VOCAB_SIZE = 0, 1, 6

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from transduce.model.cache import DecodingState
 from transduce.model.transformer import Transformer
-from transduce.special_ids import PAD
+from transduce.text.vocabulary import PAD
 
 SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, PAD]])
 LENGTH = 7

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.decoding.next_token_models import ready_model
-from transduce.decoding.next_token_models.coverage import CoverageDecoder
+from transduce.decoding import ready_model
+from transduce.decoding.coverage import CoverageDecoder
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
 from transduce.native import api
 from transduce.search_config import SearchConfig
-from transduce.special_ids import BOS, EOS
+from transduce.text.vocabulary import BOS, EOS
 
 CPU = torch.device("cpu")
 SOURCES = ["one two three", "four", "eight seven six five four three two one"]
@@ -44,9 +44,7 @@ def ids_of(translator: Translator) -> dict[str, int]:
 def test_every_hypothesis_is_scored_by_the_attention_it_paid(
     trained_checkpoint, monkeypatch, beta
 ):
-    monkeypatch.setattr(
-        "transduce.decoding.streaming.refilled_batch.BATCH_POSITIONS", 40
-    )
+    monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 40)
     config = SearchConfig(beam_size=3, num_best=3, coverage_penalty=beta)
     translator = Translator(trained_checkpoint, CPU)
     ids = ids_of(translator)
@@ -140,9 +138,7 @@ def test_kernels_count_coverage_as_operators_do(
     trained_checkpoint, monkeypatch, settings
 ):
     """Translations in a small batch that other sentences join."""
-    monkeypatch.setattr(
-        "transduce.decoding.streaming.refilled_batch.BATCH_POSITIONS", 90
-    )
+    monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 90)
     checkpoint = sharpened(trained_checkpoint)
     config = SearchConfig(coverage_penalty=0.4, **settings)
     sources = [" ".join(SOURCES[-1].split()[i % 8 :]) for i in range(30)]

@@ -21,9 +21,9 @@ from transduce.decoding.translator import Translator
 from transduce.device import Hardware, choose_hardware
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.training.compiled_layers import fuse_layers
 from transduce.training.config import TrainingConfig
-from transduce.training.fusing import fuse_layers
-from transduce.training.loss.batch_loss import BatchLoss
+from transduce.training.loss import BatchLoss
 from transduce.training.trainer import Trainer, TrainingStoppedError
 
 BATCHING = BatchingConfig(source_tokens=200, target_tokens=200, batch_tokens=100)

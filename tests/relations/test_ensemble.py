@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from transduce.decoding.beam_search import beam_search
-from transduce.decoding.next_token_models.ensemble import Ensemble
-from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.ensemble import Ensemble
+from transduce.decoding.incremental import IncrementalDecoder
 from transduce.decoding.search import NextTokenModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, PAD]])
 

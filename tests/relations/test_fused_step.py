@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from step_sequence import SOURCE, steps
-from transduce.decoding.next_token_models.fused_step import (
+from transduce.decoding.fused_step import (
     FusedStep,
     LinearMap,
     plain_linear,
 )
-from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.incremental import IncrementalDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 

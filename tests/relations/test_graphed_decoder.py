@@ -10,17 +10,15 @@ from torch import Tensor
 from recorded_run import OperatorRecorder, tensors
 from step_sequence import SOURCE, SOURCES, steps
 from transduce.decoding.beam_search import beam_search
-from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.next_token_models.fused_step import FusedStep, plain_linear
-from transduce.decoding.next_token_models.graphed.cuda_graphs import CudaGraphs
-from transduce.decoding.next_token_models.graphed.graphed_decoder import GraphedDecoder
-from transduce.decoding.next_token_models.graphed.static_step import StaticStep
-from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.next_token_models.torch_model import TorchModel
+from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, StaticStep
+from transduce.decoding.fused_step import FusedStep, plain_linear
+from transduce.decoding.incremental import IncrementalDecoder
+from transduce.decoding.search import Hypothesis
+from transduce.decoding.torch_model import TorchModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
-from transduce.special_ids import BOS, EOS
+from transduce.text.vocabulary import BOS, EOS
 
 VARIANTS = [
     {},

@@ -12,17 +12,16 @@ from transduce.data.tensors import pad_rows
 from transduce.decoding.beam_search import begin_beam_search
 from transduce.decoding.candidates import find_candidates
 from transduce.decoding.candidates_by_torch import find_by_torch
-from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.incremental import IncrementalDecoder
 from transduce.decoding.native_model import NativeModel
-from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.packed_linear import PackedLinear
-from transduce.decoding.search import Decoding, JoinableModel
-from transduce.decoding.streaming.refilled_batch import search_in_steps
+from transduce.decoding.search import Decoding, Hypothesis, JoinableModel
+from transduce.decoding.streaming import search_in_steps
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api, library, string
 from transduce.search_config import SearchConfig
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 pytestmark = pytest.mark.skipif(api() is None, reason="no native library")
 

@@ -11,12 +11,11 @@ from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.greedy_search import greedy_search
-from transduce.decoding.translation.parts import MAX_SOURCE_TOKENS, Line, parts_of
+from transduce.decoding.translations import MAX_SOURCE_TOKENS, Line, parts_of
 from transduce.decoding.translator import Translator
-from transduce.sampling_config import SamplingConfig
-from transduce.search_config import SearchConfig
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 VOCAB_SIZE = 7
 
@@ -92,7 +91,7 @@ def test_equal_parts_of_a_long_line_are_drawn_differently(
     translator: Translator, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
-        "transduce.decoding.translation.parts.MAX_SOURCE_TOKENS",
+        "transduce.decoding.translations.MAX_SOURCE_TOKENS",
         len(tokenizer.encode("one two three.")),
     )
     drawing = SamplingConfig(number=1, temperature=3.0, seed=5)

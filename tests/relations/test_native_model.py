@@ -10,18 +10,18 @@ from torch import Tensor
 
 from native_reading import after
 from step_sequence import SOURCE, SOURCES, steps
+from transduce.decoding.incremental import IncrementalDecoder
 from transduce.decoding.native_model import (
     EncodedSources,
     NativeDecoder,
     NativeModel,
 )
-from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.next_token_models.torch_model import TorchModel, prepared
 from transduce.decoding.packed_linear import NativePrecision
+from transduce.decoding.torch_model import TorchModel, prepared
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api
-from transduce.special_ids import PAD
+from transduce.text.vocabulary import PAD
 
 pytestmark = pytest.mark.skipif(api() is None, reason="no native library")
 

@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
-from transduce.corpora.grammar_treebank import training_trees
-from transduce.decoding.parsing import parser as module
-from transduce.decoding.parsing.parser import Parse, Parser
-from transduce.decoding.streaming import refilled_batch, windows
+from transduce.decoding import parser as module
+from transduce.decoding import streaming
+from transduce.decoding.parser import Parse, Parser
 from transduce.decoding.translator import Translator
+from transduce.grammar.corpus import training_trees
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.parsing.delinearization import Repairs
-from transduce.parsing.linearization import STYLES, StyleName
-from transduce.parsing.trees import NOTHING, parse_tree
-from transduce.parsing.vocabulary import learn_symbols
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer
+from transduce.trees.delinearization import Repairs
+from transduce.trees.linearization import STYLES, StyleName
+from transduce.trees.trees import NOTHING, parse_tree
+from transduce.trees.vocabulary import learn_symbols
 
 CPU = torch.device("cpu")
 SENTENCES = [
@@ -76,7 +76,7 @@ def parser(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Parser:
 def test_a_sentence_is_parsed_in_a_batch_as_alone(
     parser: Parser, beam_size: int, constrained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refilled_batch, "BATCH_POSITIONS", 25 * beam_size)
+    monkeypatch.setattr(streaming, "BATCH_POSITIONS", 25 * beam_size)
     together = parse(parser, SENTENCES, beam_size, constrained)
     alone = [parse(parser, [words], beam_size, constrained)[0] for words in SENTENCES]
     assert [each.tree for each in together] == [each.tree for each in alone]
@@ -147,6 +147,6 @@ def test_windows_change_nothing(
     parser: Parser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = parse(parser, SENTENCES, 2, True)
-    monkeypatch.setattr(windows, "WINDOW_LINES", 2)
+    monkeypatch.setattr(streaming, "WINDOW_LINES", 2)
     found = parse(parser, SENTENCES, 2, True)
     assert [each.tree for each in found] == [each.tree for each in expected]

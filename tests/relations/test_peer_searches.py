@@ -16,14 +16,14 @@ from transformers import MarianMTModel
 from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
-from transduce.export import ctranslate2 as to_ctranslate2
-from transduce.export import marian as to_marian
-from transduce.export.portable_tokenizer import portable_pieces
+from transduce.interop import ctranslate2 as to_ctranslate2
+from transduce.interop import marian_export as to_marian
+from transduce.interop.portable_tokenizer import portable_pieces
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
-from transduce.special_ids import EOS
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import EOS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
 

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float32
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.next_token_models.ready_model import ReadyModel
 from transduce.decoding.probabilities import (
     draw,
     log_likelihoods,
@@ -19,15 +18,16 @@ from transduce.decoding.probabilities import (
     log_softmax,
 )
 from transduce.decoding.probabilities_by_torch import draw_by_torch, log_mean_by_torch
+from transduce.decoding.ready_model import ReadyModel
 from transduce.decoding.scoring import score_pairs
 from transduce.decoding.scoring_by_torch import score_by_torch
 from transduce.decoding.translator import Translator
 from transduce.errors import CheckpointError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.sampling_config import SamplingConfig
-from transduce.special_ids import EOS
+from transduce.search_config import SamplingConfig
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import EOS
 
 ROWS, VOCAB = 40, 300
 RESTRICTIONS: list[dict[str, Any]] = [

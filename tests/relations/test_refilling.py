@@ -15,26 +15,23 @@ from torch import Tensor
 
 from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.checkpoint import Checkpoint
+from transduce.decoding import streaming
 from transduce.decoding.beam_search import beam_search, begin_beam_search
 from transduce.decoding.greedy_search import begin_greedy_search, greedy_search
-from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.sampling import Sampling, sample
-from transduce.decoding.search import Decoding
-from transduce.decoding.streaming import refilled_batch
-from transduce.decoding.streaming.refilled_batch import search_in_steps
-from transduce.decoding.streaming.windows import in_order
+from transduce.decoding.search import Decoding, Hypothesis
+from transduce.decoding.streaming import in_order, search_in_steps
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.sampling_config import SamplingConfig
-from transduce.search_config import SearchConfig
+from transduce.search_config import SamplingConfig, SearchConfig
 
 BOS, EOS, VOCAB_SIZE = 1, 2, 11
 CPU = torch.device("cpu")
 
 
 def all_done(
-    lengths: Sequence[int], room: int, begin: refilled_batch.Begin
+    lengths: Sequence[int], room: int, begin: streaming.Begin
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     return chain.from_iterable(search_in_steps(lengths, room, begin))
 
@@ -252,8 +249,8 @@ def test_a_model_translates_alike_in_any_batch(
         next(own.translate_stream([source], config, [prefix]))
         for source, prefix in zip(sources, prefixes, strict=True)
     ]
-    monkeypatch.setattr(refilled_batch, "REFILL_SHARE", share)
-    monkeypatch.setattr(refilled_batch, "BATCH_POSITIONS", 100)
+    monkeypatch.setattr(streaming, "REFILL_SHARE", share)
+    monkeypatch.setattr(streaming, "BATCH_POSITIONS", 100)
     together = own.translate_stream(sources, config, prefixes)
     for found, expected in zip(together, apart, strict=True):
         assert [h.score for h in found.hypotheses] == pytest.approx(

@@ -18,7 +18,9 @@ import pytest
 import torch
 
 from transduce.checkpoint import load_model
-from transduce.corpora.grammar_treebank import training_trees
+from transduce.data.augmentation import AugmentationConfig
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.treebank import TreebankConfig, TreebankFiles
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevScore
@@ -26,9 +28,7 @@ from transduce.experiments.observation import RunResult, RunStart
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFiles, RunFolder
-from transduce.preparation.augmentation import AugmentationConfig
-from transduce.preparation.corpus_files import CorpusFiles
-from transduce.preparation.treebank import TreebankConfig, TreebankFiles
+from transduce.grammar.corpus import training_trees
 from transduce.search_config import SearchConfig
 from transduce.training.trainer import StepReport, TrainingStoppedError
 

@@ -9,14 +9,14 @@ import torch
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.greedy_search import greedy_search
-from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.next_token_models.incremental import IncrementalDecoder
+from transduce.decoding.incremental import IncrementalDecoder
 from transduce.decoding.scoring_by_torch import score_targets
+from transduce.decoding.search import Hypothesis
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 SOURCE = torch.tensor(
     [

@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 from native_reading import after
 from transduce.data.tensors import pad_rows
 from transduce.decoding.beam_search import beam_search
-from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.ensemble import Ensemble
+from transduce.decoding.incremental import IncrementalDecoder
 from transduce.decoding.native_model import NativeModel
-from transduce.decoding.next_token_models.ensemble import Ensemble
-from transduce.decoding.next_token_models.incremental import IncrementalDecoder
 from transduce.decoding.scoring_by_torch import score_targets
-from transduce.decoding.search import JoinableModel
+from transduce.decoding.search import Hypothesis, JoinableModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api
 from transduce.search_config import SearchConfig
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 Ids = Sequence[int]
 VOCAB_SIZE = 19

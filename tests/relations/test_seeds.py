@@ -13,20 +13,20 @@ from torch import Tensor
 
 from transduce.checkpoint import load_model
 from transduce.data.batches import Batcher, BatchingConfig
+from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
 from transduce.experiments.observation import Observers
 from transduce.experiments.pipeline import train
 from transduce.experiments.presets import PRESETS
 from transduce.model.config import ModelConfig
-from transduce.model.operators.dropout import Dropout, new_masking, rows_of
-from transduce.model.operators.native_operators import (
+from transduce.model.transformer import Transformer
+from transduce.native import check
+from transduce.nn.dropout import Dropout, new_masking, rows_of
+from transduce.nn.native_operators import (
     loaded_nn_api,
     nn_api,
     tensor_pointer,
 )
-from transduce.model.transformer import Transformer
-from transduce.native import check
-from transduce.preparation.corpus_files import CorpusFiles
 from transduce.training.config import TrainingConfig
 from transduce.training.distributed import Processes
 from transduce.training.trainer import StepReport, Trainer

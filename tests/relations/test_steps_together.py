@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 
 from native_reading import after
 from transduce.decoding import native_model
-from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.native_model import NativeDecoder, NativeModel
 from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
-from transduce.decoding.search import Decoding
-from transduce.decoding.streaming.refilled_batch import search_in_steps
+from transduce.decoding.search import Decoding, Hypothesis
+from transduce.decoding.streaming import search_in_steps
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api
 from transduce.search_config import SearchConfig
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 pytestmark = pytest.mark.skipif(api() is None, reason="no native library")
 

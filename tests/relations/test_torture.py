@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from transduce.checkpoint import load_model
+from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
 from transduce.experiments.observation import Observers
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import RunFolder
-from transduce.preparation.corpus_files import CorpusFiles
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.translation.translations import Translation
+from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -67,9 +67,7 @@ def test_a_line_is_translated_alike_among_others(
     together = translate(translator, LINES, beam_size)
     alone = [translate(translator, [line], beam_size)[0] for line in LINES]
     # Small enough for several batches, so that lines also leave their order.
-    monkeypatch.setattr(
-        "transduce.decoding.streaming.refilled_batch.BATCH_POSITIONS", 30
-    )
+    monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 30)
     in_pieces = translate(translator, LINES, beam_size)
     assert [t.text for t in together] == [t.text for t in alone]
     assert [t.text for t in in_pieces] == [t.text for t in alone]

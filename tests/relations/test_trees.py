@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.parsing.automaton import partial_tree
-from transduce.parsing.bracket_f1 import bracket_f1, with_tags_of
-from transduce.parsing.delinearization import Repairs, delinearize
-from transduce.parsing.linearization import (
+from transduce.trees.automaton import partial_tree
+from transduce.trees.bracket_f1 import bracket_f1, with_tags_of
+from transduce.trees.delinearization import Repairs, delinearize
+from transduce.trees.linearization import (
     STYLES,
     Style,
     Symbol,
@@ -18,8 +18,8 @@ from transduce.parsing.linearization import (
     read_symbols,
     symbols_in,
 )
-from transduce.parsing.normalization import normalized
-from transduce.parsing.trees import Tree, parse_tree, read_trees
+from transduce.trees.normalization import normalized
+from transduce.trees.trees import Tree, parse_tree, read_trees
 
 unhurried = settings(deadline=None)
 thoroughly = settings(deadline=None, max_examples=500)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from transduce.errors import RequestError
-from transduce.extras import missing_in, packages_for
+from transduce.errors import RequestError, missing_in, packages_for
 
 
 def test_a_missing_package_is_told_with_its_extra() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from transduce.errors import CheckpointError, RequestError
 from transduce.foreign_models import describe
-from transduce.importing.marian import import_model
+from transduce.interop.marian_import import import_model
 from transduce.model_folder import open_model
 
 MARIAN = json.dumps({"model_type": "marian", "architectures": ["MarianMTModel"]})

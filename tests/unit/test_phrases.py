@@ -2,8 +2,7 @@
 
 import pytest
 
-from transduce.extras import missing_package
-from transduce.phrases import counted, duration, in_seconds, shortened
+from transduce.errors import counted, duration, in_seconds, missing_package, shortened
 
 
 @pytest.mark.parametrize(

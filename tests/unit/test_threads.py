@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from transduce.threads import (
+from transduce.machine import (
     READ_BY_PYTORCH,
     leave_a_core,
     num_threads,
@@ -42,7 +42,7 @@ def told_by(program: str, **variables: str) -> str:
 def test_there_are_as_many_as_pytorch_has(variables: dict[str, str]) -> None:
     without = told_by(
         "import sys\n"
-        "from transduce.threads import num_threads\n"
+        "from transduce.machine import num_threads\n"
         "print(num_threads())\n"
         "assert 'torch' not in sys.modules",
         **variables,
@@ -58,14 +58,14 @@ def test_pytorch_that_another_thread_is_still_loading_is_not_asked(monkeypatch) 
     monkeypatch.setitem(sys.modules, "torch", loading)
     for name in READ_BY_PYTORCH:
         monkeypatch.setenv(name, "1")
-    monkeypatch.setattr("transduce.threads._Threads.asked", None)
+    monkeypatch.setattr("transduce.machine._Threads.asked", None)
     use_threads(1)
     assert num_threads() == before == 1
 
 
 def test_so_many_are_used_as_are_asked_for() -> None:
     program = (
-        "from transduce.threads import num_threads, use_threads\n"
+        "from transduce.machine import num_threads, use_threads\n"
         "use_threads(1)\n"
         "print(num_threads())\n"
         "import torch\n"

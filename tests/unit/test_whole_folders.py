@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from transduce import whole_folders as module
+from transduce import files as module
 from transduce.errors import CheckpointError
-from transduce.whole_folders import clear_leftovers, remove_folder, write_folder
+from transduce.files import clear_leftovers, remove_folder, write_folder
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 

@@ -18,7 +18,7 @@ from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import AttentionKind
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.transformer import Transformer
-from transduce.special_ids import PAD
+from transduce.text.vocabulary import PAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,12 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from transduce.decoding.beam_search import BeamSearch
-from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.next_token_models.coverage import CoverageDecoder
-from transduce.decoding.next_token_models.incremental import IncrementalDecoder
-from transduce.decoding.search import Coverage, Decoding, NextTokenModel
+from transduce.decoding.coverage import CoverageDecoder
+from transduce.decoding.incremental import IncrementalDecoder
+from transduce.decoding.search import Coverage, Decoding, Hypothesis, NextTokenModel
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
-from transduce.special_ids import BOS, EOS
+from transduce.text.vocabulary import BOS, EOS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

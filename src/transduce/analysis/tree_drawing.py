@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import accumulate
 
-from transduce.parsing.trees import Tree
+from transduce.trees.trees import Tree
 
 INDENT = "  "
 CHARACTER, GAP, LEVEL, MARGIN, BASELINE = 8, 14, 44, 16, 14

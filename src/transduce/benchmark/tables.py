@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from statistics import mean
 
-from transduce.benchmark.decoding.speed import DecodingSpeed, SettingSpeed
-from transduce.benchmark.training.speed import TrainingSpeed
+from transduce.benchmark.decoding import DecodingSpeed, SettingSpeed
+from transduce.benchmark.training import TrainingSpeed
 from transduce.machine import BUSY_LOAD
 
 NAME_WIDTH = 34

@@ -35,10 +35,8 @@ from transduce.cli.ending import (
 from transduce.cli.help import PlainHelp
 from transduce.cli.signatures import described
 from transduce.cli.terminal import BoundedConsole
-from transduce.errors import TransduceError
-from transduce.extras import missing_in, missing_package
+from transduce.errors import TransduceError, counted, missing_in, missing_package
 from transduce.interruption import unwound_on_termination
-from transduce.phrases import counted
 
 USER_ERROR = 2
 """Exit code of what the user can mend."""

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from matplotlib.figure import Figure
 
-from transduce.analysis.attention_report.page import as_page
-from transduce.analysis.attention_report.sentence import Granularity, look_into
+from transduce.analysis.attention_page import as_page
+from transduce.analysis.attention_sentence import Granularity, look_into
 from transduce.analysis.figures import (
     LabelledHeads,
     check_figure_path,
@@ -22,7 +22,7 @@ from transduce.cli.searching import search_of
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.model.config import AttentionKind
-from transduce.report.fonts import advice, fonts_for
+from transduce.report.chart import advice, fonts_for
 
 View = Literal["lines", "maps", "overview"]
 Heads = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]

@@ -8,18 +8,18 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.benchmark.decoding.speed import measure_decoding, random_checkpoint
-from transduce.benchmark.decoding.task import Setting
+from transduce.benchmark.decoding import measure_decoding, random_checkpoint
+from transduce.benchmark.decoding_contestants import Setting
 from transduce.benchmark.tables import decoding_table, training_table
-from transduce.benchmark.training.speed import WARM_UP_ROUNDS, measure_training
+from transduce.benchmark.training import WARM_UP_ROUNDS, measure_training
 from transduce.checkpoint import load_model
 from transduce.cli.options import Assignments, run_config
 from transduce.cli.terminal import error_console
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
+from transduce.grammar.corpus import Grammar
 from transduce.machine import Precision
 from transduce.text.corpus import read_text
-from transduce.text.grammar import Grammar
 
 NUM_SENTENCES = 2_000
 """Of the built-in corpus."""

@@ -19,7 +19,8 @@ from transduce.cli.options import (
     text_files,
 )
 from transduce.cli.terminal import BoundedConsole, error_console
-from transduce.errors import DataError
+from transduce.data.treebank import TreebankFiles
+from transduce.errors import DataError, counted
 from transduce.experiments.corpus_check import (
     Advice,
     BankReport,
@@ -36,8 +37,6 @@ from transduce.experiments.corpus_check import (
 )
 from transduce.experiments.corpus_survey import Finding, LengthBin, SideReport
 from transduce.experiments.presets import require_task
-from transduce.phrases import counted
-from transduce.preparation.treebank import TreebankFiles
 
 WIDTH = 80
 """Where there is no terminal: the same output everywhere."""

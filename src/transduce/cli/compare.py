@@ -11,27 +11,25 @@ from cyclopts import Parameter
 
 from transduce.cli.output import Force, require_new, writer
 from transduce.cli.terminal import error_console, table_console
-from transduce.errors import ConfigError, DataError
-from transduce.evaluation.comparison import (
+from transduce.errors import ConfigError, DataError, counted
+from transduce.metrics.comparison import (
     Comparison,
     Example,
     LengthScores,
     SystemExamples,
 )
-from transduce.evaluation.comparison import compare as compare_systems
-from transduce.evaluation.significance import (
+from transduce.metrics.comparison import compare as compare_systems
+from transduce.metrics.significance import (
     SIGNIFICANT_P,
     PairedScores,
     SystemScore,
     Trials,
 )
-from transduce.evaluation.tokenization import (
+from transduce.metrics.tokenization import (
     Tokenization,
     Tokenize,
     choose_tokenization,
 )
-from transduce.languages import LanguagesConfig, detect_unspaced, guess
-from transduce.phrases import counted
 from transduce.report.content import (
     Column,
     MarkedText,
@@ -44,6 +42,7 @@ from transduce.report.content import (
 from transduce.report.page import as_page
 from transduce.report.terminal import show
 from transduce.text.corpus import read_text
+from transduce.text.languages import LanguagesConfig, detect_unspaced, guess
 
 EXAMPLE_COLUMNS = (
     Column(name="", is_text=True),

@@ -1,14 +1,14 @@
 """How a training run shows itself in a terminal, or in a file of its output."""
 
 from transduce.cli.terminal import ProgressDisplay
+from transduce.data.augmentation import AugmentationConfig
+from transduce.data.prepared_corpus import PreparedCorpus
+from transduce.errors import WEEK, counted, duration
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.observation import RunResult, RunStart
 from transduce.experiments.presets import RunConfig
-from transduce.phrases import WEEK, counted, duration
-from transduce.preparation.augmentation import AugmentationConfig
-from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.training.config import TrainingConfig
-from transduce.training.fitting import Fit
+from transduce.training.micro_batch import Fit
 from transduce.training.trainer import StepReport
 
 BUSY_SHARE = 0.1

@@ -10,29 +10,30 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Files
 from transduce.cli.searching import require_no_search, search_of
-from transduce.decoding.next_token_models.ready_model import DecodingPrecision
+from transduce.decoding.ready_model import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
-from transduce.evaluation.bleu import (
+from transduce.metrics.bleu import (
     BleuScore,
+    ChrfScore,
     corpus_bleu,
+    corpus_chrf,
     paper_bleu,
     tokenized_bleu,
 )
-from transduce.evaluation.chrf import ChrfScore, corpus_chrf
-from transduce.evaluation.tokenization import (
+from transduce.metrics.tokenization import (
     Tokenization,
     Tokenize,
     choose_tokenization,
 )
-from transduce.languages import (
+from transduce.text.corpus import read_pairs
+from transduce.text.languages import (
     LanguagesConfig,
     base,
     detect_unspaced,
     guess_all,
     is_unspaced,
 )
-from transduce.text.corpus import read_pairs
 
 
 def evaluate(

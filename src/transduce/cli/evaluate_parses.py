@@ -10,15 +10,19 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.cli.searching import require_no_search, search_of
-from transduce.decoding.next_token_models.ready_model import DecodingPrecision
-from transduce.decoding.parsing.parse_scores import score_parses
+from transduce.data.treebank import read_both, read_treebank
+from transduce.decoding.parser import score_parses
+from transduce.decoding.ready_model import DecodingPrecision
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, DataError
-from transduce.parsing.bracket_f1 import BracketScore, bracket_f1, with_tags_of
-from transduce.parsing.evalb_report import evalb_report
-from transduce.parsing.normalization import normalized
-from transduce.preparation.treebank import read_both, read_treebank
 from transduce.text.corpus import read_lines
+from transduce.trees.bracket_f1 import (
+    BracketScore,
+    bracket_f1,
+    evalb_report,
+    with_tags_of,
+)
+from transduce.trees.normalization import normalized
 
 
 def evaluate_parses(

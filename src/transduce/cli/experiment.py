@@ -6,12 +6,11 @@ from pathlib import Path
 from transduce.cli.data import DataDisplay
 from transduce.cli.files import Files
 from transduce.cli.terminal import ProgressDisplay
-from transduce.corpora.assembly import assemble
-from transduce.corpora.named_corpora import NamedCorpus, named_corpus
+from transduce.data.assembly import assemble
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.named_corpora import NamedCorpus, named_corpus
 from transduce.errors import ConfigError, DataError
-from transduce.experiments.tables.table3.experiment import RowRun
-from transduce.experiments.tables.table3.processes import WholeProgress
-from transduce.preparation.corpus_files import CorpusFiles
+from transduce.experiments.table3 import RowRun, WholeProgress
 
 
 class ExperimentDisplay(ProgressDisplay):

@@ -7,8 +7,7 @@ from typing import Literal
 from transduce.checkpoint import load_model
 from transduce.cli.output import Force, require_new_folder
 from transduce.cli.proof_sample import proof_sentences
-from transduce.errors import RequestError
-from transduce.extras import packages_for
+from transduce.errors import RequestError, packages_for
 
 Target = Literal["ctranslate2", "marian", "onnx"]
 MARKS = {
@@ -58,7 +57,7 @@ def export(
     checkpoint = load_model(model)
     sentences = proof_sentences(sample, checkpoint.source_language)
     with packages_for(f"Export to {to}", "export"):
-        from transduce.export.proof import ProofError
+        from transduce.interop.proof import ProofError
 
         target = import_module(f"transduce.export.{to}")
         try:

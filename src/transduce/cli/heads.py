@@ -4,8 +4,8 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
-from transduce.analysis.head_survey.report import as_report
-from transduce.analysis.head_survey.survey import (
+from transduce.analysis.head_report import as_report
+from transduce.analysis.head_survey import (
     SEED,
     grammar_sentences,
     survey_annotated,
@@ -17,14 +17,14 @@ from transduce.cli.options import require_both
 from transduce.cli.output import Force, require_new_folder
 from transduce.cli.reports import finish
 from transduce.cli.terminal import error_console
-from transduce.corpora.grammar_treebank import held_out_trees
+from transduce.data.treebank import read_treebank
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
-from transduce.parsing.normalization import normalized
-from transduce.parsing.trees import Tree
-from transduce.preparation.treebank import read_treebank
+from transduce.grammar.corpus import held_out_trees
 from transduce.settings import require_between
 from transduce.text.corpus import SentencePair, read_pairs
+from transduce.trees.normalization import normalized
+from transduce.trees.trees import Tree
 
 MOST_SENTENCES = 1_000_000
 """Greatest number of sentences in a survey, which are all in memory."""

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from transduce.cli.output import Force, require_new_folder
 from transduce.cli.proof_sample import proof_sentences
-from transduce.extras import packages_for
-from transduce.languages import LanguagesConfig
+from transduce.errors import packages_for
 from transduce.model_folder import WEIGHTS
+from transduce.text.languages import LanguagesConfig
 
 
 def import_(
@@ -52,7 +52,7 @@ def import_(
     languages = LanguagesConfig(source=source_language, target=target_language)
     sentences = proof_sentences(sample, languages.source)
     with packages_for("Import", "export"):
-        from transduce.importing.marian import import_model
+        from transduce.interop.marian_import import import_model
 
         proof = import_model(folder, out, sentences, languages)
     print(f"The model is in {out}.")

@@ -9,14 +9,14 @@ from pathlib import Path
 from transduce.cli.output import STANDARD_OUTPUT
 from transduce.cli.partial_output import Destination, Origin, RecordOutput
 from transduce.cli.terminal import counted_lines
-from transduce.decoding.streaming.windows import (
+from transduce.decoding.streaming import (
     WINDOW_LINES,
     Pace,
     Windows,
     arriving_windows,
     full_windows,
 )
-from transduce.decoding.translation.translations import Translation
+from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.text.corpus import STANDARD_INPUT, read_stream, read_text, standard_input
 

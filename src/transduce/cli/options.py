@@ -8,11 +8,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import FITTING, RunConfig, preset
 from transduce.experiments.run_folder import RunFiles
-from transduce.preparation.corpus_files import CorpusFiles
-from transduce.preparation.treebank import TreebankFiles
 from transduce.settings import apply_assignments, apply_file
 from transduce.text.corpus import STANDARD_INPUT, read_lines
 

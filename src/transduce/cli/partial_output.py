@@ -20,7 +20,6 @@ import numpy as np
 from cyclopts import Parameter
 
 import transduce
-from transduce.claims import claim_file
 from transduce.cli.ending import say_on_errors
 from transduce.cli.output import (
     is_standard_output,
@@ -30,11 +29,11 @@ from transduce.cli.output import (
     told_if_unwritable,
     writer,
 )
-from transduce.errors import ConfigError, DataError, TransduceError
+from transduce.errors import ConfigError, DataError, TransduceError, counted
+from transduce.files import claim_file
 from transduce.model_folder import CONFIG, WEIGHTS, find_model
-from transduce.parsing.vocabulary import SYMBOLS_FILE
-from transduce.phrases import counted
 from transduce.text.tokenizer import TOKENIZER_FILE
+from transduce.trees.vocabulary import SYMBOLS_FILE
 
 Resume = Annotated[bool, Parameter(negative="")]
 """Option to go on with an output that was interrupted."""

@@ -4,9 +4,9 @@ from itertools import islice
 from pathlib import Path
 
 from transduce.errors import ConfigError
-from transduce.languages import base
+from transduce.grammar.corpus import BUILT_IN, Grammar
 from transduce.text.corpus import read_text
-from transduce.text.grammar import BUILT_IN, Grammar
+from transduce.text.languages import base
 
 NUM_SENTENCES = 6
 """Of the built-in grammar."""

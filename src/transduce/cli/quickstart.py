@@ -11,17 +11,17 @@ from transduce.cli.terminal import plain_console, program
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
-from transduce.experiments.quickstart.parsing import (
+from transduce.experiments.quickstart_parsing import (
     ParsingResult,
     run_parsing_quickstart,
 )
-from transduce.experiments.quickstart.translation import (
+from transduce.experiments.quickstart_translation import (
     QuickstartResult,
     run_quickstart,
 )
-from transduce.languages import english_name
-from transduce.text.grammar import Pair
-from transduce.whole_folders import remove_folder
+from transduce.files import remove_folder
+from transduce.grammar.corpus import Pair
+from transduce.text.languages import english_name
 
 SENTENCES: dict[Pair, str] = {
     "en-de": "The old lamp fell because it was heavy.",

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from transduce.cli.terminal import table_console
-from transduce.report.content import Report
-from transduce.report.markdown import write_markdown
+from transduce.files import write_folder
+from transduce.report.content import Report, write_markdown
 from transduce.report.page import as_page
 from transduce.report.terminal import show
-from transduce.whole_folders import write_folder
 
 
 def finish(report: Report, figures: Mapping[str, object], out: Path, name: str) -> None:

@@ -9,8 +9,7 @@ import torch
 from cyclopts import Parameter
 
 from transduce.analysis.cost import SUSTAINED_TFLOPS, Cluster
-from transduce.benchmark.machine import describe_machine
-from transduce.benchmark.matrix_rate import matrix_rate
+from transduce.benchmark.measurement import describe_machine, matrix_rate
 from transduce.cli.experiment import (
     ExperimentDisplay,
     chosen_corpus,
@@ -24,40 +23,38 @@ from transduce.cli.reports import finish
 from transduce.cli.terminal import error_console
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
-from transduce.evaluation.significance import Trials
-from transduce.evaluation.tokenization import Tokenize
 from transduce.experiments.computing import computing_of
-from transduce.experiments.tables.table1 import as_report as table1_report
-from transduce.experiments.tables.table1 import measure_table1
-from transduce.experiments.tables.table2 import (
+from transduce.experiments.table1 import as_report as table1_report
+from transduce.experiments.table1 import measure_table1
+from transduce.experiments.table2 import (
     Table2,
     Target,
     our_row,
     training_cost,
 )
-from transduce.experiments.tables.table2 import as_report as table2_report
-from transduce.experiments.tables.table3.experiment import (
+from transduce.experiments.table2 import as_report as table2_report
+from transduce.experiments.table3 import (
     CORPUS,
+    Crew,
     Experiment,
+    RunsFailedError,
+    carry_out,
     claimed,
+    places,
     refuse_other_contents,
     row_runs,
 )
-from transduce.experiments.tables.table3.processes import (
-    Crew,
-    RunsFailedError,
-    carry_out,
-    places,
-)
-from transduce.experiments.tables.table3.reporting import as_report as table3_report
-from transduce.experiments.tables.table3.results import collect
-from transduce.experiments.tables.table3.rows import base_for, require_rows
-from transduce.experiments.tables.table4 import Setting, Table4, our_parser, our_parses
-from transduce.experiments.tables.table4 import as_report as table4_report
-from transduce.languages import LanguagesConfig, guess_all
+from transduce.experiments.table3_report import as_report as table3_report
+from transduce.experiments.table3_report import collect
+from transduce.experiments.table3_rows import base_for, require_rows
+from transduce.experiments.table4 import Setting, Table4, our_parser, our_parses
+from transduce.experiments.table4 import as_report as table4_report
 from transduce.machine import Precision, WaitingMeter, keep_freed_memory
+from transduce.metrics.significance import Trials
+from transduce.metrics.tokenization import Tokenize
 from transduce.settings import require_between
 from transduce.text.corpus import read_pairs
+from transduce.text.languages import LanguagesConfig, guess_all
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
 Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]

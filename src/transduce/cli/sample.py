@@ -22,11 +22,11 @@ from transduce.cli.partial_output import (
     Resume,
     model_sum,
 )
-from transduce.decoding.next_token_models.ready_model import DecodingPrecision
-from transduce.decoding.streaming.windows import Pace
-from transduce.decoding.translation.translations import Translation
+from transduce.decoding.ready_model import DecodingPrecision
+from transduce.decoding.streaming import Pace
+from transduce.decoding.translations import Translation
 from transduce.decoding.translator import load
-from transduce.sampling_config import SamplingConfig
+from transduce.search_config import SamplingConfig
 
 
 def sample(

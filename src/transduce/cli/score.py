@@ -10,11 +10,10 @@ from cyclopts import Parameter
 from transduce.cli.files import Files
 from transduce.cli.output import Force
 from transduce.cli.partial_output import Destination, Origin, Resume, model_sum
-from transduce.decoding.streaming.windows import WINDOW_LINES, full_windows
-from transduce.decoding.translation.target_score import TargetScore
+from transduce.decoding.streaming import WINDOW_LINES, full_windows
 from transduce.decoding.translator import load
-from transduce.evaluation.perplexity import perplexity
-from transduce.phrases import counted
+from transduce.errors import counted
+from transduce.metrics.perplexity import TargetScore, perplexity
 from transduce.text.corpus import SentencePair, read_pairs
 
 

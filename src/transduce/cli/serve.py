@@ -6,12 +6,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.decoding.next_token_models.ready_model import DecodingPrecision
-from transduce.decoding.streaming.processes import default_processes
+from transduce.decoding.processes import default_processes
+from transduce.decoding.ready_model import DecodingPrecision
 from transduce.decoding.translator import choose_device, load
-from transduce.errors import ConfigError
-from transduce.extras import packages_for
-from transduce.threads import leave_a_core
+from transduce.errors import ConfigError, packages_for
+from transduce.machine import leave_a_core
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
 
@@ -100,8 +99,13 @@ def serve(
             "At least one model must be given, before options, but none is."
         )
     with packages_for("`transduce serve`", "serve"):
-        from transduce.serving import served_models
-        from transduce.serving.http import access, admission, connection, server
+        from transduce.serving import (
+            access,
+            admission,
+            connection,
+            served_models,
+            server,
+        )
         from transduce.serving.request_queue import QueueConfig, RequestQueue
     names = [served_models.ModelName.parse(model) for model in models]
     served_models.require_distinct(names)

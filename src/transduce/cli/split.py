@@ -8,13 +8,12 @@ from cyclopts import Parameter
 from transduce.cli.files import Files
 from transduce.cli.options import refuse_trees, require_both
 from transduce.cli.terminal import program
-from transduce.errors import ConfigError
-from transduce.languages import guess_all
-from transduce.phrases import counted
-from transduce.preparation.corpus_files import read_through
-from transduce.preparation.held_out import require_choice, usual_number, write_split
+from transduce.data.corpus_files import read_through
+from transduce.data.held_out import require_choice, usual_number, write_split
+from transduce.errors import ConfigError, counted
+from transduce.files import write_folder
 from transduce.text.corpus import aligned_lines
-from transduce.whole_folders import write_folder
+from transduce.text.languages import guess_all
 
 
 def split(

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from transduce.errors import RequestError
+from transduce.errors import RequestError, missing_package
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.observation import RunResult, RunStart
-from transduce.extras import missing_package
 from transduce.training.trainer import StepReport
 
 FOLDER = "tensorboard"

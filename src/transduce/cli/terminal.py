@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from transduce.phrases import counted
+from transduce.errors import counted
 
 LINE_SECONDS = 30.0
 """Between progress lines where there is no terminal to draw on."""

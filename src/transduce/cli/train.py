@@ -22,6 +22,7 @@ from transduce.cli.options import (
 from transduce.cli.output import Force
 from transduce.cli.resuming import telling_how_to_go_on
 from transduce.cli.tensorboard import TensorBoardLog
+from transduce.data.treebank import TreebankFiles
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.observation import Observers
@@ -38,7 +39,6 @@ from transduce.experiments.run_folder import (
     settings_of,
 )
 from transduce.machine import Precision
-from transduce.preparation.treebank import TreebankFiles
 from transduce.training.distributed import is_joined, joined, local_rank
 
 

@@ -23,9 +23,9 @@ from transduce.cli.partial_output import (
     model_sum,
 )
 from transduce.cli.searching import search_of
-from transduce.decoding.next_token_models.ready_model import DecodingPrecision
-from transduce.decoding.streaming.windows import Pace
-from transduce.decoding.translation.translations import Translation
+from transduce.decoding.ready_model import DecodingPrecision
+from transduce.decoding.streaming import Pace
+from transduce.decoding.translations import Translation
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.search_config import LengthPenalty

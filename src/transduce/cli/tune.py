@@ -11,11 +11,10 @@ from cyclopts import Parameter
 from transduce.cli.files import Files
 from transduce.cli.options import require_both
 from transduce.cli.terminal import error_console, table_console
-from transduce.decoding.next_token_models.ready_model import DecodingPrecision
+from transduce.data.treebank import read_treebank
+from transduce.decoding.ready_model import DecodingPrecision
 from transduce.decoding.translator import Translator, load
-from transduce.errors import ConfigError
-from transduce.evaluation.significance import SIGNIFICANT_P
-from transduce.evaluation.tokenization import Tokenize, choose_tokenization
+from transduce.errors import ConfigError, counted
 from transduce.experiments.tuning import (
     Grid,
     Tuning,
@@ -23,14 +22,14 @@ from transduce.experiments.tuning import (
     tune_translation,
     tuned,
 )
-from transduce.languages import guess_all
+from transduce.metrics.significance import SIGNIFICANT_P
+from transduce.metrics.tokenization import Tokenize, choose_tokenization
 from transduce.model_folder import find_model, write_search
-from transduce.phrases import counted
-from transduce.preparation.treebank import read_treebank
 from transduce.report.content import Report, Section, Table, columns
 from transduce.report.terminal import show
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_pairs
+from transduce.text.languages import guess_all
 
 BeamSizes = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
 Penalties = Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative="")]

@@ -19,7 +19,7 @@ from jaxtyping import Integer
 
 from transduce.data.dataset import Dataset
 from transduce.settings import require_between
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 if TYPE_CHECKING:
     import transduce.data.tensors

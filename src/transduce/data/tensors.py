@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
-from transduce.special_ids import PAD
+from transduce.text.vocabulary import PAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

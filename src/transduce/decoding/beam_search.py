@@ -25,9 +25,17 @@ from transduce.decoding.candidates import (
     find_candidates,
     forced_tokens,
 )
-from transduce.decoding.hypotheses import End, Hypothesis, Step, traced
 from transduce.decoding.native_search import NativeSearch
-from transduce.decoding.search import Coverage, Decoding, NextTokenModel, Search
+from transduce.decoding.search import (
+    Coverage,
+    Decoding,
+    End,
+    Hypothesis,
+    NextTokenModel,
+    Search,
+    Step,
+    traced,
+)
 from transduce.native import api
 from transduce.search_config import SearchConfig
 

@@ -12,9 +12,8 @@ from transduce.decoding.candidates import (
     find_candidates,
     forced_tokens,
 )
-from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.native_search import NativeGreedySearch
-from transduce.decoding.search import Decoding, NextTokenModel, Search
+from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel, Search
 from transduce.native import api
 from transduce.search_config import SearchConfig
 

@@ -9,9 +9,9 @@ from jaxtyping import Float, Float32, Float64, Int64
 
 from transduce.decoding.native_search import NativeSearch
 from transduce.decoding.packed_linear import NativePrecision, native_precision
+from transduce.machine import num_threads
 from transduce.model.config import ModelConfig
 from transduce.native import api, check, empty_aligned, ffi, library, pointer
-from transduce.threads import num_threads
 
 MAX_ROWS = 1_024
 """Rows of all steps that one call takes; a search can be stopped between calls."""

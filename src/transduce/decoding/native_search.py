@@ -16,11 +16,10 @@ from transduce.decoding.candidates import (
     find_candidates,
     native_logits,
 )
-from transduce.decoding.hypotheses import Hypothesis
-from transduce.decoding.search import Coverage
+from transduce.decoding.search import Coverage, Hypothesis
+from transduce.machine import num_threads
 from transduce.native import api, check, ffi, pointer
 from transduce.search_config import SearchConfig
-from transduce.threads import num_threads
 
 ENDLESS = 2**62
 """Tokens, or hypotheses, that no search reaches."""

@@ -5,8 +5,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Float32
 
+from transduce.machine import num_threads
 from transduce.native import api, check, empty_aligned, ffi, library, pointer
-from transduce.threads import num_threads
 
 NativePrecision = Literal["fp32", "int8"]
 """Precision of matrix products in the native library."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from transduce.sampling_config import SamplingConfig
+from transduce.search_config import SamplingConfig
 
 
 def log_softmax(logits: Float[np.ndarray, "*rows vocab"]) -> Float32[np.ndarray, "..."]:

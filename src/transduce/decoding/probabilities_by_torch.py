@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
-from transduce.sampling_config import SamplingConfig
+from transduce.search_config import SamplingConfig
 
 
 @torch.inference_mode()

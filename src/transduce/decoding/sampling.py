@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.probabilities import draw, log_softmax
-from transduce.decoding.search import Decoding, NextTokenModel
-from transduce.sampling_config import SamplingConfig
+from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
+from transduce.search_config import SamplingConfig
 
 
 def sample(

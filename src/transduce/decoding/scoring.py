@@ -6,11 +6,11 @@ from itertools import count
 import numpy as np
 from jaxtyping import Float64
 
-from transduce.decoding.next_token_models.ready_model import ReadyModel
 from transduce.decoding.probabilities import log_likelihoods
+from transduce.decoding.ready_model import ReadyModel
 from transduce.decoding.search import NextTokenModel
-from transduce.decoding.translation.target_score import TargetScore
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.metrics.perplexity import TargetScore
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 MOST_ROWS = 256
 """Targets that are read at once: their logits are 38 MB for 37,000 tokens."""

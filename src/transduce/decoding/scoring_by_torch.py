@@ -5,9 +5,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.data.tensors import pad_rows
-from transduce.decoding.translation.target_score import TargetScore
+from transduce.metrics.perplexity import TargetScore
 from transduce.model.transformer import Transformer
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 LOGIT_POSITIONS = 256
 """Positions whose logits are computed at once: 38 MB for 37,000 tokens."""

@@ -14,51 +14,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from transduce.decoding.beam_search import begin_beam_search
+from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.greedy_search import begin_greedy_search
-from transduce.decoding.next_token_models.ensemble import Ensemble
-from transduce.decoding.next_token_models.ready_model import (
-    DecodingPrecision,
-    ReadyModel,
-)
-from transduce.decoding.parsing.parser import PAPER_SEARCH, Parse, Parser
-from transduce.decoding.sampling import Sampling
-from transduce.decoding.scoring import score_pairs
-from transduce.decoding.search import Decoding, JoinableModel, require_numbers
-from transduce.decoding.streaming.processes import (
+from transduce.decoding.parser import PAPER_SEARCH, Parse, Parser
+from transduce.decoding.processes import (
     Beginning,
     SearchProcesses,
     SearchTask,
     default_processes,
 )
-from transduce.decoding.streaming.refilled_batch import batch_positions
-from transduce.decoding.streaming.shares import StepRows
-from transduce.decoding.streaming.windows import Pace, in_order
-from transduce.decoding.translation.parts import (
+from transduce.decoding.ready_model import (
+    DecodingPrecision,
+    ReadyModel,
+)
+from transduce.decoding.sampling import Sampling
+from transduce.decoding.scoring import score_pairs
+from transduce.decoding.search import Decoding, JoinableModel, require_numbers
+from transduce.decoding.streaming import Pace, StepRows, batch_positions, in_order
+from transduce.decoding.translations import (
+    EMPTY,
     Part,
+    Translation,
+    distinct,
+    joined,
     lines_of,
     paired,
     parts_of,
     require_lists,
     require_strings,
-)
-from transduce.decoding.translation.target_score import TargetScore
-from transduce.decoding.translation.translations import (
-    EMPTY,
-    Translation,
-    distinct,
-    joined,
     spelt,
 )
-from transduce.errors import RequestError
-from transduce.extras import packages_for
+from transduce.errors import RequestError, counted, packages_for
 from transduce.machine import free_memory, may_have_gpu
+from transduce.metrics.perplexity import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelAtRest, open_model
-from transduce.phrases import counted
-from transduce.sampling_config import SamplingConfig
-from transduce.search_config import SearchConfig
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +61,7 @@ EXCLUDED = (PAD, BOS)
 DRAWN_BYTES = 48
 """Bytes of memory per draw and token of the vocabulary: logits and probabilities, and
 the sorted and the cumulative ones."""
-COVERAGE = "transduce.decoding.next_token_models.coverage"
+COVERAGE = "transduce.decoding.coverage"
 
 
 class _Asked(NamedTuple):

@@ -14,8 +14,8 @@ import transduce
 from transduce import native
 from transduce.device import Hardware
 from transduce.machine import describe_processor
-from transduce.model.operators.native_operators import uses_amx
 from transduce.native import string
+from transduce.nn.native_operators import uses_amx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ are refused. Settings without effect are only warned of.
 
 from collections.abc import Iterator
 
+from transduce.data.augmentation import AugmentationConfig
+from transduce.data.treebank import TreebankConfig, TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import NO_DEV, RunFiles
 from transduce.model.config import ModelConfig
-from transduce.preparation.augmentation import AugmentationConfig
-from transduce.preparation.treebank import TreebankConfig, TreebankFiles
 from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.training.config import TrainingConfig
 

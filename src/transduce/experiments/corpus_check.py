@@ -13,8 +13,20 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 from transduce.data.batches import Batcher, Update
+from transduce.data.corpus_files import CorpusFiles, num_characters
 from transduce.data.dataset import ID_TYPE, Dataset, EncodedSide, open_dataset
-from transduce.errors import ConfigError
+from transduce.data.prepared_corpus import (
+    DEV,
+    TRAINING,
+    PreparedCorpus,
+    learning_texts,
+)
+from transduce.data.treebank import (
+    TreebankFiles,
+    prepare_treebank,
+    read_treebank,
+)
+from transduce.errors import ConfigError, counted
 from transduce.experiments.corpus_survey import (
     FATES,
     NUM_EXAMPLES,
@@ -34,19 +46,6 @@ from transduce.experiments.presets import (
     RunConfig,
     Task,
     fitting_preset,
-)
-from transduce.phrases import counted
-from transduce.preparation.corpus_files import CorpusFiles, num_characters
-from transduce.preparation.prepared_corpus import (
-    DEV,
-    TRAINING,
-    PreparedCorpus,
-    learning_texts,
-)
-from transduce.preparation.treebank import (
-    TreebankFiles,
-    prepare_treebank,
-    read_treebank,
 )
 from transduce.text.tokenizer import learn_tokenizer
 

@@ -17,19 +17,19 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Integer, Num, Shaped
 
+from transduce.data.corpus_files import MARKS, Reading
 from transduce.data.dataset import Dataset, EncodedSide
-from transduce.errors import DataError
-from transduce.preparation.corpus_files import MARKS, Reading
-from transduce.preparation.encoding import (
+from transduce.data.prepared_corpus import (
     PairCounts,
     PairEncoder,
     encode_pairs,
     fate_of,
 )
-from transduce.special_ids import EOS
+from transduce.errors import DataError
 from transduce.text.corpus import Line, SentencePair, read_lines
 from transduce.text.scripts import UNSPACED_RUN
 from transduce.text.tokenizer import NUM_RESERVED, Tokenizer, normalize
+from transduce.text.vocabulary import EOS
 
 Side: TypeAlias = Literal["source", "target"]
 Row: TypeAlias = tuple[int, int, int, int, int, int]

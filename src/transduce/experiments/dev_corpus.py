@@ -11,19 +11,18 @@ import torch
 from transduce.checkpoint import Checkpoint
 from transduce.data.batches import Batcher
 from transduce.data.dataset import open_dataset, require_ids_below
-from transduce.decoding.parsing.parse_scores import score_parses
+from transduce.data.prepared_corpus import DEV_SOURCE, DEV_TARGET
+from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import Translator
-from transduce.evaluation.bleu import corpus_bleu
-from transduce.evaluation.chrf import corpus_chrf
-from transduce.evaluation.tokenization import choose_tokenization
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import RunFolder
-from transduce.parsing.trees import read_parses
-from transduce.preparation.prepared_corpus import DEV_SOURCE, DEV_TARGET
+from transduce.metrics.bleu import corpus_bleu, corpus_chrf
+from transduce.metrics.tokenization import choose_tokenization
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_text
 from transduce.training.config import BestBy
 from transduce.training.trainer import Trainer
+from transduce.trees.trees import read_parses
 
 Metric = Literal["bleu", "f1"]
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.device import Hardware
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.dev_corpus import DevScore
 from transduce.experiments.presets import RunConfig
-from transduce.preparation.prepared_corpus import PreparedCorpus
-from transduce.training.fitting import Fit
+from transduce.training.micro_batch import Fit
 from transduce.training.trainer import StepReport
 
 

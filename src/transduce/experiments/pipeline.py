@@ -12,10 +12,12 @@ import torch
 from transduce.analysis.learning_curve import draw_learning_curve
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher
+from transduce.data.corpus_files import CorpusFiles
 from transduce.data.dataset import open_dataset, require_ids_below
+from transduce.data.held_out import MOST
+from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.device import Hardware
-from transduce.errors import CheckpointError, ConfigError
-from transduce.evaluation.tokenization import choose_tokenization
+from transduce.errors import WEEK, CheckpointError, ConfigError, duration
 from transduce.experiments.computing import changes, computing_of, recorded
 from transduce.experiments.contradictions import (
     refuse_contradictions,
@@ -44,27 +46,24 @@ from transduce.experiments.run_folder import (
     known_languages,
     refuse_changed_precision,
 )
+from transduce.files import remove_folder
 from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.machine import WaitingMeter, keep_freed_memory
+from transduce.metrics.tokenization import choose_tokenization
 from transduce.model.transformer import Transformer
 from transduce.model_folder import AVERAGED, BEST
-from transduce.phrases import WEEK, duration
-from transduce.preparation.corpus_files import CorpusFiles
-from transduce.preparation.held_out import MOST
-from transduce.preparation.prepared_corpus import PreparedCorpus
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.averaging import average
 from transduce.training.distributed import ALONE, Processes
-from transduce.training.fitting import Fit, require_memory
-from transduce.training.loss.guidance import Guidance, word_beginnings
+from transduce.training.guided_attention import Guidance, word_beginnings
+from transduce.training.micro_batch import Fit, require_memory
 from transduce.training.trainer import (
     DivergedError,
     StepReport,
     Trainer,
     TrainingState,
 )
-from transduce.whole_folders import remove_folder
 
 LOG_STEPS = 10
 """Updates between lines of the log."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Literal
 
+from transduce.data.augmentation import AugmentationConfig
 from transduce.data.batches import BatchingConfig
+from transduce.data.treebank import TreebankConfig
 from transduce.errors import ConfigError
-from transduce.evaluation.tokenization import EvaluationConfig
-from transduce.languages import LanguagesConfig
+from transduce.metrics.tokenization import EvaluationConfig
 from transduce.model.config import ModelConfig
-from transduce.preparation.augmentation import AugmentationConfig
-from transduce.preparation.treebank import TreebankConfig
 from transduce.search_config import SearchConfig
+from transduce.text.languages import LanguagesConfig
 from transduce.text.tokenizer import TokenizerConfig
 from transduce.training.config import TrainingConfig
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.errors import CheckpointError, VersionError
 from transduce.experiments.run_folder import RunFolder
+from transduce.files import remove_folder
 from transduce.model.transformer import Transformer
 from transduce.model_folder import AVERAGED, CHECKPOINTS, newest_first
 from transduce.training.config import TrainingConfig
-from transduce.training.optimizer.weight_optimizer import require_moments
+from transduce.training.optimizer import require_moments
 from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import TrainingState
-from transduce.whole_folders import remove_folder
 
 RISEN = "was saved when the loss had begun to rise."
 

@@ -12,29 +12,27 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 from uuid import uuid4
 
-from transduce.claims import claim
-from transduce.errors import CheckpointError, ConfigError, VersionError
-from transduce.experiments.presets import RunConfig
-from transduce.json_files import read_json
-from transduce.languages import LanguagesConfig, guess_all
-from transduce.machine import Precision
-from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of
-from transduce.parsing.vocabulary import SYMBOLS_FILE, SymbolVocabulary
-from transduce.preparation.corpus_files import CorpusFiles
-from transduce.preparation.held_out import hold_out_pairs
-from transduce.preparation.prepared_corpus import (
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.held_out import hold_out_pairs
+from transduce.data.prepared_corpus import (
     DEV,
     TRAINING,
     PreparedCorpus,
     prepare,
 )
-from transduce.preparation.treebank import (
+from transduce.data.treebank import (
     DEV_TREES,
     TreebankFiles,
     prepare_treebank,
 )
+from transduce.errors import CheckpointError, ConfigError, VersionError
+from transduce.experiments.presets import RunConfig
+from transduce.files import claim, clear_leftovers, read_json, write_folder
+from transduce.machine import Precision
+from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of
 from transduce.settings import apply_mapping, shown
-from transduce.whole_folders import clear_leftovers, write_folder
+from transduce.text.languages import LanguagesConfig, guess_all
+from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
 FORMAT = 1
 RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"

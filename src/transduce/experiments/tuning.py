@@ -14,16 +14,15 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from transduce.decoding.parsing.parse_scores import score_parses
+from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import Translator
-from transduce.evaluation.bleu import corpus_bleu
-from transduce.evaluation.chrf import corpus_chrf
-from transduce.evaluation.significance import Trials, paired_scores
-from transduce.evaluation.tokenization import Tokenization
 from transduce.experiments.dev_corpus import ENOUGH_4_GRAMS
-from transduce.parsing.bracket_f1 import SentenceCounts
-from transduce.parsing.trees import Tree
+from transduce.metrics.bleu import corpus_bleu, corpus_chrf
+from transduce.metrics.significance import Trials, paired_scores
+from transduce.metrics.tokenization import Tokenization
 from transduce.search_config import SearchConfig
+from transduce.trees.bracket_f1 import SentenceCounts
+from transduce.trees.trees import Tree
 
 TRIALS = 1_000
 SEED = 12345

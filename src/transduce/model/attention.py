@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.model.config import Scores
-from transduce.model.operators.dropout import InnerDropout
-from transduce.model.operators.linear import Linear
-from transduce.model.operators.short_attention import (
+from transduce.nn.dropout import InnerDropout
+from transduce.nn.linear import Linear
+from transduce.nn.short_attention import (
     Heads,
     has_short_attention,
     short_attention,

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transduce.model.sizes.room import room_ahead
+from transduce.model.sizes import room_ahead
 
 
 @dataclass(slots=True, kw_only=True)

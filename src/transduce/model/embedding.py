@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transduce.model.operators.linear import linear
-from transduce.model.sizes.sinusoids import sinusoid_array
+from transduce.model.sizes import sinusoid_array
+from transduce.nn.linear import linear
 
 
 class SharedEmbedding(nn.Module):

@@ -9,10 +9,10 @@ from torch.nn import functional
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.cache import LayerCache
 from transduce.model.config import Activation, ModelConfig, Norm
-from transduce.model.operators.dropout import Dropout, InnerDropout
-from transduce.model.operators.linear import Linear
-from transduce.model.operators.residual import has_normalized_sum, normalized_sum
-from transduce.model.sizes.room import first_room
+from transduce.model.sizes import first_room
+from transduce.nn.dropout import Dropout, InnerDropout
+from transduce.nn.linear import Linear
+from transduce.nn.residual import has_normalized_sum, normalized_sum
 
 
 class FeedForward(nn.Module):

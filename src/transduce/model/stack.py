@@ -13,13 +13,13 @@ from transduce.model.layers import (
     FeedForward,
     ResidualConnection,
 )
-from transduce.model.operators.layer_stack import (
+from transduce.nn.layer_stack import (
     Attended,
     Layers,
     has_layer_stack,
     layer_stack,
 )
-from transduce.model.operators.linear import Linear
+from transduce.nn.linear import Linear
 
 Layer = TypeVar("Layer", EncoderLayer, DecoderLayer)
 

@@ -17,9 +17,9 @@ from transduce.model.embedding import (
     SinusoidalPositions,
 )
 from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.operators.dropout import Dropout
 from transduce.model.stack import DecoderStack, EncoderStack
-from transduce.special_ids import PAD
+from transduce.nn.dropout import Dropout
+from transduce.text.vocabulary import PAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

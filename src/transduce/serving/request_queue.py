@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
-from transduce.decoding.parsing.parser import Parse
-from transduce.decoding.parsing.penn_words import penn_words
-from transduce.decoding.streaming.windows import Pace
-from transduce.decoding.translation.parts import require_lists
-from transduce.decoding.translation.translations import Translation
+from transduce.decoding.parser import Parse
+from transduce.decoding.streaming import Pace
+from transduce.decoding.translations import Translation, require_lists
 from transduce.decoding.translator import Translator
 from transduce.errors import (
     BusyError,
@@ -22,9 +20,10 @@ from transduce.errors import (
     OverdueError,
     TimeLimitError,
     TooLongError,
+    in_seconds,
 )
-from transduce.phrases import in_seconds
 from transduce.search_config import SearchConfig
+from transduce.trees.penn_words import penn_words
 
 Result = TypeVar("Result")
 Found = TypeVar("Found", covariant=True)

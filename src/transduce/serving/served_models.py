@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.errors import ConfigError, RequestError
-from transduce.languages import (
+from transduce.serving.request_queue import RequestQueue
+from transduce.text.languages import (
     SCRIPTS,
     best_match,
     canonical,
     english_name,
     is_known,
 )
-from transduce.serving.request_queue import RequestQueue
 
 NAME = re.compile(r"[\w.-]+")
 TAG_IN_NAME = re.compile(

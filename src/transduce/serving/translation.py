@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeVar
 
-from transduce.decoding.translation.translations import (
+from transduce.decoding.translations import (
     Translation,
     TranslationHypothesis,
 )
 from transduce.decoding.translator import Translator
-from transduce.extras import missing_in
+from transduce.errors import missing_in
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
-from transduce.text.documents.inline_tags import WordLinks
-from transduce.text.documents.markup import split_html, written_html
-from transduce.text.documents.running_text import Stretch, sentences, split_text
+from transduce.text.inline_tags import WordLinks
+from transduce.text.markup import split_html, written_html
+from transduce.text.sentence_splitting import Stretch, sentences, split_text
 
 Found = TypeVar("Found")
 

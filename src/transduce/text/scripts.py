@@ -2,7 +2,7 @@
 
 Scripts are ranges of Unicode, so that Python's `re` and every regular expression engine
 that reads a `tokenizer.json` agree on them. The module knows no languages:
-`transduce.languages` lists those without spaces.
+`transduce.text.languages` lists those without spaces.
 """
 
 import re

@@ -20,7 +20,7 @@ import tokenizers
 from tokenizers import models
 
 from transduce.errors import CheckpointError
-from transduce.special_ids import EOS
+from transduce.text.vocabulary import EOS
 
 UNKNOWN = "<unk>"
 """The piece of the vocabulary for what is not in it; as text it is nothing."""

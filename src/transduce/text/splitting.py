@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable, Sequence
 
-from transduce.languages import base
-from transduce.text.documents.sentence_ends import sentence_spans
+from transduce.text.languages import base
 from transduce.text.scripts import UNSPACED_LETTERS
+from transduce.text.sentence_splitting import sentence_spans
 
 CountTokens = Callable[[Sequence[str]], list[int]]
 """The number of tokens of each text; of two with a space between it is the sum."""

@@ -20,9 +20,8 @@ import tokenizers
 from tokenizers import Regex, models, pre_tokenizers, trainers
 
 from transduce.errors import CheckpointError, ConfigError
-from transduce.json_files import parse_json, read_bounded, reason
+from transduce.files import parse_json, read_bounded, reason
 from transduce.settings import require_between, shown
-from transduce.special_ids import EOS, PAD
 from transduce.text.scripts import (
     SPACED_SCRIPTS,
     UNSPACED_LETTER,
@@ -32,6 +31,7 @@ from transduce.text.scripts import (
     is_longer_than_a_word,
 )
 from transduce.text.sentence_pieces import SentencePieceTokenizer
+from transduce.text.vocabulary import EOS, PAD
 
 TOKENIZER_FILE = "tokenizer.json"
 """Of a model and of a run."""

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from transduce.checkpoint import Checkpoint, load_tensors, save_tensors, write_model
 from transduce.errors import CheckpointError
-from transduce.json_files import read_json
+from transduce.files import read_json, write_folder
 from transduce.training.trainer import Progress, TrainingState
-from transduce.whole_folders import write_folder
 
 STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
 

@@ -17,22 +17,22 @@ from transduce.data.batches import Batcher, Update, read_ahead
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.errors import TransduceError
-from transduce.evaluation.perplexity import perplexity
-from transduce.model.operators.packed_weights import unchanged_weights
+from transduce.metrics.perplexity import perplexity
 from transduce.model.transformer import Transformer
-from transduce.special_ids import PAD
+from transduce.nn.packed_weights import unchanged_weights
+from transduce.text.vocabulary import PAD
+from transduce.training.compiled_layers import fuse_layers, is_worth_fusing
 from transduce.training.config import TrainingConfig
 from transduce.training.distributed import ALONE, Processes, Share, apart
-from transduce.training.fitting import Fit, fit
-from transduce.training.fusing import fuse_layers, is_worth_fusing
-from transduce.training.loss.batch_loss import BatchLoss, as_tensor
-from transduce.training.loss.guidance import Guidance
-from transduce.training.optimizer.weight_optimizer import (
+from transduce.training.guided_attention import Guidance
+from transduce.training.loss import BatchLoss, as_tensor
+from transduce.training.micro_batch import Fit, fit
+from transduce.training.optimizer import (
     ADAM_MOMENTS,
     WeightOptimizer,
     require_moments,
+    scheduled_rate,
 )
-from transduce.training.schedule import scheduled_rate
 
 RECENT = 0.02
 """Weight of one update in the recent loss: about fifty updates count."""

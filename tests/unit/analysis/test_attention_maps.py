@@ -15,7 +15,7 @@ from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.transformer import Transformer
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 SOURCE = torch.tensor([[5, 6, 7, 8, EOS], [9, 4, EOS, PAD, PAD]])
 TARGET_IN = torch.tensor([[BOS, 11, 12, PAD], [BOS, 13, 14, 15]])

@@ -15,8 +15,8 @@ from transduce.analysis.figures import (
     draw_maps,
     draw_overview,
 )
-from transduce.report import fonts
-from transduce.report.fonts import Fonts, advice, fonts_for
+from transduce.report import chart
+from transduce.report.chart import Fonts, advice, fonts_for
 
 SENTENCES = {
     "one": ["Hi"],
@@ -106,7 +106,7 @@ def test_the_middle_of_a_long_word_is_left_out() -> None:
 def test_letters_without_a_font_become_code_points(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fonts, "_installed", lambda: ())
+    monkeypatch.setattr(chart, "_installed", lambda: ())
     figure = draw_lines(labelled(["我们", "é"], ["猫a"]), 1, [1])
     written = [text.get_text() for text in texts(figure)]
     assert {"[6211][4EEC]", "é", "[732B]a"} <= {*written}
@@ -116,23 +116,23 @@ def test_fonts_are_searched_for_letters_that_the_usual_one_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     has = {"one": frozenset("我"), "two": frozenset("我们"), "three": frozenset("x")}
-    usual = fonts._characters
-    monkeypatch.setattr(fonts, "_characters", lambda path: has.get(path) or usual(path))
+    usual = chart._characters
+    monkeypatch.setattr(chart, "_characters", lambda path: has.get(path) or usual(path))
     monkeypatch.setattr(
-        fonts,
+        chart,
         "_installed",
         lambda: (("One", "one"), ("Two", "two"), ("Three", "three")),
     )
     found = fonts_for(["我们 ab", "\u200b龘"])
-    assert found.families == (fonts.USUAL, "One", "Two")
+    assert found.families == (chart.USUAL, "One", "Two")
     assert found.missing == {"龘"}
     assert fonts_for(["plain text"]) == Fonts(
-        families=(fonts.USUAL,), missing=frozenset()
+        families=(chart.USUAL,), missing=frozenset()
     )
     assert "1 of the picture's characters (龘)" in advice(found.missing)
 
 
 def test_the_font_of_boxes_is_never_chosen() -> None:
-    names = [name for name, _ in fonts._installed()]
-    assert fonts.USUAL in names
-    assert not [name for name in names if name.startswith(fonts.LAST_RESORT)]
+    names = [name for name, _ in chart._installed()]
+    assert chart.USUAL in names
+    assert not [name for name in names if name.startswith(chart.LAST_RESORT)]

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from transduce.analysis.attention_report.tree_picture import draw_tree
+from transduce.analysis.attention_sentence import draw_tree
 from transduce.analysis.search_tree import SearchTree, watch_search
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.search_config import SearchConfig
-from transduce.special_ids import EOS
+from transduce.text.vocabulary import EOS
 
 TEXT = "one two three"
 SEVERAL = SearchConfig(num_best=4)

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from transduce.analysis.tree_drawing import indented, svg
-from transduce.corpora.grammar_treebank import training_trees
-from transduce.parsing.trees import NOTHING, Tree, parse_tree, read_trees
+from transduce.grammar.corpus import training_trees
+from transduce.trees.trees import NOTHING, Tree, parse_tree, read_trees
 
 TREES = list(islice(training_trees(seed=3), 30))
 NAMESPACE = "{http://www.w3.org/2000/svg}"

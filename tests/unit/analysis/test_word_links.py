@@ -5,7 +5,7 @@ from transduce.analysis.attention_maps import attention_maps, cross_attention_ma
 from transduce.analysis.word_links import MAX_TOKENS, _agreement, attended_links
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
-from transduce.special_ids import BOS, EOS
+from transduce.text.vocabulary import BOS, EOS
 
 
 @pytest.fixture

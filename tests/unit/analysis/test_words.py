@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from transduce.analysis.words import (
+from transduce.analysis.word_links import (
     are_spelt,
     between_words,
     groups_of,

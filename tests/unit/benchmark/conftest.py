@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from transduce.benchmark.training.task import TrainingTask
-from transduce.benchmark.turns import Turn, Turns
+from transduce.benchmark.measurement import Turn, Turns
+from transduce.benchmark.training_contestants import TrainingTask
 from transduce.device import Hardware
 from transduce.experiments.presets import PRESETS
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transduce.benchmark.machine import (
+from transduce.benchmark.measurement import (
     Machine,
     describe_machine,
     installed_version,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from transduce.benchmark import matrix_rate as module
-from transduce.benchmark.matrix_rate import matrix_rate, take_turns
+from transduce.benchmark import measurement as module
+from transduce.benchmark.measurement import matrix_rate, take_turns
 
 TICK = 0.25
 

@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from transduce.benchmark import matrix_rate
-from transduce.benchmark import turns as turns_module
-from transduce.benchmark.turns import Worker
+from transduce.benchmark import measurement
+from transduce.benchmark import measurement as turns_module
+from transduce.benchmark.measurement import Worker
 from transduce.errors import TransduceError
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def test_sleeping_takes_no_time_of_a_turn(take_all_turns, monkeypatch):
 
 
 def test_a_worker_works_in_a_process_of_its_own(cpu):
-    work = partial(matrix_rate.take_turns, cpu)
+    work = partial(measurement.take_turns, cpu)
     with Worker("The rate", work, CPU) as worker:
         turns = [worker.take_turn() for _ in range(2)]
         process = worker._process

@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from transduce.cli.display import TrainingDisplay
+from transduce.data.augmentation import AugmentationConfig
+from transduce.data.prepared_corpus import PairCounts, PreparedCorpus
+from transduce.data.treebank import TreebankConfig
 from transduce.device import Hardware
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.observation import RunStart
 from transduce.experiments.presets import PRESETS
-from transduce.preparation.augmentation import AugmentationConfig
-from transduce.preparation.encoding import PairCounts
-from transduce.preparation.prepared_corpus import PreparedCorpus
-from transduce.preparation.treebank import TreebankConfig
-from transduce.training.fitting import Fit
+from transduce.training.micro_batch import Fit
 
 RUN = PRESETS["base"]
 START = RunStart(

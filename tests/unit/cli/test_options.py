@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from transduce.cli.options import run_config, run_files, text_files
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError
-from transduce.preparation.corpus_files import CorpusFiles
-from transduce.preparation.treebank import TreebankFiles
 
 
 @pytest.mark.parametrize(

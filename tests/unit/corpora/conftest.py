@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from file_server import unchecked
-from transduce.corpora.download import RemoteFile
-from transduce.corpora.named_corpora import NamedCorpus
+from transduce.data.download import RemoteFile
+from transduce.data.named_corpora import NamedCorpus
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch import Tensor
 from beam_kinds import kind_of_beam  # noqa: F401
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.candidates import find_candidates
-from transduce.decoding.hypotheses import Hypothesis
+from transduce.decoding.search import Hypothesis
 from transduce.errors import ConfigError
 from transduce.search_config import SearchConfig
 

@@ -9,8 +9,7 @@ from transduce import native
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
-from transduce.sampling_config import SamplingConfig
-from transduce.search_config import SearchConfig
+from transduce.search_config import SamplingConfig, SearchConfig
 
 needs_library = pytest.mark.skipif(native.api() is None, reason="no native library")
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.decoding.hypotheses import Hypothesis
 from transduce.decoding.sampling import sample
+from transduce.decoding.search import Hypothesis
 from transduce.errors import ConfigError
-from transduce.sampling_config import SamplingConfig
+from transduce.search_config import SamplingConfig
 
 BOS, EOS, A, B, C = range(5)
 AFTER = torch.tensor(

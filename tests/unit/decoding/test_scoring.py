@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from transduce.decoding.scoring_by_torch import score_targets
-from transduce.decoding.translation.target_score import TargetScore
+from transduce.metrics.perplexity import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.special_ids import BOS, EOS
+from transduce.text.vocabulary import BOS, EOS
 
 SOURCE = torch.tensor([[5, 6, 7, EOS]])
 

@@ -10,20 +10,19 @@ import torch
 
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding import beam_search as beam_search_module
+from transduce.decoding import translations
 from transduce.decoding import translator as translator_module
 from transduce.decoding.beam_search import beam_search
-from transduce.decoding.next_token_models.ready_model import DecodingPrecision
-from transduce.decoding.parsing.parser import PAPER_SEARCH
-from transduce.decoding.streaming.windows import Pace
-from transduce.decoding.translation import parts
-from transduce.decoding.translation.translations import Translation
+from transduce.decoding.parser import PAPER_SEARCH
+from transduce.decoding.ready_model import DecodingPrecision
+from transduce.decoding.streaming import Pace
+from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.native import api
-from transduce.sampling_config import SamplingConfig
-from transduce.search_config import SearchConfig
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.search_config import SamplingConfig, SearchConfig
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 CPU = torch.device("cpu")
 SENTENCES = ["one two", "", "three"]
@@ -242,7 +241,7 @@ def test_targets_are_scored_in_their_order(translator: Translator) -> None:
 def test_a_stream_without_end_is_translated_a_window_at_a_time(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.decoding.streaming.windows.WINDOW_LINES", 3)
+    monkeypatch.setattr("transduce.decoding.streaming.WINDOW_LINES", 3)
     endless = ("one" if number % 2 else "" for number in count())
     config = SearchConfig(beam_size=1)
     texts = [t.text for t in islice(translator.translate_stream(endless, config), 7)]
@@ -252,9 +251,7 @@ def test_a_stream_without_end_is_translated_a_window_at_a_time(
 def test_a_line_is_there_as_soon_as_it_and_all_before_it_are_done(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "transduce.decoding.streaming.refilled_batch.BATCH_POSITIONS", 1
-    )
+    monkeypatch.setattr("transduce.decoding.streaming.BATCH_POSITIONS", 1)
     sources = ["", "one two three four", "", "three", "four five"]
     done: list[str] = []
     found = translator.translate_stream(
@@ -267,7 +264,7 @@ def test_a_line_is_there_as_soon_as_it_and_all_before_it_are_done(
 def test_a_line_in_parts_is_told_of_once(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "MAX_SOURCE_TOKENS", 12)
+    monkeypatch.setattr(translations, "MAX_SOURCE_TOKENS", 12)
     done: list[str] = []
     long = "one two three four. five six! seven eight one two."
     [found, _] = translator.translate_stream(
@@ -286,7 +283,7 @@ def test_a_long_line_is_cut_by_the_source_language_of_the_model(
 ) -> None:
     sentences = ["one two 3. Mai three.", "Four five"]
     longest = max(len(translator.tokenizer.encode(each)) for each in sentences)
-    monkeypatch.setattr(parts, "MAX_SOURCE_TOKENS", longest)
+    monkeypatch.setattr(translations, "MAX_SOURCE_TOKENS", longest)
     monkeypatch.setattr(translator, "source_language", language)
     [found] = translator.translate([" ".join(sentences)])
     assert found.num_parts == num_parts

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.contradictions import (
     refuse_contradictions,
@@ -11,8 +13,6 @@ from transduce.experiments.contradictions import (
 )
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFiles
-from transduce.preparation.corpus_files import CorpusFiles
-from transduce.preparation.treebank import TreebankFiles
 from transduce.settings import apply_assignments
 
 SIDE = (Path("text"),)

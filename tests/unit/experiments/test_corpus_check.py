@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from transduce.data.batches import Batcher
+from transduce.data.corpus_files import CorpusFiles
 from transduce.data.dataset import open_dataset
+from transduce.data.prepared_corpus import prepare
 from transduce.errors import ConfigError, DataError
 from transduce.experiments.corpus_check import (
     LOPSIDED_TOKENS,
@@ -20,9 +22,7 @@ from transduce.experiments.corpus_check import (
 )
 from transduce.experiments.corpus_survey import MARKS, NUM_EXAMPLES
 from transduce.experiments.presets import PRESETS, RunConfig
-from transduce.preparation.corpus_files import CorpusFiles
-from transduce.preparation.prepared_corpus import prepare
-from transduce.special_ids import PAD
+from transduce.text.vocabulary import PAD
 
 Lines = Sequence[bytes]
 Check = Callable[..., CorpusReport]

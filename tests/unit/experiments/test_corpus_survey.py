@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from transduce.data.prepared_corpus import learning_texts
 from transduce.errors import DataError
 from transduce.experiments.corpus_survey import (
     Survey,
@@ -14,7 +15,6 @@ from transduce.experiments.corpus_survey import (
     sound_pairs,
     survey_corpus,
 )
-from transduce.preparation.prepared_corpus import learning_texts
 from transduce.text.corpus import Line, SentencePair
 from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, load_model
+from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments import run_folder
@@ -21,10 +22,9 @@ from transduce.experiments.observation import RunResult, RunStart
 from transduce.experiments.pipeline import Consent, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
-from transduce.preparation.corpus_files import CorpusFiles
-from transduce.training import fitting
+from transduce.training import micro_batch
 from transduce.training.averaging import average
-from transduce.training.schedule import scheduled_rate
+from transduce.training.optimizer import scheduled_rate
 from transduce.training.trainer import RISE, DivergedError, StepReport, Trainer
 
 TINY = replace(
@@ -545,7 +545,7 @@ def test_a_run_that_was_cut_to_memory_goes_on_as_it_was(
 ) -> None:
     out, notes = tmp_path / "run", Notes()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fitting, "free_memory", lambda _: 0.0)
+        patched.setattr(micro_batch, "free_memory", lambda _: 0.0)
         with pytest.raises(RuntimeError, match="Enough"):
             train(files, TINY, out, CPU, Impatient())
     resume(out, CPU, notes)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import RunFolder, refuse_changed_precision
-from transduce.preparation.corpus_files import CorpusFiles
 
 TINY = PRESETS["tiny"]
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from transduce.experiments.tuning import Cell, Grid, Tuning, paired_f1_p, tuned
-from transduce.parsing.bracket_f1 import SentenceCounts
 from transduce.search_config import SearchConfig
+from transduce.trees.bracket_f1 import SentenceCounts
 
 NOW = SearchConfig(beam_size=4, length_penalty=0.6, num_best=3)
 

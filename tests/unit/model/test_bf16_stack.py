@@ -13,10 +13,10 @@ from transduce.model import stack as module
 from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.operators import layer_stack
-from transduce.model.operators.native_operators import has_sgemm
-from transduce.model.operators.packed_weights import unchanged_weights
 from transduce.model.stack import DecoderStack, EncoderStack
+from transduce.nn import layer_stack
+from transduce.nn.native_operators import has_sgemm
+from transduce.nn.packed_weights import unchanged_weights
 
 pytestmark = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
 

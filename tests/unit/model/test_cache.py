@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from transduce.model import sizes
 from transduce.model.cache import DecodingState, LayerCache
-from transduce.model.sizes import room
 
 
 def state_of(num_sentences: int) -> DecodingState:
@@ -43,7 +43,7 @@ def read(state: DecodingState, names: list[list[int]]) -> list[list[list[int]]]:
 
 @pytest.fixture(params=[1, 2, 16])
 def steps_ahead(request, monkeypatch):
-    monkeypatch.setattr(room, "STEPS_AHEAD", request.param)
+    monkeypatch.setattr(sizes, "STEPS_AHEAD", request.param)
 
 
 @pytest.mark.usefixtures("steps_ahead")

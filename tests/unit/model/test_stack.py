@@ -15,11 +15,11 @@ from transduce.model import stack as module
 from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.operators import layer_stack, native_operators
-from transduce.model.operators.layer_stack import MOST_PARTS
-from transduce.model.operators.native_operators import has_sgemm
 from transduce.model.stack import DecoderStack, EncoderStack
 from transduce.model.transformer import Transformer
+from transduce.nn import layer_stack, native_operators
+from transduce.nn.layer_stack import MOST_PARTS
+from transduce.nn.native_operators import has_sgemm
 
 pytestmark = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.special_ids import PAD
+from transduce.text.vocabulary import PAD
 
 SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD]])
 TARGET_IN = torch.tensor([[1, 6, 22, 7], [1, 11, PAD, PAD]])

@@ -14,9 +14,10 @@ from transduce.report.content import (
     Report,
     Section,
     Table,
+    as_markdown,
     columns,
+    write_markdown,
 )
-from transduce.report.markdown import as_markdown, write_markdown
 from transduce.report.page import as_page
 from transduce.report.terminal import show
 

@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import CheckpointError
-from transduce.special_ids import EOS
-from transduce.text.grammar import Grammar
+from transduce.grammar.corpus import Grammar
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.tokenizer import SPECIAL_PIECES, load_tokenizer
+from transduce.text.vocabulary import EOS
 
 FORMS = "naïve café Straße ﬁne ½ … „ “ — ™ 中文 각 ё"
 SETTINGS: dict[str, dict[str, Any]] = {

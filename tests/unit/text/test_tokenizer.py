@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from transduce.errors import CheckpointError, ConfigError
-from transduce.export.portable_tokenizer import own_tokenizer, portable_tokenizer
-from transduce.special_ids import BOS, EOS, PAD
+from transduce.interop.portable_tokenizer import own_tokenizer, portable_tokenizer
 from transduce.text import tokenizer as module
 from transduce.text.tokenizer import (
     BYTE_PIECES,
@@ -28,6 +27,7 @@ from transduce.text.tokenizer import (
     load_tokenizer,
     normalize,
 )
+from transduce.text.vocabulary import BOS, EOS, PAD
 
 KINDS = ["bpe", "word-piece"]
 CORPUS = [

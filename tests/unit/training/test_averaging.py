@@ -8,8 +8,8 @@ import torch
 from transduce.checkpoint import Checkpoint
 from transduce.errors import CheckpointError
 from transduce.model.transformer import Transformer
-from transduce.parsing.vocabulary import SymbolVocabulary
 from transduce.training.averaging import average
+from transduce.trees.vocabulary import SymbolVocabulary
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from transduce.data.batches import Batcher, BatchingConfig
 from transduce.errors import ConfigError, TransduceError
 from transduce.model.cost import update_flops
 from transduce.model.transformer import Transformer
-from transduce.training import fitting as fitting_module
+from transduce.training import micro_batch as fitting_module
 from transduce.training.config import TrainingConfig
 from transduce.training.distributed import ALONE, Processes
-from transduce.training.loss.batch_loss import BatchLoss
+from transduce.training.loss import BatchLoss
 from transduce.training.trainer import (
     DivergedError,
     StepReport,
@@ -455,7 +455,7 @@ def test_muon_multiplies_in_the_precision_of_the_hardware(make_trainer, monkeypa
         seen.append(matrices.dtype)
         return matrices
 
-    monkeypatch.setattr("transduce.training.optimizer.muon.orthogonalized", note)
+    monkeypatch.setattr("transduce.training.optimizer.orthogonalized", note)
     config = replace(CONFIG, steps=1, optimizer="muon")
     for dtype in (torch.float32, torch.bfloat16):
         seen.clear()

@@ -1,0 +1,343 @@
+"""What the built-in grammar knows of its sentences, beside the maps of a model.
+
+All is between words, as the grammar counts them; the end of the source is one more.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from transduce.analysis.attention_maps import AttentionMaps
+from transduce.analysis.head_statistics import HeadName
+from transduce.analysis.word_links import between_words, groups_of_words
+from transduce.grammar.corpus import GrammarSentence
+from transduce.model.config import AttentionKind
+from transduce.trees.trees import Constituent, Tree, parse_tree
+
+NOUNS = ("NN", "NNS", "NNP", "PRP")
+MODIFIERS = {
+    "DT": "determiner → noun",
+    "PRP$": "determiner → noun",
+    "JJ": "adjective → noun",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependency:
+    """A word that is to find another."""
+
+    kind: str
+    query: int
+    key: int
+
+
+def dependencies(tree: Tree) -> Iterator[Dependency]:
+    """Modifiers to nouns, verbs to subjects, objects to verbs."""
+    phrases = _Phrases(tree)
+    yield from _of_modifiers(phrases)
+    for verb, phrase in phrases.verbs():
+        yield from _of_verb(phrases, verb, phrase)
+
+
+class _Phrases:
+    """A tree whose leaves know the phrase that they stand in."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.inner = [self._innermost(i) for i in range(len(tree.leaves))]
+
+    def _innermost(self, position: int) -> Constituent:
+        around = (c for c in self.tree.constituents if c.start <= position < c.end)
+        *_, inner = around
+        return inner
+
+    def nouns(self) -> Iterator[tuple[int, Constituent]]:
+        """Each noun phrase with the noun that it is about: its own, or its first's."""
+        for phrase in self.tree.constituents:
+            noun = self._noun(phrase)
+            if phrase.label == "NP" and noun is not None:
+                yield noun, phrase
+
+    def _noun(self, phrase: Constituent) -> int | None:
+        inside = range(phrase.start, phrase.end)
+        tags = [leaf.tag for leaf in self.tree.leaves]
+        own = [i for i in inside if self.inner[i] is phrase and tags[i] in NOUNS]
+        first = [i for i in inside if self.inner[i] is self.inner[phrase.start]]
+        found = own or [i for i in first if tags[i] in NOUNS]
+        return found[-1] if found else None
+
+    def verbs(self) -> Iterator[tuple[int, Constituent]]:
+        """The verbs that begin their phrase."""
+        for phrase in self.tree.constituents:
+            tag = self.tree.leaves[phrase.start].tag
+            if phrase.label == "VP" and tag.startswith("V"):
+                yield phrase.start, phrase
+
+
+def _of_modifiers(phrases: _Phrases) -> Iterator[Dependency]:
+    nouns = {phrase: noun for noun, phrase in phrases.nouns()}
+    for position, leaf in enumerate(phrases.tree.leaves):
+        noun = nouns.get(phrases.inner[position])
+        if leaf.tag in MODIFIERS and noun is not None:
+            yield Dependency(kind=MODIFIERS[leaf.tag], query=position, key=noun)
+
+
+def _of_verb(phrases: _Phrases, verb: int, phrase: Constituent) -> Iterator[Dependency]:
+    before = [(n, p) for n, p in phrases.nouns() if p.end == phrase.start]
+    after = [n for n, p in phrases.nouns() if p.start == verb + 1]
+    if before:
+        # The longest: one that has a clause about it, not one within that.
+        subject = min(before, key=lambda each: each[1].start)[0]
+        yield Dependency(kind="verb → subject", query=verb, key=subject)
+    for noun in after[:1]:
+        yield Dependency(kind="object → verb", query=noun, key=verb)
+
+
+RELATIVE = ("WDT", "WP")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A word that is to find another, and in which attention it may look."""
+
+    kind: str
+    attention: AttentionKind
+    query: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatedMaps:
+    """A sentence of the grammar, and the maps of a model between its words."""
+
+    sentence: GrammarSentence
+    encoder: Float[Tensor, "layers heads source source"]
+    written: Float[Tensor, "decoder_layers heads target source"]
+    """From each target word where the decoder writes it."""
+    read: Float[Tensor, "decoder_layers heads target source"]
+    """From each target word where the decoder reads it, a step later."""
+
+
+def annotate(
+    sentence: GrammarSentence,
+    maps: AttentionMaps,
+    source_pieces: list[str],
+    target_pieces: list[str],
+) -> AnnotatedMaps:
+    """Join what is between pieces to what is between words."""
+    source = _with_end(groups_of_words(source_pieces, sentence.source_words))
+    target = groups_of_words(target_pieces, sentence.target_words)
+    memory = maps.encoder_decoder
+    return AnnotatedMaps(
+        sentence=sentence,
+        encoder=between_words(maps.encoder, source, source),
+        written=between_words(memory[..., :-1, :], target, source),
+        read=between_words(memory[..., 1:, :], target, source),
+    )
+
+
+def _with_end(
+    groups: Float[Tensor, "pieces words"],
+) -> Float[Tensor, "pieces_and_end words_and_end"]:
+    return torch.block_diag(groups, torch.ones(1, 1))
+
+
+def links(sentence: GrammarSentence) -> Iterator[Link]:
+    """Pronouns to what they stand for, and words to those they depend on."""
+    tree = parse_tree(sentence.tree)
+    yield from _antecedents(sentence, tree)
+    for each in dependencies(tree):
+        yield Link(kind=each.kind, attention="encoder", query=each.query, key=each.key)
+
+
+def _antecedents(sentence: GrammarSentence, tree: Tree) -> Iterator[Link]:
+    for pronoun, noun in sentence.antecedents:
+        kind = f"{_pronoun_kind(tree, pronoun)} → antecedent"
+        yield Link(kind=kind, attention="encoder", query=pronoun, key=noun)
+        if tree.leaves[pronoun].tag != "PRP":
+            continue
+        for source, target in sentence.alignment:
+            if source == pronoun:
+                yield Link(
+                    kind=f"translation of {kind}",
+                    attention="encoder-decoder",
+                    query=target,
+                    key=noun,
+                )
+
+
+def _pronoun_kind(tree: Tree, position: int) -> str:
+    tag, word = tree.leaves[position]
+    if tag in RELATIVE:
+        return "that, which, who"
+    if tag == "PRP$":
+        return "his, her, its, their"
+    return "it" if word.lower() == "it" else "he, she, they"
+
+
+Place = Literal["written", "read"]
+"""Whether a target word attends where the decoder writes it, or where it reads it."""
+Linking = Literal["target", "source", "either"]
+"""Which words choose the one they are linked to: those of a side, or of both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlignmentError:
+    """How far the links of a head, or of the mean of a layer's, are from the true."""
+
+    layer: int
+    head: int | None
+    """None for the mean."""
+    place: Place
+    linking: Linking
+    error_rate: float
+    """0 if all links are there and right, 1 if none is."""
+
+
+def alignment_errors(annotated: Sequence[AnnotatedMaps]) -> list[AlignmentError]:
+    """The error rates of every head and layer, over all sentences together."""
+    return [
+        each
+        for place in get_args(Place)
+        for linking in get_args(Linking)
+        for each in _errors(annotated, place, linking)
+    ]
+
+
+def _errors(
+    annotated: Sequence[AnnotatedMaps], place: Place, linking: Linking
+) -> Iterator[AlignmentError]:
+    counts = torch.stack([_counts(each, place, linking) for each in annotated])
+    right, found, gold = counts.sum(dim=0).double()
+    rates = 1 - 2 * right / (found + gold)
+    num_layers, num_and_mean = rates.shape
+    for layer in range(num_layers):
+        for head in range(num_and_mean):
+            is_mean = head == num_and_mean - 1
+            yield AlignmentError(
+                layer=layer + 1,
+                head=None if is_mean else head + 1,
+                place=place,
+                linking=linking,
+                error_rate=float(rates[layer, head]),
+            )
+
+
+def _counts(
+    annotated: AnnotatedMaps, place: Place, linking: Linking
+) -> Float[Tensor, "right_found_gold layers heads_and_mean"]:
+    weights = annotated.written if place == "written" else annotated.read
+    weights = torch.cat([weights, weights.mean(dim=1, keepdim=True)], dim=1)
+    found = links_by(linking, weights)
+    gold = torch.zeros(found.shape[-2:], dtype=torch.bool)
+    for source, target in annotated.sentence.alignment:
+        gold[target, source] = True
+    right = (found & gold).sum(dim=(-2, -1))
+    num_found = found.sum(dim=(-2, -1))
+    return torch.stack([right, num_found, gold.sum().expand_as(right)]).float()
+
+
+def links_by(
+    linking: Linking, weights: Float[Tensor, "*heads target source_and_end"]
+) -> Bool[Tensor, "*heads target source"]:
+    """Which words are linked: each with the one that has most weight for it.
+
+    The end of the source is no word: a target word that prefers it has no link.
+    """
+    by_target = _greatest(weights, dim=-1)
+    by_source = _greatest(weights, dim=-2)
+    return {
+        "target": by_target,
+        "source": by_source,
+        "either": by_target | by_source,
+    }[linking][..., :-1]
+
+
+def _greatest(weights: Float[Tensor, "..."], dim: int) -> Bool[Tensor, "..."]:
+    places = weights.argmax(dim=dim, keepdim=True)
+    return torch.zeros_like(weights, dtype=torch.bool).scatter(dim, places, True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFinding:
+    """How often a head finds the words of one kind of link."""
+
+    head: HeadName
+    accuracy: float
+    """The share of words that attend to the right one most of all: of all words but
+    themselves, and the end left out."""
+    weight: float
+    """The mean weight on the right word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSurvey:
+    """One kind of link, and how all heads of an attention fare with it."""
+
+    kind: str
+    num_links: int
+    offset: int
+    """Words from the one that looks to the one it is to find, most often."""
+    offset_accuracy: float
+    """What always looking so far away would achieve."""
+    heads: tuple[LinkFinding, ...]
+    """The most accurate first."""
+
+
+def survey_links(annotated: Iterable[AnnotatedMaps]) -> list[LinkSurvey]:
+    """Every kind of link that the sentences have."""
+    found: dict[tuple[str, AttentionKind], list[_Found]] = defaultdict(list)
+    for each in annotated:
+        for link in links(each.sentence):
+            found[link.kind, link.attention].append(_look(each, link))
+    return [_survey(*key, looks) for key, looks in sorted(found.items())]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What the heads did about one link."""
+
+    offset: int
+    is_right: Bool[Tensor, "layers heads"]
+    weight: Float[Tensor, "layers heads"]
+
+
+def _look(annotated: AnnotatedMaps, link: Link) -> _Found:
+    is_inside = link.attention == "encoder"
+    maps = annotated.encoder if is_inside else annotated.written
+    weights = maps[:, :, link.query]
+    others = weights[..., :-1].clone()
+    if is_inside:
+        others[..., link.query] = -1
+    return _Found(
+        offset=link.key - link.query,
+        is_right=others.argmax(dim=-1) == link.key,
+        weight=weights[..., link.key],
+    )
+
+
+def _survey(kind: str, attention: AttentionKind, found: list[_Found]) -> LinkSurvey:
+    accuracy = torch.stack([each.is_right for each in found]).double().mean(dim=0)
+    weight = torch.stack([each.weight for each in found]).double().mean(dim=0)
+    heads = [
+        LinkFinding(
+            head=HeadName(kind=attention, layer=layer + 1, head=head + 1),
+            accuracy=float(accuracy[layer, head]),
+            weight=float(weight[layer, head]),
+        )
+        for layer in range(accuracy.size(0))
+        for head in range(accuracy.size(1))
+    ]
+    (offset, count), *_ = Counter(each.offset for each in found).most_common(1)
+    return LinkSurvey(
+        kind=kind,
+        num_links=len(found),
+        offset=offset,
+        offset_accuracy=count / len(found),
+        heads=tuple(sorted(heads, key=lambda each: each.accuracy, reverse=True)),
+    )

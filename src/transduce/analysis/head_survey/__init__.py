@@ -1,1 +1,0 @@
-"""What each head does over a whole corpus, and what is lost without it."""

@@ -1,0 +1,250 @@
+"""The layers themselves: PyTorch's LSTM and convolution, and the model's attention."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.nn import functional
+
+from transduce.analysis.cost import LayerSizes, LayerType
+from transduce.model.attention import MultiHeadAttention
+
+HEAD_WIDTH = 64
+"""d_k and d_v of the paper's base and big models; what is wider has more heads."""
+LOOKING_BACK: frozenset[LayerType] = frozenset(
+    {"recurrent", "convolutional", "convolutional, contiguous"}
+)
+"""Those whose outputs depend on no later input."""
+
+
+class SelfAttention(nn.Module):
+    """Every position attends to all (section 3.2.3)."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.attention = _attention(d_model)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        return self.attention(x, x, None)
+
+
+class RestrictedSelfAttention(nn.Module):
+    """Every position attends to those at most r away (section 4).
+
+    What a model with `neighbourhood` computes, but with few of the scores that its mask
+    hides: a block of r positions has no keys but its own and r to either side.
+    """
+
+    def __init__(self, d_model: int, neighbourhood: int) -> None:
+        super().__init__()
+        self.attention = _attention(d_model)
+        self.neighbourhood = neighbourhood
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        r, length = self.neighbourhood, x.size(1)
+        # The keys of a block begin r positions before it.
+        is_near = torch.ones(r, 3 * r, dtype=torch.bool, device=x.device)
+        is_near = is_near.triu().tril(2 * r)
+        key, value = self.attention.keys_and_values(x)
+        outputs = []
+        for start in range(0, length, r):
+            first, end = max(start - r, 0), min(start + 2 * r, length)
+            mask = is_near[: length - start, first - start + r : end - start + r]
+            outputs.append(
+                self.attention.attend(
+                    x[:, start : start + r],
+                    key[:, :, first:end],
+                    value[:, :, first:end],
+                    mask[None, None],
+                )
+            )
+        return torch.cat(outputs, dim=1)
+
+
+class Recurrence(nn.Module):
+    """A long short-term memory (Hochreiter and Schmidhuber, 1997)."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        output, _ = self.lstm(x)
+        return output
+
+
+class Convolution(nn.Module):
+    """A position is made of itself and k - 1 before it, some way apart."""
+
+    def __init__(self, d_model: int, kernel_width: int, dilation: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(d_model, d_model, kernel_width, dilation=dilation)
+        self.reach = (kernel_width - 1) * dilation
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        channels = functional.pad(x.transpose(1, 2), (self.reach, 0))
+        return self.convolution(channels).transpose(1, 2)
+
+
+def make_layer(layer: LayerType, sizes: LayerSizes, place: int = 0) -> nn.Module:
+    """A layer at its place in a stack, from 0, by which convolutions are dilated."""
+    match layer:
+        case "self-attention":
+            return SelfAttention(sizes.d)
+        case "restricted self-attention":
+            return RestrictedSelfAttention(sizes.d, sizes.r)
+        case "recurrent":
+            return Recurrence(sizes.d)
+        case "convolutional":
+            # Further apart than the sequence is long makes no difference.
+            dilation = min(sizes.k**place, sizes.n)
+            return Convolution(sizes.d, sizes.k, dilation)
+        case "convolutional, contiguous":
+            return Convolution(sizes.d, sizes.k, dilation=1)
+
+
+def share_of_term(layer: LayerType, sizes: LayerSizes) -> float:
+    """How much of a layer's products Table 1 speaks of, as a share of their FLOPs.
+
+    Attention has four projections besides, of n * d * d multiply-adds each.
+    """
+    match layer:
+        case "self-attention":
+            return sizes.n / (sizes.n + 2 * sizes.d)
+        case "restricted self-attention":
+            return 3 * sizes.r / (3 * sizes.r + 2 * sizes.d)
+        case _:
+            return 1.0
+
+
+def _attention(d_model: int) -> MultiHeadAttention:
+    num_heads = max(d_model // HEAD_WIDTH, 1)
+    width = d_model // num_heads
+    return MultiHeadAttention(d_model, num_heads, width, width, "scaled")
+
+
+EXACT = torch.float64
+"""Fine enough that what depends on another over a long path does not vanish. Besides,
+PyTorch has no LSTM in one piece for it, which would hide its steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathLength:
+    """How many steps of a layer's kind lie between the ends of a sequence, at most."""
+
+    layer: LayerType
+    sizes: LayerSizes
+    measured: int
+    theory: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequentialOperations:
+    """The longest chain of operations in one layer, by the length of the sequence."""
+
+    layer: LayerType
+    n: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+class FollowedRecurrence(nn.Module):
+    """A recurrence in which a signal is followed through so many steps alone.
+
+    Of a batch, sequence i is followed through the last steps up to position i: the
+    state that comes before them is taken as it is.
+    """
+
+    def __init__(self, recurrence: Recurrence, num_steps: int) -> None:
+        super().__init__()
+        self.lstm = recurrence.lstm
+        self.num_steps = num_steps
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        outputs, state = [], None
+        for position in range(x.size(1)):
+            output, (hidden, cell) = self.lstm(x[:, position : position + 1], state)
+            outputs.append(output)
+            is_cut = torch.arange(len(x)) == position + self.num_steps
+            state = _cut(hidden, is_cut), _cut(cell, is_cut)
+        return torch.cat(outputs, dim=1)
+
+
+def dependencies(layers: nn.Module, n: int, d: int) -> Bool[Tensor, "outputs inputs"]:
+    """Which inputs each output depends on: where the Jacobian is not zero."""
+    # A copy of the sequence for each output, so that one pass goes back from all.
+    x = torch.randn(n, d, dtype=EXACT).repeat(n, 1, 1).requires_grad_()
+    own = layers(x).diagonal(dim1=0, dim2=1)
+    (gradient,) = torch.autograd.grad((own * torch.randn_like(own)).sum(), x)
+    return (gradient != 0).any(dim=-1)
+
+
+def maximum_path_length(layer: LayerType, sizes: LayerSizes) -> int:
+    """The fewest steps that connect each output with all inputs it may depend on.
+
+    A step is a layer of a stack; of a recurrence, a position.
+    """
+    wanted = torch.ones(sizes.n, sizes.n, dtype=torch.bool)
+    if layer in LOOKING_BACK:
+        wanted = wanted.tril()
+
+    def connects(num_steps: int) -> bool:
+        steps = _steps(layer, sizes, num_steps).to(EXACT)
+        found = dependencies(steps, sizes.n, sizes.d)
+        assert not (found & ~wanted).any()
+        return bool(found[wanted].all())
+
+    return 1 + bisect_left(range(1, sizes.n + 1), True, key=connects)
+
+
+def count_sequential_operations(layer: LayerType, sizes: LayerSizes) -> int:
+    """Operations of one layer of which each needs what the one before put out."""
+    made = make_layer(layer, sizes).to(EXACT)
+    for module in made.modules():
+        if isinstance(module, MultiHeadAttention):
+            # While one listens, attention is not one fused operation.
+            module.weights_tap.register_forward_hook(lambda *_: None)
+    x = torch.randn(1, sizes.n, sizes.d, dtype=EXACT, requires_grad=True)
+    node = made(x).grad_fn
+    assert node is not None
+    return _longest_chain(node)
+
+
+def _steps(layer: LayerType, sizes: LayerSizes, num_steps: int) -> nn.Module:
+    """So many steps of a layer's kind."""
+    if layer == "recurrent":
+        return FollowedRecurrence(Recurrence(sizes.d), num_steps)
+    return nn.Sequential(*(make_layer(layer, sizes, i) for i in range(num_steps)))
+
+
+def _cut(
+    state: Float[Tensor, "1 batch d_model"], is_cut: Bool[Tensor, " batch"]
+) -> Float[Tensor, "1 batch d_model"]:
+    return torch.where(is_cut[:, None], state.detach(), state)
+
+
+def _longest_chain(last: Node) -> int:
+    """Nodes on the longest way from one that needs no other."""
+    lengths: dict[Node, int] = {}
+    waiting = [last]
+    while waiting:
+        node = waiting[-1]
+        needed = [each for each, _ in node.next_functions if each is not None]
+        if unknown := [each for each in needed if each not in lengths]:
+            waiting += unknown
+            continue
+        lengths[node] = 1 + max((lengths[each] for each in needed), default=0)
+        waiting.pop()
+    return lengths[last]

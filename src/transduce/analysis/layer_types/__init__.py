@@ -1,1 +1,0 @@
-"""The layer types of Table 1 as real layers, and what can be measured of them."""

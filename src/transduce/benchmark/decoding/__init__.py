@@ -1,1 +1,0 @@
-"""The speed and memory of decoding, ours and that of others."""

@@ -1,1 +1,0 @@
-"""The speed and memory of training, ours and that of others."""

@@ -1,0 +1,384 @@
+"""Ours and the peers, each as a process that makes one update at each turn."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Integer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from transduce.benchmark.measurement import Turns
+from transduce.data.batches import Batcher, Update
+from transduce.data.dataset import ID_TYPE, OFFSET_TYPE, Dataset, EncodedSide
+from transduce.device import Hardware
+from transduce.errors import missing_package
+from transduce.experiments.presets import RunConfig
+from transduce.machine import keep_freed_memory
+from transduce.model.config import ModelConfig
+from transduce.model.cost import update_flops
+from transduce.model.embedding import sinusoids
+from transduce.model.transformer import Transformer
+from transduce.text.vocabulary import EOS, PAD
+from transduce.training.config import TrainingConfig
+from transduce.training.optimizer import scheduled_rate
+from transduce.training.trainer import StepReport, Trainer
+
+MEAN_LENGTH, LENGTH_SPREAD, LONGEST = 25, 0.6, 100
+"""Of a source in tokens, log-normal: about what pieces of news text have."""
+RATIO_SPREAD = 0.2
+"""Of a target's length over its source's, log-normal around one."""
+MIN_PAIRS = 10_000
+"""Enough for batches of similar lengths, as a real corpus has them."""
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingTask:
+    """So many updates of a run, on random ids in sentences of real-looking lengths."""
+
+    run: RunConfig
+    hardware: Hardware
+    steps: int
+    are_peers_plain: bool = False
+    """Whether they are as they come, without our settings of memory."""
+
+    @property
+    def model(self) -> ModelConfig:
+        """With the vocabulary that the run's tokenizer is to have."""
+        return replace(self.run.model, vocab_size=self.run.tokenizer.vocab_size)
+
+    @property
+    def training(self) -> TrainingConfig:
+        """The regime that all have: what the peers lack is not ours either."""
+        return replace(
+            self.run.training,
+            steps=self.steps,
+            optimizer="adam",
+            cooldown_share=0.0,
+            weight_decay=0.0,
+        )
+
+    def dataset(self) -> Dataset:
+        """Always the same for the same task."""
+        random = np.random.default_rng(SEED)
+        mu = np.log(MEAN_LENGTH) - LENGTH_SPREAD**2 / 2
+        source = random.lognormal(mu, LENGTH_SPREAD, self._num_pairs())
+        target = source * random.lognormal(0.0, RATIO_SPREAD, len(source))
+        return Dataset(
+            source=self._side(source, random), target=self._side(target, random)
+        )
+
+    def batcher(self, dataset: Dataset) -> Batcher:
+        return Batcher(dataset, self.run.batching, SEED)
+
+    def updates(self, dataset: Dataset) -> Iterator[Update]:
+        """Those that a trainer draws from the batcher by itself."""
+        return islice(self.batcher(dataset).epoch(0), self.steps)
+
+    def update_flops(self) -> list[int]:
+        """What each update costs, padding not counted."""
+        dataset = self.dataset()
+        # The end of a sentence counts.
+        source = np.diff(dataset.source.offsets) + 1
+        target = np.diff(dataset.target.offsets) + 1
+        pairs = [np.concatenate(each.batches) for each in self.updates(dataset)]
+        return [update_flops(self.model, source[p], target[p]) for p in pairs]
+
+    @property
+    def _longest(self) -> int:
+        return max(min(LONGEST, self.run.batching.max_length - 1), 1)
+
+    def _num_pairs(self) -> int:
+        """Twice what all steps need, so that one epoch has enough."""
+        tokens = max(self.run.batching.source_tokens, self.run.batching.target_tokens)
+        mean_length = min(MEAN_LENGTH, self._longest)
+        return max(MIN_PAIRS, 2 * self.steps * tokens // mean_length)
+
+    def _side(
+        self, lengths: Float[np.ndarray, " pairs"], random: np.random.Generator
+    ) -> EncodedSide:
+        whole = lengths.round().clip(1, self._longest).astype(OFFSET_TYPE)
+        offsets = np.concatenate([np.zeros(1, OFFSET_TYPE), np.cumsum(whole)])
+        ids = random.integers(EOS + 1, self.model.vocab_size, offsets[-1])
+        return EncodedSide(ids=ids.astype(ID_TYPE), offsets=offsets)
+
+
+MARIAN, TORCH = "Hugging Face Marian", "torch.nn.Transformer"
+COMPILED = "torch.nn.Transformer, compiled"
+
+
+class TorchPeer(nn.Module):
+    """`torch.nn.Transformer` between the embeddings that it leaves to its user."""
+
+    def __init__(self, config: ModelConfig, max_length: int) -> None:
+        super().__init__()
+        self.scale = math.sqrt(config.d_model)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
+        self.dropout = nn.Dropout(config.dropout)
+        positions = sinusoids(max_length, config.d_model)
+        self.register_buffer("positions", positions, persistent=False)
+        self.transformer = _torch_transformer(config)
+
+    def forward(
+        self,
+        source: Int[Tensor, "batch source"],
+        target_in: Int[Tensor, "batch target"],
+    ) -> Float[Tensor, "batch target vocab"]:
+        is_padding = source == PAD
+        states = self.transformer(
+            self._embed(source),
+            self._embed(target_in),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(
+                target_in.size(1), device=source.device
+            ),
+            tgt_is_causal=True,
+            src_key_padding_mask=is_padding,
+            memory_key_padding_mask=is_padding,
+        )
+        return functional.linear(states, self.embedding.weight)
+
+    def _embed(
+        self, ids: Int[Tensor, "batch length"]
+    ) -> Float[Tensor, "batch length d_model"]:
+        positions = self.get_buffer("positions")[: ids.size(1)]
+        return self.dropout(self.embedding(ids) * self.scale + positions)
+
+
+class MarianPeer(nn.Module):
+    """`MarianMTModel` of the package `transformers`."""
+
+    def __init__(self, config: ModelConfig, max_length: int) -> None:
+        super().__init__()
+        from transformers import MarianMTModel
+
+        from transduce.interop.marian_export import marian_config
+
+        self.marian = MarianMTModel(marian_config(config, max_length))
+
+    def forward(
+        self,
+        source: Int[Tensor, "batch source"],
+        target_in: Int[Tensor, "batch target"],
+    ) -> Float[Tensor, "batch target vocab"]:
+        return self.marian(
+            input_ids=source,
+            attention_mask=source != PAD,
+            decoder_input_ids=target_in,
+            use_cache=False,
+        ).logits
+
+
+def compiled_torch_peer(config: ModelConfig, max_length: int) -> nn.Module:
+    """The same by `torch.compile`, once for all lengths."""
+    peer = TorchPeer(config, max_length)
+    peer.compile(dynamic=True)
+    return peer
+
+
+PEERS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
+    MARIAN: MarianPeer,
+    TORCH: TorchPeer,
+    COMPILED: compiled_torch_peer,
+}
+"""What makes each of a model's configuration and the longest sentence."""
+
+
+def peers_on(device: torch.device) -> list[str]:
+    """Those worth their time: compiled by PyTorch, a model gains little on a CPU."""
+    return [name for name in PEERS if name != COMPILED or device.type == "cuda"]
+
+
+def obstacle(name: str, config: ModelConfig) -> str | None:
+    """Why a peer cannot take part, as one sentence; none if it can."""
+    if name == MARIAN and find_spec("transformers") is None:
+        return (
+            f"{name} is left out. {missing_package('It', 'transformers', 'benchmark')}"
+        )
+    if name == COMPILED and find_spec("triton") is None:
+        return f"{name} is left out, as PyTorch compiles for GPUs by Triton, not here."
+    width = config.d_model / config.num_heads
+    known = {
+        "d_k": width, "d_v": width, "positions": "sinusoidal", "scores": "scaled",
+        "neighbourhood": None, "output_bias": False,
+    }  # fmt: skip
+    if name == MARIAN:
+        known["norm"] = "post"
+    else:
+        known["activation"] = "relu"
+    for setting, value in known.items():
+        if (asked := getattr(config, setting)) != value:
+            return f"{name} is left out, as it cannot have `model.{setting}` = {asked}."
+    return None
+
+
+class PeerTrainer:
+    """A plain training loop: the same updates, optimizer and schedule as ours."""
+
+    def __init__(self, model: nn.Module, task: TrainingTask) -> None:
+        self._task = task
+        self._config = task.training
+        self._dataset = task.dataset()
+        self._batcher = task.batcher(self._dataset)
+        self._model = model.to(task.hardware.device).train()
+        self._optimizer = torch.optim.Adam(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=0.0,  # set before each step
+            betas=(self._config.beta1, self._config.beta2),
+            eps=self._config.epsilon,
+            fused=True,
+        )
+
+    def train(self, on_step: Callable[[Update, float], None]) -> None:
+        """Make the task's updates; tell each, and its loss in nats a target token."""
+        for step, update in enumerate(self._task.updates(self._dataset), start=1):
+            on_step(update, self._step(step, update))
+
+    def _step(self, step: int, update: Update) -> float:
+        rate = scheduled_rate(step, self._task.model.d_model, self._config)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.zero_grad()
+        losses = [self._accumulate(batch, update) for batch in update.batches]
+        self._optimizer.step()
+        return torch.stack(losses).sum().item()
+
+    def _accumulate(
+        self, indices: Integer[np.ndarray, " batch"], update: Update
+    ) -> Float[Tensor, ""]:
+        """Add a batch's part of the gradient of the update's mean loss a token."""
+        hardware = self._task.hardware
+        batch = self._batcher.load(indices).to(hardware.device)
+        with hardware.autocast():
+            logits = self._model(batch.source, batch.target_in)
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1).float(),
+            batch.target_out.flatten(),
+            ignore_index=PAD,
+            label_smoothing=self._config.label_smoothing,
+            reduction="sum",
+        )
+        loss = loss / update.num_target_tokens
+        loss.backward()
+        return loss.detach()
+
+
+def _torch_transformer(config: ModelConfig) -> nn.Transformer:
+    """Without what PyTorch has more than the paper: norms and dropouts."""
+    choices: dict[str, Any] = {
+        "d_model": config.d_model,
+        "nhead": config.num_heads,
+        "dim_feedforward": config.d_ff,
+        "dropout": config.dropout,
+        "layer_norm_eps": config.norm_epsilon,
+        "norm_first": config.norm == "pre",
+        "batch_first": True,
+    }
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(**choices),
+        config.num_layers,
+        _final_norm(config),
+        enable_nested_tensor=False,
+    )
+    decoder = nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(**choices),
+        config.num_decoder_layers,
+        _final_norm(config),
+    )
+    for layer in (*encoder.layers, *decoder.layers):
+        layer.dropout = nn.Identity()
+    for module in (*encoder.modules(), *decoder.modules()):
+        if isinstance(module, nn.MultiheadAttention):
+            module.dropout = 0.0
+    return nn.Transformer(
+        config.d_model,
+        config.num_heads,
+        batch_first=True,
+        custom_encoder=encoder,
+        custom_decoder=decoder,
+    )
+
+
+def _final_norm(config: ModelConfig) -> nn.LayerNorm | None:
+    if config.norm == "pre":
+        return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
+    return None
+
+
+OURS = "transduce"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateOutcome:
+    """One update made."""
+
+    num_target_tokens: int
+    loss: float
+    """Smoothed cross-entropy, nats a target token."""
+
+
+def contestant(name: str, task: TrainingTask) -> Callable[[Turns[UpdateOutcome]], None]:
+    """What a contestant's process is to do."""
+    if name == OURS:
+        return partial(train_ours, task)
+    return partial(train_peer, name, task)
+
+
+def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
+    """As `transduce train` does."""
+
+    def tell(report: StepReport) -> None:
+        turns.done(
+            UpdateOutcome(num_target_tokens=report.num_target_tokens, loss=report.loss)
+        )
+
+    keep_freed_memory()
+    torch.manual_seed(SEED)
+    trainer = our_trainer(task)
+    if task.hardware.device.type == "cuda":  # as in any training that is not short
+        reason = trainer.fuse_layers()
+        if reason is not None:
+            warnings.warn(
+                f"The layers of {OURS} are not compiled, as PyTorch cannot: {reason}",
+                RuntimeWarning,
+                stacklevel=1,
+            )
+    turns.begin()
+    trainer.train(
+        on_step=tell,
+        save=lambda: None,
+        on_checkpoint=lambda: False,
+        should_stop=lambda: False,
+    )
+
+
+def train_peer(name: str, task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
+    """The same with the model of another library."""
+
+    def tell(update: Update, loss: float) -> None:
+        turns.done(UpdateOutcome(num_target_tokens=update.num_target_tokens, loss=loss))
+
+    if not task.are_peers_plain:
+        keep_freed_memory()  # which is as good for them
+    torch.manual_seed(SEED)
+    trainer = PeerTrainer(PEERS[name](task.model, task.run.batching.max_length), task)
+    turns.begin()
+    trainer.train(tell)
+
+
+def our_trainer(task: TrainingTask) -> Trainer:
+    """The trainer of `transduce train` on the task's pairs."""
+    return Trainer(
+        Transformer(task.model),
+        task.batcher(task.dataset()),
+        task.training,
+        task.hardware,
+    )

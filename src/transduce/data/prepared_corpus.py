@@ -1,0 +1,369 @@
+"""A corpus ready to train on: its tokenizer and its ids, made once.
+
+What is made depends on the lines of the files and on the settings of tokenizer and
+filter alone. These are its key: where a run beside it has the same, its files are
+shared, not made again.
+"""
+
+import json
+import os
+import shutil
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+
+import tokenizers
+
+from transduce.data.corpus_files import CorpusFiles, Reading, read_through
+from transduce.data.dataset import (
+    DATASET_FILES,
+    EncodedPair,
+    open_dataset,
+    write_dataset,
+)
+from transduce.errors import DataError, TransduceError, counted
+from transduce.text.corpus import SentencePair, read_pairs, write_lines
+from transduce.text.tokenizer import (
+    LEARNING_CHARACTERS,
+    TOKENIZER_FILE,
+    Tokenizer,
+    TokenizerConfig,
+    learn_tokenizer,
+    load_tokenizer,
+    word_pattern,
+)
+from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
+
+CHUNK_PAIRS = 10_000
+"""Encoded in one go."""
+CHUNKS_AHEAD = 2
+"""Encoded while those before them are written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairCounts:
+    """What became of the pairs of a corpus."""
+
+    kept: int
+    empty: int
+    """With a side that holds nothing but white space."""
+    overlong: int
+    """With a side of more tokens than `batching.max_length`."""
+
+    @property
+    def total(self) -> int:
+        return self.kept + self.empty + self.overlong
+
+    def __str__(self) -> str:
+        total = counted(self.total, "pair")
+        return (
+            f"{self.kept:,} of {total} kept ({self.empty:,} empty and "
+            f"{self.overlong:,} overlong left out)"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairEncoder:
+    """What cuts both sides of a pair: the tokenizer, or else symbols the target."""
+
+    tokenizer: Tokenizer
+    symbols: SymbolVocabulary | None = None
+
+    def encode(self, pairs: Sequence[SentencePair]) -> list[EncodedPair]:
+        sources = self.tokenizer.encode_sources([pair.source for pair in pairs])
+        target = self.symbols or self.tokenizer
+        targets = target.encode_targets([pair.target for pair in pairs])
+        return [
+            EncodedPair(source=source, target=target)
+            for source, target in zip(sources, targets, strict=True)
+        ]
+
+
+def encode_corpus(
+    pairs: Iterable[SentencePair], encoder: PairEncoder, max_length: int, folder: Path
+) -> PairCounts:
+    """Write the ids of the pairs that are fit to train on, and count the others."""
+    fates: Counter[str] = Counter()
+
+    def fit() -> Iterator[EncodedPair]:
+        for pair in encode_pairs(pairs, encoder):
+            fate = fate_of(pair, max_length)
+            fates[fate] += 1
+            if fate == "kept":
+                yield pair
+
+    write_dataset(fit(), folder)
+    return PairCounts(
+        kept=fates["kept"], empty=fates["empty"], overlong=fates["overlong"]
+    )
+
+
+def encode_pairs(
+    pairs: Iterable[SentencePair], encoder: PairEncoder
+) -> Iterator[EncodedPair]:
+    """The pairs as ids, in their order, a few chunks ahead of what is asked for."""
+    stream = iter(pairs)
+    with ThreadPoolExecutor(CHUNKS_AHEAD) as threads:
+        ahead: deque[Future[list[EncodedPair]]] = deque()
+        while chunk := list(islice(stream, CHUNK_PAIRS)):
+            ahead.append(threads.submit(encoder.encode, chunk))
+            if len(ahead) > CHUNKS_AHEAD:
+                yield from ahead.popleft().result()
+        for encoded in ahead:
+            yield from encoded.result()
+
+
+def fate_of(pair: EncodedPair, max_length: int) -> str:
+    """Whether a pair is "kept", or left out as "empty" or "overlong"."""
+    if not pair.source or not pair.target:
+        return "empty"
+    # The end token counts.
+    if max(len(pair.source), len(pair.target)) + 1 > max_length:
+        return "overlong"
+    return "kept"
+
+
+FORMAT = 1
+"""Of the files; raised when the same text would be written in another way."""
+CORPUS = "corpus"
+TRAINING, DEV = f"{CORPUS}/training", f"{CORPUS}/dev"
+DEV_SOURCE, DEV_TARGET = "source.txt", "target.txt"
+"""Its text, as it was."""
+RECORD = f"{CORPUS}/preparation.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedCorpus:
+    """What was made of the files."""
+
+    key: str
+    """Stands for all that it was made of."""
+    training: PairCounts
+    dev: PairCounts | None
+    vocab_size: int
+    target_vocab_size: int | None = None
+    """Of symbols, if the target has a vocabulary of its own."""
+    readings: Mapping[str, Reading] = field(default_factory=dict, compare=False)
+    """Reading of the files by split: "training" and "dev"."""
+    shared_with: Path | None = None
+    """The folder whose files these are, if they were there before."""
+    is_held_out: bool = False
+    """Whether the dev corpus was taken from the training corpus."""
+
+
+def prepare(
+    files: CorpusFiles,
+    tokenizer: TokenizerConfig,
+    max_length: int,
+    folder: Path,
+    neighbours: Iterable[Path] = (),
+    symbols: SymbolVocabulary | None = None,
+) -> PreparedCorpus:
+    """Learn the tokenizer, and write it and the encoded corpora into the folder.
+
+    If there are symbols, they are the target's vocabulary, and are written too. If one
+    of the neighbours has been prepared from the same, its files are shared. All files
+    are read to their end before anything is written. `DataError` if one cannot be used,
+    or no pair is left to train on.
+    """
+    reading = read_through(files.source, files.target)
+    dev = read_through(files.dev_source, files.dev_target) if files.has_dev else None
+    recipe = _Recipe(
+        tokenizer=tokenizer,
+        max_length=max_length,
+        training=reading,
+        dev=dev,
+        symbols=symbols,
+    )
+    for neighbour in neighbours:
+        if _share(neighbour, folder, recipe):
+            prepared = _read(folder, recipe)
+            if prepared is not None:
+                return replace(
+                    prepared, shared_with=neighbour, readings=recipe.readings
+                )
+            _discard(folder)
+    prepared = _make(files, recipe, folder)
+    record = asdict(prepared)
+    del record["shared_with"], record["readings"], record["is_held_out"]
+    text = json.dumps(record, indent=2) + "\n"
+    (folder / RECORD).write_text(text, encoding="utf-8")
+    return replace(prepared, readings=recipe.readings)
+
+
+def learning_texts(
+    pairs: Iterable[SentencePair], num_characters: int, *, source_only: bool = False
+) -> Iterator[str]:
+    """What the tokenizer is learned from: both sides of the pairs, or one.
+
+    Of a corpus of more than `LEARNING_CHARACTERS`, as many pairs as that allows, from
+    all of it.
+    """
+    every = max(-(-num_characters // LEARNING_CHARACTERS), 1)
+    for pair in islice(pairs, 0, None, every):
+        yield pair.source
+        if not source_only:
+            yield pair.target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recipe:
+    """All that a prepared corpus depends on."""
+
+    tokenizer: TokenizerConfig
+    max_length: int
+    training: Reading
+    dev: Reading | None
+    symbols: SymbolVocabulary | None
+
+    @property
+    def target_vocab_size(self) -> int | None:
+        return None if self.symbols is None else self.symbols.vocab_size
+
+    @property
+    def readings(self) -> dict[str, Reading]:
+        """Reading of the files by split."""
+        dev = {} if self.dev is None else {"dev": self.dev}
+        return {"training": self.training, **dev}
+
+    @property
+    def key(self) -> str:
+        parts = {
+            "format": FORMAT,
+            "tokenizers": tokenizers.__version__,
+            "tokenizer": asdict(self.tokenizer),
+            "words": word_pattern(self.tokenizer.kind),
+            "max_length": self.max_length,
+            "training": self.training.digest,
+            "dev": self.dev and self.dev.digest,
+            **({"symbols": asdict(self.symbols)} if self.symbols else {}),
+        }
+        return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _make(files: CorpusFiles, recipe: _Recipe, folder: Path) -> PreparedCorpus:
+    pairs = read_pairs(files.source, files.target)
+    texts = learning_texts(
+        pairs, recipe.training.num_characters, source_only=recipe.symbols is not None
+    )
+    tokenizer = learn_tokenizer(texts, recipe.tokenizer)
+    tokenizer.save(folder / TOKENIZER_FILE)
+    if recipe.symbols is not None:
+        recipe.symbols.save(folder / SYMBOLS_FILE)
+    encoder = PairEncoder(tokenizer=tokenizer, symbols=recipe.symbols)
+    again = Reading()
+    training = encode_corpus(
+        again.pairs(files.source, files.target),
+        encoder,
+        recipe.max_length,
+        folder / TRAINING,
+    )
+    _require_unchanged(files.source[0], again, recipe.training)
+    if training.kept == 0:
+        raise DataError(
+            f"{files.source[0]}: at least one pair must be left to train on, but "
+            f"{training}."
+        )
+    return PreparedCorpus(
+        key=recipe.key,
+        training=training,
+        dev=_make_dev(files, recipe, encoder, folder / DEV),
+        vocab_size=tokenizer.vocab_size,
+        target_vocab_size=recipe.target_vocab_size,
+    )
+
+
+def _make_dev(
+    files: CorpusFiles, recipe: _Recipe, encoder: PairEncoder, folder: Path
+) -> PairCounts | None:
+    if recipe.dev is None:
+        return None
+    again = Reading()
+    pairs = list(again.pairs(files.dev_source, files.dev_target))
+    _require_unchanged(files.dev_source[0], again, recipe.dev)
+    counts = encode_corpus(pairs, encoder, recipe.max_length, folder)
+    if counts.kept == 0:
+        raise DataError(
+            f"{files.dev_source[0]}: at least one pair must be left to validate on, "
+            f"but {counts}."
+        )
+    # All of its text is translated, whatever was left out of its loss.
+    write_lines(folder / DEV_SOURCE, (pair.source for pair in pairs))
+    write_lines(folder / DEV_TARGET, (pair.target for pair in pairs))
+    return counts
+
+
+def _require_unchanged(path: Path, again: Reading, first: Reading) -> None:
+    if again.digest != first.digest:
+        raise DataError(
+            f"{path}: a corpus must stay as it is while it is prepared, but it or a "
+            "file beside it has changed; start again."
+        )
+
+
+def _share(neighbour: Path, folder: Path, recipe: _Recipe) -> bool:
+    """Link what is large, copy the rest; whether the neighbour has all of it."""
+    if _key_of(neighbour) != recipe.key:
+        return False
+    ids = [f"{TRAINING}/{name}" for name in DATASET_FILES]
+    texts = [RECORD, TOKENIZER_FILE, *([SYMBOLS_FILE] if recipe.symbols else [])]
+    (folder / TRAINING).mkdir(parents=True)
+    if recipe.dev is not None:
+        (folder / DEV).mkdir()
+        ids += [f"{DEV}/{name}" for name in DATASET_FILES]
+        texts += [f"{DEV}/{DEV_SOURCE}", f"{DEV}/{DEV_TARGET}"]
+    try:
+        for name in ids:
+            _link(neighbour / name, folder / name)
+        for name in texts:
+            shutil.copyfile(neighbour / name, folder / name)
+    except OSError:  # it has lost a file, or is being removed
+        _discard(folder)
+        return False
+    return True
+
+
+def _link(path: Path, copy: Path) -> None:
+    try:
+        os.link(path.resolve(), copy)
+    except OSError:  # a disk without links
+        shutil.copyfile(path, copy)
+
+
+def _discard(folder: Path) -> None:
+    shutil.rmtree(folder / CORPUS, ignore_errors=True)
+
+
+def _key_of(folder: Path) -> str | None:
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return str(record["key"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # not prepared, or by another version
+
+
+def _read(folder: Path, recipe: _Recipe) -> PreparedCorpus | None:
+    """What the folder holds, if it is sound."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        open_dataset(folder / TRAINING)
+        if recipe.dev is not None:
+            open_dataset(folder / DEV)
+            sides = (folder / DEV / DEV_SOURCE,), (folder / DEV / DEV_TARGET,)
+            if read_through(*sides).digest != recipe.dev.digest:
+                return None
+        if load_tokenizer(folder / TOKENIZER_FILE).vocab_size != record["vocab_size"]:
+            return None
+        return PreparedCorpus(
+            key=record["key"],
+            training=PairCounts(**record["training"]),
+            dev=record["dev"] and PairCounts(**record["dev"]),
+            vocab_size=record["vocab_size"],
+            target_vocab_size=recipe.target_vocab_size,
+        )
+    except (OSError, ValueError, LookupError, TypeError, TransduceError):
+        return None

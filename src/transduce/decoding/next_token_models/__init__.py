@@ -1,1 +1,0 @@
-"""Models that search asks for the next token."""

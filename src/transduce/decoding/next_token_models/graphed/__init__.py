@@ -1,1 +1,0 @@
-"""Decoding steps as CUDA graphs: recorded once, replayed by one call."""

@@ -1,1 +1,0 @@
-"""Sentences in, constituency trees out (section 6.3)."""

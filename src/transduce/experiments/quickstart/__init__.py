@@ -1,1 +1,0 @@
-"""The whole main job on the built-in corpus: minutes on two cores, no network."""

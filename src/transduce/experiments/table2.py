@@ -1,0 +1,410 @@
+"""Table 2: BLEU and the cost of training, the paper's and ours (section 6.1)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from transduce.analysis.cost import (
+    SUSTAINED_TFLOPS,
+    UTILISATION,
+    Cluster,
+    estimate_flops,
+    forecast,
+    utilisation,
+)
+from transduce.decoding.translator import load
+from transduce.errors import DataError
+from transduce.experiments.computing import Computing, recorded
+from transduce.experiments.presets import preset
+from transduce.experiments.run_folder import RunFolder
+from transduce.machine import BUSY_LOAD
+from transduce.metrics.bleu import BleuScore, corpus_bleu, paper_bleu
+from transduce.metrics.tokenization import Tokenize, choose_tokenization
+from transduce.model.cost import PASSES, ForwardFlops, forward_flops
+from transduce.report.content import (
+    Column,
+    Part,
+    Report,
+    Section,
+    Table,
+    columns,
+)
+from transduce.text.corpus import SentencePair
+from transduce.text.languages import base, detect_unspaced, is_unspaced
+
+MEAN_LENGTH = 27
+"""Tokens of a sentence with its end, about, in the paper's pieces of WMT 2014."""
+P100S = Cluster(name="P100", tflops=SUSTAINED_TFLOPS["P100"], num_devices=8)
+"""The paper's machine (section 5.2)."""
+PAPER_HOURS = {"base": 12.0, "big": 3.5 * 24}
+"""Of the paper's trainings, by preset (section 5.2)."""
+
+
+BUSY_SHARE = 0.1
+"""Share of time spent waiting for a core above which speeds are not comparable."""
+NOTHING = "–"
+"""Stand-in for a figure that is not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperRow:
+    """A row of Table 2; what the paper leaves empty is none."""
+
+    model: str
+    bleu_en_de: float | None = None
+    bleu_en_fr: float | None = None
+    flops_en_de: float | None = None
+    flops_en_fr: float | None = None
+
+
+PAPER_ROWS = (
+    PaperRow(model="ByteNet", bleu_en_de=23.75),
+    PaperRow(model="Deep-Att + PosUnk", bleu_en_fr=39.2, flops_en_fr=1.0e20),
+    PaperRow(
+        model="GNMT + RL", bleu_en_de=24.6, bleu_en_fr=39.92,
+        flops_en_de=2.3e19, flops_en_fr=1.4e20,
+    ),
+    PaperRow(
+        model="ConvS2S", bleu_en_de=25.16, bleu_en_fr=40.46,
+        flops_en_de=9.6e18, flops_en_fr=1.5e20,
+    ),
+    PaperRow(
+        model="MoE", bleu_en_de=26.03, bleu_en_fr=40.56,
+        flops_en_de=2.0e19, flops_en_fr=1.2e20,
+    ),
+    PaperRow(
+        model="Deep-Att + PosUnk Ensemble", bleu_en_fr=40.4, flops_en_fr=8.0e20
+    ),
+    PaperRow(
+        model="GNMT + RL Ensemble", bleu_en_de=26.30, bleu_en_fr=41.16,
+        flops_en_de=1.8e20, flops_en_fr=1.1e21,
+    ),
+    PaperRow(
+        model="ConvS2S Ensemble", bleu_en_de=26.36, bleu_en_fr=41.29,
+        flops_en_de=7.7e19, flops_en_fr=1.2e21,
+    ),
+    PaperRow(
+        model="Transformer (base model)", bleu_en_de=27.3, bleu_en_fr=38.1,
+        flops_en_de=3.3e18, flops_en_fr=3.3e18,
+    ),
+    PaperRow(
+        model="Transformer (big)", bleu_en_de=28.4, bleu_en_fr=41.8,
+        flops_en_de=2.3e19, flops_en_fr=2.3e19,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCost:
+    """What the training of a preset costs, by its settings alone."""
+
+    preset: str
+    by_part: ForwardFlops
+    """Of one pair of sentences, forward."""
+    flops: float
+    """Of the training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Language and tokenizer that the translations of runs are scored with."""
+
+    language: str | None = None
+    """BCP 47 tag; None for the run's own, or else German, as in the paper."""
+    tokenize: Tokenize = "auto"
+    """sacreBLEU's tokenizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OurRow:
+    """A training of ours, as Table 2 would have it."""
+
+    run: str
+    bleu: BleuScore
+    paper_bleu: BleuScore | None
+    """BLEU by the paper's protocol; None for languages without spaces between words,
+    as Moses' tokenizer splits at spaces."""
+    seconds: float
+    """Of all updates, by the mean of those in the log."""
+    flops: float
+    """Counted while it trained."""
+    computing: Computing | None = None
+    """Hardware and software of the run's last start; None in older logs."""
+    waited: float | None = None
+    """Share of time that its threads waited for a core; None in older logs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table2:
+    """All that the table is made of."""
+
+    ours: tuple[OurRow, ...]
+    costs: tuple[TrainingCost, ...]
+    cluster: Cluster
+    """On which our runs were trained, and of which the forecast is."""
+    load: float | None = None
+    """Programs that wanted to run in the minute before its speed was measured, on
+    average; none if it was not."""
+    measured: Computing | None = None
+    """Hardware and software that the speed was measured on; None if it was not."""
+    waited: float | None = None
+    """Share of time that the measurement waited for a core; None without one."""
+
+
+def training_cost(name: str) -> TrainingCost:
+    """That of a preset, whose pairs are taken to have `MEAN_LENGTH` tokens a side."""
+    run = preset(name)
+    model = replace(run.model, vocab_size=run.tokenizer.vocab_size)
+    length = np.array([MEAN_LENGTH])
+    by_part = forward_flops(model, length, length)
+    num_pairs = run.training.steps * run.batching.target_tokens / MEAN_LENGTH
+    return TrainingCost(
+        preset=name, by_part=by_part, flops=PASSES * by_part.total * num_pairs
+    )
+
+
+def our_row(
+    run: Path, pairs: Sequence[SentencePair], target: Target, device: str
+) -> OurRow:
+    """Score a run by both protocols; its cost is in its log.
+
+    Unset values of the target are the run's own. `DataError` if there is no log.
+    """
+    folder, config = RunFolder.open(run)
+    updates = folder.entries("step", "seconds", "flops")
+    starts = folder.entries("start")
+    noted = [entry.get("waited") for entry in updates]
+    waits = [each for each in noted if isinstance(each, float)]
+    if not updates:
+        raise DataError(f"{run}: must have the log of its updates, but has none.")
+    references = [pair.target for pair in pairs]
+    language = target.language or config.languages.target
+    asked = config.evaluation.tokenize if target.tokenize == "auto" else target.tokenize
+    tokenization = choose_tokenization(asked, language, references)
+    spoken = language or detect_unspaced(references) or "de"
+    translator = load(run, device=device)
+    sources = (pair.source for pair in pairs)
+    texts = [each.text for each in translator.translate_stream(sources, config.search)]
+    return OurRow(
+        run=str(run),
+        bleu=corpus_bleu(texts, references, tokenization=tokenization),
+        paper_bleu=None
+        if is_unspaced(spoken)
+        else paper_bleu(texts, references, base(spoken)),
+        seconds=fmean(entry["seconds"] for entry in updates) * updates[-1]["step"],
+        flops=float(updates[-1]["flops"]),
+        computing=recorded(starts[-1]) if starts else None,
+        waited=fmean(waits) if waits else None,
+    )
+
+
+def as_report(table: Table2) -> Report:
+    """The paper's rows and ours, what they cost, and what others would."""
+    return Report(
+        title="Table 2: BLEU and the cost of training",
+        sections=(
+            Section(title="The paper's table", parts=(PROTOCOL, _paper_table())),
+            *([_our_section(table)] if table.ours else []),
+            Section(title="The paper's trainings", parts=(COUNTED, _paper_costs())),
+            Section(title="FLOPs by part", parts=(PARTS, _part_table(table.costs))),
+            Section(
+                title="Forecast",
+                parts=(FORECAST, _forecast_table(table), *_warnings(table)),
+            ),
+        ),
+    )
+
+
+PROTOCOL = (
+    "BLEU as the paper has it, of tokenised text with its compounds split; sacreBLEU's "
+    "is about one point lower. FLOPs as the paper estimates them: time x devices x "
+    "sustained speed. For English to French, the paper's text says 41.0."
+)
+COUNTED = (
+    "Counted: the FLOPs of the matrix products that the model needs, three times those "
+    f"of a forward pass, for sentences of {MEAN_LENGTH} tokens without padding. "
+    "Utilisation: their share of the paper's estimate, which counts the whole speed of "
+    "the devices."
+)
+PARTS = (
+    "Shares of a forward pass; MFLOPs of it for a source and a target token; FLOPs of "
+    "the whole training."
+)
+FORECAST = (
+    f"At a utilisation of {UTILISATION[1]:.0%} down to {UTILISATION[0]:.0%}, which is "
+    "what published trainings of this model reach. The paper's two trainings took 12 "
+    "hours and 3.5 days."
+)
+
+
+def _paper_table() -> Table:
+    rows = tuple(
+        (
+            row.model,
+            _bleu(row.bleu_en_de),
+            _bleu(row.bleu_en_fr),
+            _flops(row.flops_en_de),
+            _flops(row.flops_en_fr),
+        )
+        for row in PAPER_ROWS
+    )
+    heads = ("BLEU en-de", "BLEU en-fr", "FLOPs en-de", "FLOPs en-fr")
+    return Table(columns=columns("model", *heads), rows=rows)
+
+
+def _our_section(table: Table2) -> Section:
+    heads = (
+        "BLEU, the paper's",
+        "sacreBLEU",
+        "time",
+        "FLOPs estimated",
+        "counted",
+        "utilisation",
+    )
+    rows = tuple(
+        (
+            row.run,
+            _bleu(row.paper_bleu.score if row.paper_bleu else None),
+            _bleu(row.bleu.score),
+            _time(row.seconds),
+            *_costs(row.flops, row.seconds, table.cluster)[:2],
+            _utilisation(row, table),
+        )
+        for row in table.ours
+    )
+    parts: list[Part] = [
+        f"As if trained on {table.cluster}.",
+        Table(columns=columns("run", *heads), rows=rows),
+    ]
+    parts += [f"{row.run}: {score}" for row in table.ours for score in _scores(row)]
+    parts += [
+        f"{row.run}: no utilisation is shown, as {reason}."
+        for row in table.ours
+        if (reason := _obstacle(row, table)) is not None
+    ]
+    return Section(title="Our runs", parts=tuple(parts))
+
+
+def _utilisation(row: OurRow, table: Table2) -> str:
+    if _obstacle(row, table) is not None:
+        return NOTHING
+    return f"{utilisation(row.flops, row.seconds, table.cluster):.1%}"
+
+
+def _obstacle(row: OurRow, table: Table2) -> str | None:
+    """Reason why a run's speed is not comparable with the cluster's; None if it is."""
+    if table.measured is not None:
+        if (table.waited or 0.0) > BUSY_SHARE:
+            return (
+                "this machine was busy when its speed was measured: "
+                f"{table.waited:.0%} of the time was spent waiting for a core"
+            )
+        if row.computing is None or row.waited is None:
+            return "its log is from an older version, which did not record the hardware"
+        if row.waited > BUSY_SHARE:
+            return (
+                f"the machine was busy while it trained: {row.waited:.0%} of the time "
+                "was spent waiting for a core"
+            )
+        if (told := _other_means(row.computing, table.measured)) is not None:
+            return told
+    if (share := utilisation(row.flops, row.seconds, table.cluster)) > 1:
+        return f"it would be {share:.0%}: the run computed faster than {table.cluster}"
+    return None
+
+
+def _other_means(run: Computing, measured: Computing) -> str | None:
+    """Difference of a run's hardware from the measured one; None if there is none."""
+    for name in ("device", "processor", "precision", "num_workers"):
+        one, other = getattr(run, name), getattr(measured, name)
+        if one != other:
+            word = name.replace("num_", "").replace("workers", "threads or devices")
+            return f"its {word} was {one}, but the speed is that of {other}"
+    return None
+
+
+def _scores(row: OurRow) -> tuple[BleuScore, ...]:
+    return (row.bleu,) if row.paper_bleu is None else (row.paper_bleu, row.bleu)
+
+
+def _paper_costs() -> Table:
+    rows = tuple(
+        (
+            name,
+            f"{_time(3600 * hours)} on {P100S}",
+            *_costs(training_cost(name).flops, 3600 * hours, P100S),
+        )
+        for name, hours in PAPER_HOURS.items()
+    )
+    heads = columns("model", "estimated", "counted", "utilisation")
+    told = Column(name="trained for", is_text=True)
+    return Table(columns=(heads[0], told, *heads[1:]), rows=rows)
+
+
+def _costs(flops: float, seconds: float, cluster: Cluster) -> tuple[str, str, str]:
+    return (
+        _flops(estimate_flops(seconds, cluster)),
+        _flops(flops),
+        f"{utilisation(flops, seconds, cluster):.1%}",
+    )
+
+
+def _part_table(costs: Sequence[TrainingCost]) -> Table:
+    parts = [field.name for field in fields(ForwardFlops)]
+    rows = tuple(
+        (
+            cost.preset,
+            *(
+                f"{getattr(cost.by_part, part) / cost.by_part.total:.1%}"
+                for part in parts
+            ),
+            f"{cost.by_part.total / MEAN_LENGTH / 1e6:,.1f}",
+            _flops(cost.flops),
+        )
+        for cost in costs
+    )
+    names = [part.replace("_", "-") for part in parts]
+    heads = columns("preset", *names, "MFLOPs", "training")
+    return Table(columns=heads, rows=rows)
+
+
+def _forecast_table(table: Table2) -> Table:
+    clusters = list(dict.fromkeys((P100S, table.cluster)))
+    rows = tuple(
+        (cost.preset, _flops(cost.flops), *(_range(cost.flops, c) for c in clusters))
+        for cost in table.costs
+    )
+    heads = columns("preset", "FLOPs", *(str(cluster) for cluster in clusters))
+    return Table(columns=heads, rows=rows)
+
+
+def _warnings(table: Table2) -> Iterator[str]:
+    if table.load is not None and table.load > BUSY_LOAD:
+        yield (
+            f"Other programs were running (load {table.load:.1f}) when the speed of "
+            "this machine was measured: it may be far too low."
+        )
+
+
+def _range(flops: float, cluster: Cluster) -> str:
+    least, most = forecast(flops, cluster)
+    return f"{_time(least)} - {_time(most)}"
+
+
+def _bleu(score: float | None) -> str:
+    return "" if score is None else f"{score:.2f}"
+
+
+def _flops(number: float | None) -> str:
+    return "" if number is None else f"{number:.1e}".replace("e+", "e")
+
+
+def _time(seconds: float) -> str:
+    """In the unit that suits it."""
+    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} seconds"

@@ -1,0 +1,183 @@
+"""Table 4: parsers of English, with ours among them (section 6.3)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from transduce.data.treebank import read_both, read_treebank
+from transduce.decoding.parser import score_parses
+from transduce.decoding.translator import load
+from transduce.errors import DataError
+from transduce.report.content import Column, Report, Section, Table, columns
+from transduce.trees.bracket_f1 import (
+    BracketFigures,
+    bracket_f1,
+    with_tags_of,
+)
+from transduce.trees.normalization import normalized
+
+Setting = Literal["WSJ only", "semi-supervised"]
+"""Of the paper's own parser."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperRow:
+    """A row as the paper prints it."""
+
+    parser: str
+    training: str
+    f1: float
+    """On section 23 of the Wall Street Journal."""
+
+
+PAPER_ROWS = (
+    PaperRow(
+        parser="Vinyals & Kaiser et al. (2014)",
+        training="WSJ only, discriminative",
+        f1=88.3,
+    ),
+    PaperRow(
+        parser="Petrov et al. (2006)", training="WSJ only, discriminative", f1=90.4
+    ),
+    PaperRow(parser="Zhu et al. (2013)", training="WSJ only, discriminative", f1=90.4),
+    PaperRow(parser="Dyer et al. (2016)", training="WSJ only, discriminative", f1=91.7),
+    PaperRow(
+        parser="Transformer (4 layers)", training="WSJ only, discriminative", f1=91.3
+    ),
+    PaperRow(parser="Zhu et al. (2013)", training="semi-supervised", f1=91.3),
+    PaperRow(parser="Huang & Harper (2009)", training="semi-supervised", f1=91.3),
+    PaperRow(parser="McClosky et al. (2006)", training="semi-supervised", f1=92.1),
+    PaperRow(
+        parser="Vinyals & Kaiser et al. (2014)", training="semi-supervised", f1=92.1
+    ),
+    PaperRow(parser="Transformer (4 layers)", training="semi-supervised", f1=92.7),
+    PaperRow(parser="Luong et al. (2015)", training="multi-task", f1=93.0),
+    PaperRow(parser="Dyer et al. (2016)", training="generative", f1=93.3),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OurRow:
+    """Parses of ours, as Table 4 would have them."""
+
+    setting: Setting
+    gold: str
+    predicted: str
+    """The file of trees, or the run that made them."""
+    figures: BracketFigures
+    mended: float | None
+    """Sentences whose symbols were no tree over their words, in percent; none if the
+    trees were there already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table4:
+    """All that the table is made of."""
+
+    ours: tuple[OurRow, ...]
+    treebank: str
+    """What the gold trees of ours are of."""
+    split: str
+    """Which part of it they are."""
+
+
+def our_parser(setting: Setting, gold: Path, model: Path, device: str) -> OurRow:
+    """Parse the words of the gold trees with a run or a model, as the paper does."""
+    trees = read_treebank([gold])
+    parser = load(model, device=device).parser()
+    found = score_parses(trees, list(parser.parse_stream(tree.words for tree in trees)))
+    return OurRow(
+        setting=setting,
+        gold=str(gold),
+        predicted=str(model),
+        figures=found.brackets.all,
+        mended=found.mended,
+    )
+
+
+def our_parses(setting: Setting, gold: Path, predicted: Path) -> OurRow:
+    """Score a file of trees; `DataError` unless all have the gold trees' words."""
+    gold_trees, trees = (
+        list(map(normalized, each)) for each in read_both(gold, predicted)
+    )
+    score = bracket_f1(gold_trees, list(map(with_tags_of, gold_trees, trees)))
+    for number, sentence in enumerate(score.sentences, start=1):
+        if sentence.status != "valid":
+            raise DataError(
+                f"{predicted}:{number}: a tree must be over the words of the gold "
+                f"tree, but: {sentence.fault}."
+            )
+    return OurRow(
+        setting=setting,
+        gold=str(gold),
+        predicted=str(predicted),
+        figures=score.all,
+        mended=None,
+    )
+
+
+def as_report(table: Table4) -> Report:
+    """The paper's rows, and ours beside them."""
+    return Report(
+        title="Table 4: constituency parsing of English",
+        sections=(
+            Section(title="The paper's table", parts=(PROTOCOL, _paper_table())),
+            Section(title="Ours", parts=(_protocol(table), _our_table(table))),
+        ),
+    )
+
+
+PROTOCOL = (
+    "F1 on section 23 of the Wall Street Journal; WSJ only is of some 40,000 training "
+    "sentences, semi-supervised of some 17 million besides that a parser had parsed."
+)
+TAGGED = (
+    "F1 as EVALB counts it with COLLINS.prm, of trees without traces and functions "
+    "below one root TOP; predicted words have the tags of the gold trees. Runs parse "
+    "as the paper does, by beam search; mended: sentences whose symbols were no tree "
+    "over their words. Only F1 on the same treebank and split may be compared."
+)
+
+
+def _paper_table() -> Table:
+    heads = (
+        Column(name="parser", is_text=True),
+        Column(name="training", is_text=True),
+        Column(name="WSJ 23 F1"),
+    )
+    rows = tuple((row.parser, row.training, f"{row.f1:.1f}") for row in PAPER_ROWS)
+    return Table(columns=heads, rows=rows)
+
+
+def _protocol(table: Table4) -> str:
+    return f"Treebank: {table.treebank}; split: {table.split}. {TAGGED}"
+
+
+def _our_table(table: Table4) -> Table:
+    heads = columns(
+        "trees", "F1", "the paper's", "recall", "precision", "mended, %", "sentences"
+    )
+    training = Column(name="training", is_text=True)
+    rows = tuple(
+        (
+            row.predicted,
+            row.setting,
+            f"{row.figures.f1:.2f}",
+            f"{_paper_f1(row.setting):.1f}",
+            f"{row.figures.recall:.2f}",
+            f"{row.figures.precision:.2f}",
+            "" if row.mended is None else f"{row.mended:.2f}",
+            f"{row.figures.sentences:,}",
+        )
+        for row in table.ours
+    )
+    return Table(columns=(heads[0], training, *heads[1:]), rows=rows)
+
+
+def _paper_f1(setting: Setting) -> float:
+    """Of the paper's own parser in that setting."""
+    return next(
+        row.f1
+        for row in PAPER_ROWS
+        if row.training.startswith(setting) and row.parser.startswith("Transformer")
+    )

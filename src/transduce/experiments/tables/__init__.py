@@ -1,1 +1,0 @@
-"""The paper's tables: our figures beside those of the paper, with their protocol."""

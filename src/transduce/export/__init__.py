@@ -1,1 +1,0 @@
-"""Models for other runtimes, each with a proof that it puts out the same."""

@@ -1,0 +1,255 @@
+"""JSON files from untrusted sources: bounded in size and depth, each key once.
+
+A model folder may come from anywhere. Reading a pipe could block for ever, a huge file
+would fill the memory, and deeply nested lists would overflow Python's stack.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transduce.errors import CheckpointError, TransduceError
+
+MOST_BYTES = 2**26
+"""Bytes of a file at most, by default."""
+
+
+def read_json(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """Read a JSON object; `CheckpointError` if missing, damaged or too large."""
+    try:
+        content = parse_json(read_bounded(path, most_bytes))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: the file is missing or damaged ({reason(error)}); use another "
+            "checkpoint."
+        ) from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object, but does not.")
+    return content
+
+
+def read_bounded(path: Path, most_bytes: int = MOST_BYTES) -> str:
+    """Read a text file; `OSError` or `ValueError` if it is no file, or too long."""
+    require_file(path)
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes:,} bytes")
+    return content.decode("utf-8")
+
+
+def require_file(path: Path) -> None:
+    """Raise `OSError` if there is no file; `ValueError` for a pipe or another device.
+
+    Opening a pipe without a writer would block for ever.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is not a regular file")
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON; `ValueError` if it is damaged, nested too deep, or repeats a key."""
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:80]!r} is there twice")
+    return content
+
+
+def reason(error: BaseException, longest: int = 200) -> str:
+    """Message of an error in one line, truncated if long."""
+    words = " ".join(str(error).split())
+    words = words.encode("utf-8", "backslashreplace").decode("utf-8")
+    return words if len(words) <= longest else f"{words[:longest]}..."
+
+
+@contextmanager
+def claim(folder: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
+    """Keep other processes from working in a folder; the refusal if one does.
+
+    What it gives are open files, none on Windows. The claim ends with its process or,
+    if they are left open in child processes, with the last of these.
+    """
+    if os.name == "nt":  # Windows cannot open a folder
+        yield ()
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        claim_file(descriptor, refusal)
+        yield (descriptor,)
+    finally:
+        os.close(descriptor)
+
+
+def claim_file(descriptor: int, refusal: TransduceError) -> None:
+    """Lock an open file; raise `refusal` if another process has locked it."""
+    if os.name == "nt":
+        return
+    import fcntl  # which Windows has not
+
+    with suppress(OSError):  # not every network disk supports locks
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise refusal from None
+
+
+Made = TypeVar("Made")
+
+SYSTEM_ERROR = re.compile(r"\bos error (\d{1,4})\b")
+
+
+def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
+    """Let `write` fill a new folder, then put it in place of the old; what it returns.
+
+    `CheckpointError` if the disk is full, or another process is writing the same
+    folder; what was there before stays.
+    """
+    # Follow a link: its target is written.
+    folder = Path(os.path.realpath(folder))
+    missing_parents = [parent for parent in folder.parents if not parent.exists()]
+    new = folder.with_name(f".{folder.name}.transduce-new")
+    try:
+        new.mkdir(parents=True, exist_ok=True)
+        refusal = CheckpointError(
+            f"{folder}: must be written by one process at a time, but another one is "
+            "at it; wait for it, or name another folder."
+        )
+        with claim(new, refusal):
+            try:
+                _clear(new)  # a crash may have left something
+                with _system_errors():
+                    made = write(new)
+                _apply_umask(new)
+                _sync(new)
+                _put_in_place(new, folder)
+                return made
+            finally:
+                _remove(new)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space" if full else "mend that"
+        raise CheckpointError(
+            f"{folder}: cannot be saved ({error.strerror or error}); {remedy} and try "
+            "again. What was saved before is still there."
+        ) from None
+    finally:
+        for parent in missing_parents:
+            with suppress(OSError):  # it is in use
+                parent.rmdir()
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder at once; a crash on the way leaves none of that name."""
+    going = folder.with_name(f".{folder.name}.transduce-gone")
+    _remove(going)
+    folder.rename(going)
+    _remove(going)
+
+
+def clear_leftovers(parent: Path) -> None:
+    """Undo or complete what a crash has cut short; nobody else may write there."""
+    for left in list(parent.glob(".*.transduce-*")):
+        name, _, kind = left.name[1:].rpartition(".transduce-")
+        folder = left.with_name(name)
+        if kind == "old" and not folder.exists():
+            left.rename(folder)
+        else:
+            _remove(left)
+
+
+def _put_in_place(new: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.transduce-old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)  # a crash came between the two moves below
+    if folder.exists():
+        _remove(old)
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except BaseException:
+        if old.exists():
+            old.rename(folder)
+        raise
+    _sync_folder(folder.parent)
+    _remove(old)
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            _remove(path)
+        else:
+            path.unlink()
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _system_errors() -> Iterator[None]:
+    """Raise the `OSError` that a library, such as one in Rust, hides in its text."""
+    try:
+        yield
+    except (OSError, TransduceError):
+        raise
+    except Exception as error:
+        hidden = SYSTEM_ERROR.search(str(error))
+        if hidden is None:
+            raise
+        raise OSError(int(hidden[1]), os.strerror(int(hidden[1]))) from None
+
+
+def _apply_umask(folder: Path) -> None:
+    """Give the folder's files the permissions of any other new file.
+
+    Libraries that write a private file and rename it, such as safetensors, leave it
+    readable for its owner alone. The permissions of a new file are found by making one,
+    since a folder's access control list may replace the umask.
+    """
+    probe = folder / ".transduce-permissions"
+    probe.touch()
+    of_files = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    of_folders = stat.S_IMODE(folder.stat().st_mode)
+    for path in folder.rglob("*"):
+        status = path.lstat()
+        is_folder = stat.S_ISDIR(status.st_mode)
+        is_shared = status.st_nlink > 1  # with another run, by a hard link
+        if is_folder or (stat.S_ISREG(status.st_mode) and not is_shared):
+            path.chmod(of_folders if is_folder else of_files)
+
+
+def _sync(folder: Path) -> None:
+    """Force the folder's files to the disk, so that a rename cannot outrun them."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            _sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # Windows cannot open a folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

@@ -1,0 +1,1 @@
+"""The built-in grammar: parallel sentences and trees in unlimited supply."""

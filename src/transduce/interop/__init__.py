@@ -1,0 +1,1 @@
+"""Export to other toolkits, import from them, and a proof of each."""

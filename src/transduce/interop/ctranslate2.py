@@ -1,0 +1,155 @@
+"""To CTranslate2: a folder that `ctranslate2.Translator` loads, and a tokenizer.
+
+    pieces = tokenizers.Tokenizer.from_file("DIR/tokenizer.json")
+    translator = ctranslate2.Translator("DIR")
+    source = pieces.encode(text, add_special_tokens=False).tokens
+    never = [["<pad>"], ["<s>"]]
+    result = translator.translate_batch([source], beam_size=4, suppress_sequences=never)
+
+It knows 2,048 positions, and cuts sources to 1,024 tokens unless told not to. It ranks
+by the mean log-probability (a power penalty of 1) by default.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import numpy as np
+import torch
+from ctranslate2.specs import TransformerSpec
+from ctranslate2.specs.common_spec import Activation
+from jaxtyping import Float
+from torch import Tensor
+
+from transduce.checkpoint import Checkpoint
+from transduce.files import write_folder
+from transduce.interop.mapping import (
+    Affine,
+    Stack,
+    decoder,
+    encoder,
+    require_one_vocabulary,
+    require_plain_attention,
+)
+from transduce.interop.portable_tokenizer import portable_pieces, write_portable
+from transduce.interop.proof import GreedyOutput, Proof, prove, require_short
+from transduce.model.embedding import sinusoids
+from transduce.text.tokenizer import SPECIAL_PIECES
+from transduce.text.vocabulary import BOS, EOS, PAD
+
+MAX_POSITIONS = 2_048
+"""Positions in a table: CTranslate2's own sinusoids are others than the paper's."""
+TARGET = "CTranslate2"
+ACTIVATIONS = {"relu": Activation.RELU, "silu": Activation.SWISH}
+
+
+def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
+    """Write the folder once it is proven on the sentences.
+
+    `RequestError` if the model does not map, `ProofError` if the proof fails.
+    """
+    require_one_vocabulary(TARGET, checkpoint.config)
+    require_plain_attention(TARGET, checkpoint.config)
+    require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
+    pieces = portable_pieces(checkpoint.tokenizer)
+
+    def write(new: Path) -> Proof:
+        tokenizer = write_portable(checkpoint.tokenizer, new)
+        _spec(checkpoint, pieces).save(str(new))
+        return prove(_Exported(new, pieces), tokenizer, checkpoint, sentences)
+
+    return write_folder(folder, write)
+
+
+class _Exported:
+    def __init__(self, folder: Path, pieces: Sequence[str]) -> None:
+        self._translator = ctranslate2.Translator(str(folder), compute_type="float32")
+        self._pieces = pieces
+        self._ids = {piece: i for i, piece in enumerate(pieces)}
+
+    def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
+        (result,) = self._translator.translate_batch(
+            [[self._pieces[i] for i in source]],
+            beam_size=1,
+            max_input_length=0,
+            min_decoding_length=0,
+            max_decoding_length=max_length,
+            return_end_token=True,
+            return_logits_vocab=True,
+            suppress_sequences=[[SPECIAL_PIECES[PAD]], [SPECIAL_PIECES[BOS]]],
+        )
+        ids = [self._ids[piece] for piece in result.hypotheses[0]]
+        logits = [
+            torch.from_numpy(np.array(step)).flatten() for step in result.logits[0]
+        ]
+        return GreedyOutput(ids=ids, logits=torch.stack(logits[: len(ids)]))
+
+
+def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:
+    config = checkpoint.config
+    spec = TransformerSpec.from_config(
+        (config.num_layers, config.num_decoder_layers),
+        config.num_heads,
+        pre_norm=config.norm == "pre",
+        activation=ACTIVATIONS[config.activation],
+    )
+    spec.register_source_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces)
+    spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_PIECES[BOS]
+    spec.config.eos_token = SPECIAL_PIECES[EOS]
+    spec.config.unk_token = SPECIAL_PIECES[PAD]  # named as it must be; never met
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = config.norm_epsilon
+    for side in ("source_language", "target_language"):
+        spec.config.add_attribute(side, getattr(checkpoint, side))
+    _fill_stack(spec.encoder, encoder(checkpoint))
+    _fill_stack(spec.decoder, decoder(checkpoint))
+    embedding = checkpoint.weights["embedding.weight"].numpy()
+    spec.encoder.embeddings[0].weight = embedding
+    spec.decoder.embeddings.weight = spec.decoder.projection.weight = embedding
+    if config.output_bias:
+        spec.decoder.projection.bias = checkpoint.weights["embedding.bias"].numpy()
+    positions = _positions(checkpoint).numpy()
+    spec.encoder.position_encodings.encodings = positions
+    spec.decoder.position_encodings.encodings = positions
+    spec.validate()
+    spec.optimize()
+    return spec
+
+
+def _positions(checkpoint: Checkpoint) -> Float[Tensor, "positions d_model"]:
+    config = checkpoint.config
+    if config.positions == "sinusoidal":
+        return sinusoids(MAX_POSITIONS, config.d_model)
+    table = checkpoint.weights["positions.weight"] * math.sqrt(config.d_model)
+    # As ours, those beyond the table are like its last.
+    beyond = table[-1:].expand(max(MAX_POSITIONS - len(table), 0), -1)
+    return torch.cat([table, beyond])
+
+
+def _fill_stack(spec: Any, stack: Stack) -> None:
+    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+        own = layer.self_attention
+        _fill(layer_spec.self_attention.linear[0], own.query + own.key + own.value)
+        _fill(layer_spec.self_attention.linear[1], own.output)
+        _fill_norm(layer_spec.self_attention.layer_norm, own.norm)
+        if (memory := layer.memory_attention) is not None:
+            _fill(layer_spec.attention.linear[0], memory.query)
+            _fill(layer_spec.attention.linear[1], memory.key + memory.value)
+            _fill(layer_spec.attention.linear[2], memory.output)
+            _fill_norm(layer_spec.attention.layer_norm, memory.norm)
+        _fill(layer_spec.ffn.linear_0, layer.inner)
+        _fill(layer_spec.ffn.linear_1, layer.outer)
+        _fill_norm(layer_spec.ffn.layer_norm, layer.feed_forward_norm)
+    if stack.final_norm is not None:
+        _fill_norm(spec.layer_norm, stack.final_norm)
+
+
+def _fill(spec: Any, weights: Affine) -> None:
+    spec.weight, spec.bias = weights.weight.numpy(), weights.bias.numpy()
+
+
+def _fill_norm(spec: Any, weights: Affine) -> None:
+    spec.gamma, spec.beta = weights.weight.numpy(), weights.bias.numpy()

@@ -1,0 +1,238 @@
+"""To Hugging Face: a folder of `MarianMTModel`, its settings and a tokenizer.
+
+    model = MarianMTModel.from_pretrained("DIR")
+    tokenizer = AutoTokenizer.from_pretrained("DIR")
+
+Marian's sinusoids stand in two halves, all sines before all cosines, where the paper's
+take turns. A model's dimensions may stand in any order, so all that is as wide as the
+model is put into that one, and stays what it is. Only the number that keeps a norm from
+dividing by zero is 1e-5 there, which changes logits by some 1e-4 where ours is smaller.
+Sources have at most 1,024 tokens.
+
+Its settings of search are the model's as far as they can be. Log-probabilities are
+divided by length^alpha there, by ((5 + length) / 6)^alpha here (Wu et al., 2016): about
+25 tokens both grow alike if alpha is 0.5 there for 0.6 here, and so it is set.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging
+
+from transduce.checkpoint import Checkpoint
+from transduce.errors import RequestError
+from transduce.files import write_folder
+from transduce.interop.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
+from transduce.interop.mapping import (
+    Affine,
+    Attention,
+    Layer,
+    decoder,
+    encoder,
+    require,
+    require_one_vocabulary,
+    require_plain_attention,
+)
+from transduce.interop.portable_tokenizer import portable_tokenizer
+from transduce.interop.proof import Proof, prove, require_short
+from transduce.model.config import ModelConfig
+from transduce.search_config import SearchConfig
+from transduce.text.sentence_pieces import SentencePieceTokenizer
+from transduce.text.tokenizer import SPECIAL_PIECES, SubwordTokenizer, Tokenizer
+from transduce.text.vocabulary import BOS, EOS, PAD
+
+TARGET = "Hugging Face Marian"
+MAX_POSITIONS = 1_024
+NORM_EPSILON = 1e-5
+"""Of its norms, as the library knows no other; one that is smaller hardly differs."""
+USUAL_LENGTH = 25
+"""Tokens of a translation for which its length penalty is to count as ours does."""
+KNOWN_AS_IS = ("final_logits_bias", "lm_head.weight")
+"""May be missing among our weights: zero, and the embedding."""
+
+
+def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
+    """Write the folder once it is proven on the sentences.
+
+    `RequestError` if the model does not map, `ProofError` if the proof fails.
+    """
+    logging.disable_progress_bar()
+    require_one_vocabulary(TARGET, checkpoint.config)
+    require(TARGET, checkpoint.config, norm="post", positions="sinusoidal")
+    require_plain_attention(TARGET, checkpoint.config)
+    _require_small_epsilon(checkpoint.config)
+    require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
+    ids = range(checkpoint.config.vocab_size)
+
+    def write(new: Path) -> Proof:
+        _write_tokenizer(checkpoint.tokenizer, new)
+        _write_languages(checkpoint, new / "tokenizer_config.json")
+        _model(checkpoint).save_pretrained(new)
+        model, tokenizer = HuggingFaceModel(new, ids), HuggingFaceTokenizer(new, ids)
+        return prove(model, tokenizer, checkpoint, sentences)
+
+    return write_folder(folder, write)
+
+
+def _require_small_epsilon(config: ModelConfig) -> None:
+    if config.norm_epsilon > NORM_EPSILON:
+        raise RequestError(
+            f"A model for {TARGET} must have `model.norm_epsilon` of at most "
+            f"{NORM_EPSILON:g}, but has {config.norm_epsilon:g}; it cannot be exported "
+            "there."
+        )
+
+
+def halved(d_model: int) -> Int64[Tensor, " d_model"]:
+    """The paper's dimensions in Marian's order: even ones first, odd ones after."""
+    return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
+
+
+def _model(checkpoint: Checkpoint) -> MarianMTModel:
+    model = MarianMTModel(marian_config(checkpoint.config, MAX_POSITIONS))
+    search = checkpoint.search or SearchConfig()
+    model.generation_config = GenerationConfig(
+        num_beams=search.beam_size,
+        **_of_beams(search),
+        max_length=MAX_POSITIONS,
+        bad_words_ids=[[PAD], [BOS]],
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+    )
+    weights = dict(_weights(checkpoint))
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected
+    # What is missing is worked out, or one with the embedding.
+    assert all("embed" in name or name in KNOWN_AS_IS for name in missing), missing
+    model.tie_weights()
+    return model
+
+
+def _of_beams(search: SearchConfig) -> dict[str, float | bool]:
+    """Settings that the library refuses where a search is greedy."""
+    if search.beam_size == 1:
+        return {}
+    # With true, search ends as ours with a patience of 1. With "never" it would go on
+    # while something better is possible, at times to the last position.
+    is_over_soon = search.patience is not None
+    return {"length_penalty": _length_penalty(search), "early_stopping": is_over_soon}
+
+
+def _length_penalty(search: SearchConfig) -> float:
+    if search.penalty == "power":
+        return search.length_penalty
+    return search.length_penalty * USUAL_LENGTH / (5 + USUAL_LENGTH)
+
+
+def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:
+    """The settings of a model of these sizes, post-norm and with sinusoids."""
+    return MarianConfig(
+        vocab_size=config.vocab_size,
+        d_model=config.d_model,
+        encoder_layers=config.num_layers,
+        decoder_layers=config.num_decoder_layers,
+        encoder_attention_heads=config.num_heads,
+        decoder_attention_heads=config.num_heads,
+        encoder_ffn_dim=config.d_ff,
+        decoder_ffn_dim=config.d_ff,
+        dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
+        activation_dropout=config.relu_dropout,
+        activation_function=config.activation,
+        scale_embedding=True,
+        static_position_embeddings=True,
+        max_position_embeddings=max_positions,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        forced_eos_token_id=None,
+        decoder_start_token_id=BOS,
+    )
+
+
+def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    order = halved(checkpoint.config.d_model)
+    yield "model.shared.weight", checkpoint.weights["embedding.weight"][:, order]
+    if checkpoint.config.output_bias:
+        yield "final_logits_bias", checkpoint.weights["embedding.bias"][None]
+    for name, stack in (
+        ("encoder", encoder(checkpoint)),
+        ("decoder", decoder(checkpoint)),
+    ):
+        for i, layer in enumerate(stack.layers):
+            for key, affine in _layer(layer, order):
+                yield f"model.{name}.layers.{i}.{key}.weight", affine.weight
+                yield f"model.{name}.layers.{i}.{key}.bias", affine.bias
+
+
+def _layer(layer: Layer, order: Tensor) -> Iterator[tuple[str, Affine]]:
+    yield from _attention("self_attn", layer.self_attention, order)
+    if layer.memory_attention is not None:
+        yield from _attention("encoder_attn", layer.memory_attention, order)
+    yield "fc1", _reading(layer.inner, order)
+    yield "fc2", _writing(layer.outer, order)
+    yield "final_layer_norm", _writing(layer.feed_forward_norm, order)
+
+
+def _attention(
+    name: str, attention: Attention, order: Tensor
+) -> Iterator[tuple[str, Affine]]:
+    yield f"{name}.q_proj", _reading(attention.query, order)
+    yield f"{name}.k_proj", _reading(attention.key, order)
+    yield f"{name}.v_proj", _reading(attention.value, order)
+    yield f"{name}.out_proj", _writing(attention.output, order)
+    yield f"{name}_layer_norm", _writing(attention.norm, order)
+
+
+def _reading(affine: Affine, order: Tensor) -> Affine:
+    """What reads a row as wide as the model."""
+    return Affine(weight=affine.weight[:, order], bias=affine.bias)
+
+
+def _writing(affine: Affine, order: Tensor) -> Affine:
+    """What writes one, or norms one."""
+    return Affine(weight=affine.weight[order], bias=affine.bias[order])
+
+
+def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    match tokenizer:
+        case SubwordTokenizer():
+            _fast_tokenizer(tokenizer).save_pretrained(folder)
+        case SentencePieceTokenizer():
+            # Only these need more packages.
+            from transduce.interop.portable_tokenizer import write_files
+
+            write_files(tokenizer, folder)
+
+
+def _write_languages(checkpoint: Checkpoint, path: Path) -> None:
+    """Write the languages where OPUS-MT's folders have them."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["source_lang"] = checkpoint.source_language
+    content["target_lang"] = checkpoint.target_language
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _fast_tokenizer(tokenizer: SubwordTokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=portable_tokenizer(tokenizer),
+        pad_token=SPECIAL_PIECES[PAD],
+        bos_token=SPECIAL_PIECES[BOS],
+        eos_token=SPECIAL_PIECES[EOS],
+        model_max_length=MAX_POSITIONS,
+        # A user's "</s>" is text.
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )

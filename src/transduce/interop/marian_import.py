@@ -1,0 +1,240 @@
+"""From Hugging Face: a folder of `MarianMTModel`, such as those of OPUS-MT.
+
+It is the paper's model but for the order of its dimensions, as its sinusoids stand in
+two halves; and for what `ModelConfig` then tells: its activation, its biases, and what
+keeps its norms from dividing by zero. Ids are put into our order. Where one token both
+pads and begins a target, it becomes two, and neither is ever put out. Of its settings
+of search, the beam, the length penalty and where search ends are kept.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import MarianMTModel
+
+from transduce.checkpoint import Checkpoint, load_model, load_tensors, write_model
+from transduce.errors import CheckpointError, RequestError
+from transduce.files import write_folder
+from transduce.foreign_models import describe, is_ours
+from transduce.interop.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
+from transduce.interop.marian_export import halved, marian_config
+from transduce.interop.marian_settings import SETTINGS, MarianSettings, read_settings
+from transduce.interop.marian_tokenizer import read_tokenizer
+from transduce.interop.proof import Proof, prove, require_short
+from transduce.model.config import ModelConfig
+from transduce.model.embedding import sinusoids
+from transduce.text.languages import LanguagesConfig
+from transduce.text.vocabulary import BOS, PAD
+
+WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"
+EMBEDDINGS = (
+    "model.shared.weight", "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight", "lm_head.weight",
+)  # fmt: skip
+"""Names of the one matrix, each of which may be there or not."""
+POSITIONS = (
+    "model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight",
+)  # fmt: skip
+BIAS = "final_logits_bias"
+OPTIONAL = {*EMBEDDINGS, *POSITIONS, BIAS}
+READING = {
+    "self_attention.project_query": ("self_attn.q_proj",),
+    "self_attention.project_key_value": ("self_attn.k_proj", "self_attn.v_proj"),
+    "memory_attention.project_query": ("encoder_attn.q_proj",),
+    "memory_attention.project_key_value": (
+        "encoder_attn.k_proj",
+        "encoder_attn.v_proj",
+    ),
+    "feed_forward.inner": ("fc1",),
+}
+"""What reads a row as wide as the model: ours by theirs, one below the other."""
+WRITING = {
+    "self_attention.project_output": "self_attn.out_proj",
+    "memory_attention.project_output": "encoder_attn.out_proj",
+    "feed_forward.outer": "fc2",
+    "after_self_attention.norm": "self_attn_layer_norm",
+    "after_memory_attention.norm": "encoder_attn_layer_norm",
+    "after_feed_forward.norm": "final_layer_norm",
+}
+"""What writes one, or norms one."""
+NEVER = -1e4
+"""A bias that leaves a token no probability, in any precision."""
+TOLERANCE = 1e-3
+"""By which positions may differ from sinusoids: they may be kept in 16 bits."""
+
+
+def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
+    """`RequestError` if they do not map, `CheckpointError` if they are damaged."""
+    path = folder / WEIGHTS
+    theirs = {name: each.float() for name, each in load_tensors(path).items()}
+    _require_names_and_shapes(theirs, settings, path)
+    _require_sinusoids(theirs, settings.model, path)
+    order = halved(settings.model.d_model).argsort()
+    rows = torch.tensor(settings.ids)
+    ours = {"embedding.weight": _embedding(theirs, path)[rows][:, order]}
+    if (bias := _bias(theirs, settings)) is not None:
+        ours["embedding.bias"] = bias
+    layers = {
+        "encoder": settings.model.num_layers,
+        "decoder": settings.model.num_decoder_layers,
+    }
+    for stack, num_layers in layers.items():
+        for i in range(num_layers):
+            for name, weight in _layer(theirs, f"model.{stack}.layers.{i}", order):
+                ours[f"{stack}_layers.{i}.{name}"] = weight
+    return {name: weight.contiguous() for name, weight in ours.items()}
+
+
+def _require_names_and_shapes(
+    theirs: Mapping[str, Tensor], settings: MarianSettings, path: Path
+) -> None:
+    """`CheckpointError` unless they are those that the library's own model has."""
+    config = marian_config(settings.model, settings.max_positions)
+    config.vocab_size = config.decoder_vocab_size = settings.vocab_size
+    with torch.device("meta"):
+        expected = MarianMTModel(config).state_dict()
+    for name in sorted({*expected, *theirs} - (OPTIONAL - theirs.keys())):
+        shapes = [
+            tuple(weights[name].shape) if name in weights else "nothing"
+            for weights in (expected, theirs)
+        ]
+        if shapes[0] != shapes[1]:
+            raise CheckpointError(
+                f"{path}: `{name}` must be {shapes[0]} by the settings beside it, but "
+                f"is {shapes[1]}; the files are of different models, or of one that "
+                "cannot be imported."
+            )
+
+
+def _require_sinusoids(
+    theirs: Mapping[str, Tensor], config: ModelConfig, path: Path
+) -> None:
+    for name in POSITIONS:
+        if (positions := theirs.get(name)) is not None:
+            expected = sinusoids(len(positions), config.d_model)
+            expected = expected[:, halved(config.d_model)]
+            if not torch.allclose(positions, expected, rtol=0, atol=TOLERANCE):
+                raise RequestError(
+                    f"{path}: `{name}` must be sinusoids, but is learned; such a model "
+                    "cannot be imported."
+                )
+
+
+def _embedding(theirs: Mapping[str, Tensor], path: Path) -> Tensor:
+    found = {name: theirs[name] for name in EMBEDDINGS if name in theirs}
+    if not found:
+        raise CheckpointError(
+            f"{path}: must hold `{EMBEDDINGS[0]}`, but does not; the file is damaged."
+        )
+    [(first, embedding), *others] = found.items()
+    for name, other in others:
+        if not torch.equal(other, embedding):
+            raise RequestError(
+                f"{path}: `{first}` and `{name}` must be one matrix, but differ; such "
+                "a model cannot be imported."
+            )
+    return embedding
+
+
+def _bias(theirs: Mapping[str, Tensor], settings: MarianSettings) -> Tensor | None:
+    """None if it is zero, and each token of ours is one of theirs."""
+    bias = theirs.get(BIAS, torch.zeros(1, settings.vocab_size))[0]
+    bias = bias[torch.tensor(settings.ids)]
+    if settings.has_double:
+        # Or its probability would count twice; and what is never put out has none.
+        bias[[PAD, BOS]] = NEVER
+    return bias if bias.any() else None
+
+
+def _layer(
+    theirs: Mapping[str, Tensor], prefix: str, order: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    for name, parts in READING.items():
+        if f"{prefix}.{parts[0]}.weight" in theirs:
+            weight = torch.cat([theirs[f"{prefix}.{part}.weight"] for part in parts])
+            yield f"{name}.weight", weight[:, order]
+            bias = torch.cat([theirs[f"{prefix}.{part}.bias"] for part in parts])
+            yield f"{name}.bias", bias
+    for name, part in WRITING.items():
+        if f"{prefix}.{part}.weight" in theirs:
+            for kind in ("weight", "bias"):
+                yield f"{name}.{kind}", theirs[f"{prefix}.{part}.{kind}"][order]
+
+
+def import_model(
+    origin: Path,
+    out: Path,
+    sentences: Sequence[str],
+    languages: LanguagesConfig | None = None,
+) -> Proof:
+    """Write a model folder once it is proven on the sentences.
+
+    Its languages are those given, or else those that the folder names.
+    `RequestError` if the model does not map, `CheckpointError` if it is damaged,
+    `ProofError` if the proof fails.
+    """
+    _require_files(origin)
+    settings = read_settings(origin)
+    checkpoint = _checkpoint(origin, settings, languages or LanguagesConfig())
+    require_short(sentences, checkpoint.tokenizer, settings.max_positions)
+    model, tokenizer = _theirs(origin, settings)
+
+    def write(new: Path) -> Proof:
+        write_model(checkpoint, new)
+        return prove(model, tokenizer, load_model(new), sentences)
+
+    return write_folder(out, write)
+
+
+def _checkpoint(
+    origin: Path, settings: MarianSettings, given: LanguagesConfig
+) -> Checkpoint:
+    weights = read_weights(origin, settings)
+    return Checkpoint(
+        config=replace(settings.model, output_bias="embedding.bias" in weights),
+        weights=weights,
+        tokenizer=read_tokenizer(origin, settings),
+        step=0,
+        search=settings.search,
+        source_language=given.source or settings.languages.source,
+        target_language=given.target or settings.languages.target,
+    )
+
+
+def _theirs(
+    origin: Path, settings: MarianSettings
+) -> tuple[HuggingFaceModel, HuggingFaceTokenizer]:
+    try:
+        return (
+            HuggingFaceModel(origin, settings.ids),
+            HuggingFaceTokenizer(origin, settings.ids),
+        )
+    except Exception as error:  # the library raises nothing narrower
+        reason = " ".join(str(error).split())
+        raise RequestError(
+            f"{origin}: must be what the package `transformers` loads, or there is no "
+            f"proof, but it says: {reason}"
+        ) from None
+
+
+def _require_files(origin: Path) -> None:
+    if is_ours(origin):
+        raise RequestError(
+            f"{origin}: must be a folder of Hugging Face's Marian, but is a model or a "
+            "run of transduce; use it as it is."
+        )
+    if not (origin / SETTINGS).is_file():
+        raise RequestError(
+            f"{origin}: must be a folder of Hugging Face's Marian, but "
+            f"{describe(origin, SETTINGS)}"
+        )
+    if not (origin / WEIGHTS).is_file() and (origin / PICKLE).is_file():
+        raise RequestError(
+            f"{origin}: must hold {WEIGHTS}, but has only {PICKLE}, which could run "
+            "any program as it is loaded; if you trust it, convert it with: python -c "
+            "'from transformers import MarianMTModel; "
+            f'MarianMTModel.from_pretrained("{origin}").save_pretrained("{origin}")\''
+        )

@@ -1,0 +1,259 @@
+"""To ONNX: an encoder, and one step of the decoder with its cache.
+
+    encoder.onnx       source [batch, source] -> memory_mask, and of each layer
+                       memory_key.N and memory_value.N [batch, heads, source, width]
+    decoder_step.onnx  last_ids [batch, 1], the encoder's outputs, and of each layer
+                       key.N and value.N [batch, heads, past, width] -> logits
+                       [batch, vocab], and next_key.N and next_value.N, one longer
+
+A source ends with id 2 and is filled up with 0; a target begins with 1, an empty past,
+and ends with 2.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx  # noqa: F401 # so that it is missed here, not while PyTorch exports
+import onnxruntime
+import onnxscript  # noqa: F401
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.export import Dim
+
+from transduce.checkpoint import Checkpoint
+from transduce.files import write_folder
+from transduce.interop.mapping import require_one_vocabulary
+from transduce.interop.portable_tokenizer import write_portable
+from transduce.interop.proof import GreedyOutput, Proof, prove, require_short
+from transduce.model.attention import neighbourhood_mask
+from transduce.model.layers import DecoderLayer
+from transduce.model.transformer import Transformer
+from transduce.text.vocabulary import BOS, EOS, PAD
+
+ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"
+TARGET = "ONNX"
+MAX_POSITIONS = 2_048
+"""Positions that stand in the graphs."""
+
+
+def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
+    """Write the folder once it is proven on the sentences.
+
+    `RequestError` if it parses or its tokenizer does not map, `ProofError` if the
+    proof fails.
+    """
+    require_one_vocabulary(TARGET, checkpoint.config)
+    require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
+
+    def write(new: Path) -> Proof:
+        tokenizer = write_portable(checkpoint.tokenizer, new)
+        model = checkpoint.build()
+        with torch.no_grad():
+            _write_encoder(model, new / ENCODER)
+            _write_step(model, new / STEP)
+        return prove(_Exported(new), tokenizer, checkpoint, sentences)
+
+    return write_folder(folder, write)
+
+
+class EncoderGraph(nn.Module):
+    """What of a model is done once a sentence."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+        _fix_positions(model)
+
+    def forward(self, source: Int[Tensor, "batch source"]) -> tuple[Tensor, ...]:
+        memory = self.model.encode(source)
+        outputs = [memory.mask[:, 0, 0]]
+        for layer in _decoder_layers(self.model):
+            outputs += layer.memory_attention.keys_and_values(memory.states)
+        return tuple(outputs)
+
+
+class StepGraph(nn.Module):
+    """What of a model is done at each step."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+        _fix_positions(model)
+
+    def forward(
+        self,
+        last_ids: Int[Tensor, "batch 1"],
+        memory_mask: Bool[Tensor, "batch source"],
+        memory: list[Tensor],
+        past: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        model, position = self.model, past[0].size(2)
+        neighbourhood = model.config.neighbourhood
+        mask = (
+            None
+            if neighbourhood is None
+            else neighbourhood_mask(1, position + 1, neighbourhood, last_ids.device)
+        )
+        x = model.embedding(last_ids) + model.positions(position, 1, last_ids.device)
+        grown: list[Tensor] = []
+        for i, layer in enumerate(_decoder_layers(model)):
+            pair = slice(2 * i, 2 * i + 2)
+            own = _OneStep(layer, past[pair], memory[pair], mask, memory_mask)
+            x = layer.after_self_attention(x, own.attend_to_past)
+            x = layer.after_memory_attention(x, own.attend_to_memory)
+            x = layer.after_feed_forward(x, layer.feed_forward)
+            grown += own.grown
+        return (model.logits(model.decoder_norm(x))[:, 0], *grown)
+
+
+class _OneStep:
+    """A decoder layer's attentions at one step, with all that they look at."""
+
+    def __init__(
+        self,
+        layer: DecoderLayer,
+        past: list[Tensor],
+        memory: list[Tensor],
+        mask: Bool[Tensor, "1 1 1 now"] | None,
+        memory_mask: Bool[Tensor, "batch source"],
+    ) -> None:
+        self.grown: list[Tensor] = []
+        """The past with what is new."""
+        self._layer = layer
+        self._past = past
+        self._memory = memory
+        self._mask = mask
+        self._memory_mask = memory_mask[:, None, None]
+
+    def attend_to_past(self, x: Tensor) -> Tensor:
+        attention = self._layer.self_attention
+        newest = attention.keys_and_values(x)
+        self.grown = [
+            torch.cat(both, dim=2) for both in zip(self._past, newest, strict=True)
+        ]
+        key, value = self.grown
+        return attention.attend(x, key, value, self._mask)
+
+    def attend_to_memory(self, x: Tensor) -> Tensor:
+        key, value = self._memory
+        return self._layer.memory_attention.attend(x, key, value, self._memory_mask)
+
+
+class _FixedPositions(nn.Module):
+    """A table of all positions there will be."""
+
+    def __init__(self, positions: nn.Module) -> None:
+        super().__init__()
+        table = positions(0, MAX_POSITIONS, torch.device("cpu")).clone()
+        self.register_buffer("table", table)
+
+    def forward(
+        self, first: int, length: int, _: torch.device
+    ) -> Float[Tensor, "length d_model"]:
+        return self.get_buffer("table")[first : first + length]
+
+
+def _fix_positions(model: Transformer) -> None:
+    if not isinstance(model.positions, _FixedPositions):
+        model.add_module("positions", _FixedPositions(model.positions))
+
+
+def _decoder_layers(model: Transformer) -> Iterator[DecoderLayer]:
+    for layer in model.decoder_layers:
+        assert isinstance(layer, DecoderLayer)
+        yield layer
+
+
+def _names(kind: str, model: Transformer) -> list[str]:
+    numbers = range(model.config.num_decoder_layers)
+    return [f"{kind}{part}.{i}" for i in numbers for part in ("key", "value")]
+
+
+def _write(
+    graph: nn.Module, example: tuple[object, ...], path: Path, **names: Any
+) -> None:
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # of packages that are not needed
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                graph.eval(), example, path, external_data=False, verbose=False, **names
+            )
+    finally:
+        logger.setLevel(level)
+
+
+def _write_encoder(model: Transformer, path: Path) -> None:
+    _write(
+        EncoderGraph(model),
+        (torch.full((2, 3), EOS),),
+        path,
+        input_names=["source"],
+        output_names=["memory_mask", *_names("memory_", model)],
+        dynamic_shapes=({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},),
+    )
+
+
+def _write_step(model: Transformer, path: Path) -> None:
+    config = model.config
+    widths = [config.d_k, config.d_v] * config.num_decoder_layers
+    memory = [torch.zeros(2, config.num_heads, 3, width) for width in widths]
+    past = [torch.zeros(2, config.num_heads, 4, width) for width in widths]
+    free = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC}
+    _write(
+        StepGraph(model),
+        (torch.full((2, 1), BOS), torch.ones(2, 3, dtype=torch.bool), memory, past),
+        path,
+        input_names=[
+            "last_ids",
+            "memory_mask",
+            *_names("memory_", model),
+            *_names("", model),
+        ],
+        output_names=["logits", *_names("next_", model)],
+        dynamic_shapes=(
+            {0: Dim.DYNAMIC},
+            {0: Dim.DYNAMIC, 1: Dim.DYNAMIC},
+            [free] * len(widths),
+            [free] * len(widths),
+        ),
+    )
+
+
+class _Exported:
+    def __init__(self, folder: Path) -> None:
+        providers = ["CPUExecutionProvider"]
+        self._encoder = onnxruntime.InferenceSession(
+            folder / ENCODER, providers=providers
+        )
+        self._step = onnxruntime.InferenceSession(folder / STEP, providers=providers)
+
+    def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
+        names = [each.name for each in self._encoder.get_outputs()]
+        read = self._encoder.run(None, {"source": np.array([[*source, EOS]])})
+        memory = dict(zip(names, read, strict=True))
+        past = {
+            each.name: np.zeros((1, each.shape[1], 0, each.shape[3]), np.float32)
+            for each in self._step.get_inputs()
+            if each.name.startswith(("key.", "value."))
+        }
+        ids: list[int] = []
+        logits: list[Tensor] = []
+        last = BOS
+        while last != EOS and len(ids) < max_length:
+            inputs = {"last_ids": np.array([[last]]), **memory, **past}
+            outputs = self._step.run(None, inputs)
+            past = dict(zip(past, outputs[1:], strict=True))
+            row = torch.from_numpy(outputs[0][0])
+            row[[PAD, BOS]] = -torch.inf
+            last = int(row.argmax())
+            ids.append(last)
+            logits.append(row)
+        return GreedyOutput(ids=ids, logits=torch.stack(logits))

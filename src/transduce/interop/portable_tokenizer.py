@@ -1,0 +1,220 @@
+"""The tokenizer as files that other libraries read without this package.
+
+What this package does in Python around its vocabulary stands in the files. One of our
+own is a `tokenizer.json`: with normalization, bytes for what is not in the alphabet,
+and how pieces are joined. One of SentencePiece's is again what it was imported from.
+"""
+
+import json
+from pathlib import Path
+
+import tokenizers
+from google.protobuf.message import DecodeError
+from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
+from tokenizers import decoders, models, normalizers, processors
+from transformers import MarianTokenizer
+
+from transduce.errors import CheckpointError, RequestError
+from transduce.interop.hugging_face import HuggingFaceTokenizer
+from transduce.interop.proof import OtherTokenizer
+from transduce.text.sentence_pieces import (
+    UNKNOWN,
+    SentencePieceTokenizer,
+    UnigramModel,
+)
+from transduce.text.tokenizer import (
+    BYTE_PIECES,
+    NUM_RESERVED,
+    SPECIAL_PIECES,
+    TOKENIZER_FILE,
+    SubwordTokenizer,
+    Tokenizer,
+    byte_pair_tokenizer,
+)
+from transduce.text.vocabulary import EOS, PAD
+
+SOURCE, TARGET, VOCABULARY = "source.spm", "target.spm", "vocab.json"
+Piece = ModelProto.SentencePiece
+
+
+def write_files(
+    tokenizer: SentencePieceTokenizer, folder: Path
+) -> HuggingFaceTokenizer:
+    """Write them into a folder that is there; what reads them, for the proof."""
+    (folder / SOURCE).write_bytes(_proto(tokenizer.source).SerializeToString())
+    (folder / TARGET).write_bytes(_proto(tokenizer.target).SerializeToString())
+    ids = {piece: i for i, piece in enumerate(tokenizer.vocabulary)}
+    (folder / VOCABULARY).write_text(
+        json.dumps(ids, ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
+    )
+    MarianTokenizer(
+        source_spm=str(folder / SOURCE),
+        target_spm=str(folder / TARGET),
+        vocab=str(folder / VOCABULARY),
+        unk_token=UNKNOWN,
+        eos_token=SPECIAL_PIECES[EOS],
+        pad_token=SPECIAL_PIECES[PAD],
+        split_special_tokens=True,  # a user's "</s>" is text
+    ).save_pretrained(folder)
+    return HuggingFaceTokenizer(folder, range(tokenizer.vocab_size))
+
+
+def read_proto(path: Path) -> ModelProto:
+    """A model of SentencePiece; `CheckpointError` if it is damaged."""
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except (OSError, DecodeError) as error:
+        raise CheckpointError(
+            f"{path}: the model of SentencePiece is missing or damaged ({error}); "
+            "fetch it again."
+        ) from None
+    return proto
+
+
+def unigram_model(proto: ModelProto, path: Path) -> UnigramModel:
+    """The same as ours; `RequestError` with its path if it does not map."""
+    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+    kinds = {piece.type for piece in proto.pieces}
+    obstacles = {
+        "cuts by other means than unigrams": trainer.model_type != TrainerSpec.UNIGRAM,
+        "spells by bytes": trainer.byte_fallback,
+        "writes spaces after words": trainer.treat_whitespace_as_suffix,
+        "leaves spaces as they are": not normalizer.escape_whitespaces,
+        "has symbols of its user's": Piece.USER_DEFINED in kinds,
+        "changes what it decodes": proto.denormalizer_spec.precompiled_charsmap != b"",
+    }
+    for obstacle, is_met in obstacles.items():
+        if is_met:
+            raise RequestError(
+                f"{path}: the model of SentencePiece must be one of plain unigrams, "
+                f"but {obstacle}; it cannot be imported."
+            )
+    return UnigramModel(
+        pieces=tuple(
+            (piece.piece, piece.score)
+            for piece in proto.pieces
+            if piece.type == Piece.NORMAL
+        ),
+        character_map=normalizer.precompiled_charsmap,
+        adds_space=normalizer.add_dummy_prefix,
+        removes_spaces=normalizer.remove_extra_whitespaces,
+    )
+
+
+def _proto(model: UnigramModel) -> ModelProto:
+    proto = ModelProto()
+    proto.trainer_spec.model_type = TrainerSpec.UNIGRAM
+    proto.normalizer_spec.precompiled_charsmap = model.character_map
+    proto.normalizer_spec.add_dummy_prefix = model.adds_space
+    proto.normalizer_spec.remove_extra_whitespaces = model.removes_spaces
+    proto.pieces.add(piece=UNKNOWN, score=0.0, type=Piece.UNKNOWN)
+    for piece, score in model.pieces:
+        proto.pieces.add(piece=piece, score=score, type=Piece.NORMAL)
+    return proto
+
+
+WHITE_SPACE = "".join(map(chr, filter(lambda code: chr(code).isspace(), range(0x3001))))
+"""What `str.split` splits at."""
+
+
+def portable_pieces(tokenizer: Tokenizer) -> list[str]:
+    """The vocabulary by id, as it is in the files; bytes are named such as <0xE4>."""
+    match tokenizer:
+        case SubwordTokenizer():
+            return tokenizer.pieces(range(tokenizer.vocab_size))
+        case SentencePieceTokenizer():
+            return list(tokenizer.vocabulary)
+
+
+def write_portable(tokenizer: Tokenizer, folder: Path) -> OtherTokenizer:
+    """Write the files into a folder that is there; what reads them, for the proof.
+
+    `RequestError` if it is one of word-pieces, which know no bytes elsewhere.
+    """
+    match tokenizer:
+        case SubwordTokenizer():
+            portable_tokenizer(tokenizer).save(str(folder / TOKENIZER_FILE))
+            return _FileTokenizer(folder / TOKENIZER_FILE)
+        case SentencePieceTokenizer():
+            # Only these need more packages.
+
+            return write_files(tokenizer, folder)
+
+
+class _FileTokenizer:
+    """A `tokenizer.json`, read by `tokenizers`."""
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+
+    def encode_source(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_target(self, text: str) -> list[int]:
+        return self.encode_source(text)
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids)
+
+
+def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
+    """The same ids for the same text, the end token after them if it is asked for.
+
+    But for runs of more than 64 letters or signs without a space, some of them not in
+    the alphabet: it may cut these elsewhere, unless their script has no spaces. Its
+    text is not normalized, and the end token must be left out of what it decodes.
+    `RequestError` if it is one of word-pieces, which know no bytes there.
+    """
+    settings = json.loads(tokenizer.json())["model"]
+    if settings["type"] != "BPE":
+        raise RequestError(
+            "An exported model must have a tokenizer of the kind bpe, but has one of "
+            "word-pieces, which other libraries cannot spell unknown characters with."
+        )
+    pieces = portable_pieces(tokenizer)
+    portable = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={piece: i for i, piece in enumerate(pieces)},
+            merges=[tuple(merge) for merge in settings["merges"]],
+            byte_fallback=True,
+        )
+    )
+    portable.normalizer = normalizers.Sequence(
+        [
+            normalizers.NFC(),
+            normalizers.Replace(tokenizers.Regex(f"[{WHITE_SPACE}]+"), " "),
+            normalizers.Strip(),
+            normalizers.Prepend(" "),
+        ]
+    )
+    portable.pre_tokenizer = tokenizer.words
+    portable.post_processor = processors.TemplateProcessing(
+        single=f"$A {SPECIAL_PIECES[EOS]}",
+        special_tokens=[(SPECIAL_PIECES[EOS], EOS)],
+    )
+    portable.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return portable
+
+
+def own_tokenizer(portable: tokenizers.Tokenizer) -> SubwordTokenizer | None:
+    """Of which `portable_tokenizer` made this one; none if it is from elsewhere."""
+    model = json.loads(portable.to_str())["model"]
+    if model["type"] != "BPE":
+        return None
+    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    learned = [*SPECIAL_PIECES, *BYTE_PIECES, *pieces[NUM_RESERVED:]]
+    try:
+        own = byte_pair_tokenizer(learned, model["merges"], portable.pre_tokenizer)
+    except Exception:  # the library raises nothing narrower
+        return None
+    return own if _parts(portable_tokenizer(own)) == _parts(portable) else None
+
+
+def _parts(tokenizer: tokenizers.Tokenizer) -> list[object]:
+    """All but what Hugging Face adds: its names of special tokens."""
+    content = json.loads(tokenizer.to_str())
+    parts = ("model", "normalizer", "pre_tokenizer", "decoder")
+    return [content[part] for part in parts]

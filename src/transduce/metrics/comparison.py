@@ -1,0 +1,277 @@
+"""Several systems' translations of the same sentences, held against each other.
+
+Scores with tests of significance, scores by the length of a sentence, how well rare and
+frequent words are met (after Neubig et al., 2019), and the sentences that differ most.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from transduce.errors import DataError
+from transduce.metrics.bleu import require_pairs
+from transduce.metrics.significance import PairedScores, Trials, paired_scores
+
+LENGTH_BOUNDS = (0, 5, 10, 15, 20, 30, 40, 60)
+"""Most words of a reference in each bucket but the last, which has no bound."""
+FREQUENCY_BOUNDS = (0, 1, 2, 4, 9, 99, 999)
+"""Most occurrences of a word in each bucket but the last, which has no bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """What lies between two numbers, both counted in."""
+
+    first: int
+    last: int | None
+    """None where there is no bound."""
+
+    def __str__(self) -> str:
+        if self.last is None:
+            return f"{self.first:,} or more"
+        return f"{self.first:,}" + (f"-{self.last:,}" if self.last > self.first else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthScores:
+    """The scores of sentences whose references are about equally long."""
+
+    words: Bucket
+    num_sentences: int
+    bleu: tuple[float, ...]
+    """Of each system, in percent."""
+    chrf: tuple[float, ...]
+    """Of each system, in percent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordAccuracy:
+    """How many words of a reference were met; a word is met as often as it is there."""
+
+    num_met: int
+    num_written: int
+    """In the system's translations."""
+    num_wanted: int
+    """In the references."""
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall, in percent."""
+        return 200 * self.num_met / max(self.num_written + self.num_wanted, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrequencyScores:
+    """How well words are met that are about equally frequent."""
+
+    occurrences: Bucket
+    systems: tuple[WordAccuracy, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A sentence that a system and the baseline translate differently."""
+
+    line: int
+    """From 1."""
+    source: str | None
+    """None if it is not told."""
+    reference: str
+    baseline: str
+    hypothesis: str
+    baseline_chrf: float
+    """Of this sentence, in percent."""
+    hypothesis_chrf: float
+
+    @property
+    def difference(self) -> float:
+        return self.hypothesis_chrf - self.baseline_chrf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemExamples:
+    """Where a system differs most from the baseline, the largest difference first."""
+
+    system: str
+    better: tuple[Example, ...]
+    worse: tuple[Example, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What came of holding systems against the first of them."""
+
+    systems: tuple[str, ...]
+    """The baseline first, here and in every tuple of scores."""
+    num_sentences: int
+    scores: tuple[PairedScores, ...]
+    """By BLEU and chrF."""
+    by_length: tuple[LengthScores, ...]
+    by_frequency: tuple[FrequencyScores, ...]
+    examples: tuple[SystemExamples, ...]
+    """Of each system but the baseline."""
+
+
+def compare(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str],
+    *,
+    sources: Sequence[str] | None = None,
+    training: Iterable[str] | None = None,
+    tokenize: str = "13a",
+    trials: Trials | None = None,
+    num_examples: int = 5,
+) -> Comparison:
+    """Hold systems against the first of them; `DataError` if there are not two.
+
+    sacreBLEU's tokenizer defines the words. Their frequencies are counted in the
+    training text, or else in the references.
+    """
+    if len(systems) < 2:
+        raise DataError(
+            f"There must be at least two systems to compare, but is {len(systems)}; "
+            "`transduce evaluate` scores one by itself."
+        )
+    for hypotheses in systems.values():
+        require_pairs(hypotheses, references)
+    bleu, chrf = BLEU(tokenize=tokenize, force=True), CHRF()
+    words = _word_splitter(bleu)
+    frequencies = Counter(
+        word
+        for line in (references if training is None else training)
+        for word in words(line)
+    )
+    return Comparison(
+        systems=tuple(systems),
+        num_sentences=len(references),
+        scores=paired_scores(systems, references, [bleu, chrf], trials or Trials()),
+        by_length=_by_length(systems, references, bleu, chrf),
+        by_frequency=_by_frequency(systems, references, words, frequencies),
+        examples=_examples(systems, references, sources, chrf, num_examples),
+    )
+
+
+def _word_splitter(bleu: BLEU) -> Callable[[str], list[str]]:
+    return lambda line: bleu.tokenizer(line.strip()).split()
+
+
+def _buckets(bounds: Sequence[int]) -> list[Bucket]:
+    """One up to each bound, and one beyond."""
+    inner = [Bucket(first=low + 1, last=high) for low, high in pairwise(bounds)]
+    beyond = Bucket(first=bounds[-1] + 1, last=None)
+    return [Bucket(first=0, last=bounds[0]), *inner, beyond]
+
+
+def _by_length(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str],
+    bleu: BLEU,
+    chrf: CHRF,
+) -> tuple[LengthScores, ...]:
+    words = _word_splitter(bleu)
+    places = [bisect_left(LENGTH_BOUNDS, len(words(line))) for line in references]
+    order = sorted(range(len(references)), key=places.__getitem__)
+    buckets, found = _buckets(LENGTH_BOUNDS), []
+    for place, group in groupby(order, key=places.__getitem__):
+        lines = list(group)
+        wanted = [[references[i] for i in lines]]
+        written = [[hypotheses[i] for i in lines] for hypotheses in systems.values()]
+        found.append(
+            LengthScores(
+                words=buckets[place],
+                num_sentences=len(lines),
+                bleu=tuple(bleu.corpus_score(each, wanted).score for each in written),
+                chrf=tuple(chrf.corpus_score(each, wanted).score for each in written),
+            )
+        )
+    return tuple(found)
+
+
+def _by_frequency(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str],
+    words: Callable[[str], list[str]],
+    frequencies: Mapping[str, int],
+) -> tuple[FrequencyScores, ...]:
+    """Of the buckets that hold a word of the references."""
+
+    def counts(bags: Iterable[Counter[str]]) -> Counter[int]:
+        """How many words each bucket has."""
+        total: Counter[int] = Counter()
+        for bag in bags:
+            for word, count in bag.items():
+                total[bisect_left(FREQUENCY_BOUNDS, frequencies.get(word, 0))] += count
+        return total
+
+    bags = [Counter(words(line)) for line in references]
+    wanted, accuracies = counts(bags), []
+    for hypotheses in systems.values():
+        others = [Counter(words(line)) for line in hypotheses]
+        met = counts(one & other for one, other in zip(bags, others, strict=True))
+        accuracies.append((met, counts(others)))
+    return tuple(
+        FrequencyScores(
+            occurrences=bucket,
+            systems=tuple(
+                WordAccuracy(
+                    num_met=met[place],
+                    num_written=written[place],
+                    num_wanted=wanted[place],
+                )
+                for met, written in accuracies
+            ),
+        )
+        for place, bucket in enumerate(_buckets(FREQUENCY_BOUNDS))
+        if wanted[place]
+    )
+
+
+def _examples(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str],
+    sources: Sequence[str] | None,
+    chrf: CHRF,
+    num_examples: int,
+) -> tuple[SystemExamples, ...]:
+    scores = {
+        name: [
+            chrf.sentence_score(hypothesis, [reference]).score
+            for hypothesis, reference in zip(hypotheses, references, strict=True)
+        ]
+        for name, hypotheses in systems.items()
+    }
+    baseline, *others = systems
+
+    def example(name: str, i: int) -> Example:
+        return Example(
+            line=i + 1,
+            source=sources[i] if sources is not None else None,
+            reference=references[i],
+            baseline=systems[baseline][i],
+            hypothesis=systems[name][i],
+            baseline_chrf=scores[baseline][i],
+            hypothesis_chrf=scores[name][i],
+        )
+
+    found = []
+    for name in others:
+        examples = [example(name, i) for i in range(len(references))]
+        better = sorted((e for e in examples if e.difference > 0), key=_by_difference)
+        worse = sorted((e for e in examples if e.difference < 0), key=_by_difference)
+        found.append(
+            SystemExamples(
+                system=name,
+                better=tuple(better[:num_examples]),
+                worse=tuple(worse[:num_examples]),
+            )
+        )
+    return tuple(found)
+
+
+def _by_difference(example: Example) -> tuple[float, int]:
+    return -abs(example.difference), example.line

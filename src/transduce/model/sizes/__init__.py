@@ -1,1 +1,0 @@
-"""What follows from a model's sizes alone. Knows no torch."""

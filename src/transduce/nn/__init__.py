@@ -1,0 +1,1 @@
+"""Operators of the native library with their gradients."""

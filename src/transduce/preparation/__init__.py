@@ -1,1 +1,0 @@
-"""From text files to a corpus that training can read (section 5.1)."""

@@ -1,0 +1,352 @@
+"""Requests: read, admitted, or refused in one sentence."""
+
+import asyncio
+import hmac
+import ipaddress
+import math
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
+
+from pydantic import ValidationError
+from python_multipart import create_form_parser
+from starlette.requests import ClientDisconnect, Request
+
+from transduce.errors import (
+    BusyError,
+    ConfigError,
+    OverdueError,
+    TimeLimitError,
+    TooLongError,
+    TransduceError,
+    counted,
+    in_seconds,
+)
+from transduce.serving.messages import Asked
+from transduce.text.corpus import read_text
+
+AskedFor = TypeVar("AskedFor", bound=Asked)
+Result = TypeVar("Result")
+
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+MAX_FIELDS = 1000
+MAX_REFUSED_PER_MINUTE = 600
+"""Refused requests per minute and address where no other limit is set."""
+BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
+NETWORK_BITS = 64
+"""Prefix bits of an IPv6 address that identify one customer of a provider."""
+MAX_CLIENT_TIMEOUT_S = 86_400.0
+RETRY_S = 1
+MAX_CLIENTS = 10_000
+"""Whose rates are remembered; those not seen for longest are forgotten."""
+CLIENT_GONE = 499
+"""What no client is there to read; as nginx calls it."""
+
+
+class RefusedError(Exception):
+    """A request that is not done."""
+
+    def __init__(
+        self, status: int, message: str, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionConfig:
+    """What is taken, and from whom."""
+
+    api_keys: tuple[str, ...] = ()
+    """Of which a request must have one; none if there are none."""
+    requests_per_minute: int | None = None
+    """Of each key or, without keys, each address."""
+    max_characters: int = 10_000
+    """Of all texts of a request."""
+    body_timeout_s: float = 10.0
+    """How long a client may take to send a request's body."""
+
+    def __post_init__(self) -> None:
+        if self.requests_per_minute is not None and self.requests_per_minute < 1:
+            raise ConfigError(
+                "`requests_per_minute` must be at least 1, but is "
+                f"{self.requests_per_minute}."
+            )
+        if self.max_characters < 1:
+            raise ConfigError(
+                f"`max_characters` must be at least 1, but is {self.max_characters}."
+            )
+        if not 0 < self.body_timeout_s <= MAX_CLIENT_TIMEOUT_S:
+            raise ConfigError(
+                "The client timeout must be above 0 seconds and at most "
+                f"{MAX_CLIENT_TIMEOUT_S:,.0f}, but is {self.body_timeout_s}."
+            )
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Each character may be escaped, at worst as a pair of six each."""
+        return 12 * self.max_characters + 10_000
+
+
+class Admission:
+    """Reads requests, and lets in those that may be done."""
+
+    def __init__(self, config: AdmissionConfig) -> None:
+        self.config = config
+        limit = config.requests_per_minute
+        self._rate = None if limit is None else RateLimit(limit)
+        self._refused_rate = RateLimit(limit or MAX_REFUSED_PER_MINUTE)
+
+    async def admit(self, request: Request, message: type[AskedFor]) -> AskedFor:
+        """What is asked; `RefusedError` if it may not or cannot be."""
+        address = address_of(request)
+        try:
+            asked = _parsed(request, await self._body(request), message)
+            client = self._client(request, asked, address)
+        except RefusedError as refusal:
+            if refusal.status != CLIENT_GONE:
+                # A client with a wrong key or a malformed request counts by address.
+                self._count(self._refused_rate, address)
+            raise
+        if self._rate:
+            self._count(self._rate, client)
+        self._check_length(asked)
+        return asked
+
+    async def _body(self, request: Request) -> bytes:
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding.strip().lower() != "identity":
+            raise RefusedError(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                "The body must be sent without content-encoding, but has one.",
+            )
+        most, body = self.config.max_body_bytes, bytearray()
+        try:
+            async with asyncio.timeout(self.config.body_timeout_s):
+                async for chunk in request.stream():
+                    if len(body) <= most:
+                        body += chunk
+                    # Read the rest as well, or the client may miss the refusal.
+        except TimeoutError:
+            if len(body) > most:
+                raise self._too_large() from None
+            raise RefusedError(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"The body must come within {in_seconds(self.config.body_timeout_s)}.",
+            ) from None
+        except ClientDisconnect:
+            raise RefusedError(CLIENT_GONE, "The client has gone.") from None
+        if len(body) > most:
+            raise self._too_large()
+        return bytes(body)
+
+    def _too_large(self) -> RefusedError:
+        return RefusedError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"The body must have at most {self.config.max_body_bytes:,} bytes, but has "
+            "more.",
+        )
+
+    def _client(self, request: Request, asked: Asked, address: str) -> str:
+        """Identity that a client's requests count for: its key, or else its address."""
+        if not self.config.api_keys:
+            return address
+        bearer = BEARER.fullmatch(request.headers.get("authorization", "").strip())
+        key = asked.api_key or (bearer[1] if bearer else "")
+        if not is_known(key, self.config.api_keys):
+            raise RefusedError(
+                HTTPStatus.FORBIDDEN,
+                "`api_key` must be a key of this server, but is not.",
+            )
+        return key
+
+    def _count(self, rate: "RateLimit", client: str) -> None:
+        if seconds := rate.seconds_to_wait(client):
+            raise RefusedError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"At most {counted(rate.per_minute, 'request')} a minute may be "
+                f"sent; try again in {counted(seconds, 'second')}.",
+                retry_after_s=seconds,
+            )
+
+    def _check_length(self, asked: Asked) -> None:
+        most, length = self.config.max_characters, sum(map(len, asked.texts))
+        if length > most:
+            raise TooLongError(
+                f"A request must have at most {most:,} characters of text, but has "
+                f"{length:,}; send it in parts."
+            )
+
+
+def address_of(request: Request) -> str:
+    """Address that requests are counted by; for IPv6, the customer's network."""
+    host = request.client.host if request.client else ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address), NETWORK_BITS), strict=False))
+
+
+def _parsed(request: Request, body: bytes, message: type[AskedFor]) -> AskedFor:
+    """Parse a request from JSON, or from a form and the query."""
+    content_type = request.headers.get("content-type") or FORM
+    kind = content_type.partition(";")[0].strip().lower()
+    try:
+        if body and (kind == JSON or kind.endswith("+json")):
+            return message.model_validate_json(body)
+        fields = _Fields()
+        fields.read(request.url.query)
+        if body and kind == FORM:
+            if body.lstrip().startswith(b"{"):
+                raise RefusedError(
+                    HTTPStatus.BAD_REQUEST,
+                    f"The body looks like JSON; send it with content-type: {JSON}.",
+                )
+            fields.read(body.decode())
+        elif body and kind == MULTIPART:
+            fields.read_parts(content_type, body)
+        elif body:
+            raise RefusedError(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                f"The body must be {JSON}, {FORM} or {MULTIPART}, but is {kind[:80]}.",
+            )
+        return message.model_validate(fields.values)
+    except ValidationError as error:
+        raise RefusedError(HTTPStatus.BAD_REQUEST, _first_problem(error)) from None
+    except ValueError as error:
+        raise RefusedError(
+            HTTPStatus.BAD_REQUEST, f"The form cannot be read ({error})."
+        ) from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"])) or "The body"
+    return f"{where}: {' '.join(first['msg'].split())}."
+
+
+class _Fields:
+    """Form fields: a text each, or a list of texts for a repeated field."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str | list[str]] = {}
+
+    def read(self, form: str) -> None:
+        """Read a URL-encoded form or query; `ValueError` if it is malformed."""
+        values = parse_qs(
+            form, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
+        )
+        for name, each in values.items():
+            self.values[name] = each if len(each) > 1 else each[0]
+
+    def read_parts(self, content_type: str, body: bytes) -> None:
+        """Read multipart form data; `ValueError` if it is malformed or has a file."""
+        parts: dict[str, list[str]] = {}
+
+        def add(field: Any) -> None:
+            parts.setdefault(_text(field.field_name), []).append(_text(field.value))
+            if len(parts) > MAX_FIELDS:
+                raise ValueError("Max number of fields exceeded")
+
+        def refuse(file: Any) -> None:
+            name = _text(file.field_name)
+            raise ValueError(f"`{name[:80]}` must be text, but is a file")
+
+        if not body.rstrip().endswith(b"--"):
+            raise ValueError("its end is missing")
+        parser = create_form_parser(
+            {"Content-Type": content_type.encode("latin-1")}, add, refuse
+        )
+        parser.write(body)
+        parser.finalize()
+        for name, each in parts.items():
+            self.values[name] = each if len(each) > 1 else each[0]
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode()
+
+
+def status_of(error: TransduceError) -> RefusedError:
+    """How an error is told over HTTP."""
+    match error:
+        case OverdueError():
+            return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), RETRY_S)
+        case TimeLimitError():
+            return RefusedError(HTTPStatus.GATEWAY_TIMEOUT, str(error))
+        case BusyError():
+            return RefusedError(HTTPStatus.TOO_MANY_REQUESTS, str(error), RETRY_S)
+        case TooLongError():
+            return RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
+    return RefusedError(HTTPStatus.BAD_REQUEST, str(error))
+
+
+async def while_connected(
+    request: Request, work: Coroutine[object, object, Result]
+) -> Result:
+    """The result; the work is given up, and over, once the client has gone.
+
+    The body must have been read.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise RefusedError(CLIENT_GONE, "The client has gone.")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait({working})  # what it waits for is given up only then
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """Keys from a file, one a line; `ConfigError` if there is none."""
+    keys = tuple(line.strip() for line in read_text([path]) if line.strip())
+    if not keys:
+        raise ConfigError(f"{path}: must hold a key a line, but holds none.")
+    return keys
+
+
+def is_known(key: str, keys: Sequence[str]) -> bool:
+    """Whether it is one of the keys, in a time that does not tell which is near."""
+    given = key.encode("utf-8", "replace")
+    return any([hmac.compare_digest(given, each.encode("utf-8")) for each in keys])
+
+
+class RateLimit:
+    """So many requests a minute for each client, all at once if it likes."""
+
+    def __init__(
+        self, per_minute: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.per_minute = per_minute
+        self._per_second = per_minute / 60
+        self._most = float(per_minute)
+        self._clock = clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def seconds_to_wait(self, client: str) -> int:
+        """None, and the request is counted; or until when it is to be tried again."""
+        now = self._clock()
+        left, then = self._left.pop(client, (self._most, now))
+        left = min(left + (now - then) * self._per_second, self._most)
+        is_free = left >= 1
+        self._left[client] = (left - 1 if is_free else left, now)
+        if len(self._left) > MAX_CLIENTS:
+            self._left.popitem(last=False)
+        return 0 if is_free else math.ceil((1 - left) / self._per_second)

@@ -1,0 +1,295 @@
+"""HTTP connections with limits on their number and on the time each may take."""
+
+import asyncio
+import errno
+import json
+import logging
+import math
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from transduce.errors import ConfigError, in_seconds
+
+DRAIN_S = 2.0
+"""Seconds for which a refused client's input is read, so that it gets the answer."""
+LEFT_AFTER_S = 1.0
+"""Seconds after a client half-closed its connection until it is probed."""
+PROBE_EVERY_S = 5.0
+ECHO_S = 0.1
+"""Seconds that a vanished client's system may take to answer a probe with a reset."""
+TOO_LARGE = "The request line and headers must be shorter: at most {:,} bytes are read."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionConfig:
+    """Limits on the number of connections and on the time each may take."""
+
+    max_connections: int = 1000
+    header_timeout_s: float = 10.0
+    """Seconds that a client may take to send a request's headers."""
+    idle_timeout_s: float = 30.0
+    """Seconds for which an idle connection is kept for another request."""
+    write_timeout_s: float = 30.0
+    """Seconds for which a client may leave an answer unread."""
+
+    def __post_init__(self) -> None:
+        if self.max_connections < 1:
+            raise ConfigError(
+                f"`max_connections` must be at least 1, but is {self.max_connections}."
+            )
+        for name in ("header_timeout_s", "idle_timeout_s", "write_timeout_s"):
+            seconds = getattr(self, name)
+            if not 0 < seconds < math.inf:
+                raise ConfigError(f"`{name}` must be above 0, but is {seconds}.")
+
+
+@dataclass(slots=True)
+class OpenConnections:
+    """Limits of a server, and its connections that wait for a request."""
+
+    config: ConnectionConfig
+    overflow: int = 0
+    """Connections beyond the limit that are kept only to receive a refusal."""
+    waiting: "dict[Connection, None]" = field(default_factory=dict)
+    """Connections that wait for a request, the longest waiting first."""
+
+
+class Connection(H11Protocol):
+    """Uvicorn's HTTP/1.1 protocol (h11) with limits on time and number.
+
+    Headers that do not arrive, idle connections and unread answers time out. At the
+    limit of connections, a new one replaces the one that has waited longest for a
+    request. A client that half-closed its connection is still answered.
+    """
+
+    def __init__(self, *arguments: Any, shared: OpenConnections, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._limits = shared.config
+        self._overflow = shared.overflow
+        self._waiting = shared.waiting
+        self.timeout_keep_alive = self._limits.idle_timeout_s  # type: ignore[assignment] # it may be a fraction
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        self._is_refused = False
+        self._has_sent_all = False
+        """Whether the client has ended its side of the connection."""
+
+    @property
+    def _is_answering(self) -> bool:
+        # Uvicorn declares the cycle, but has none before the first request.
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            if not self._waiting:
+                self._refuse(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    f"All {self._limits.max_connections:,} connections of this server "
+                    "are in use; try again later.",
+                )
+                if (
+                    len(self.connections)
+                    > self._limits.max_connections + self._overflow
+                ):
+                    self._close()
+                return
+            next(iter(self._waiting)).give_up()
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._waiting.pop(self, None)
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if not self._is_answering:
+            self._await_head()
+        super().data_received(data)
+        if self._is_answering:
+            self._take_up()
+
+    def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it
+        """Keep the connection open while there is something to answer."""
+        self._has_sent_all = True
+        if self._is_refused or not self._is_answering:
+            return False
+        if self.cycle.more_body:
+            self._refuse(
+                HTTPStatus.BAD_REQUEST, "The body must be sent whole, but ends early."
+            )
+            return True
+        self._in(LEFT_AFTER_S, self._probe)
+        return True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_answering:
+            return  # the next request had come already
+        self._stop(self._probe)
+        if self.transport.is_closing():
+            self._in(self._limits.write_timeout_s, self._abort)
+            return
+        if self._has_sent_all:
+            self._close()
+            return
+        self._waiting[self] = None
+        if self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]:
+            self._await_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse in JSON a request that cannot be parsed."""
+        error = sys.exc_info()[1]
+        status = getattr(error, "error_status_hint", HTTPStatus.BAD_REQUEST)
+        message = "The request must be valid HTTP/1.1, but is not."
+        if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            message = TOO_LARGE.format(self.conn._max_incomplete_event_size)
+        elif status == HTTPStatus.NOT_IMPLEMENTED:
+            message = "The transfer-encoding must be chunked, or none."
+        self._refuse(status, message)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._in(self._limits.write_timeout_s, self._abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop(self._abort)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._in(self._limits.write_timeout_s, self._abort)
+
+    def give_up(self) -> None:
+        """Close at once to make room for another connection."""
+        self._waiting.pop(self, None)
+        self._abort()
+
+    def _await_head(self) -> None:
+        self._waiting.setdefault(self)
+        if self._head_did_not_come not in self._timers:
+            self._in(self._limits.header_timeout_s, self._head_did_not_come)
+
+    def _take_up(self) -> None:
+        self._waiting.pop(self, None)
+        self._stop(self._head_did_not_come)
+
+    def _head_did_not_come(self) -> None:
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._refuse(
+                HTTPStatus.REQUEST_TIMEOUT,
+                "The headers must come within "
+                f"{in_seconds(self._limits.header_timeout_s)}.",
+            )
+        else:
+            self._close()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer without the application, drain the input, and close."""
+        if self._is_refused:
+            return
+        has_begun = self._is_answering and self.cycle.response_started
+        self._is_refused = True
+        self._take_up()
+        if self._is_answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if has_begun or self.transport.is_closing():
+            self._close()
+            return
+        body = json.dumps({"error": message}).encode()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            "connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode("ascii") + body)
+        if self._has_sent_all:
+            self._close()
+            return
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._in(DRAIN_S, self._abort)
+
+    def _probe(self) -> None:
+        """Write to a half-closed client to find out whether it has left.
+
+        If it has, its system answers with a reset.
+        """
+        if not self._is_answering or self.transport.is_closing():
+            return
+        if not self.cycle.response_started and self.scope["http_version"] == "1.1":
+            proceed = h11.InformationalResponse(
+                status_code=100, headers=[], reason="Continue"
+            )
+            self.transport.write(self.conn.send(proceed))
+            self._in(ECHO_S, self._hear)
+        self._in(PROBE_EVERY_S, self._probe)
+
+    def _hear(self) -> None:
+        there = self.transport.get_extra_info("socket")
+        if there.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._abort()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._in(self._limits.write_timeout_s, self._abort)
+
+    def _abort(self) -> None:
+        self.transport.abort()
+
+    def _in(self, seconds: float, do: Callable[[], None]) -> None:
+        self._stop(do)
+
+        def done() -> None:
+            self._timers.pop(do, None)
+            do()
+
+        self._timers[do] = self.loop.call_later(seconds, done)
+
+    def _stop(self, do: Callable[[], None]) -> None:
+        if timer := self._timers.pop(do, None):
+            timer.cancel()
+
+
+class AcceptFailures:
+    """Logs at most once a minute that connections cannot be accepted."""
+
+    PERIOD_S = 60.0
+
+    def __init__(self) -> None:
+        self._told = -math.inf
+
+    def __call__(
+        self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+    ) -> None:
+        error = context.get("exception")
+        is_full = isinstance(error, OSError) and error.errno in (
+            errno.EMFILE,
+            errno.ENFILE,
+            errno.ENOBUFS,
+            errno.ENOMEM,
+        )
+        if not is_full:
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._told >= self.PERIOD_S:
+            self._told = time.monotonic()
+            logging.getLogger("uvicorn.error").error(
+                "No connection can be accepted now (%s); raise the limit on open files "
+                "(ulimit -n), or lower --max-connections.",
+                error,
+            )

@@ -1,0 +1,327 @@
+"""What is done for each path."""
+
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from http import HTTPStatus
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from transduce.decoding.parser import Parse
+from transduce.errors import OverdueError, TransduceError, packages_for
+from transduce.model.config import AttentionKind
+from transduce.serving import messages
+from transduce.serving.access import failure_sentence, is_an_end, log_failure
+from transduce.serving.admission import (
+    JSON,
+    Admission,
+    RefusedError,
+    while_connected,
+)
+from transduce.serving.monitoring import CONTENT_TYPE, Monitor
+from transduce.serving.request_queue import in_thread
+from transduce.serving.served_models import (
+    AUTO,
+    ServedModel,
+    by_languages,
+    by_name,
+    is_auto,
+    language_name,
+)
+from transduce.serving.translation import (
+    DocumentOptions,
+    TranslatedStretch,
+    found_stretches,
+    search_for,
+    split,
+    translate_documents,
+    translated_stretches,
+)
+from transduce.text.sentence_splitting import (
+    Stretch,
+    has_sign,
+    sentences,
+    split_text,
+)
+
+if TYPE_CHECKING:
+    from transduce.analysis.attention_sentence import PairAttention
+
+ENGLISH = "en"
+"""Language of the text that parsers read."""
+DIGITS = 5
+"""Of an attention weight."""
+MAX_SCORED_TOKENS = 1_000
+"""Tokens of a source or a target that is scored at most: self-attention grows with the
+square of the length, and no sentence is as long."""
+
+
+class JsonLines(StreamingResponse):
+    """JSON, a line for each part of an answer as soon as it is there."""
+
+    media_type = "application/x-ndjson"
+
+
+class Endpoints:
+    """What is done for each path."""
+
+    def __init__(
+        self, models: Sequence[ServedModel], admission: Admission, monitor: Monitor
+    ) -> None:
+        self._models = models
+        self._translating = [model for model in models if not model.is_parser]
+        self._parsing = [model for model in models if model.is_parser]
+        self._admission = admission
+        self._monitor = monitor
+
+    async def translate(self, request: Request) -> messages.TranslateAnswer:
+        """Translate texts, as LibreTranslate does."""
+        asked = await self._admission.admit(request, messages.TranslateRequest)
+        model = by_languages(self._translating, asked.source, asked.target)
+        work = translate_documents(
+            model.queue, asked.texts, _options(asked, model), asked.alternatives
+        )
+        found = await while_connected(request, work)
+        detected = messages.DetectedLanguage(confidence=0.0, language=model.source)
+        several = messages.TranslateAnswer(
+            translatedText=[each.text for each in found],
+            alternatives=[each.alternatives for each in found],
+            detectedLanguage=[detected for _ in found],
+        )
+        return _shaped(asked, several)
+
+    async def languages(self) -> list[messages.Language]:
+        """The languages of the models; those only translated into have no targets."""
+        models = self._translating
+        codes = {m.source: None for m in models} | {m.target: None for m in models}
+        return [
+            messages.Language(
+                code=code,
+                name=language_name(code),
+                targets=[m.target for m in models if m.source == code],
+            )
+            for code in codes
+        ]
+
+    async def detect(self, request: Request) -> list[messages.DetectedLanguage]:
+        """The source languages, all with confidence 0: nothing here detects any."""
+        await self._admission.admit(request, messages.DetectRequest)
+        codes = {model.source: None for model in self._translating}
+        return [
+            messages.DetectedLanguage(confidence=0.0, language=code) for code in codes
+        ]
+
+    async def frontend_settings(self) -> messages.FrontendSettings:
+        """Settings that LibreTranslate's clients read when they start."""
+        config = self._admission.config
+        return messages.FrontendSettings(
+            apiKeys=bool(config.api_keys),
+            charLimit=config.max_characters,
+            keyRequired=bool(config.api_keys),
+            language=messages.FrontendLanguages(
+                source=messages.NamedLanguage(code=AUTO, name="Auto Detect"),
+                target=_named(self._translating[0].target if self._translating else ""),
+            ),
+        )
+
+    async def suggest(self) -> messages.Refusal:
+        """Refuse a better translation: this server keeps none."""
+        raise RefusedError(
+            HTTPStatus.FORBIDDEN,
+            "This server takes no suggestions, as it keeps no texts.",
+        )
+
+    async def translate_file(self) -> messages.Refusal:
+        """Refuse a file: only texts are translated."""
+        raise RefusedError(
+            HTTPStatus.FORBIDDEN,
+            "This server does not translate files; send their text to /translate.",
+        )
+
+    async def models(self) -> list[messages.Model]:
+        """The models by name, which is what /v1 calls them by."""
+        return [
+            messages.Model(
+                name=model.name,
+                task="parse" if model.is_parser else "translate",
+                source=model.source,
+                target=model.target,
+                source_name=language_name(model.source),
+                target_name=language_name(model.target),
+            )
+            for model in self._models
+        ]
+
+    async def stream(self, request: Request) -> JsonLines:
+        """Translate a text, each sentence a line of JSON as soon as it is done.
+
+        The last line has an `error` if one occurs.
+        """
+        asked = await self._admission.admit(request, messages.StreamRequest)
+        model = by_name(self._translating, asked.model)
+        queue = model.queue
+        deadline = queue.deadline()
+        stretches = await in_thread(deadline, split, asked.q, _options(asked, model))
+        await queue.require_short(sentences(stretches), deadline)
+        search = search_for(queue.translator.search, asked.alternatives)
+        futures = queue.submit(sentences(stretches), search, deadline)
+        found = translated_stretches(
+            queue, stretches, futures, asked.format, asked.alternatives, deadline
+        )
+        return _streamed(_translated(each) async for each in found)
+
+    async def parse(self, request: Request) -> JsonLines:
+        """Parse an English text, each sentence a line of JSON as soon as it is done.
+
+        The last line has an `error` if one occurs.
+        """
+        asked = await self._admission.admit(request, messages.ParseRequest)
+        queue = by_name(self._parsing, asked.model).queue
+        deadline = queue.deadline()
+        splits = partial(
+            split_text, splits_lines=asked.split_sentences, is_read=has_sign
+        )
+        stretches = await in_thread(deadline, splits, asked.q, ENGLISH)
+        await queue.require_short(sentences(stretches), deadline)
+        futures = queue.submit_to_parser(
+            sentences(stretches), constrained=asked.constrained, deadline=deadline
+        )
+        found = found_stretches(stretches, futures)
+        return _streamed(_parsed(*each) async for each in found)
+
+    async def score(self, request: Request) -> list[messages.Score]:
+        """How likely the model holds given translations."""
+        asked = await self._admission.admit(request, messages.ScoreRequest)
+        queue = by_name(self._translating, asked.model).queue
+        deadline = queue.deadline()
+        await queue.require_short(asked.texts, deadline, MAX_SCORED_TOKENS)
+        slices = partial(queue.translator.score_stream, asked.source, asked.target)
+        found = await while_connected(request, queue.run_in_slices(slices, deadline))
+        return [
+            messages.Score(
+                log_probability=each.log_probability,
+                num_tokens=each.num_tokens,
+                perplexity=each.perplexity if math.isfinite(each.perplexity) else None,
+            )
+            for _, each in sorted(found, key=itemgetter(0))
+        ]
+
+    async def attention(self, request: Request) -> Response:
+        """Who attends to whom in a sentence and its translation, or its tree."""
+        asked = await self._admission.admit(request, messages.AttentionRequest)
+        queue = by_name(self._models, asked.model).queue
+        deadline = queue.deadline()
+        await queue.require_short(asked.texts, deadline)
+        with packages_for("/v1/attention"):
+            from transduce.analysis.attention_sentence import attend
+        work = partial(attend, queue.translator, asked.source, asked.target)
+        found = await while_connected(request, queue.run(work, deadline))
+        # Up to a million numbers, which would block the event loop.
+        content = await in_thread(deadline, _attention_json, found, asked.kind)
+        return Response(content, media_type=JSON)
+
+    async def health(self) -> messages.Health:
+        """That models are loaded and requests are taken."""
+        stuck = [model.name for model in self._models if model.queue.is_stuck]
+        if stuck:
+            raise OverdueError(
+                f"The model {stuck[0]} hangs in a request that does not end; restart "
+                "the server."
+            )
+        return messages.Health(models=[model.name for model in self._models])
+
+    async def metrics(self) -> Response:
+        """Figures in Prometheus' text format."""
+        return Response(self._monitor.text(), media_type=CONTENT_TYPE)
+
+
+def _shaped(
+    asked: messages.TranslateRequest, several: messages.TranslateAnswer
+) -> messages.TranslateAnswer:
+    """A list if a list was given, and what was asked for alone."""
+    left_out = set() if asked.alternatives else {"alternatives"}
+    left_out |= set() if is_auto(asked.source) else {"detectedLanguage"}
+    fields = several.model_dump(exclude=left_out)
+    if isinstance(asked.q, str):
+        fields = {name: each[0] for name, each in fields.items()}
+    return messages.TranslateAnswer.model_validate(fields)
+
+
+def _named(code: str) -> messages.NamedLanguage:
+    return messages.NamedLanguage(code=code, name=language_name(code))
+
+
+def _attention_json(found: "PairAttention", kind: AttentionKind) -> bytes:
+    queries, keys = found.axes(kind)
+    weights = found.maps.of(kind).double().round(decimals=DIGITS)
+    content = {
+        "queries": queries.pieces,
+        "keys": keys.pieces,
+        "weights": weights.tolist(),
+    }
+    return json.dumps(content).encode()
+
+
+def _options(
+    asked: messages.TranslateRequest | messages.StreamRequest, model: ServedModel
+) -> DocumentOptions:
+    return DocumentOptions(
+        format=asked.format,
+        language=model.language,
+        splits_lines=asked.split_sentences,
+    )
+
+
+def _streamed(found: AsyncIterator[BaseModel]) -> JsonLines:
+    """Stream one line of JSON per message as soon as it is found."""
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async for each in found:
+                yield each.model_dump_json() + "\n"
+        except TransduceError as error:
+            yield messages.Refusal(error=str(error)).model_dump_json() + "\n"
+        except BaseException as error:
+            if is_an_end(error):
+                raise
+            log_failure(error)
+            refusal = messages.Refusal(error=failure_sentence(error))
+            yield refusal.model_dump_json() + "\n"
+
+    return JsonLines(lines())
+
+
+def _translated(found: TranslatedStretch) -> messages.StreamedStretch:
+    return messages.StreamedStretch(
+        source=found.source,
+        translation=found.text,
+        score=found.score,
+        alternatives=[
+            messages.ScoredText(text=text, score=score)
+            for text, score in found.alternatives
+        ],
+    )
+
+
+def _parsed(stretch: Stretch, parse: Parse | None) -> messages.StreamedParse:
+    if parse is None:
+        return messages.StreamedParse(source=stretch.text)
+    return messages.StreamedParse(
+        source=stretch.text,
+        tree=str(parse.tree),
+        score=parse.score,
+        num_repairs=parse.repairs.total,
+        is_overlong=parse.is_overlong,
+        leaves=[
+            messages.Leaf(tag=leaf.tag, word=leaf.word) for leaf in parse.tree.leaves
+        ],
+        constituents=[
+            messages.Constituent(label=each.label, start=each.start, end=each.end)
+            for each in parse.tree.constituents
+        ],
+    )

@@ -1,1 +1,0 @@
-"""Over HTTP: requests admitted, done, counted and documented."""

@@ -1,0 +1,393 @@
+"""The HTTP interface: LibreTranslate's, and what more a model can tell."""
+
+import asyncio
+import ipaddress
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from http import HTTPStatus
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+import transduce
+from transduce.errors import ConfigError, RequestError, TransduceError
+from transduce.interruption import stop_on_signal, terminations
+from transduce.serving import messages
+from transduce.serving.access import (
+    AccessConfig,
+    AllowOrigins,
+    AnswerFailures,
+    GuardOrigins,
+)
+from transduce.serving.admission import (
+    FORM,
+    JSON,
+    MULTIPART,
+    Admission,
+    AdmissionConfig,
+    RefusedError,
+    status_of,
+)
+from transduce.serving.connection import (
+    AcceptFailures,
+    Connection,
+    ConnectionConfig,
+    OpenConnections,
+)
+from transduce.serving.documentation import (
+    DOCUMENTATION_POLICY,
+    documentation,
+)
+from transduce.serving.endpoints import Endpoints, JsonLines
+from transduce.serving.monitoring import CountRequests, Monitor
+from transduce.serving.request_queue import QueueConfig
+from transduce.serving.served_models import ServedModel
+
+PAGE = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/attention.js": ("attention.js", "text/javascript; charset=utf-8"),
+    "/tree.js": ("tree.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+"""By path, all there is: nothing of a request names a file."""
+PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+REFUSALS = {
+    400: "Not as it must be, or for no model that is served.",
+    403: "Without a key of this server.",
+    408: "The body did not come in time.",
+    413: "Too long.",
+    415: "Neither JSON nor a form.",
+    429: "Too much to do, or too many requests: try again later.",
+    500: "The server failed.",
+    503: "The request had no turn in time: try again later.",
+    504: "The request takes too long.",
+}
+LINES: dict[str, type[BaseModel]] = {
+    "/v1/translate": messages.StreamedStretch,
+    "/v1/parse": messages.StreamedParse,
+}
+"""By path, what each line of an answer is that comes bit by bit."""
+ATTENTION_PATH = "/v1/attention"
+"""Path whose answer a thread writes as JSON, without FastAPI's validation."""
+MAX_PORT = 65_535
+BACKLOG = 512
+"""Connections that the system queues until they are accepted, at most."""
+SPARE = 16
+"""Open files reserved for other purposes than connections."""
+GRACE_S = 5.0
+"""For answers to be sent after the last sentence's time is up."""
+
+
+def create_app(
+    models: Sequence[ServedModel],
+    config: AdmissionConfig | None = None,
+    access: AccessConfig | None = None,
+) -> FastAPI:
+    """The whole interface; what the queues took is finished when it ends."""
+    access = access or AccessConfig()
+
+    @asynccontextmanager
+    async def finishing(_: FastAPI) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(AcceptFailures())
+        yield
+        for model in models:
+            await asyncio.to_thread(model.queue.close)
+
+    # The usual pages of documentation load scripts from elsewhere; /docs is our own.
+    app = FastAPI(
+        title="transduce",
+        version=transduce.__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=finishing,
+        redirect_slashes=False,
+    )
+    monitor = Monitor(models)
+    admission = Admission(config or AdmissionConfig())
+    _add_paths(app, Endpoints(models, admission, monitor), models)
+    app.exception_handler(RefusedError)(_refuse)
+    app.exception_handler(TransduceError)(_refuse_error)
+    app.exception_handler(HTTPException)(_refuse_http)
+    # Each is around those before it.
+    app.add_middleware(AnswerFailures)
+    app.add_middleware(CountRequests, monitor=monitor)
+    if access.cors_origins:
+        app.add_middleware(AllowOrigins, config=access)
+    app.add_middleware(GuardOrigins, config=access)
+    _document_lines(app)
+    return app
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Limits of connections, trusted proxies and the time for a shutdown."""
+
+    connections: ConnectionConfig = field(default_factory=ConnectionConfig)
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks whose X-Forwarded-For and -Proto headers are trusted."""
+    answer_within_s: float = QueueConfig().timeout_s
+    """Seconds that running requests may take after the signal to stop."""
+
+    def __post_init__(self) -> None:
+        for proxy in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                raise ConfigError(
+                    "`trusted_proxies` must be addresses or networks, such as "
+                    f"127.0.0.1 or 10.0.0.0/8, but one is {proxy!r}."
+                ) from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Where requests come in; `RequestError` if it cannot be there."""
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"`port` must be from 0 to {MAX_PORT}, but is {port}.")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        )[0]
+        # Name the protocol: asyncio sets TCP_NODELAY only where it is named.
+        listener = socket.socket(family, kind, protocol)
+        try:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
+        raise RequestError(
+            f"{host}:{port} must be free to listen at, but is not ({reason}); choose "
+            "another by --host or --port."
+        ) from None
+    return listener
+
+
+def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Server:
+    """Uvicorn server of the app, with limits on connections."""
+    config = config or ServerConfig()
+    connections, backlog = _that_can_be_open(config.connections)
+    protocol = partial(Connection, shared=OpenConnections(connections, backlog))
+    # It logs mistakes of clients, who get them as answers already.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
+    settings = uvicorn.Config(
+        app,
+        http=protocol,  # type: ignore[arg-type] # what makes one is as good as a class
+        ws="none",
+        loop="asyncio",
+        backlog=backlog,
+        access_log=False,
+        log_level="error",  # below it, each malformed request logs a line
+        server_header=False,
+        proxy_headers=bool(config.trusted_proxies),
+        forwarded_allow_ips=list(config.trusted_proxies),
+        timeout_graceful_shutdown=math.ceil(config.answer_within_s + GRACE_S),
+    )
+    return uvicorn.Server(settings)
+
+
+def serve(
+    app: FastAPI, listener: socket.socket, config: ServerConfig | None = None
+) -> None:
+    """Serve until Ctrl-C, SIGTERM or a hangup, then finish the running requests."""
+    server = http_server(app, config)
+    # The server raises the signal again once it is done, which is here no failure.
+    with stop_on_signal():
+        if threading.current_thread() is threading.main_thread():
+            for number in terminations():
+                signal.signal(number, server.handle_exit)
+        server.run(sockets=[listener])
+
+
+def _that_can_be_open(config: ConnectionConfig) -> tuple[ConnectionConfig, int]:
+    """Limit connections to what the limit on open files allows; also the backlog.
+
+    The backlog counts twice: that many more may be accepted at once, to be refused.
+    `RequestError` if the limit on open files is too low.
+    """
+    most = config.max_connections
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return config, BACKLOG
+    taken = _num_open_files() + SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = taken + most + 2 * BACKLOG
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return config, BACKLOG
+    backlog = min((soft - taken) // 4, BACKLOG)
+    if backlog < 1:
+        raise RequestError(
+            f"The server needs at least {taken + 4} open files, but the limit is "
+            f"{soft}; raise it (ulimit -n)."
+        )
+    fewer = min(most, soft - taken - 2 * backlog)
+    return replace(config, max_connections=fewer), backlog
+
+
+def _num_open_files() -> int:
+    try:
+        return len(list(Path("/dev/fd").iterdir()))
+    except OSError:
+        return SPARE
+
+
+def _add_paths(
+    app: FastAPI, endpoints: Endpoints, models: Sequence[ServedModel]
+) -> None:
+    _add_asked(app, "/translate", endpoints.translate, messages.TranslateRequest)
+    _add_asked(app, "/detect", endpoints.detect, messages.DetectRequest)
+    _add_asked(app, "/v1/translate", endpoints.stream, messages.StreamRequest)
+    _add_asked(app, "/v1/parse", endpoints.parse, messages.ParseRequest)
+    _add_asked(app, "/v1/score", endpoints.score, messages.ScoreRequest)
+    _add_asked(app, ATTENTION_PATH, endpoints.attention, messages.AttentionRequest)
+    app.post("/suggest", include_in_schema=False)(endpoints.suggest)
+    app.post("/translate_file", include_in_schema=False)(endpoints.translate_file)
+    _add_told(app, "/languages", endpoints.languages)
+    _add_told(app, "/frontend/settings", endpoints.frontend_settings)
+    _add_told(app, "/v1/models", endpoints.models)
+    _add_told(app, "/health", endpoints.health)
+    _add_told(app, "/metrics", endpoints.metrics, response_class=Response)
+    for path, (name, kind) in PAGE.items():
+        _add_told(app, path, _page_file(name, kind), include_in_schema=False)
+    _add_told(app, "/docs", _documentation(app, models), include_in_schema=False)
+    _add_told(app, "/spec", _specification(app), include_in_schema=False)
+
+
+def _add_told(
+    app: FastAPI,
+    path: str,
+    endpoint: Callable[[], Coroutine[Any, Any, Any]],
+    **settings: Any,
+) -> None:
+    """Add a path that answers GET and HEAD."""
+    app.add_api_route(path, endpoint, methods=["GET"], **settings)
+    app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
+
+
+def _add_asked(
+    app: FastAPI,
+    path: str,
+    endpoint: Callable[[Request], Coroutine[Any, Any, Any]],
+    asked: type[messages.Asked],
+) -> None:
+    schema = asked.model_json_schema()
+    answers: dict[int | str, dict[str, Any]] = {
+        status: {"model": messages.Refusal, "description": description}
+        for status, description in REFUSALS.items()
+    }
+    if path in LINES:
+        answers[200] = {"model": LINES[path]}
+    if path == ATTENTION_PATH:
+        answers[200] = {"model": messages.Attention}
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        response_model_exclude_none=asked is messages.TranslateRequest,
+        responses=answers,
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {
+                    kind: {"schema": schema} for kind in (JSON, FORM, MULTIPART)
+                },
+            }
+        },
+    )
+
+
+def _document_lines(app: FastAPI) -> None:
+    """Else they would be documented as one piece of JSON. All paths must be known."""
+    for path in LINES:
+        answer = app.openapi()["paths"][path]["post"]["responses"]["200"]
+        answer["content"] = {JsonLines.media_type: answer["content"][JSON]}
+
+
+def _page_file(name: str, kind: str) -> Callable[[], Coroutine[Any, Any, Response]]:
+    content = (files("transduce.serving") / "page" / name).read_bytes()
+
+    async def answer() -> Response:
+        return Response(content, media_type=kind, headers=PAGE_HEADERS)
+
+    return answer
+
+
+def _documentation(
+    app: FastAPI, models: Sequence[ServedModel]
+) -> Callable[[], Coroutine[Any, Any, Response]]:
+    headers = PAGE_HEADERS | {"content-security-policy": DOCUMENTATION_POLICY}
+    page = cache(lambda: documentation(app.openapi(), models))
+
+    async def answer() -> Response:
+        return HTMLResponse(page(), headers=headers)
+
+    return answer
+
+
+def _specification(app: FastAPI) -> Callable[[], Coroutine[Any, Any, Response]]:
+    """Endpoint of the OpenAPI document at LibreTranslate's path."""
+
+    async def answer() -> Response:
+        return JSONResponse(app.openapi())
+
+    return answer
+
+
+async def _refuse(_: Request, refused: Exception) -> JSONResponse:
+    assert isinstance(refused, RefusedError)
+    seconds = refused.retry_after_s
+    headers = {} if seconds is None else {"retry-after": str(seconds)}
+    refusal = messages.Refusal(error=str(refused))
+    return JSONResponse(refusal.model_dump(), refused.status, headers)
+
+
+async def _refuse_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, TransduceError)
+    return await _refuse(request, status_of(error))
+
+
+async def _refuse_http(request: Request, error: Exception) -> JSONResponse:
+    """No such path or method."""
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"  # which are two routes
+    message = "The path must be one that /docs describes, but is not."
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = headers["Allow"].replace(", ", " or ")
+        message = f"The method must be {allowed} here, but is {request.method}."
+    refusal = messages.Refusal(error=message)
+    return JSONResponse(refusal.model_dump(), error.status_code, headers)

@@ -1,1 +1,0 @@
-"""Documents as sentences, and what stands between them."""

@@ -1,1 +1,0 @@
-"""What moves the weights."""

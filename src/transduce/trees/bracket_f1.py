@@ -1,0 +1,308 @@
+"""Labelled bracket precision, recall and F1 as EVALB counts them (Sekine and Collins).
+
+The parameters are those of COLLINS.prm. A sentence whose words are not those of its
+gold tree is dropped: it counts in no figure but the numbers of errors and of skipped
+sentences, at which whoever reports the others must look first.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+from transduce.errors import DataError, counted
+from transduce.trees.linearization import PUNCTUATION
+from transduce.trees.normalization import ROOT, TRACE, without_traces
+from transduce.trees.trees import Constituent, Leaf, Tree
+
+Status = Literal["valid", "error", "skip"]
+DELETED = PUNCTUATION | {ROOT, TRACE}
+"""Words with these tags and brackets with these labels are not compared."""
+EQUIVALENT = {"PRT": "ADVP"}
+SHORT = 40
+"""The greatest length of sentences that have figures of their own."""
+FEW = 2
+"""Crossing brackets that are still few."""
+FUNCTION = re.compile(r"[-=].*")
+"""What is cut off labels, even if nothing is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentenceCounts:
+    """What is counted in one sentence; all but its length is 0 if it is dropped."""
+
+    length: int
+    """Words of the gold tree, with punctuation and without traces."""
+    status: Status = "valid"
+    """Not all words are those of the gold tree: error. There are none: skip."""
+    fault: str = ""
+    """Why it is dropped, in words."""
+    matched: int = 0
+    """Brackets that both trees have."""
+    gold: int = 0
+    """Brackets of the gold tree."""
+    predicted: int = 0
+    """Brackets of the predicted tree."""
+    crossing: int = 0
+    """Predicted brackets that overlap a gold one, neither holding the other."""
+    words: int = 0
+    """Without punctuation."""
+    correct_tags: int = 0
+
+    @property
+    def recall(self) -> float:
+        """In percent, as all rates here."""
+        return percentage(self.matched, self.gold)
+
+    @property
+    def precision(self) -> float:
+        return percentage(self.matched, self.predicted)
+
+    @property
+    def tagging_accuracy(self) -> float:
+        return percentage(self.correct_tags, self.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BracketFigures:
+    """The figures of a corpus; counts are of its valid sentences."""
+
+    sentences: int
+    """Valid or not."""
+    errors: int
+    """Sentences dropped because of other words."""
+    skipped: int
+    """Sentences dropped for want of a parse."""
+    valid: int
+    matched: int
+    gold: int
+    predicted: int
+    crossing: int
+    words: int
+    correct_tags: int
+    recall: float
+    """In percent, as all rates here, and of all brackets of the corpus together."""
+    precision: float
+    f1: float
+    """0 if nothing matches."""
+    complete_match: float
+    """Of sentences."""
+    average_crossing: float
+    """Crossing brackets a sentence; no percentage."""
+    no_crossing: float
+    """Of sentences."""
+    few_crossing: float
+    """Of sentences: those with at most 2 crossing brackets."""
+    tagging_accuracy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BracketScore:
+    """EVALB's counts and figures."""
+
+    sentences: tuple[SentenceCounts, ...]
+    all: BracketFigures
+    short: BracketFigures
+    """Of the sentences of at most 40 words."""
+
+
+def bracket_f1(gold: Sequence[Tree], predicted: Sequence[Tree]) -> BracketScore:
+    """Score predicted trees, one for each gold tree; `DataError` if the numbers differ.
+
+    Trees must be as they are: what EVALB leaves out is left out here.
+    """
+    if len(gold) != len(predicted) or not gold:
+        raise DataError(
+            "There must be as many predicted trees as gold trees, and at least one, "
+            f"but there are {len(predicted):,} and {len(gold):,}."
+        )
+    sentences = tuple(map(compare, gold, predicted))
+    return BracketScore(
+        sentences=sentences,
+        all=_figures(sentences),
+        short=_figures([one for one in sentences if one.length <= SHORT]),
+    )
+
+
+def with_tags_of(gold: Tree, predicted: Tree) -> Tree:
+    """The predicted tree with the gold tree's tags, if both have the same words.
+
+    A parser that writes no tags cannot tell EVALB what is punctuation.
+    """
+    spoken = without_traces(gold)
+    if spoken.words != predicted.words:
+        return predicted
+    return replace(predicted, leaves=spoken.leaves)
+
+
+def compare(gold: Tree, predicted: Tree) -> SentenceCounts:
+    """Count what the trees of one sentence share."""
+    length = sum(leaf.tag != TRACE for leaf in gold.leaves)
+    expected, found = _compared(gold), _compared(predicted)
+    fault = _fault(expected.leaves, found.leaves)
+    if fault:
+        status: Status = "error" if found.leaves else "skip"
+        return SentenceCounts(length=length, status=status, fault=fault)
+    matches = Counter(expected.brackets) & Counter(found.brackets)
+    tags = zip(expected.leaves, found.leaves, strict=True)
+    return SentenceCounts(
+        length=length,
+        matched=matches.total(),
+        gold=len(expected.brackets),
+        predicted=len(found.brackets),
+        crossing=_crossing(expected.brackets, found.brackets),
+        words=len(expected.leaves),
+        correct_tags=sum(_same(one.tag) == _same(other.tag) for one, other in tags),
+    )
+
+
+class _Compared(NamedTuple):
+    """What is left of a tree to compare."""
+
+    leaves: list[Leaf]
+    brackets: list[Constituent]
+
+
+def _compared(tree: Tree) -> _Compared:
+    is_kept = [leaf.tag not in DELETED for leaf in tree.leaves]
+    position = list(accumulate(is_kept, initial=0))
+    brackets = [
+        Constituent(_same(FUNCTION.sub("", label)), position[start], position[end])
+        for label, start, end in tree.constituents
+    ]
+    return _Compared(
+        leaves=[leaf for leaf in tree.leaves if leaf.tag not in DELETED],
+        brackets=[
+            one for one in brackets if one.start < one.end and one.label not in DELETED
+        ],
+    )
+
+
+def _same(label: str) -> str:
+    return EQUIVALENT.get(label, label)
+
+
+def _fault(expected: list[Leaf], found: list[Leaf]) -> str:
+    if not found:
+        return "no words"
+    if len(expected) != len(found):
+        return f"{counted(len(found), 'word')} for {len(expected)}"
+    for leaf, other in zip(expected, found, strict=True):
+        if leaf.word != other.word:
+            return f"`{other.word}` for `{leaf.word}`"
+    return ""
+
+
+def _crossing(gold: list[Constituent], predicted: list[Constituent]) -> int:
+    spans = {(one.start, one.end) for one in gold}
+    return sum(
+        any(
+            start < one.start < end < one.end or one.start < start < one.end < end
+            for start, end in spans
+        )
+        for one in predicted
+    )
+
+
+def _figures(sentences: Sequence[SentenceCounts]) -> BracketFigures:
+    valid = [one for one in sentences if one.status == "valid"]
+    matched = sum(one.matched for one in valid)
+    gold = sum(one.gold for one in valid)
+    predicted = sum(one.predicted for one in valid)
+    crossing = sum(one.crossing for one in valid)
+    words = sum(one.words for one in valid)
+    correct_tags = sum(one.correct_tags for one in valid)
+    recall, precision = percentage(matched, gold), percentage(matched, predicted)
+    complete = [one for one in valid if one.matched == one.gold == one.predicted]
+    return BracketFigures(
+        sentences=len(sentences),
+        errors=sum(one.status == "error" for one in sentences),
+        skipped=sum(one.status == "skip" for one in sentences),
+        valid=len(valid),
+        matched=matched,
+        gold=gold,
+        predicted=predicted,
+        crossing=crossing,
+        words=words,
+        correct_tags=correct_tags,
+        recall=recall,
+        precision=precision,
+        f1=2 * precision * recall / (precision + recall) if matched else 0.0,
+        complete_match=percentage(len(complete), len(valid)),
+        average_crossing=crossing / max(len(valid), 1),
+        no_crossing=percentage(sum(not one.crossing for one in valid), len(valid)),
+        few_crossing=percentage(sum(one.crossing <= FEW for one in valid), len(valid)),
+        tagging_accuracy=percentage(correct_tags, words),
+    )
+
+
+def percentage(part: int, whole: int) -> float:
+    """0 of nothing."""
+    # As EVALB computes it: another order of operations rounds some figures otherwise.
+    return 100.0 * part / whole if whole else 0.0
+
+
+# The spelling is EVALB's.
+HEAD = """\
+  Sent.                        Matched  Bracket   Cross        Correct Tag
+ ID  Len.  Stat. Recal  Prec.  Bracket gold test Bracket Words  Tags Accracy
+"""
+RULE = "=" * 76
+STATUS = {"valid": 0, "error": 1, "skip": 2}
+
+
+def evalb_report(score: BracketScore) -> str:
+    """The table of sentences and the summary, as EVALB prints them."""
+    return "\n".join(_lines(score))
+
+
+def _lines(score: BracketScore) -> Iterator[str]:
+    yield HEAD + RULE
+    for number, sentence in enumerate(score.sentences, start=1):
+        yield _row(number, sentence)
+    yield RULE
+    yield _totals(score.all)
+    yield "=== Summary ==="
+    yield "\n-- All --\n" + _summary(score.all)
+    yield f"\n-- len<={SHORT} --\n" + _summary(score.short)
+
+
+def _row(number: int, counts: SentenceCounts) -> str:
+    return (
+        f"{number:4}  {counts.length:3}    {STATUS[counts.status]}  "
+        f"{counts.recall:6.2f} {counts.precision:6.2f}   {counts.matched:3}    "
+        f"{counts.gold:3}  {counts.predicted:3}    {counts.crossing:3}   "
+        f"{counts.words:4}  {counts.correct_tags:4}   {counts.tagging_accuracy:6.2f}"
+    )
+
+
+def _totals(figures: BracketFigures) -> str:
+    brackets = ""
+    if figures.gold and figures.predicted:
+        brackets = (
+            f"{'':16}{figures.recall:6.2f} {figures.precision:6.2f} "
+            f"{figures.matched:6} {figures.gold:5} {figures.predicted:5}  "
+            f"{figures.crossing:5}"
+        )
+    return (
+        f"{brackets}  {figures.words:5} {figures.correct_tags:5}   "
+        f"{figures.tagging_accuracy:6.2f}"
+    )
+
+
+def _summary(figures: BracketFigures) -> str:
+    return f"""\
+Number of sentence        = {figures.sentences:6}
+Number of Error sentence  = {figures.errors:6}
+Number of Skip  sentence  = {figures.skipped:6}
+Number of Valid sentence  = {figures.valid:6}
+Bracketing Recall         = {figures.recall:6.2f}
+Bracketing Precision      = {figures.precision:6.2f}
+Bracketing FMeasure       = {figures.f1:6.2f}
+Complete match            = {figures.complete_match:6.2f}
+Average crossing          = {figures.average_crossing:6.2f}
+No crossing               = {figures.no_crossing:6.2f}
+2 or less crossing        = {figures.few_crossing:6.2f}
+Tagging accuracy          = {figures.tagging_accuracy:6.2f}"""

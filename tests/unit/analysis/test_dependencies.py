@@ -1,0 +1,115 @@
+"""What real layers depend on is what Table 1 says."""
+
+import pytest
+import torch
+from torch import nn
+
+from transduce.analysis import layer_types as module
+from transduce.analysis.cost import LayerSizes, layer_cost
+from transduce.analysis.layer_types import (
+    EXACT,
+    LOOKING_BACK,
+    FollowedRecurrence,
+    Recurrence,
+    count_sequential_operations,
+    dependencies,
+    make_layer,
+    maximum_path_length,
+)
+
+LAYERS = [
+    "self-attention",
+    "recurrent",
+    "convolutional",
+    "convolutional, contiguous",
+    "restricted self-attention",
+]
+SIZES = [
+    LayerSizes(n=1, d=4, k=3, r=2),
+    LayerSizes(n=9, d=4, k=3, r=4),
+    LayerSizes(n=10, d=4, k=3, r=4),
+    LayerSizes(n=16, d=4, k=2, r=1),
+    LayerSizes(n=17, d=4, k=5, r=20),
+    LayerSizes(n=28, d=4, k=3, r=7),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_paths_are_as_long_as_table_1_says(layer, sizes):
+    expected = layer_cost(layer, sizes).maximum_path_length
+    assert maximum_path_length(layer, sizes) == expected
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_no_output_depends_on_what_a_layer_must_not_see(layer):
+    sizes = LayerSizes(n=12, d=4, k=3, r=2)
+    found = dependencies(make_layer(layer, sizes).to(EXACT), 12, 4)
+    distance = torch.arange(12)[:, None] - torch.arange(12)
+    expected = {
+        "self-attention": distance < 12,
+        "recurrent": distance >= 0,
+        "convolutional": (distance >= 0) & (distance < 3),
+        "convolutional, contiguous": (distance >= 0) & (distance < 3),
+        "restricted self-attention": distance.abs() <= 2,
+    }[layer]
+    assert torch.equal(found, expected)
+    assert (layer in LOOKING_BACK) == (not found.triu(1).any())
+
+
+def test_dependencies_are_the_jacobians_non_zeros():
+    layer = make_layer("restricted self-attention", LayerSizes(n=7, d=4, r=2))
+    layer = layer.to(EXACT)
+    x = torch.randn(1, 7, 4, dtype=EXACT)
+    jacobian = torch.autograd.functional.jacobian(layer, x)
+    expected = (jacobian[0, :, :, 0] != 0).any(dim=-1).any(dim=1)
+    assert torch.equal(dependencies(layer, 7, 4), expected)
+
+
+def test_what_cancels_out_is_a_dependency_still():
+    class Difference(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([x[..., 0], -x[..., 0]], dim=-1)
+
+    assert torch.equal(dependencies(Difference(), 3, 2), torch.eye(3).bool())
+
+
+def test_a_followed_recurrence_computes_the_same():
+    recurrence = Recurrence(5)
+    x = torch.randn(6, 6, 5)
+    found = FollowedRecurrence(recurrence, num_steps=2)(x)
+    torch.testing.assert_close(found, recurrence(x))
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_a_signal_is_followed_through_so_many_steps(num_steps):
+    followed = FollowedRecurrence(Recurrence(4), num_steps).to(EXACT)
+    ones = torch.ones(8, 8, dtype=torch.bool)
+    expected = ones.tril() & ones.triu(1 - num_steps)
+    assert torch.equal(dependencies(followed, 8, 4), expected)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_only_a_recurrence_has_more_to_wait_for_in_longer_sequences(layer):
+    lengths = (8, 16, 32)
+    counts = [
+        count_sequential_operations(layer, LayerSizes(n=n, d=4, k=3, r=2))
+        for n in lengths
+    ]
+    first, second = counts[1] - counts[0], counts[2] - counts[1]
+    assert second == 2 * first
+    assert (first > 0) == (layer == "recurrent")
+    costs = [layer_cost(layer, LayerSizes(n=n, d=4)) for n in lengths]
+    is_constant = len({cost.sequential_operations for cost in costs}) == 1
+    assert is_constant == (first == 0)
+
+
+def test_a_chain_is_counted_at_its_longest():
+    class Chain(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            long = x.sin().cos().exp()
+            return long + x
+
+    x = torch.randn(2, requires_grad=True)
+    # The leaf, three functions and the sum.
+    assert module._longest_chain(Chain()(x).grad_fn) == 5

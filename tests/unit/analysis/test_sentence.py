@@ -1,0 +1,118 @@
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.analysis.attention_sentence import attend, look_into
+from transduce.checkpoint import Checkpoint
+from transduce.decoding.translator import Translator
+from transduce.errors import DataError, RequestError, TooLongError
+from transduce.model.config import AttentionKind
+from transduce.search_config import SearchConfig
+from transduce.text.vocabulary import BOS, EOS
+
+SOURCE, TARGET = "one two three", "eins zwei"
+
+
+@pytest.fixture
+def translator(trained_checkpoint: Checkpoint) -> Translator:
+    return Translator(trained_checkpoint, torch.device("cpu"))
+
+
+def by_hand(attention: Any, query: Tensor, memory: Tensor, is_causal: bool) -> Tensor:
+    """Equation 1, head by head, from the parameters alone."""
+    d_k, heads = attention.d_k, []
+    q = query @ attention.project_query.weight.T + attention.project_query.bias
+    kv = memory @ attention.project_key_value.weight.T
+    k = kv + attention.project_key_value.bias
+    for h in range(attention.num_heads):
+        columns = slice(h * d_k, (h + 1) * d_k)
+        scores = q[:, columns] @ k[:, columns].T / math.sqrt(d_k)
+        if is_causal:
+            later = torch.ones_like(scores).triu(1).bool()
+            scores[later] = -math.inf
+        heads.append(scores.softmax(-1))
+    return torch.stack(heads)
+
+
+@pytest.mark.parametrize(
+    ("kind", "side", "name"),
+    [
+        ("encoder", "encoder_layers", "self_attention"),
+        ("decoder", "decoder_layers", "self_attention"),
+        ("encoder-decoder", "decoder_layers", "memory_attention"),
+    ],
+)
+@torch.no_grad()
+def test_weights_are_those_of_the_parameters(
+    trained_checkpoint: Checkpoint,
+    translator: Translator,
+    kind: AttentionKind,
+    side: str,
+    name: str,
+) -> None:
+    found = attend(translator, SOURCE, TARGET)
+    model: Any = trained_checkpoint.build()
+    attention = getattr(getattr(model, side)[0], name)
+    seen: list[tuple[Tensor, ...]] = []
+    handle = attention.register_forward_pre_hook(
+        lambda _, given: seen.append((given[0][0], given[1][0]))
+    )
+    encode = translator.tokenizer.encode
+    model(
+        torch.tensor([[*encode(SOURCE), EOS]]), torch.tensor([[BOS, *encode(TARGET)]])
+    )
+    handle.remove()
+    expected = by_hand(attention, *seen[0], is_causal=kind == "decoder")
+    [weights] = found.maps.of(kind)
+    assert weights == pytest.approx(expected, abs=1e-5)
+    assert expected.shape[1:] == tuple(len(axis.pieces) for axis in found.axes(kind))
+
+
+def test_tokens_are_named_by_what_is_read_and_what_is_put_out(
+    translator: Translator,
+) -> None:
+    found = attend(translator, "one", "eins")
+    assert found.source.pieces == (" one", " </s>")
+    assert found.target_in.pieces == (" <s>", " eins")
+    assert found.target_out.pieces == (" eins", " </s>")
+
+
+def test_nothing_listens_afterwards(translator: Translator) -> None:
+    attend(translator, SOURCE, TARGET)
+    model = translator.models[0].operators.model
+    hooks = [module._forward_hooks for module in model.modules()]
+    assert not any(hooks)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_what_is_too_long_or_empty_is_refused(
+    translator: Translator, side: str
+) -> None:
+    texts = {"source": "one", "target": "one", side: "x " * 129}
+    with pytest.raises(TooLongError, match=f"The {side} must have at most 128 tokens"):
+        attend(translator, texts["source"], texts["target"])
+    texts[side] = ""
+    with pytest.raises(RequestError, match=f"The {side} must have at least one word"):
+        attend(translator, texts["source"], texts["target"])
+
+
+def test_a_tree_is_read_by_a_model_that_parses(parsing_checkpoint: Checkpoint) -> None:
+    parser = Translator(parsing_checkpoint, torch.device("cpu"))
+    found = attend(parser, "It (is)", "(TOP (S (NP-SBJ (PRP It)) (VP (VBZ is))))")
+    assert found.source_text == "It -LRB- is -RRB-"
+    assert found.target_text == "(S (NP XX )NP (VP XX )VP )S"
+    with pytest.raises(DataError, match="a tree must begin with `\\(`, but here is"):
+        attend(parser, "It is", "It is")
+
+
+def test_a_tree_may_be_far_longer_than_its_sentence(
+    parsing_checkpoint: Checkpoint,
+) -> None:
+    own = SearchConfig(beam_size=2, extra_length=120, min_length=100)
+    checkpoint = replace(parsing_checkpoint, search=own)
+    parser = Translator(checkpoint, torch.device("cpu"))
+    assert len(look_into(parser, "It is", None).pair.target_out.pieces) > 100

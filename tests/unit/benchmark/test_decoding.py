@@ -1,0 +1,233 @@
+"""Small models, so that only what is said is tested, not how fast it is."""
+
+import math
+import sys
+from dataclasses import replace
+from itertools import chain, islice
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from transduce.benchmark import decoding as decoding_speed
+from transduce.benchmark.decoding import measure_decoding, random_checkpoint
+from transduce.benchmark.decoding_contestants import (
+    MOST_BATCHES,
+    SENTENCES_OF_SEVERAL,
+    DecodingTask,
+    Setting,
+    warm_up,
+)
+from transduce.checkpoint import save_model
+from transduce.errors import ConfigError, RequestError
+from transduce.experiments.presets import PRESETS
+from transduce.model.transformer import Transformer
+
+CPU = torch.device("cpu")
+GREEDY = Setting(batch_size=2, beam_size=1)
+BEAM = Setting(batch_size=3, beam_size=3)
+FORCED = Setting(batch_size=1, beam_size=3, forced_length=5)
+
+
+def test_all_translate_the_same_model(trained_checkpoint, corpus):
+    turns = []
+    speed = measure_decoding(
+        trained_checkpoint, corpus[0], [GREEDY, BEAM, FORCED], 1, CPU, turns.append
+    )
+    names = [decoder.name for decoder in speed.decoders]
+    assert names[0] == "transduce fp32"
+    assert {"CTranslate2 float32", "Hugging Face fp32"} < set(names)
+    exporting, *loading = turns[: 1 + len(names)]
+    assert exporting == "exporting the model"
+    assert loading == [f"{name}: loading the model" for name in names]
+    assert len(turns) == 1 + len(names) + 2 * 3 * len(names)
+    by_name = {decoder.name: decoder for decoder in speed.decoders}
+    # Equal outputs: the proof that they do the same work.
+    for name in ("CTranslate2 float32", "Hugging Face fp32"):
+        assert by_name[name].greedy_agreement == by_name[name].beam_agreement == 1
+    assert [proof.split(":")[0] for proof in speed.proofs] == [
+        "CTranslate2",
+        "Hugging Face",
+    ]
+    for decoder in speed.decoders:
+        assert [each.setting for each in decoder.settings] == [GREEDY, BEAM, FORCED]
+        assert decoder.peak_bytes > 10**7
+        for each in decoder.settings:
+            low, middle, high = each.batch_seconds
+            assert 0 < low <= middle <= high
+            assert each.tokens_per_second > each.sentences_per_second
+    best = {
+        is_ours: max(
+            decoder.settings[0].tokens_per_second
+            for decoder in speed.decoders
+            if decoder.is_ours == is_ours
+        )
+        for is_ours in (True, False)
+    }
+    assert speed.advantage(GREEDY) == pytest.approx(best[True] / best[False])
+
+
+def test_only_named_decoders_take_part_beside_the_reference(trained_checkpoint):
+    speed = measure_decoding(
+        trained_checkpoint, ["one"], [GREEDY], 1, CPU, print, {"CTranslate2 float32"}
+    )
+    names = [decoder.name for decoder in speed.decoders]
+    assert names == ["transduce fp32", "CTranslate2 float32"]
+
+
+def test_the_sentences_of_a_turn(trained_checkpoint, tmp_path):
+    save_model(trained_checkpoint, tmp_path / "ours")
+    task = DecodingTask(
+        models=tmp_path,
+        sentences=("one two three four five six", "two", "six"),
+        settings=(GREEDY, FORCED),
+        rounds=2,
+        device=CPU,
+    )
+    assert list(task.jobs()) == [GREEDY, FORCED] * 2
+    batches = task.batches(GREEDY)
+    assert batches[:2] == [
+        ["one two three four five six", "two"],
+        ["six", "one two three four five six"],
+    ]
+    assert len(batches) == MOST_BATCHES
+    large = Setting(batch_size=128, beam_size=1)
+    assert large.num_sentences == SENTENCES_OF_SEVERAL
+    assert Setting(batch_size=300, beam_size=1).num_sentences == 300
+    # A forced length takes none that is longer.
+    forced = task.batches(FORCED)
+    assert forced[:3] == [["two"], ["six"], ["two"]]
+    assert len(forced) == FORCED.num_sentences
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sizes"), [(1, [1] * 12), (8, [8] * 4), (32, [32]), (128, [32])]
+)
+def test_a_turn_warms_up_by_its_first_sentences(batch_size, sizes):
+    texts = iter(map(str, range(12 * batch_size)))
+    batches = [list(islice(texts, batch_size)) for _ in range(12)]
+    first = warm_up(batches)
+    assert list(map(len, first)) == sizes
+    assert list(chain.from_iterable(first)) == list(map(str, range(sum(sizes))))
+
+
+def test_random_weights_have_the_presets_sizes():
+    checkpoint = random_checkpoint(PRESETS["tiny"], ["one two three"] * 3)
+    assert checkpoint.config.d_model == 32
+    assert checkpoint.config.vocab_size == checkpoint.tokenizer.vocab_size
+    assert math.isfinite(checkpoint.build().output_weight.detach().sum())
+
+
+def test_outputs_of_a_forced_length_are_compared(trained_checkpoint, corpus):
+    setting = Setting(batch_size=2, beam_size=1, forced_length=9)
+    speed = measure_decoding(
+        trained_checkpoint, corpus[0], [setting], 1, CPU, lambda _: None
+    )
+    by_name = {decoder.name: decoder for decoder in speed.decoders}
+    assert by_name["transduce fp32"].greedy_agreement == 1
+    assert by_name["CTranslate2 float32"].greedy_agreement == 1
+    assert by_name["Hugging Face fp32"].greedy_agreement == 1
+
+
+@pytest.mark.parametrize(("num_cores", "forms"), [(1, [""]), (3, ["", ", 3 workers"])])
+def test_ctranslate2_takes_part_in_all_types_and_forms(num_cores, forms, monkeypatch):
+    known = {"float32", "int8_float16", "int8_bfloat16", "int16"}
+    library = SimpleNamespace(get_supported_compute_types=lambda _: known)
+    monkeypatch.setitem(sys.modules, "ctranslate2", library)
+    monkeypatch.setattr(decoding_speed, "default_processes", lambda _: num_cores)
+    found = decoding_speed._contestants(CPU, {"CTranslate2"})
+    names = [name for name in found if name.startswith("CTranslate2")]
+    assert names == [
+        f"CTranslate2 {kind}{several}"
+        for kind in ("float32", "int8_bfloat16", "int8_float16")
+        for several in forms
+    ]
+
+
+def test_missing_peers_are_named(trained_checkpoint, monkeypatch):
+    monkeypatch.setattr(decoding_speed, "find_spec", lambda name: None)
+    with pytest.raises(RequestError) as refusal:
+        measure_decoding(trained_checkpoint, ["one"], [GREEDY], 1, CPU, print)
+    for package in ("ctranslate2", "transformers"):
+        assert f"needs the package `{package}`, which is not" in str(refusal.value)
+
+
+def test_a_missing_peer_is_left_out(trained_checkpoint, monkeypatch):
+    find = decoding_speed.find_spec
+    monkeypatch.setattr(
+        decoding_speed,
+        "find_spec",
+        lambda name: None if name == "ctranslate2" else find(name),
+    )
+    speed = measure_decoding(trained_checkpoint, ["one"], [GREEDY], 1, CPU, print)
+    names = [decoder.name for decoder in speed.decoders]
+    assert not any(name.startswith("CTranslate2") for name in names)
+    assert any(name.startswith("Hugging Face") for name in names)
+    [reason] = speed.left_out
+    assert reason.startswith("CTranslate2 needs the package `ctranslate2`")
+
+
+def test_at_least_one_round_is_measured(trained_checkpoint):
+    with pytest.raises(ConfigError, match="`rounds` must be at least 1, but is 0"):
+        measure_decoding(trained_checkpoint, ["one"], [GREEDY], 0, CPU, print)
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [(GREEDY, "batch 2, beam 1"), (FORCED, "batch 1, beam 3, 5 tokens")],
+)
+def test_a_setting_says_what_it_is(setting, text):
+    assert str(setting) == text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch_size": 10**12}, "`batch_size` must be at most 100,000, but is"),
+        ({"forced_length": 10**12}, "`length` must be at most 100,000, but is"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1, but is 0"),
+        ({"beam_size": -1}, "`beam_size` must be at least 1, but is -1"),
+        ({"forced_length": 1}, "`length` must be at least 2, but is 1"),
+        ({"forced_length": 0}, "`length` must be at least 2, but is 0"),
+    ],
+)
+def test_an_impossible_setting_is_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(GREEDY, **wrong)
+
+
+@pytest.mark.parametrize("sentences", [[], [""], ["one two three four five six"]])
+def test_sentences_that_do_not_fit_are_refused(sentences, trained_checkpoint):
+    setting = replace(FORCED, forced_length=3)
+    with pytest.raises(ConfigError, match="have one of at most 2 tokens, but have"):
+        measure_decoding(trained_checkpoint, sentences, [setting], 1, CPU, print)
+
+
+def test_no_setting_is_refused(trained_checkpoint):
+    with pytest.raises(ConfigError, match="must be a batch size and a beam size"):
+        measure_decoding(trained_checkpoint, ["one"], [], 1, CPU, print)
+
+
+def test_a_peer_that_cannot_have_the_model_is_left_out(trained_checkpoint):
+    config = replace(trained_checkpoint.config, norm="pre")
+    weights = Transformer(config).state_dict()
+    checkpoint = replace(trained_checkpoint, config=config, weights=weights)
+    speed = measure_decoding(checkpoint, ["one two"], [FORCED], 1, CPU, print)
+    assert not [d.name for d in speed.decoders if d.name.startswith("Hugging Face")]
+    [reason] = speed.left_out
+    assert reason.startswith("Hugging Face is left out: A model for Hugging Face")
+    # The only setting is neither greedy nor of a natural length.
+    assert speed.decoders[0].greedy_agreement is None
+    assert speed.decoders[0].beam_agreement is None
+
+
+def test_a_model_that_parses_is_refused(parsing_checkpoint):
+    with pytest.raises(RequestError, match=r"CTranslate2 is left out.* one parses"):
+        measure_decoding(parsing_checkpoint, ["one"], [GREEDY], 1, CPU, print)
+
+
+def test_a_model_that_no_peer_can_have_is_refused(trained_checkpoint):
+    config = replace(trained_checkpoint.config, neighbourhood=2)
+    checkpoint = replace(trained_checkpoint, config=config)
+    with pytest.raises(RequestError, match=r"CTranslate2 is left out.*Hugging Face is"):
+        measure_decoding(checkpoint, ["one"], [GREEDY], 1, CPU, print)

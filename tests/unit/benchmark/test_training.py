@@ -1,0 +1,167 @@
+"""Order, warm-up and medians, with contestants whose times are known."""
+
+from functools import partial
+from statistics import median
+
+import pytest
+
+from transduce.benchmark import training as training_speed
+from transduce.benchmark.measurement import Turn
+from transduce.benchmark.training import WARM_UP_ROUNDS, measure_training
+from transduce.benchmark.training_contestants import MARIAN, OURS, TORCH, UpdateOutcome
+from transduce.errors import ConfigError
+from transduce.model.cost import count_parameters
+
+SECONDS = {
+    OURS: [9.0, 9.0, 1.0, 2.0, 4.0],
+    MARIAN: [9.0, 9.0, 4.0, 6.0, 8.0],
+    TORCH: [9.0, 9.0, 3.0, 3.0, 3.0],
+}
+RATES = [1e6, 2e6, 1e6, 3e6, 1e6]
+YARDSTICK = "The matrix rate"
+
+
+class KnownWorker:
+    """Takes as long as the table says; writes down whose turn it was."""
+
+    order: list[str]
+    plain: list[bool]
+
+    def __init__(self, name, work, device) -> None:
+        assert isinstance(work, partial)
+        self.name = name
+        self.updates = iter(())
+        if name == YARDSTICK:
+            self.rates = iter(RATES)
+        else:
+            task = work.args[-1]
+            self.plain.append(task.are_peers_plain)
+            self.updates = iter(task.updates(task.dataset()))
+            self.seconds = iter(SECONDS[name])
+
+    def __enter__(self) -> "KnownWorker":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.order.append(f"{self.name} goes")
+
+    def take_turn(self) -> Turn:
+        self.order.append(self.name)
+        if self.name == YARDSTICK:
+            return Turn(outcome=next(self.rates), seconds=0.1, peak_bytes=7)
+        update, seconds = next(self.updates), next(self.seconds)
+        outcome = UpdateOutcome(num_target_tokens=update.num_target_tokens, loss=5.0)
+        return Turn(outcome=outcome, seconds=seconds, peak_bytes=int(1e3 * seconds))
+
+
+@pytest.fixture
+def order(monkeypatch):
+    """Whose turn it was."""
+    KnownWorker.order, KnownWorker.plain = [], []
+    monkeypatch.setattr(training_speed, "Worker", KnownWorker)
+    monkeypatch.setattr(training_speed, "obstacle", lambda name, config: None)
+    return KnownWorker.order
+
+
+@pytest.fixture
+def speed(order, task):
+    return measure_training(task.run, task.hardware, 3, on_round=lambda _: None)
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_peers_are_plain_if_that_is_asked_for(order, task, is_plain):
+    measure_training(
+        task.run, task.hardware, 1, lambda _: None, are_peers_plain=is_plain
+    )
+    assert KnownWorker.plain == 3 * [is_plain]
+
+
+def of(speed, name):
+    return next(each for each in speed.contestants if each.name == name)
+
+
+def test_all_take_turns_and_each_is_first_in_turn(order, speed):
+    rounds = [
+        [YARDSTICK, OURS, MARIAN, TORCH],
+        [YARDSTICK, MARIAN, TORCH, OURS],
+        [YARDSTICK, TORCH, OURS, MARIAN],
+        [YARDSTICK, OURS, MARIAN, TORCH],
+        [YARDSTICK, MARIAN, TORCH, OURS],
+    ]
+    ends = [f"{name} goes" for name in (TORCH, MARIAN, OURS, YARDSTICK)]
+    assert order == [*sum(rounds, []), *ends]
+    assert len(rounds) == WARM_UP_ROUNDS + 3
+    assert [each.name for each in speed.contestants] == [OURS, MARIAN, TORCH]
+
+
+def test_the_warm_up_is_not_counted(speed):
+    assert speed.rounds == 3
+    assert of(speed, OURS).seconds == (1, 2, 4)
+    assert of(speed, MARIAN).losses == (5.0,) * 3
+    assert len(speed.target_tokens) == len(speed.update_flops) == 3
+
+
+def test_figures_are_medians_over_the_rounds(speed):
+    tokens, flops = speed.target_tokens, speed.update_flops
+    marian = of(speed, MARIAN)
+    assert marian.tokens_per_second == median(
+        [tokens[0] / 4, tokens[1] / 6, tokens[2] / 8]
+    )
+    assert marian.matrix_share == pytest.approx(
+        median([flops[0] / 4, flops[1] / 6, flops[2] / 8]) / 3e6
+    )
+    # Of 4, 3 and 2 times as long as ours; it is no ratio of medians.
+    assert marian.our_advantage == 3
+    assert of(speed, TORCH).our_advantage == 1.5
+    assert of(speed, OURS).our_advantage == 1
+
+
+def test_the_machine_is_held_to_its_best(speed):
+    assert speed.matrix_rate == 3e6
+
+
+def test_a_peak_is_the_last_that_was_told(speed):
+    assert of(speed, OURS).peak_bytes == 4000
+
+
+def test_the_load_is_that_before_all_begin(monkeypatch, order, task):
+    monkeypatch.setattr("os.getloadavg", lambda: (1.5 + len(order), 0.0, 0.0))
+    speed = measure_training(task.run, task.hardware, 1, on_round=lambda _: None)
+    assert speed.load == 1.5
+
+
+def test_what_was_measured_is_said(speed, task):
+    assert speed.num_parameters == count_parameters(task.model).total
+    assert speed.hardware == "cpu (fp32)"
+    assert "torch" in speed.machine.versions
+    assert speed.left_out == ()
+
+
+def test_the_figures_are_of_the_updates_after_the_warm_up(speed, task):
+    longer = training_speed.TrainingTask(run=task.run, hardware=task.hardware, steps=5)
+    updates = list(longer.updates(longer.dataset()))
+    assert speed.target_tokens == tuple(u.num_target_tokens for u in updates[2:])
+    assert speed.update_flops == tuple(longer.update_flops()[2:])
+
+
+def test_who_is_left_out_takes_no_turn_and_is_told_of(monkeypatch, order, task):
+    reasons = {MARIAN: "Marian is ill.", TORCH: None}
+    monkeypatch.setattr(training_speed, "obstacle", lambda name, _: reasons[name])
+    speed = measure_training(task.run, task.hardware, 1, on_round=lambda _: None)
+    assert speed.left_out == ("Marian is ill.",)
+    assert set(order) & {OURS, MARIAN, TORCH} == {OURS, TORCH}
+
+
+def test_rounds_are_told_as_they_begin(order, task):
+    numbers = []
+    measure_training(
+        task.run, task.hardware, 1, on_round=lambda n: numbers.append((n, len(order)))
+    )
+    assert numbers == [(1, 0), (2, 4), (3, 8)]
+
+
+@pytest.mark.parametrize("rounds", [0, -1])
+def test_there_must_be_a_round(task, rounds):
+    message = f"`rounds` must be at least 1, but is {rounds}"
+    with pytest.raises(ConfigError, match=message):
+        measure_training(task.run, task.hardware, rounds, on_round=lambda _: None)

@@ -1,0 +1,372 @@
+"""One file over HTTP, from a server of the test's own."""
+
+import hashlib
+import resource
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.data import download
+from transduce.data.download import RemoteFile, fetch
+from transduce.errors import ConfigError, DataError
+
+CONTENT = bytes(range(256)) * 40
+SIZE = len(CONTENT)
+HALF = SIZE // 2
+
+
+def sum_of(content: bytes, algorithm: str) -> str:
+    return f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "downloads" / "file.tgz"
+
+
+@pytest.fixture
+def part(path: Path) -> Callable[[bytes], Path]:
+    """Write what an earlier attempt left."""
+
+    def write(content: bytes) -> Path:
+        path.parent.mkdir()
+        partial = path.with_name("file.tgz.part")
+        partial.write_bytes(content)
+        return partial
+
+    return write
+
+
+@pytest.fixture
+def file(server) -> RemoteFile:
+    """Known by its size and checksum."""
+    offered = server.offer("wmt/file.tgz", CONTENT)
+    return replace(offered, size_bytes=SIZE, checksum=sum_of(CONTENT, "sha256"))
+
+
+@pytest.fixture
+def unknown(file: RemoteFile) -> RemoteFile:
+    """The same, with nothing known of it."""
+    return replace(file, size_bytes=None, checksum=None)
+
+
+def test_a_file_is_brought_whole_and_nothing_else(file, path, observer, listed):
+    fetch(file, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert listed() == ["downloads/file.tgz"]
+    assert observer.received_bytes[-1] == (SIZE, SIZE)
+    assert observer.reasons == []
+
+
+def test_a_file_that_is_there_is_not_asked_for(file, path, observer, server):
+    fetch(file, path, observer)
+    fetch(file, path, observer)
+    assert server.ranges == [None]
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [(b"short", f"must be {SIZE:,} bytes long, but is 5"), (b"x" * SIZE, "sha256 sum")],
+)
+def test_a_file_that_is_there_is_checked(file, path, observer, content, fault):
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=fault) as raised:
+        fetch(file, path, observer)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "md5"])
+def test_either_kind_of_checksum_is_checked(unknown, path, observer, algorithm):
+    checksum = sum_of(CONTENT, algorithm)
+    fetch(replace(unknown, checksum=checksum), path, observer)
+    path.unlink()
+    wrong = replace(unknown, checksum=sum_of(b"other", algorithm))
+    with pytest.raises(DataError, match=f"must have the {algorithm} sum .* but has"):
+        fetch(wrong, path, observer)
+
+
+def test_what_a_broken_connection_brought_is_not_asked_for_again(
+    file, path, observer, server
+):
+    server.answer_once(breaks_after=HALF)
+    fetch(file, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [None, f"bytes={HALF}-"]
+    assert observer.reasons == [
+        f"the connection broke off after {HALF:,} of {SIZE:,} bytes"
+    ]
+
+
+def test_a_later_call_goes_on_where_an_earlier_one_ended(
+    file, path, part, observer, server
+):
+    part(CONTENT[:HALF])
+    fetch(file, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [f"bytes={HALF}-"]
+    assert observer.received_bytes[0][0] > HALF
+
+
+def test_a_file_that_lacks_only_its_name_is_not_asked_for(
+    file, path, part, observer, server
+):
+    part(CONTENT)
+    fetch(file, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert server.asked == []
+
+
+def test_a_server_without_ranges_begins_anew(file, path, part, observer, server):
+    server.knows_ranges = False
+    part(b"?" * HALF)
+    server.answer_once(breaks_after=100)
+    fetch(file, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [f"bytes={HALF}-", "bytes=100-"]
+
+
+@pytest.mark.parametrize("size", [SIZE, SIZE + 9])
+def test_a_part_as_long_as_the_file_or_longer_is_brought_anew(
+    unknown, path, part, observer, server, size
+):
+    part(b"?" * size)
+    fetch(unknown, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [f"bytes={size}-", None]
+
+
+def test_attempts_are_counted_from_the_last_that_brought_something(
+    file, path, observer, server
+):
+    for _ in range(6):
+        server.answer_once(status=503)
+        server.answer_once(breaks_after=100)
+    fetch(file, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert len(observer.reasons) == 12
+
+
+@pytest.mark.parametrize("status", [500, 503, 408, 429])
+def test_a_fault_that_may_pass_is_tried_again_and_then_told(
+    file, path, part, observer, server, status
+):
+    partial = part(CONTENT[:HALF])
+    for _ in range(3):
+        server.answer_once(status=status)
+    with pytest.raises(DataError, match=f"fetched .the server answered {status}"):
+        fetch(file, path, observer)
+    assert len(server.asked) == 3
+    assert partial.read_bytes() == CONTENT[:HALF]
+    fetch(file, path, observer)
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410, 416])
+def test_a_refusal_is_told_at_once(file, path, observer, server, status, listed):
+    server.answer_once(status=status)
+    with pytest.raises(DataError, match=f"answers {status} .*by --mirror"):
+        fetch(file, path, observer)
+    assert len(server.asked) == 1
+    assert listed() == []
+
+
+def test_no_server_is_one_sentence(path, observer, server, listed):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/file.tgz"
+    with pytest.raises(DataError) as raised:
+        fetch(RemoteFile(url=url), path, observer)
+    assert str(raised.value) == (
+        f"{url}: cannot be fetched (Connection refused); run the command again, which "
+        "keeps what has come, or name another server by --mirror."
+    )
+    assert len(observer.reasons) == 2
+    assert listed() == []
+
+
+def test_a_server_that_says_nothing_is_one_sentence(path, observer, server):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("transduce.data.download.TIMEOUT_S", 0.01)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/file.tgz"
+        with pytest.raises(DataError, match=r"cannot be fetched \(timed out\)"):
+            fetch(RemoteFile(url=url), path, observer)
+
+
+@pytest.mark.parametrize("raw", [b"", b"HELLO\r\n"])
+def test_an_answer_that_is_no_http_may_pass(file, path, observer, server, raw):
+    server.answer_once(raw=raw)
+    fetch(file, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert len(observer.reasons) == 1
+
+
+def test_a_wrong_announcement_is_told_before_anything_comes(
+    file, path, part, observer, server
+):
+    partial = part(CONTENT[:HALF])
+    server.knows_ranges = False
+    server.answer_once(announced=99)
+    with pytest.raises(
+        DataError, match=f"must be {SIZE:,} bytes long, but .* ann.* 99"
+    ):
+        fetch(file, path, observer)
+    assert partial.read_bytes() == CONTENT[:HALF]
+
+
+def test_a_wrong_content_is_removed(file, path, observer, server, listed):
+    server.files["/wmt/file.tgz"] = b"?" * SIZE
+    with pytest.raises(DataError, match="must have the sha256 sum .* is removed"):
+        fetch(file, path, observer)
+    assert listed() == []
+
+
+def test_more_than_there_should_be_is_removed(file, path, observer, server, listed):
+    server.announces_length = False
+    server.files["/wmt/file.tgz"] = CONTENT + b"more"
+    with pytest.raises(DataError, match=f"bytes long, but is {SIZE + 4:,}"):
+        fetch(file, path, observer)
+    assert listed() == []
+
+
+def test_a_download_stops_at_the_known_size(
+    file, path, observer, server, listed, monkeypatch
+):
+    monkeypatch.setattr(download, "CHUNK_BYTES", 1_000)
+    server.announces_length = False
+    server.files["/wmt/file.tgz"] = CONTENT * 1_000
+    with pytest.raises(DataError, match=f"must be {SIZE:,} bytes long, but is"):
+        fetch(file, path, observer)
+    assert observer.received_bytes[-1][0] <= SIZE + 1_000
+    assert listed() == []
+
+
+@pytest.mark.parametrize("announces", [True, False])
+def test_a_file_of_unknown_size_is_bounded(
+    unknown, path, observer, server, listed, monkeypatch, announces
+):
+    monkeypatch.setattr(download, "CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(download, "MOST_BYTES", HALF)
+    server.announces_length = announces
+    with pytest.raises(DataError, match=f"at most {HALF:,} bytes long.*sends more"):
+        fetch(unknown, path, observer)
+    most = max((size for size, _ in observer.received_bytes), default=0)
+    assert most <= (0 if announces else HALF + 1_000)
+    assert listed() == []
+
+
+def test_a_part_beyond_the_bound_is_removed(
+    unknown, path, part, observer, server, listed, monkeypatch
+):
+    monkeypatch.setattr(download, "MOST_BYTES", HALF)
+    server.announces_length = False
+    part(CONTENT[: HALF + 1])
+    with pytest.raises(DataError, match="the partial download is removed"):
+        fetch(unknown, path, observer)
+    assert listed() == []
+
+
+@pytest.mark.parametrize("digits", ["9" * 30, "9" * 6_000, "-1", "ten"])
+def test_a_malformed_length_counts_as_none(unknown, path, observer, server, digits):
+    server.answer_once(announced=digits)
+    fetch(unknown, path, observer)
+    assert path.read_bytes() == CONTENT
+
+
+def test_what_the_server_announces_is_checked_where_no_size_is_known(
+    unknown, path, observer, server
+):
+    server.answer_once(breaks_after=HALF)
+    fetch(unknown, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [None, f"bytes={HALF}-"]
+
+
+def test_a_server_may_announce_nothing(unknown, path, observer, server):
+    server.announces_length = False
+    fetch(unknown, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert observer.received_bytes[-1] == (SIZE, None)
+
+
+def test_a_known_size_says_what_an_unannounced_one_lacks(file, path, observer, server):
+    server.announces_length = False
+    server.answer_once(breaks_after=HALF)
+    fetch(file, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [None, f"bytes={HALF}-"]
+
+
+@pytest.mark.parametrize("place", ["bytes 9999-10239/10240", "all of it"])
+def test_other_bytes_than_asked_for_are_not_taken(
+    file, path, part, observer, server, place
+):
+    part(CONTENT[:HALF])
+    server.answer_once(content_range=place)
+    fetch(file, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert observer.reasons == ["the server sent other bytes than it was asked for"]
+
+
+def test_a_log_in_page_is_not_taken_for_the_file(
+    unknown, path, observer, server, listed
+):
+    server.answer_once(content_type="text/html; charset=utf-8")
+    with pytest.raises(DataError, match="sends a web page; is there a log-in page"):
+        fetch(unknown, path, observer)
+    assert listed() == []
+
+
+def test_a_full_disk_is_one_sentence_and_the_next_call_goes_on(
+    file, path, observer, server
+):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, hard))
+    try:
+        with pytest.raises(DataError, match=r"\.part: cannot be written \(File too la"):
+            fetch(file, path, observer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    fetch(file, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=3000-"]
+
+
+def test_an_interruption_keeps_what_came(file, path, server, observer, monkeypatch):
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transduce.data.download.CHUNK_BYTES", 1_000)
+        patch.setattr(observer, "received", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(file, path, observer)
+    fetch(file, path, observer)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=1000-"]
+
+
+@pytest.mark.parametrize("mirror", ["http://m.org:8/a/b", "http://m.org:8/a/b/"])
+def test_a_mirror_stands_for_the_host(mirror):
+    file = RemoteFile(url="https://www.statmt.org/wmt13/test.tgz", size_bytes=1)
+    moved = RemoteFile(url="http://m.org:8/a/b/wmt13/test.tgz", size_bytes=1)
+    assert file.on(mirror) == moved
+    assert file.name == moved.name == "test.tgz"
+
+
+@pytest.mark.parametrize(
+    "mirror",
+    ["m.org", "ftp://m.org", "file:///etc", "http://", "http://[::1", "http://m:x/",
+     "http://m:0/", "http://m.org/a b", ""],
+)  # fmt: skip
+def test_a_mirror_that_is_no_address_is_refused(mirror):
+    with pytest.raises(ConfigError, match="The mirror must be an address such as"):
+        RemoteFile(url="https://www.statmt.org/a").on(mirror)

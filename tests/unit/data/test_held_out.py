@@ -1,0 +1,148 @@
+"""Held-out pairs are reproducible, and no copy of them is in training."""
+
+import gzip
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.held_out import (
+    choose,
+    hold_out,
+    hold_out_pairs,
+    require_choice,
+    usual_number,
+    write_split,
+)
+from transduce.errors import ConfigError, DataError
+
+LINES = [f"sentence {i}" for i in range(500)]
+
+
+@pytest.mark.parametrize(
+    ("num_pairs", "number"),
+    [
+        (0, None),
+        (399, None),
+        (400, 200),
+        (3_000, 200),
+        (20_000, 200),
+        (20_100, 201),
+        (150_000, 1_500),
+        (4_500_000, 2_000),
+    ],
+)
+def test_one_in_a_hundred_is_held_out_between_bounds(
+    num_pairs: int, number: int | None
+) -> None:
+    assert usual_number(num_pairs) == number
+
+
+def test_the_same_seed_chooses_the_same_whatever_the_order() -> None:
+    one, again = choose(LINES, None, 1), choose(reversed(LINES), None, 1)
+    other = choose(LINES, None, 2)
+    assert one is not None
+    assert again is not None
+    assert other is not None
+    assert one.parts == again.parts != other.parts
+    assert [len(part) for part in one.parts] == [200]
+
+
+def test_parts_have_no_source_in_common() -> None:
+    choice = choose([*LINES, *LINES], (30, 20), 1)
+    assert choice is not None
+    found = Counter(choice.part_of(line) for line in LINES)
+    assert found == {None: 450, 0: 30, 1: 20}
+
+
+def test_a_corpus_of_few_sources_has_nothing_to_hold_out() -> None:
+    assert choose(LINES[:100] * 50, None, 1) is None
+    assert choose(LINES[:399], None, 1) is None
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> CorpusFiles:
+    """Corpus with copies, white space, empty sides, CRLF, a BOM and gzip."""
+    source = [*LINES, "  sentence   7 ", "sentence 7", *LINES[:50], "", "lonely"]
+    target = [f"Satz {i}" for i in range(len(source) - 1)] + [""]
+    one, other = tmp_path / "one.en", tmp_path / "other.de.gz"
+    one.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(source).encode() + b"\r\n")
+    other.write_bytes(gzip.compress(("\n".join(target) + "\n").encode()))
+    return CorpusFiles(source=(one,), target=(other,))
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_no_copy_of_a_held_out_pair_is_in_training(
+    files: CorpusFiles, tmp_path: Path
+) -> None:
+    parts = hold_out_pairs(files, tmp_path / "text", seed=1)
+    assert parts is not None
+    training = [" ".join(line.split()) for line in lines(parts.source[0])]
+    dev = lines(parts.dev_source[0])
+    assert len(dev) in (199, 200)  # one may have no translation
+    assert len(set(dev)) == len(dev)
+    assert not set(dev) & set(training)
+    assert {*dev, *training} - {"", "lonely"} == set(LINES)
+    # Still translations of each other.
+    pairs = dict(zip(dev, lines(parts.dev_target[0]), strict=True))
+    for source, target in pairs.items():
+        if source != "lonely":
+            assert target == f"Satz {source.split()[1]}"
+
+
+def test_too_few_pairs_leave_the_corpus_as_it_is(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("\n".join(LINES[:399]))
+    files = CorpusFiles(source=(tmp_path / "a",), target=(tmp_path / "b",))
+    assert hold_out_pairs(files, tmp_path / "text", seed=1) is None
+    assert not (tmp_path / "text").exists()
+
+
+def test_items_are_held_out_by_their_source() -> None:
+    sources = [*LINES, *LINES[:10]]
+    parts = hold_out(list(range(510)), sources, seed=1)
+    assert parts is not None
+    training, dev = parts
+    assert len(dev) == 200
+    assert not {sources[i] for i in training} & {sources[i] for i in dev}
+    assert hold_out([1], ["a"], seed=1) is None
+
+
+@pytest.mark.parametrize("sizes", [(0,), (-1, 5)])
+def test_a_part_without_pairs_is_refused(
+    files: CorpusFiles, sizes: tuple[int, ...]
+) -> None:
+    with pytest.raises(ConfigError, match="A part must have at least 1 pair"):
+        require_choice(files.source, files.target, sizes, 1)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_out_of_range_is_refused(files: CorpusFiles, seed: int) -> None:
+    with pytest.raises(ConfigError, match="`seed` must be from 0"):
+        require_choice(files.source, files.target, (1,), seed)
+
+
+def test_more_than_half_is_not_held_out(files: CorpusFiles) -> None:
+    with pytest.raises(DataError, match="holding out 400 pairs needs as many"):
+        require_choice(files.source, files.target, (300, 100), 1)
+
+
+def test_the_counts_are_those_of_the_files(files: CorpusFiles, tmp_path: Path) -> None:
+    choice = require_choice(files.source, files.target, (20, 10), 3)
+    outputs = [(tmp_path / f"{i}.s", tmp_path / f"{i}.t") for i in range(3)]
+    counts = write_split(files.source, files.target, choice, outputs)
+    assert counts == [len(lines(side)) for side, _ in outputs]
+    assert counts == [len(lines(side)) for _, side in outputs]
+
+
+def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    files = CorpusFiles(source=(pipe,), target=(pipe,), dev_source=(), dev_target=())
+    with pytest.raises(DataError, match="must be a file, .* is a folder or a pipe"):
+        hold_out_pairs(files, tmp_path / "held", seed=1)

@@ -1,0 +1,307 @@
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.data import prepared_corpus
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.dataset import Dataset, EncodedPair, open_dataset
+from transduce.data.prepared_corpus import (
+    PairCounts,
+    learning_texts,
+    prepare,
+)
+from transduce.errors import DataError
+from transduce.experiments.presets import PRESETS
+from transduce.text.corpus import SentencePair
+from transduce.text.tokenizer import Tokenizer, load_tokenizer
+
+TOKENIZER, MAX_LENGTH = PRESETS["tiny"].tokenizer, 12
+SOURCE = ["one two", "", "three", "four " * 40, "five"]
+TARGET = ["eins zwei", "drei", "  ", "vier", "fünf"]
+
+
+def pairs_of(dataset: Dataset) -> list[EncodedPair]:
+    sides = (dataset.source, dataset.target)
+    rows = ([side[i].tolist() for side in sides] for i in range(len(dataset)))
+    return [EncodedPair(source=source, target=target) for source, target in rows]
+
+
+def write(path: Path, lines: list[str]) -> tuple[Path, ...]:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return (path,)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> CorpusFiles:
+    return CorpusFiles(
+        source=write(tmp_path / "s", SOURCE), target=write(tmp_path / "t", TARGET)
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "new").mkdir()
+    return tmp_path / "new"
+
+
+def with_dev(files: CorpusFiles, source: list[str], target: list[str]) -> CorpusFiles:
+    folder = files.source[0].parent
+    return replace(
+        files,
+        dev_source=write(folder / "dev.s", source),
+        dev_target=write(folder / "dev.t", target),
+    )
+
+
+def test_pairs_are_counted_by_what_became_of_them(
+    files: CorpusFiles, folder: Path
+) -> None:
+    counts = prepare(files, TOKENIZER, MAX_LENGTH, folder).training
+    assert counts == PairCounts(kept=2, empty=2, overlong=1)
+    assert str(counts) == "2 of 5 pairs kept (2 empty and 1 overlong left out)"
+
+
+def test_the_ids_of_the_kept_pairs_are_on_disk(
+    files: CorpusFiles, folder: Path
+) -> None:
+    prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    pairs = pairs_of(open_dataset(folder / "corpus" / "training"))
+    texts = [(tokenizer.decode(p.source), tokenizer.decode(p.target)) for p in pairs]
+    assert texts == [("one two", "eins zwei"), ("five", "fünf")]
+
+
+def test_all_dev_text_is_kept_but_only_what_fits_is_encoded(
+    files: CorpusFiles, folder: Path
+) -> None:
+    files = with_dev(files, ["one", "", "two " * 30], ["eins", "zwei", "drei"])
+    assert prepare(files, TOKENIZER, MAX_LENGTH, folder).dev == PairCounts(
+        kept=1, empty=1, overlong=1
+    )
+    assert len(open_dataset(folder / "corpus" / "dev")) == 1
+    source = (folder / "corpus" / "dev" / "source.txt").read_text()
+    assert source == f"one\n\n{'two ' * 30}\n"
+
+
+def test_the_counts_are_on_disk(files: CorpusFiles, folder: Path) -> None:
+    prepared = prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    written = json.loads((folder / "corpus" / "preparation.json").read_text())
+    assert written == {
+        "key": prepared.key,
+        "training": {"kept": 2, "empty": 2, "overlong": 1},
+        "dev": None,
+        "vocab_size": prepared.vocab_size,
+        "target_vocab_size": None,
+    }
+
+
+def test_an_empty_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
+    files = CorpusFiles(
+        source=write(tmp_path / "s", []), target=write(tmp_path / "t", [])
+    )
+    with pytest.raises(DataError, match=r"/s: a corpus must have at least one line"):
+        prepare(files, TOKENIZER, MAX_LENGTH, folder)
+
+
+def test_a_corpus_without_a_pair_to_train_on_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    files = CorpusFiles(
+        source=write(tmp_path / "s", ["", "a"]), target=write(tmp_path / "t", ["b", ""])
+    )
+    message = r"/s: at least one pair must be left to train on, but 0 of 2 pairs kept"
+    with pytest.raises(DataError, match=message):
+        prepare(files, TOKENIZER, MAX_LENGTH, folder)
+
+
+def test_a_dev_corpus_without_a_pair_to_validate_on_is_refused(
+    files: CorpusFiles, folder: Path
+) -> None:
+    files = with_dev(files, ["", ""], ["a", "b"])
+    message = r"dev\.s: at least one pair must be left to validate on, but 0 of 2"
+    with pytest.raises(DataError, match=message):
+        prepare(files, TOKENIZER, MAX_LENGTH, folder)
+
+
+def test_a_fault_in_the_last_file_is_found_before_anything_is_written(
+    files: CorpusFiles, folder: Path
+) -> None:
+    files = with_dev(files, ["one"], ["eins"])
+    files.dev_target[0].write_bytes(b"\xff\n")
+    with pytest.raises(DataError, match=r"dev\.t:1: a line must be valid UTF-8"):
+        prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    assert not list(folder.iterdir())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file by its name."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_what_a_neighbour_has_made_of_the_same_is_shared(
+    files: CorpusFiles, folder: Path, tmp_path: Path
+) -> None:
+    files = with_dev(files, ["one"], ["eins"])
+    first = prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    (tmp_path / "unrelated").mkdir()
+    (second := tmp_path / "second").mkdir()
+    neighbours = [tmp_path / "missing", tmp_path / "s", tmp_path / "unrelated", folder]
+    shared = prepare(files, TOKENIZER, MAX_LENGTH, second, neighbours)
+    assert shared == replace(first, shared_with=folder)
+    assert content(second) == content(folder)
+    ids = "corpus/training/source.ids"
+    assert (second / ids).samefile(folder / ids)
+
+
+def test_where_there_are_no_links_the_files_are_copied(
+    files: CorpusFiles, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_link(*_: object) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr("os.link", no_link)
+    prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    (second := tmp_path / "second").mkdir()
+    assert prepare(files, TOKENIZER, MAX_LENGTH, second, [folder]).shared_with == folder
+    assert content(second) == content(folder)
+
+
+def test_the_lines_are_the_key_however_they_are_cut_into_files(
+    files: CorpusFiles, folder: Path, tmp_path: Path
+) -> None:
+    cut = CorpusFiles(
+        source=write(tmp_path / "s1", SOURCE[:2]) + write(tmp_path / "s2", SOURCE[2:]),
+        target=write(tmp_path / "t1", TARGET[:2]) + write(tmp_path / "t2", TARGET[2:]),
+    )
+    crlf = tmp_path / "crlf"
+    crlf.write_bytes("".join(f"{line}\r\n" for line in SOURCE).encode())
+    whole = prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    for other in (cut, replace(files, source=(crlf,))):
+        (new := tmp_path / f"with {other.source[0].name}").mkdir()
+        assert prepare(other, TOKENIZER, MAX_LENGTH, new, [folder]).key == whole.key
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["a line", "a dev corpus", "swapped sides", "the vocabulary", "the filter"],
+)
+def test_nothing_is_shared_if_anything_differs(
+    files: CorpusFiles, folder: Path, tmp_path: Path, change: str
+) -> None:
+    prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    tokenizer, max_length = TOKENIZER, MAX_LENGTH
+    if change == "a line":
+        files = replace(files, source=write(tmp_path / "s", [*SOURCE[:-1], "fife"]))
+    elif change == "a dev corpus":
+        files = with_dev(files, ["one"], ["eins"])
+    elif change == "swapped sides":
+        files = replace(files, source=files.target, target=files.source)
+    elif change == "the vocabulary":
+        tokenizer = replace(TOKENIZER, vocab_size=TOKENIZER.vocab_size + 1)
+    else:
+        max_length += 1
+    (second := tmp_path / "second").mkdir()
+    assert prepare(files, tokenizer, max_length, second, [folder]).shared_with is None
+    assert (second / "corpus" / "preparation.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "corpus/training/target.ids",
+        "corpus/training/source.offsets",
+        "corpus/dev/target.offsets",
+        "corpus/dev/source.txt",
+        "corpus/dev/target.txt",
+        "corpus/preparation.json",
+        "tokenizer.json",
+    ],
+)
+@pytest.mark.parametrize("how", ["cut short", "missing", "of another"])
+def test_nothing_damaged_is_shared(
+    files: CorpusFiles, folder: Path, tmp_path: Path, damaged: str, how: str
+) -> None:
+    files = with_dev(files, ["one", "two"], ["eins", "zwei"])
+    whole = prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    before = content(folder)
+    if how == "cut short":
+        (folder / damaged).write_bytes((folder / damaged).read_bytes()[:-3])
+    elif how == "missing":
+        (folder / damaged).unlink()
+    else:
+        other = with_dev(files, ["one hundred"] * 3, ["einhundert", "z", "drei"])
+        (another := tmp_path / "another").mkdir()
+        prepare(other, replace(TOKENIZER, vocab_size=280), 40, another)
+        shutil.copy(another / damaged, folder / damaged)
+        files = with_dev(files, ["one", "two"], ["eins", "zwei"])
+    (second := tmp_path / "second").mkdir()
+    assert prepare(files, TOKENIZER, MAX_LENGTH, second, [folder]) == whole
+    assert content(second) == before
+
+
+def test_what_lies_on_another_disk_is_shared(
+    files: CorpusFiles, folder: Path, tmp_path: Path
+) -> None:
+    prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    before = content(folder)
+    training = folder / "corpus" / "training"
+    training.rename(tmp_path / "elsewhere")
+    training.symlink_to(tmp_path / "elsewhere")
+    ids = tmp_path / "elsewhere" / "source.ids"
+    ids.rename(tmp_path / "ids")
+    ids.symlink_to(tmp_path / "ids")
+    (second := tmp_path / "second").mkdir()
+    assert prepare(files, TOKENIZER, MAX_LENGTH, second, [folder]).shared_with == folder
+    shutil.rmtree(folder)
+    shutil.rmtree(tmp_path / "elsewhere")
+    (tmp_path / "ids").unlink()
+    assert content(second) == before
+
+
+def test_a_corpus_cut_into_other_words_is_not_shared(
+    files: CorpusFiles, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    second = tmp_path / "second"
+    second.mkdir()
+    monkeypatch.setattr(prepared_corpus, "word_pattern", lambda _: r" ?\S+")
+    prepared = prepare(files, TOKENIZER, MAX_LENGTH, second, [folder])
+    assert prepared.shared_with is None
+
+
+@pytest.mark.parametrize("side", ["source", "dev_source"])
+def test_a_file_that_changes_while_it_is_prepared_is_told_of(
+    files: CorpusFiles, folder: Path, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    files = with_dev(files, ["one"], ["eins"])
+    learn = prepared_corpus.learn_tokenizer
+
+    def learn_while_it_changes(*arguments: Any) -> Tokenizer:
+        tokenizer = learn(*arguments)
+        path = getattr(files, side)[0]
+        path.write_text(path.read_text().replace("one", "won"))
+        return tokenizer
+
+    monkeypatch.setattr(prepared_corpus, "learn_tokenizer", learn_while_it_changes)
+    message = f"{getattr(files, side)[0]}: a corpus must stay as it is while it is"
+    with pytest.raises(DataError, match=message):
+        prepare(files, TOKENIZER, MAX_LENGTH, folder)
+
+
+@pytest.mark.parametrize(
+    ("num_characters", "numbers"),
+    [(0, range(7)), (100, range(7)), (101, [0, 2, 4, 6]), (300, [0, 3, 6])],
+)
+def test_a_vocabulary_is_learned_from_all_of_a_corpus_too_large_for_it(
+    monkeypatch: pytest.MonkeyPatch, num_characters: int, numbers: Iterable[int]
+) -> None:
+    monkeypatch.setattr(prepared_corpus, "LEARNING_CHARACTERS", 100)
+    pairs = [SentencePair(source=f"s{i}", target=f"t{i}") for i in range(7)]
+    texts = list(learning_texts(pairs, num_characters))
+    assert texts == [f"{side}{i}" for i in numbers for side in "st"]

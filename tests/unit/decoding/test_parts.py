@@ -1,0 +1,44 @@
+"""Lines in parts: each with what it is translated from, and where it was cut."""
+
+import pytest
+
+from transduce.decoding import translations as module
+from transduce.decoding.translations import Line, Part, parts_of
+from transduce.text.tokenizer import Tokenizer
+
+
+def cut(text: str, tokenizer: Tokenizer) -> list[Part]:
+    [source] = tokenizer.encode_sources([text])
+    [prefix] = tokenizer.encode_targets(["acht"])
+    return parts_of(Line(number=7, text=text, source=source, prefix=prefix), tokenizer)
+
+
+def test_a_line_that_is_not_too_long_is_one_part(tokenizer: Tokenizer) -> None:
+    [only] = cut("one two", tokenizer)
+    assert only.source == tokenizer.encode("one two")
+    assert only.prefix == tokenizer.encode("acht")
+    assert (only.line, only.number, only.continues_word) == (7, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "continued"),
+    [
+        ("one two three four. five six! seven eight one two.", [False] * 3),
+        ("zzzzzzzzzzzzzzzzzzzz", [False, True]),
+        ("one two qqqqqqqqqqqqqqqqqqqq", [False, False, True, True, True]),
+        # Of Han it is not known, and it is not asked for.
+        ("中文中文中文", [False, False]),
+    ],
+)
+def test_where_a_word_is_cut_is_known(
+    text: str,
+    continued: list[bool],
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_SOURCE_TOKENS", 12)
+    found = cut(text, tokenizer)
+    assert [part.continues_word for part in found] == continued
+    assert [part.number for part in found] == list(range(len(found)))
+    assert all(0 < len(part.source) <= 12 for part in found)
+    assert [bool(part.prefix) for part in found] == [True] + [False] * (len(found) - 1)

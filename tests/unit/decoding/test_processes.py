@@ -1,0 +1,466 @@
+"""What is shared out among processes: nothing is lost, whatever becomes of them."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from threading import Timer
+from time import sleep
+
+import pytest
+import torch
+
+from transduce.checkpoint import Checkpoint, save_model
+from transduce.decoding import processes, ready_model
+from transduce.decoding import translator as translator_module
+from transduce.decoding.processes import (
+    MAX_PROCESSES,
+    Found,
+    SearchProcesses,
+    default_processes,
+)
+from transduce.decoding.streaming import MIN_SHARE, StepRows
+from transduce.decoding.translator import Translator, load
+from transduce.errors import ConfigError, RequestError, TransduceError
+from transduce.search_config import SamplingConfig, SearchConfig
+from waiting import children_of, runs, wait_until
+
+CPU = torch.device("cpu")
+ROWS = StepRows(of_sentence=1, in_any_case=4)
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+SENTENCES = [
+    " ".join(WORDS[i % 8 : i % 8 + 1 + i % 5]) for i in range(3 * MIN_SHARE)
+] + ["", "one " * 300]
+
+
+def children() -> set[int]:
+    """Processes that this one has begun and that have not ended."""
+    files = Path("/proc/self/task").glob("*/children")
+    pids = [int(pid) for file in files for pid in file.read_text().split()]
+    return set(filter(runs, pids))
+
+
+@pytest.fixture(autouse=True)
+def _none_of_earlier_tests() -> None:
+    gc.collect()
+
+
+@pytest.fixture
+def alone(trained_checkpoint: Checkpoint) -> Translator:
+    return Translator(trained_checkpoint, CPU)
+
+
+@pytest.fixture
+def others() -> set[int]:
+    """Processes that other tests have left."""
+    return children()
+
+
+@pytest.fixture
+def shared(trained_checkpoint: Checkpoint, others: set[int]) -> Translator:
+    return Translator(trained_checkpoint, CPU, num_processes=3)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_processes_find_what_one_finds(
+    alone: Translator, shared: Translator, beam_size: int
+) -> None:
+    expected = alone.translate(SENTENCES, beam_size=beam_size)
+    copies = children()
+    for _ in range(2):
+        found = shared.translate(SENTENCES, beam_size=beam_size)
+        assert [each.text for each in found] == [each.text for each in expected]
+        assert [each.score for each in found] == pytest.approx(
+            [each.score for each in expected], abs=1e-5
+        )
+    assert children() == copies
+
+
+def test_few_sentences_are_translated_here(
+    shared: Translator, others: set[int]
+) -> None:
+    for pid in children() - others:
+        os.kill(pid, signal.SIGKILL)
+    assert len(shared.translate(SENTENCES[: 2 * MIN_SHARE - 1])) == 2 * MIN_SHARE - 1
+
+
+def test_what_a_killed_process_leaves_is_searched_for_here(
+    alone: Translator, shared: Translator, others: set[int]
+) -> None:
+    expected = [each.text for each in alone.translate(SENTENCES)]
+    first, *_ = before = children() - others
+    os.kill(first, signal.SIGSTOP)  # so that it cannot be done before
+    Timer(0.5, os.kill, (first, signal.SIGKILL)).start()
+    with pytest.warns(RuntimeWarning, match="was killed, as happens when memory runs"):
+        found = [each.text for each in shared.translate_stream(SENTENCES)]
+    assert found == expected
+    assert [each.text for each in shared.translate(SENTENCES)] == expected
+    assert len(children() - others - before) == 1
+
+
+def test_one_killed_while_it_is_idle_is_replaced(
+    alone: Translator, shared: Translator, others: set[int]
+) -> None:
+    before = children() - others
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not children() - others)
+    texts = [each.text for each in shared.translate(SENTENCES)]
+    assert texts == [each.text for each in alone.translate(SENTENCES)]
+    assert len(children() - others) == len(before) == 3
+
+
+def test_what_nobody_wants_any_more_is_not_in_the_way(
+    alone: Translator, shared: Translator
+) -> None:
+    stream = shared.translate_stream(SENTENCES)
+    next(stream)
+    del stream
+    texts = [each.text for each in shared.translate(SENTENCES)]
+    assert texts == [each.text for each in alone.translate(SENTENCES)]
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_copies_can_count_coverage(
+    trained_checkpoint: Checkpoint,
+    others: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+    by_kernels: bool,
+) -> None:
+    """Coverage without kernels needs PyTorch, which earlier copies lack."""
+    if not by_kernels:
+        monkeypatch.setattr(ready_model, "api", lambda: None)
+    config = SearchConfig(coverage_penalty=0.2)
+    alone = Translator(trained_checkpoint, CPU)
+    shared = Translator(trained_checkpoint, CPU, num_processes=3)
+    expected = [each.text for each in alone.translate_stream(SENTENCES, config)]
+    before, after = children() - others, []
+    for _ in range(2):
+        found = shared.translate_stream(SENTENCES, config)
+        assert [each.text for each in found] == expected
+        after.append(children() - others)
+    assert len(before) == len(after[0]) == 3
+    assert (before == after[0]) == by_kernels
+    assert after[0] == after[1]
+
+
+def test_copies_draw_the_same_translations(
+    alone: Translator, shared: Translator
+) -> None:
+    config = SamplingConfig(number=2, seed=3)
+    expected = [each.text for each in alone.sample(SENTENCES, config)]
+    assert [each.text for each in shared.sample(SENTENCES, config)] == expected
+
+
+def test_copies_at_a_task_end_after_it(
+    alone: Translator, shared: Translator, others: set[int]
+) -> None:
+    expected = [each.text for each in alone.translate(SENTENCES)]
+    stream = shared.translate_stream(SENTENCES)
+    found = [next(stream)]
+    shared.close()
+    found += stream
+    assert [each.text for each in found] == expected
+    wait_until(lambda: not children() - others)
+    assert [each.text for each in shared.translate(SENTENCES)] == expected
+
+
+def test_two_streams_at_a_time_do_not_mix(
+    alone: Translator, shared: Translator
+) -> None:
+    first, other = SENTENCES, SENTENCES[::-1]
+    streams = zip(
+        shared.translate_stream(first), shared.translate_stream(other), strict=True
+    )
+    texts = [(one.text, two.text) for one, two in streams]
+    expected = [each.text for each in alone.translate(first)]
+    assert texts == list(zip(expected, expected[::-1], strict=True))
+
+
+def test_an_error_in_a_process_is_raised_here(trained_checkpoint: Checkpoint) -> None:
+    weights = {
+        name: torch.full_like(weight, torch.nan)
+        for name, weight in trained_checkpoint.weights.items()
+    }
+    broken = Checkpoint(
+        config=trained_checkpoint.config,
+        weights=weights,
+        tokenizer=trained_checkpoint.tokenizer,
+        step=0,
+    )
+    translator = Translator(broken, CPU, num_processes=2)
+    with pytest.raises(TransduceError, match="must put out numbers"):
+        translator.translate(SENTENCES)
+
+
+def _fail(_: object, __: object) -> None:
+    raise ZeroDivisionError("as a mistake of ours would")
+
+
+def test_a_mistake_in_a_process_is_raised_here(alone: Translator) -> None:
+    copies = SearchProcesses(alone, 2, "cpu")
+    task = processes.SearchTask(
+        sentences=SENTENCES,
+        lengths=[1] * len(SENTENCES),
+        room=10,
+        step_rows=ROWS,
+        begin=partial(_fail),  # type: ignore[arg-type]
+    )
+    with pytest.raises(ZeroDivisionError, match="as a mistake") as raised:
+        list(copies.found(task))
+    assert "in _fail" in raised.value.__notes__[0]
+
+
+def found_until_it_fails(number: int) -> Iterator[list[Found]]:
+    for i in range(number):
+        yield [(i, [])]
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("moment", "messages"),
+    [(60.0, [[(0, []), (1, []), (2, [])]]), (0.0, [[(0, [])], [(1, [])], [(2, [])]])],
+)
+def test_what_is_found_in_a_moment_is_told_together(
+    monkeypatch: pytest.MonkeyPatch, moment: float, messages: list[list[Found]]
+) -> None:
+    monkeypatch.setattr(processes, "MOMENT_S", moment)
+    *told, error = processes._messages(found_until_it_fails(3))
+    assert told == messages
+    assert isinstance(error, ZeroDivisionError)
+    assert list(processes._messages(iter(messages))) == messages
+    assert not list(processes._messages(iter([[], []])))
+
+
+def test_what_is_found_does_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MOMENT_S", 0.01)
+    found = [(0, [])]
+
+    def slowly() -> Iterator[list[Found]]:
+        yield found
+        sleep(0.02)
+        yield []
+        raise AssertionError("is not asked for before what there is is told")
+
+    assert next(processes._messages(slowly())) == found
+
+
+@pytest.mark.parametrize(("room", "are_alike"), [(20 * 15, True), (20 * 15 - 1, False)])
+def test_shares_are_of_like_sentences_if_each_is_one_batch(
+    room: int, are_alike: bool
+) -> None:
+    lengths = [*[60] * 4, *[15] * 20]
+    task = processes.SearchTask(
+        sentences=range(24),
+        lengths=lengths,
+        room=room,
+        step_rows=ROWS,
+        begin=partial(_fail),
+    )
+    long = [sum(lengths[i] == 60 for i in share) for share in task.shares(2)]
+    assert sorted(long) == ([0, 4] if are_alike else [2, 2])
+
+
+def test_steps_that_all_sentences_take_make_them_alike() -> None:
+    task = processes.SearchTask(
+        sentences=range(24),
+        lengths=[*[60] * 4, *[5] * 20],
+        room=24 * 60,
+        step_rows=ROWS,
+        begin=partial(_fail),
+        least_steps=60,
+    )
+    assert list(map(len, task.shares(2))) == [12, 12]
+    assert list(map(len, task.of(range(20)).shares(2))) == [10, 10]
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_copy_does_not_take_the_processor_from_the_first(others: set[int]) -> None:
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        pytest.skip("who runs the tests has chosen how they are scheduled")
+    copies = children() - others
+    assert len(copies) == 3
+    for pid in copies:
+        wait_until(lambda pid=pid: os.sched_getscheduler(pid) == os.SCHED_BATCH)
+
+
+def test_the_copies_end_with_the_translator(
+    trained_checkpoint: Checkpoint, others: set[int]
+) -> None:
+    translator = Translator(trained_checkpoint, CPU, num_processes=2)
+    assert len(children() - others) == 2
+    translator.close()
+    assert not children() - others
+    assert len(translator.translate(SENTENCES)) == len(SENTENCES)
+    del translator
+    gc.collect()
+    assert not children() - others
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_copies_of_a_process_that_is_killed_end(
+    trained_checkpoint: Checkpoint, end: signal.Signals
+) -> None:
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        _kept.append(Translator(trained_checkpoint, CPU, num_processes=2))
+        os.write(writing, " ".join(map(str, children())).encode())
+        os.kill(os.getpid(), end)
+    os.waitpid(parent, 0)
+    copies = list(map(int, os.read(reading, 100).split()))
+    assert len(copies) == 2
+    wait_until(lambda: not any(map(runs, copies)))
+
+
+def test_a_signal_to_all_ends_only_the_first(
+    alone: Translator, shared: Translator
+) -> None:
+    stream = shared.translate_stream(SENTENCES)
+    texts = [next(stream).text]
+    for pid in children():
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+    texts += [each.text for each in stream]
+    assert texts == [each.text for each in alone.translate(SENTENCES)]
+
+
+def test_a_fork_of_this_process_has_copies_of_its_own(
+    alone: Translator, shared: Translator
+) -> None:
+    expected = [each.text for each in alone.translate(SENTENCES)]
+    before = children()
+    context = get_context("fork")
+    with context.Pool(2, _keep, (shared,)) as pool:
+        for found in pool.map(_translate_kept, [SENTENCES] * 4, chunksize=1):
+            assert found == expected
+    assert before <= children()
+    assert [each.text for each in shared.translate(SENTENCES)] == expected
+    assert before <= children()
+
+
+_kept: list[Translator] = []
+
+
+def _keep(translator: Translator) -> None:
+    _kept.append(translator)
+
+
+def _translate_kept(sentences: list[str]) -> list[str]:
+    return [each.text for each in _kept[0].translate(sentences)]
+
+
+def test_a_copy_holds_no_file_open(shared: Translator, others: set[int]) -> None:
+    copies = children() - others
+    assert len(copies) == 3
+
+    def num_files(pid: int) -> int:
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+    for pid in copies:  # which may be closing some yet
+        wait_until(lambda pid=pid: num_files(pid) <= 4)
+        # Input, output, error, and the line to this process.
+        assert num_files(pid) == 4
+    assert shared.symbols is None
+
+
+def test_a_system_that_allows_no_process_is_told_of(
+    alone: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refused)
+    with pytest.raises(RequestError, match="allows none .Resource temp.*processes 1"):
+        SearchProcesses(alone, 2, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (0, "at least 1, but is 0"),
+        (-1, "at least 1, but is -1"),
+        (
+            100_000,
+            "at most [0-9]+ on this machine, but is 100,000; more processes than cores",
+        ),
+    ],
+)
+def test_the_number_of_processes_is_from_1_to_the_machines_limit(
+    trained_checkpoint: Checkpoint, number: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Translator(trained_checkpoint, CPU, num_processes=number)
+
+
+@pytest.mark.parametrize(
+    ("platform", "device"), [("darwin", "cpu"), ("win32", "cpu"), ("linux", "cuda")]
+)
+def test_where_a_process_cannot_be_copied_there_is_one(
+    alone: Translator, platform: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes.sys, "platform", platform)
+    assert default_processes(device) == 1
+    with pytest.raises(RequestError, match=f"2 are asked for on {platform} and"):
+        SearchProcesses(alone, 2, device)
+
+
+@pytest.mark.parametrize(("threads", "number"), [(1, 1), (2, 2), (64, MAX_PROCESSES)])
+def test_there_are_as_many_as_threads(
+    threads: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert default_processes("cpu") == number
+
+
+def test_none_is_as_many_as_pay(
+    trained_checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    others: set[int],
+) -> None:
+    save_model(trained_checkpoint, tmp_path / "model")
+    # Not `torch.get_num_threads`, which the copies would see too.
+    monkeypatch.setattr(translator_module, "default_processes", lambda _: 2)
+    translator = load(tmp_path / "model", num_processes=None)
+    assert len(children() - others) == 2
+    assert len(list(islice(translator.translate_stream(SENTENCES), 3))) == 3
+
+
+def test_copies_that_search_end_when_the_first_process_is_killed(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Copies end even if they send nothing for a long time."""
+    save_model(trained_checkpoint, tmp_path / "model")
+    lines = tmp_path / "lines"
+    lines.write_text("one two three four five six seven eight\n" * 2_000)
+    endless = ("--min-length", "100000", "--extra-length", "100000")
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "transduce", "translate", str(tmp_path / "model")),
+            *("--input", str(lines), "--output", str(tmp_path / "output"), *endless),
+            *("--device", "cpu", "--processes", "2"),
+        ],
+    )
+    wait_until(lambda: len(children_of(process.pid)) == 2)
+    copies = children_of(process.pid)
+    wait_until(lambda: all(seconds_used_by(copy) > 0.5 for copy in copies))
+    process.kill()
+    process.wait()
+    sleep(2)
+    ended = not any(map(runs, copies))
+    for copy in filter(runs, copies):
+        os.kill(copy, signal.SIGKILL)
+    assert ended
+
+
+def seconds_used_by(pid: int) -> float:
+    """Seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")

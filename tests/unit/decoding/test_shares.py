@@ -1,0 +1,96 @@
+"""Shares of sentences: all are in one, and all take about as long."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transduce.decoding.streaming import (
+    MIN_SHARE,
+    StepRows,
+    alike,
+    mixed,
+    num_shares,
+)
+
+Sharing = Callable[[Sequence[int], StepRows, int], list[list[int]]]
+BEAM = StepRows(of_sentence=4, in_any_case=16)
+
+
+def cost(steps: Sequence[int], rows: StepRows, share: Sequence[int]) -> int:
+    own = [steps[i] for i in share]
+    return rows.of_sentence * sum(own) + rows.in_any_case * max(own)
+
+
+@pytest.mark.parametrize("sharing", [mixed, alike])
+@pytest.mark.parametrize("number", [1, 2, 3, 8])
+def test_they_take_about_as_long(sharing: Sharing, number: int) -> None:
+    steps = np.random.default_rng(1).integers(1, 60, 64).tolist()
+    shares = sharing(steps, BEAM, number)
+    assert sorted(chain.from_iterable(shares)) == list(range(64))
+    assert len(shares) == number
+    costs = [cost(steps, BEAM, share) for share in shares]
+    # Of one after another, the last has what is left.
+    apart = max(steps) if sharing is mixed else number * max(steps)
+    assert max(costs) - min(costs) <= apart * BEAM.of_sentence
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(st.integers(1, 300), min_size=1, max_size=40),
+    rows=st.builds(StepRows, st.integers(1, 8), st.integers(0, 32)),
+    number=st.integers(1, 6),
+)
+def test_alike_ones_stand_in_order_and_none_is_dearer_than_must_be(
+    steps: list[int], rows: StepRows, number: int
+) -> None:
+    shares = alike(steps, rows, number)
+    assert sorted(chain.from_iterable(shares)) == list(range(len(steps)))
+    assert 1 <= len(shares) <= number
+    in_order = [steps[i] for share in shares for i in share]
+    assert in_order == sorted(steps, reverse=True)
+    dearest = max(cost(steps, rows, share) for share in shares)
+    assert dearest == least_of_dearest(sorted(steps, reverse=True), rows, number)
+
+
+def least_of_dearest(steps: list[int], rows: StepRows, number: int) -> int:
+    """Of all ways to cut the list, by trying the first share and then the others."""
+    best = {(len(steps), left): 0 for left in range(number + 1)}
+    for begin in range(len(steps) - 1, -1, -1):
+        for left in range(1, number + 1):
+            best[begin, left] = min(
+                max(cost(steps, rows, range(begin, end)), best[end, left - 1])
+                for end in range(begin + 1, len(steps) + 1)
+            )
+        best[begin, 0] = 10**9
+    return best[0, number]
+
+
+def test_alike_ones_take_fewer_steps_in_all() -> None:
+    steps = [*[40] * 6, *[10] * 40]
+    taken = {
+        sharing: sum(max(steps[i] for i in share) for share in sharing(steps, BEAM, 2))
+        for sharing in (mixed, alike)
+    }
+    assert taken == {mixed: 80, alike: 50}
+
+
+def test_the_longer_a_step_takes_in_any_case_the_fewer_are_with_the_longest() -> None:
+    steps = list(range(41, 9, -1))
+    with_longest = [
+        len(alike(steps, StepRows(4, in_any_case), 2)[0])
+        for in_any_case in (0, 32, 64, 128)
+    ]
+    assert with_longest == sorted(with_longest, reverse=True)
+    assert len(set(with_longest)) == 4
+
+
+@pytest.mark.parametrize(
+    ("sentences", "number"),
+    [(0, 1), (1, 1), (2 * MIN_SHARE - 1, 1), (2 * MIN_SHARE, 2), (1_000, 4)],
+)
+def test_none_is_too_small(sentences: int, number: int) -> None:
+    assert num_shares(sentences, 4) == number

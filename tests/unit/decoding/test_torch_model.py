@@ -1,0 +1,159 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from transduce.decoding import (
+    beam_search,
+    candidates,
+    greedy_search,
+    ready_model,
+    torch_model,
+)
+from transduce.decoding.ready_model import ReadyModel
+from transduce.decoding.torch_model import (
+    Int8Linear,
+    PackedMap,
+    available,
+    prepared,
+)
+from transduce.decoding.translator import Translator
+from transduce.errors import ConfigError, RequestError
+from transduce.machine import processor_flags
+from transduce.model.transformer import Transformer
+from transduce.native import api
+
+CPU = torch.device("cpu")
+needs_int8 = pytest.mark.skipif(
+    "int8" not in available(CPU), reason="there are no kernels for 8 bits"
+)
+WITH_KERNELS = (torch_model, ready_model, candidates, beam_search, greedy_search)
+needs_vnni = pytest.mark.skipif(
+    "avx512_vnni" not in processor_flags(),
+    reason="PyTorch's sums of 16 bits overflow here",
+)
+
+
+@needs_vnni
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_products_in_8_bits_are_near_the_true_ones(has_bias):
+    linear = nn.Linear(64, 48, bias=has_bias)
+    # A scale for all outputs would lose the small ones.
+    linear.weight.data[0] *= 100
+    x = torch.randn(3, 5, 64)
+    found, expected = Int8Linear(linear.weight, linear.bias)(x), linear(x)
+    assert found.shape == expected.shape
+    scale = expected.detach().abs().amax(dim=(0, 1))
+    assert float(((found - expected).abs() / scale).detach().max()) < 0.03
+    assert not torch.equal(found, expected)
+
+
+@needs_vnni
+def test_an_output_of_zeros_is_zero():
+    found = Int8Linear(torch.zeros(4, 8), None)(torch.randn(2, 8))
+    assert torch.equal(found, torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("precision", available(CPU))
+def test_a_trained_model_translates_alike(precision, trained_checkpoint, corpus):
+    with pytest.MonkeyPatch.context() as patch:
+        for module in WITH_KERNELS:
+            patch.setattr(module, "api", lambda: None)
+        exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
+    rough = Translator(trained_checkpoint, CPU, precision=precision)
+    found = rough.translate(corpus[0][:20])
+    same = [a.text == b.text for a, b in zip(exact, found, strict=True)]
+    assert sum(same) >= (20 if precision == "fp32" else 14)
+    for theirs, ours in zip(exact, found, strict=True):
+        assert ours.score == pytest.approx(theirs.score, abs=1.0)
+
+
+@pytest.fixture
+def no_kernels(monkeypatch):
+    for module in WITH_KERNELS:
+        monkeypatch.setattr(module, "api", lambda: None)
+
+
+@needs_vnni
+@pytest.mark.usefixtures("no_kernels")
+def test_without_kernels_of_ours_those_of_pytorch_serve(trained_checkpoint, corpus):
+    exact = Translator(trained_checkpoint, CPU).translate(corpus[0][:20])
+    with pytest.warns(RuntimeWarning, match="int8 is without its compiled kernels"):
+        rough = Translator(trained_checkpoint, CPU, precision="int8")
+    assert isinstance(rough.models[0].operators.model.embedding.output, Int8Linear)
+    found = rough.translate(corpus[0][:20])
+    assert sum(a.text == b.text for a, b in zip(exact, found, strict=True)) >= 14
+
+
+@pytest.mark.parametrize(("device", "is_kept"), [("cpu", True), ("meta", False)])
+def test_freed_memory_is_kept_on_a_cpu(
+    trained_checkpoint, monkeypatch, device, is_kept
+):
+    calls = []
+    monkeypatch.setattr(ready_model, "keep_freed_memory", lambda: calls.append(1))
+    ReadyModel(trained_checkpoint, "fp32", device)
+    assert bool(calls) == is_kept
+
+
+@pytest.mark.skipif(api() is None, reason="no native library")
+@pytest.mark.parametrize(
+    ("precision", "has_unit", "is_by_unit"),
+    [("int8", True, True), ("int8", False, False), ("fp32", True, False)],
+)
+def test_where_a_matrix_unit_multiplies_a_step_takes_more_rows_in_any_case(
+    trained_checkpoint, monkeypatch, precision, has_unit, is_by_unit
+):
+    monkeypatch.setattr(ready_model, "has_amx_int8", lambda: has_unit)
+    model = ReadyModel(trained_checkpoint, precision, "cpu")
+    assert (model.rows_of_any_step > ready_model.ROWS_OF_ANY_STEP) == is_by_unit
+
+
+def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):
+    translator = Translator(trained_checkpoint, CPU, precision="bf16")
+    [found] = translator.models
+    assert found.operators.model.output_weight.dtype == torch.bfloat16
+    assert translator.translate(["one two"])[0].hypotheses
+
+
+@pytest.mark.parametrize("scores", ["scaled", "additive"])
+def test_all_weights_of_a_step_are_in_bf16(tiny, scores):
+    model = Transformer(replace(tiny, scores=scores)).eval()
+    in_bf16 = prepared(model, "bf16", CPU)
+    state = in_bf16.model.start(in_bf16.model.encode(torch.tensor([[5]])))
+    logits = in_bf16.step(torch.tensor([[1]]), state)
+    assert logits.dtype == torch.bfloat16
+    assert {w.dtype for w in in_bf16.model.parameters()} == {torch.bfloat16}
+
+
+@needs_int8
+def test_the_output_matrix_is_in_8_bits_but_not_the_embedding(trained_checkpoint):
+    model = prepared(trained_checkpoint.build(), "int8", CPU).model
+    assert not [m for m in model.modules() if isinstance(m, nn.Linear)]
+    assert isinstance(model.embedding.output, Int8Linear | PackedMap)
+    ids = torch.tensor([[5, 6]])
+    expected = trained_checkpoint.build().embedding(ids)
+    assert torch.equal(model.embedding(ids), expected)
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_int8_without_kernels_or_vnni_is_refused(trained_checkpoint, monkeypatch):
+    monkeypatch.setattr(torch_model, "processor_flags", lambda: {"avx2", "fma"})
+    message = "must have kernels here that are compiled as transduce is installed, but"
+    with pytest.raises(RequestError, match=message):
+        Translator(trained_checkpoint, CPU, precision="int8")
+    assert "int8" not in available(CPU)
+    monkeypatch.setattr(torch_model, "processor_flags", lambda: {"neon"})
+    with pytest.raises(RequestError, match="int8 must have an x86 processor with AVX2"):
+        Translator(trained_checkpoint, CPU, precision="int8")
+
+
+def test_an_unknown_precision_is_refused(trained_checkpoint, unchecked_types):
+    with pytest.raises(ConfigError, match='"fp32", "bf16" or "int8", but is "fp8"'):
+        Translator(trained_checkpoint, CPU, precision="fp8")
+
+
+def test_int8_on_another_device_is_refused(trained_checkpoint):
+    message = "int8 must have a CPU, but the device is meta; use --device cpu, or prec"
+    with pytest.raises(RequestError, match=message):
+        prepared(trained_checkpoint.build(), "int8", torch.device("meta"))

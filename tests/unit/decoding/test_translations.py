@@ -1,0 +1,85 @@
+"""Hypotheses that differ as texts, and parts that are a line again."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from transduce.decoding.translations import (
+    EMPTY,
+    Part,
+    Translation,
+    TranslationHypothesis,
+    distinct,
+    joined,
+)
+
+
+def hypothesis(text: str, score: float) -> TranslationHypothesis:
+    return TranslationHypothesis(
+        text=text,
+        score=score,
+        log_probability=2 * score,
+        tokens=(text,),
+        token_log_probabilities=(2 * score,),
+    )
+
+
+def translation(*texts: str) -> Translation:
+    found = tuple(hypothesis(text, -float(i)) for i, text in enumerate(texts))
+    return Translation(text=texts[0], score=0.0, hypotheses=found)
+
+
+def join(*translations: Translation, within_word: Sequence[int] = ()) -> Translation:
+    parts = [
+        Part(line=0, number=i, source=[5], prefix=[], continues_word=i in within_word)
+        for i in range(len(translations))
+    ]
+    return joined(parts, translations)
+
+
+@pytest.mark.parametrize(
+    ("texts", "places"),
+    [
+        ("", ()),
+        ("a", (0,)),
+        ("abc", (0, 1, 2)),
+        ("aab", (0, 2)),
+        ("abab", (0, 1)),
+        ("abba", (0, 1)),
+    ],
+)
+def test_of_equal_texts_the_better_is_kept(texts: str, places: tuple[int, ...]) -> None:
+    found = translation(*texts) if texts else EMPTY
+    expected = tuple(found.hypotheses[place] for place in places)
+    assert distinct(found).hypotheses == expected
+
+
+def test_a_line_in_one_part_is_that_part() -> None:
+    assert join(translation("a", "b")) == translation("a", "b")
+
+
+def test_the_scores_of_parts_are_added_up() -> None:
+    whole = join(translation("a b", "c"), EMPTY, translation("d"), translation("e"))
+    assert (whole.text, whole.num_parts) == ("a b d e", 4)
+    [only] = whole.hypotheses
+    assert only.tokens == ("a b", "d", "e")
+    assert only.token_log_probabilities == ()
+
+
+@pytest.mark.parametrize(
+    ("texts", "within_word", "whole"),
+    [
+        (("one.", "Two."), (), "one. Two."),
+        (("Donaudampf", "schiff"), (1,), "Donaudampfschiff"),
+        (("他走了。", "再也没有回来。"), (), "他走了。再也没有回来。"),
+        (("「はい」", "カタカナ"), (), "「はい」カタカナ"),
+        (("한국", "말"), (), "한국 말"),
+        (("他走了。", "He left."), (), "他走了。 He left."),
+        (("", "one", "", "two"), (), "one two"),
+    ],
+)
+def test_parts_are_joined_as_their_script_is_written(
+    texts: tuple[str, ...], within_word: tuple[int, ...], whole: str
+) -> None:
+    found = [translation(text) if text else EMPTY for text in texts]
+    assert join(*found, within_word=within_word).text == whole

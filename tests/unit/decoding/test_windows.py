@@ -1,0 +1,76 @@
+"""Windows of a stream: full, or of what has come; and what is found, in order."""
+
+from collections.abc import Iterator
+from itertools import permutations
+from threading import Event
+
+import pytest
+
+from transduce.decoding import streaming
+from transduce.decoding.streaming import (
+    Pace,
+    Windows,
+    arriving_windows,
+    full_windows,
+    in_order,
+)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "WINDOW_LINES", 3)
+    monkeypatch.setattr(streaming, "PAUSE_S", 0.2)
+
+
+@pytest.mark.parametrize("kind", [full_windows, arriving_windows])
+@pytest.mark.parametrize("count", [0, 1, 3, 7])
+def test_what_is_there_is_cut_into_full_windows(kind: Windows, count: int) -> None:
+    found = list(kind(iter(range(count))))
+    assert found == [list(range(i, min(i + 3, count))) for i in range(0, count, 3)]
+
+
+def test_what_has_come_does_not_wait_for_what_has_not() -> None:
+    asked = Event()
+
+    def lines() -> Iterator[str]:
+        yield "one"
+        yield "two"
+        # As one who writes the next when this is answered.
+        assert asked.wait(timeout=60)
+        yield "three"
+
+    found = arriving_windows(lines())
+    assert next(found) == ["one", "two"]
+    asked.set()
+    assert list(found) == [["three"]]
+
+
+@pytest.mark.parametrize("kind", [full_windows, arriving_windows])
+def test_what_is_wrong_with_a_stream_is_told(kind: Windows) -> None:
+    def lines() -> Iterator[str]:
+        yield "one"
+        raise ValueError("no second")
+
+    with pytest.raises(ValueError, match="no second"):
+        list(kind(lines()))
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
+def test_what_comes_early_waits_for_what_is_before_it(order: tuple[int, ...]) -> None:
+    come: list[int] = []
+
+    def numbered() -> Iterator[tuple[int, str]]:
+        for number in order:
+            come.append(number)
+            yield number, "abcd"[number]
+
+    for number, letter in enumerate(in_order(numbered())):
+        assert letter == "abcd"[number]
+        assert len(come) == 1 + max(order.index(each) for each in range(number + 1))
+
+
+def test_each_line_is_told_of() -> None:
+    told: list[int] = []
+    pace = Pace(on_line=lambda: told.append(len(told)))
+    assert list(pace.told("abc")) == ["a", "b", "c"]
+    assert told == [0, 1, 2]

@@ -1,0 +1,234 @@
+"""Runs as processes; here they are small programs that train nothing."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from transduce.data.corpus_files import CorpusFiles
+from transduce.errors import ConfigError
+from transduce.experiments import table3
+from transduce.experiments.table3 import (
+    Crew,
+    Experiment,
+    ReproductionStoppedError,
+    RowRun,
+    WholeProgress,
+    carry_out,
+    places,
+    row_runs,
+)
+from transduce.experiments.table3_rows import scaled_base
+
+DOES = "from pathlib import Path; import os, sys, time; out = Path(sys.argv[1]); "
+DOES += "out.parent.mkdir(exist_ok=True); "
+WRITES = f"{DOES} out.write_text(os.environ.get('PLACE', ''))"
+FAILS = f"{DOES} print('Epoch 1'); sys.exit('transduce: It must be even, but is odd.')"
+IS_KILLED = f"{DOES} os.kill(os.getpid(), 9)"
+DOES_NOTHING = DOES
+WAITS = f"{DOES} out.with_suffix('.begun').touch(); time.sleep(600)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs(Experiment):
+    """Runs whose training and translating is one program."""
+
+    of_row: dict[str, str]
+
+    def next_command(self, run: RowRun) -> list[str] | None:
+        if run.is_done:
+            return None
+        return [sys.executable, "-c", self.of_row[run.row], str(run.translations)]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table3, "POLL_SECONDS", 0.01)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Callable[..., Programs]:
+    def make(**of_row: str) -> Programs:
+        experiment = Programs(
+            folder=tmp_path,
+            files=CorpusFiles(source=(), target=()),
+            base=scaled_base(0.125, 50),
+            of_row=of_row,
+        )
+        experiment.begin()
+        return experiment
+
+    return make
+
+
+def prepared(experiment: Experiment) -> None:
+    """Leave what a run leaves that has made the corpus."""
+    (experiment.folder / "runs" / "other").mkdir()
+    (experiment.folder / "runs" / "other" / "config.json").touch()
+
+
+def carried_out(
+    experiment: Experiment,
+    runs: Sequence[RowRun],
+    at: Sequence[dict[str, str]] = ({},),
+) -> tuple[dict[str, str], list[WholeProgress]]:
+    told: list[WholeProgress] = []
+    failures = carry_out(experiment, runs, Crew(experiment, at), told.append)
+    return failures, told
+
+
+def test_what_is_not_done_is_done_and_what_is_done_is_not(
+    programs: Callable[..., Programs],
+) -> None:
+    experiment = programs(base=FAILS, big=WRITES)
+    runs = row_runs(experiment.folder, experiment.base, ["base", "big"], [1])
+    runs[0].path.mkdir()
+    runs[0].translations.write_text("mine")
+    failures, told = carried_out(experiment, runs)
+    assert failures == {}
+    assert runs[0].translations.read_text() == "mine"
+    assert runs[1].is_done
+    assert told[-1] == WholeProgress(num_ended=2, steps=50 + 150, working=())
+
+
+def test_a_run_that_fails_does_not_lose_the_others(
+    programs: Callable[..., Programs],
+) -> None:
+    experiment = programs(base=FAILS, big=WRITES)
+    runs = row_runs(experiment.folder, experiment.base, ["base", "big"], [1, 2])
+    failures, told = carried_out(experiment, runs)
+    assert failures == dict.fromkeys(
+        ("base-seed1", "base-seed2"), "It must be even, but is odd."
+    )
+    assert [run.is_done for run in runs] == [False, True, False, True]
+    assert told[-1].num_ended == 4
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (IS_KILLED, "It was killed (SIGKILL)."),
+        (DOES_NOTHING, "It ended without a result."),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_why_a_run_failed_is_told(
+    programs: Callable[..., Programs], program: str, why: str
+) -> None:
+    experiment = programs(base=program)
+    failures, _ = carried_out(
+        experiment, row_runs(experiment.folder, experiment.base, ["base"], [1])
+    )
+    assert failures == {"base-seed1": why}
+
+
+def test_each_place_has_a_process(programs: Callable[..., Programs]) -> None:
+    meets = (
+        f"{DOES} begun = out.with_suffix('.begun'); begun.touch()\n"
+        "while len(list(out.parent.parent.glob('*/*.begun'))) < 2: time.sleep(0.01)\n"
+        "out.write_text(os.environ['PLACE'])"
+    )
+    experiment = programs(base=meets, big=meets)
+    prepared(experiment)
+    runs = row_runs(experiment.folder, experiment.base, ["base", "big"], [1])
+    failures, _ = carried_out(experiment, runs, [{"PLACE": "a"}, {"PLACE": "b"}])
+    assert failures == {}
+    assert {run.translations.read_text() for run in runs} == {"a", "b"}
+
+
+def test_the_first_run_is_alone_until_the_corpus_is_made(
+    programs: Callable[..., Programs],
+) -> None:
+    experiment = programs(base=WAITS, big=WAITS)
+    crew = Crew(experiment, [{}, {}])
+    runs = row_runs(experiment.folder, experiment.base, ["base", "big"], [1])
+    assert crew.has_room
+    crew.begin(runs[0])
+    assert not crew.has_room
+    prepared(experiment)
+    assert crew.has_room
+    crew.begin(runs[1])
+    assert not crew.has_room
+    crew.end()
+
+
+def test_a_request_to_stop_reaches_every_process(
+    programs: Callable[..., Programs],
+) -> None:
+    experiment = programs(base=WAITS, big=WRITES)
+    runs = row_runs(experiment.folder, experiment.base, ["base", "big"], [1])
+    crew = Crew(experiment, [{}])
+
+    def stop(progress: WholeProgress) -> None:
+        if list(experiment.folder.glob("runs/*/*.begun")):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(ReproductionStoppedError, match="stopped, and is saved; the sa"):
+        carry_out(experiment, runs, crew, stop)
+    assert [child.process.poll() for child in crew.children] == [-signal.SIGTERM]
+    assert not runs[1].is_done
+
+
+def test_progress_is_read_from_the_logs(programs: Callable[..., Programs]) -> None:
+    experiment = programs(base=WAITS, big=WRITES)
+    runs = row_runs(experiment.folder, experiment.base, ["base", "big"], [1])
+    for run, whole in zip(runs, (20, 130), strict=True):
+        run.path.mkdir()
+        entries = [{"kind": "step", "step": n} for n in range(0, whole + 1, 10)]
+        text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
+        (run.path / "log.jsonl").write_text(f"{text}{{'kind")
+    told: list[WholeProgress] = []
+
+    def stop(progress: WholeProgress) -> None:
+        told.append(progress)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(ReproductionStoppedError):
+        carry_out(experiment, runs, Crew(experiment, [{}]), stop)
+    assert told == [
+        WholeProgress(num_ended=0, steps=150, working=("base-seed1 20/50",))
+    ]
+
+
+def test_the_processor_takes_one_unless_told_otherwise() -> None:
+    assert places("cpu", None) == [{}]
+    assert places("cpu", 1) == [{}]
+
+
+def test_the_processors_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert places("cpu", 3) == [{"OMP_NUM_THREADS": "2"}] * 3
+    assert places("cpu", 20) == [{"OMP_NUM_THREADS": "1"}] * 20
+
+
+@pytest.mark.parametrize(
+    ("visible", "parallel", "numbers"),
+    [
+        (None, None, ["0", "1"]),
+        (None, 3, ["0", "1", "0"]),
+        (None, 1, ["0"]),
+        ("5,3", None, ["5", "3"]),
+    ],
+)
+def test_each_gpu_takes_one(
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    parallel: int | None,
+    numbers: list[str],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert places("auto", parallel) == [{"CUDA_VISIBLE_DEVICES": n} for n in numbers]
+
+
+def test_no_place_at_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`parallel` must be at least 1, but is 0"):
+        places("cpu", 0)

@@ -1,0 +1,241 @@
+"""Figures of Table 3, of runs that are written by hand."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from transduce.data.corpus_files import CorpusFiles
+from transduce.data.dataset import EncodedPair, write_dataset
+from transduce.errors import DataError
+from transduce.experiments.table3 import Experiment, row_runs
+from transduce.experiments.table3_report import RowResult, Table3, collect
+from transduce.experiments.table3_rows import scaled_base, settings
+from transduce.metrics.bleu import corpus_bleu
+from transduce.metrics.significance import SystemScore, Trials
+
+REFERENCES = [
+    "a dog runs over the green grass",
+    "two men sit on a bench in the park",
+    "a woman reads a book in the garden",
+] * 4
+GOOD = [line.replace("the", "a") for line in REFERENCES]
+BAD = [line.replace("a ", "the ").replace("on", "at") for line in REFERENCES]
+TRIALS = Trials(resamples=100, shuffles=100)
+WriteRun = Callable[..., None]
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    files = CorpusFiles(
+        source=(Path("/a.en"),),
+        target=(Path("/a.de"),),
+        dev_source=(Path("/d.en"),),
+        dev_target=(Path("/d.de"),),
+    )
+    return Experiment(folder=tmp_path, files=files, base=scaled_base(0.125, 40))
+
+
+@pytest.fixture
+def write_run(experiment: Experiment) -> WriteRun:
+    """Leave behind what a run that is done leaves."""
+
+    def write(
+        row: str,
+        seed: int,
+        texts: list[str],
+        perplexity: float | None = 8.0,
+        rate_factor: float = 1.0,
+    ) -> None:
+        [run] = row_runs(experiment.folder, experiment.base, [row], [seed])
+        model = replace(run.config.model, vocab_size=321)
+        record = {"format": 1, "settings": asdict(replace(run.config, model=model))}
+        pair = EncodedPair(source=[5, 2], target=[7, 2])
+        write_dataset([pair] * 3, run.path / "corpus" / "training")
+        (run.path / "corpus" / "dev").mkdir()
+        (run.path / "config.json").write_text(json.dumps(record))
+        rate = 64**-0.5 * 40**-0.5 * rate_factor
+        entries = (
+            {"kind": "step", "step": 40, "learning_rate": rate, "epoch": 13},
+            {"kind": "dev", "step": 20, "perplexity": 99.0},
+            {"kind": "dev", "step": 40, "perplexity": perplexity},
+            {"kind": "final", "step": 40, "perplexity": 7.0},
+        )
+        (run.path / "log.jsonl").write_text("\n".join(map(json.dumps, entries)))
+        run.references.write_text("\n".join(REFERENCES) + "\n")
+        run.translations.write_text("\n".join(texts) + "\n")
+
+    return write
+
+
+def collected(experiment: Experiment, seeds: list[int]) -> Table3:
+    runs = row_runs(
+        experiment.folder, experiment.base, ["base", "A-h1", "C-d256"], seeds
+    )
+    return collect(experiment, runs, {"big-seed1": "It is too big."}, TRIALS)
+
+
+def test_rows_are_held_against_base(
+    experiment: Experiment, write_run: WriteRun
+) -> None:
+    write_run("base", 1, GOOD)
+    write_run("A-h1", 1, BAD, perplexity=9.0)
+    table = collected(experiment, [1])
+    base, row = table.rows
+    assert base.bleu.score == corpus_bleu(GOOD, REFERENCES).score
+    assert (base.p, base.direction, base.is_significant) == (None, None, False)
+    assert row.bleu.score == corpus_bleu(BAD, REFERENCES).score
+    assert row.bleu.difference == row.bleu.score - base.bleu.score
+    assert row.direction == "agrees"
+    assert row.bleu.bootstrap_p is not None
+    assert row.p is not None
+    assert row.p >= row.bleu.bootstrap_p
+    assert (base.perplexity, row.perplexity) == (pytest.approx(8), pytest.approx(9))
+    assert row.changes == {
+        "model.num_heads": 1, "model.d_k": 64, "model.d_v": 64,
+    }  # fmt: skip
+    assert (row.steps, row.passes, row.slowed_seeds) == (40, 13, ())
+    assert (table.num_pairs, table.precision) == (3, "fp32")
+    assert base.parameters == row.parameters
+    assert table.num_sentences == 12
+    assert table.settings == settings(experiment.base)
+    assert table.failures == {"big-seed1": "It is too big."}
+    assert [signature.split("|")[1] for signature in table.signatures] == [
+        "bs:100", "ar:100",
+    ]  # fmt: skip
+
+
+def test_parameters_are_of_the_vocabulary_that_was_learned(
+    experiment: Experiment, write_run: WriteRun
+) -> None:
+    write_run("base", 1, GOOD)
+    write_run("C-d256", 1, BAD)
+    base, row = collected(experiment, [1]).rows
+    # 6 layers of encoder and decoder, 18 attentions, 30 norms; and the embedding.
+    assert base.parameters == 321 * 64 + 18 * 4 * 65 * 64 + 12 * (
+        65 * 256 + 257 * 64
+    ) + 30 * 128  # fmt: skip
+    assert row.parameters < base.parameters / 2
+
+
+def test_seeds_are_pooled(experiment: Experiment, write_run: WriteRun) -> None:
+    for seed, texts, perplexity in ((1, GOOD, 4.0), (2, BAD, 9.0)):
+        write_run("base", seed, texts, perplexity)
+    [base] = collected(experiment, [1, 2]).rows
+    both = corpus_bleu([*GOOD, *BAD], [*REFERENCES, *REFERENCES])
+    assert base.bleu.score == both.score
+    assert base.perplexity == pytest.approx(6)
+    assert base.seeds == (1, 2)
+    assert base.bleu_by_seed == (
+        corpus_bleu(GOOD, REFERENCES).score, corpus_bleu(BAD, REFERENCES).score,
+    )  # fmt: skip
+
+
+def test_only_seeds_that_base_has_as_well_are_held_against_it(
+    experiment: Experiment, write_run: WriteRun
+) -> None:
+    write_run("base", 1, GOOD)
+    write_run("base", 3, BAD)
+    write_run("A-h1", 1, BAD)
+    write_run("A-h1", 2, GOOD)
+    _, row = collected(experiment, [1, 2, 3]).rows
+    assert row.seeds == (1,)
+    assert row.bleu.score == corpus_bleu(BAD, REFERENCES).score
+    good = corpus_bleu(GOOD, REFERENCES).score
+    assert row.bleu.difference == row.bleu.score - good
+
+
+def test_a_row_without_base_stands_alone(
+    experiment: Experiment, write_run: WriteRun
+) -> None:
+    write_run("A-h1", 2, BAD)
+    [row] = collected(experiment, [1, 2]).rows
+    assert row.p is None
+    assert row.direction is None
+    assert row.bleu.interval > 0
+
+
+def test_runs_that_were_slowed_are_found(
+    experiment: Experiment, write_run: WriteRun
+) -> None:
+    write_run("base", 1, GOOD)
+    write_run("base", 2, GOOD, rate_factor=0.5)
+    [base] = collected(experiment, [1, 2]).rows
+    assert base.slowed_seeds == (2,)
+
+
+def test_a_perplexity_beyond_all_numbers_stays_so(
+    experiment: Experiment, write_run: WriteRun
+) -> None:
+    write_run("base", 1, GOOD, perplexity=None)
+    [base] = collected(experiment, [1]).rows
+    assert base.perplexity == float("inf")
+
+
+def test_without_a_run_there_is_no_row(experiment: Experiment) -> None:
+    table = collected(experiment, [1])
+    assert table.rows == ()
+    assert table.num_sentences == 0
+
+
+def test_a_text_cut_short_is_refused(
+    experiment: Experiment, write_run: WriteRun
+) -> None:
+    write_run("base", 1, GOOD[:-1])
+    with pytest.raises(DataError, match="number of references must be 11, that of the"):
+        collected(experiment, [1])
+
+
+def result(row: str, difference: float, *ps: float | None) -> RowResult:
+    bootstrap_p, randomisation_p = ps
+    return RowResult(
+        row=row,
+        changes={},
+        seeds=(1,),
+        parameters=1,
+        steps=1,
+        passes=1,
+        slowed_seeds=(),
+        perplexity=1.0,
+        bleu=SystemScore(
+            score=30.0,
+            interval=1.0,
+            difference=difference,
+            bootstrap_p=bootstrap_p,
+            randomisation_p=randomisation_p,
+        ),
+        bleu_by_seed=(30.0,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "difference", "direction"),
+    [
+        ("A-h1", -0.1, "agrees"),
+        ("A-h1", 0.1, "opposes"),
+        ("A-h1", 0.0, None),
+        ("C-d1024", 2.0, "agrees"),
+        ("A-h16", 2.0, None),
+    ],
+)
+def test_a_direction_is_that_of_the_paper_or_not(
+    row: str, difference: float, direction: str | None
+) -> None:
+    assert result(row, difference, 0.01, 0.01).direction == direction
+
+
+@pytest.mark.parametrize(
+    ("ps", "is_significant"),
+    [
+        ((0.01, 0.04), True),
+        ((0.01, 0.05), False),
+        ((0.06, 0.01), False),
+        ((None, None), False),
+    ],
+)
+def test_both_tests_must_find_it_significant(
+    ps: tuple[float | None, float | None], is_significant: bool
+) -> None:
+    assert result("A-h1", -1.0, *ps).is_significant == is_significant

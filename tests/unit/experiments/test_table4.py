@@ -1,0 +1,88 @@
+"""Table 4: the paper's rows, and parses of ours beside them."""
+
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import DataError
+from transduce.experiments.table4 import (
+    PAPER_ROWS,
+    Table4,
+    as_report,
+    our_parses,
+)
+from transduce.report.content import Table
+
+GOLD = """\
+(TOP (S (NP (DT the) (NN dog)) (VP (VBZ barks)) (. .)))
+( (S (NP-SBJ (PRP I)) (VP (VBP run) (NP (-NONE- *))) (. .)))
+"""
+PARSES = """\
+(TOP (S (NP (XX the)) (VP (XX dog) (XX barks)) (XX .)))
+(TOP (S (NP (XX I)) (VP (XX run)) (XX .)))
+"""
+
+
+@pytest.fixture
+def gold(tmp_path: Path) -> Path:
+    (tmp_path / "gold").write_text(GOLD, encoding="utf-8")
+    return tmp_path / "gold"
+
+
+@pytest.fixture
+def parses(tmp_path: Path) -> Path:
+    (tmp_path / "parses").write_text(PARSES, encoding="utf-8")
+    return tmp_path / "parses"
+
+
+def test_the_papers_parser_is_beaten_only_by_what_the_text_names() -> None:
+    # All earlier ones but the Recurrent Neural Network Grammar (section 6.3).
+    alone = {row.parser: row.f1 for row in PAPER_ROWS if "WSJ only" in row.training}
+    assert alone["Transformer (4 layers)"] == 91.3
+    assert [name for name, f1 in alone.items() if f1 > 91.3] == ["Dyer et al. (2016)"]
+    trained = [row for row in PAPER_ROWS if row.training == "semi-supervised"]
+    assert max(trained, key=lambda row: row.f1).parser == "Transformer (4 layers)"
+    assert len(PAPER_ROWS) == 12
+
+
+def test_parses_are_scored_without_traces_and_by_gold_tags(
+    gold: Path, parses: Path
+) -> None:
+    row = our_parses("WSJ only", gold, parses)
+    # Of three brackets each, one of the first tree is right and all of the second.
+    assert (row.figures.matched, row.figures.gold, row.figures.predicted) == (4, 6, 6)
+    assert row.figures.f1 == pytest.approx(200 / 3)
+    assert row.mended is None
+
+
+def test_trees_over_other_words_are_refused(gold: Path, parses: Path) -> None:
+    parses.write_text(PARSES.replace("run", "ran"), encoding="utf-8")
+    with pytest.raises(DataError, match="parses:2: a tree must be over the words of"):
+        our_parses("WSJ only", gold, parses)
+
+
+def test_fewer_trees_are_refused(gold: Path, parses: Path) -> None:
+    parses.write_text(PARSES.splitlines()[0] + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match="parses: there must be as many trees as in"):
+        our_parses("semi-supervised", gold, parses)
+
+
+def test_ours_stand_beside_the_papers_of_the_same_setting(
+    gold: Path, parses: Path
+) -> None:
+    ours = tuple(
+        our_parses(setting, gold, parses) for setting in ("WSJ only", "semi-supervised")
+    )
+    report = as_report(Table4(ours=ours, treebank="Small Bank", split="its end"))
+    paper, told = (
+        part
+        for section in report.sections
+        for part in section.parts
+        if isinstance(part, Table)
+    )
+    assert ("Dyer et al. (2016)", "generative", "93.3") in paper.rows
+    assert [row[1:4] for row in told.rows] == [
+        ("WSJ only", "66.67", "91.3"),
+        ("semi-supervised", "66.67", "92.7"),
+    ]
+    assert "Treebank: Small Bank; split: its end. F1 as EVALB counts it" in str(report)

@@ -1,0 +1,308 @@
+"""Each target on its own library: what maps is proven, what does not is refused."""
+
+import json
+from dataclasses import replace
+from importlib import import_module
+
+import jaxtyping
+import pytest
+import torch
+
+from transduce.checkpoint import Checkpoint
+from transduce.decoding.translator import Translator
+from transduce.errors import RequestError
+from transduce.interop import proof
+from transduce.interop.portable_tokenizer import portable_tokenizer
+from transduce.interop.proof import GreedyOutput, ProofError, prove
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.search_config import SearchConfig
+from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
+
+SENTENCES = ["one two three", "eight  seven\tfour — 中文 é </s> <pad> 🙂", "x"]
+LIKE_MARIAN = {"activation": "silu", "output_bias": True, "decoder_layers": 1}
+TARGETS = ("ctranslate2", "marian", "onnx")
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
+
+
+@pytest.fixture
+def make_checkpoint(tokenizer):
+    def make(**changes) -> Checkpoint:
+        sizes = {
+            "num_layers": 2, "d_model": 16, "d_ff": 20, "num_heads": 2, "d_k": 8,
+            "d_v": 8, "vocab_size": tokenizer.vocab_size, "max_positions": 40,
+        }  # fmt: skip
+        config = ModelConfig(**{**sizes, **changes})
+        model = Transformer(config)
+        for name, weight in model.named_parameters():
+            if "bias" in name or "norm" in name:  # zeros and ones would hide mistakes
+                torch.nn.init.normal_(weight, mean=0.5)
+        return Checkpoint(
+            config=config, weights=model.state_dict(), tokenizer=tokenizer, step=1
+        )
+
+    return make
+
+
+def export(target, checkpoint, folder):
+    module = import_module(f"transduce.export.{target}")
+    # A traced model has sizes that are no whole numbers.
+    jaxtyping.config.update("jaxtyping_disable", target == "onnx")
+    try:
+        return module.export(checkpoint, folder, SENTENCES)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_trained_model_is_proven(target, trained_checkpoint, tmp_path):
+    found = export(target, trained_checkpoint, tmp_path / "out")
+    assert found.num_sentences == 3
+    assert found.num_tokens >= 6
+    assert found.max_difference < 1e-3
+    assert f"{found.num_tokens:,} tokens of 3 sentences are the same" in str(found)
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("target", "changes"),
+    [
+        ("ctranslate2", {"norm": "pre"}),
+        ("ctranslate2", {"positions": "learned"}),
+        ("ctranslate2", {"scores": "unscaled"}),
+        ("ctranslate2", {**LIKE_MARIAN, "norm_epsilon": 1e-2}),
+        ("marian", LIKE_MARIAN),
+        ("onnx", {**LIKE_MARIAN, "norm_epsilon": 1e-2}),
+        ("marian", {"scores": "unscaled"}),
+        ("onnx", {"norm": "pre", "neighbourhood": 3}),
+        ("onnx", {"positions": "learned", "d_k": 4, "d_v": 6}),
+        ("onnx", {"d_model": 32, "d_ff": 32, "d_k": 16, "d_v": 16}),
+        ("onnx", {"scores": "additive"}),
+    ],
+)
+def test_other_models_map_where_the_target_can(
+    target, changes, make_checkpoint, tmp_path
+):
+    assert export(target, make_checkpoint(**changes), tmp_path / "out").num_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "message"),
+    [
+        ("ctranslate2", {"d_k": 4}, r"must have `model\.d_k` = 8, but has 4;"),
+        ("ctranslate2", {"d_v": 4}, r"`model\.d_v`"),
+        ("ctranslate2", {"neighbourhood": 3}, r"`model\.neighbourhood` = none, but"),
+        ("ctranslate2", {"scores": "additive"}, r'"scaled", but has "additive"'),
+        ("marian", {"norm": "pre"}, r'`model\.norm` = "post", but has "pre"'),
+        ("marian", {"positions": "learned"}, r"`model\.positions`"),
+        ("marian", {"norm_epsilon": 1e-3}, "epsilon` of at most 1e-05, but has 0.001;"),
+    ],
+)
+def test_what_does_not_map_is_refused(
+    target, changes, message, make_checkpoint, tmp_path
+):
+    with pytest.raises(RequestError, match=message):
+        export(target, make_checkpoint(**changes), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_model_that_parses_is_refused(target, parsing_checkpoint, tmp_path):
+    with pytest.raises(RequestError, match="must have one vocabulary .* and has two"):
+        export(target, parsing_checkpoint, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_word_pieces_are_refused(corpus, make_checkpoint, tmp_path):
+    pieces = learn_tokenizer(corpus[0], TokenizerConfig(kind="word-piece"))
+    checkpoint = replace(make_checkpoint(), tokenizer=pieces)
+    with pytest.raises(RequestError, match="kind bpe, but has one of word-pieces"):
+        export("onnx", checkpoint, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", "\t\n", "one", "  one \u00a0 two\u3000three\u2028four ", "e\u0301",
+        "中文 und 한국어", "🙂" * 70, "a" * 300, "</s><s>", "\ue000\uf741", "٣ ३ 3",
+        "שלום", "one\u200bone", "\x00\x1f", "one,中two", "İ ſ ﬁ",
+    ],
+)  # fmt: skip
+def test_the_portable_tokenizer_is_the_same(text, tokenizer):
+    portable = portable_tokenizer(tokenizer)
+    ids = tokenizer.encode(text)
+    assert portable.encode(text, add_special_tokens=False).ids == ids
+    assert portable.encode(text).ids == [*ids, 2]
+    assert portable.decode(ids) == tokenizer.decode(ids)
+
+
+class Impostor:
+    """Puts out what it is told to."""
+
+    def __init__(self, checkpoint, change_logits=0.0, change_id=0, ids=None):
+        self._model = checkpoint.build()
+        self._tokenizer = checkpoint.tokenizer
+        self._changes = change_logits, change_id
+        self._ids = ids
+
+    def greedy(self, source, max_length):
+        target = torch.tensor([[1]])
+        for _ in range(max_length):
+            logits = self._model(torch.tensor([[*source, 2]]), target)[0]
+            logits[:, :2] = -torch.inf
+            token = logits[-1].argmax()
+            target = torch.cat([target, token.view(1, 1)], dim=1)
+            if token == 2:
+                break
+        ids = target[0, 1:].tolist()
+        change, other = self._changes
+        if other:
+            ids[-1] = other
+        return GreedyOutput(ids=ids, logits=logits + change)
+
+    def encode_source(self, text):
+        return self._tokenizer.encode(text) if self._ids is None else self._ids
+
+    def encode_target(self, text):
+        return self._tokenizer.encode(text)
+
+    def decode(self, ids):
+        return self._tokenizer.decode(ids)
+
+
+def test_an_honest_model_passes(trained_checkpoint):
+    other = Impostor(trained_checkpoint)
+    found = prove(other, other, trained_checkpoint, SENTENCES[:1])
+    assert found.max_difference == 0
+
+
+@pytest.mark.parametrize(
+    ("impostor", "message"),
+    [
+        ({"change_logits": 0.01}, "same logits within 0.001, but they differ by 0.01"),
+        ({"change_logits": float("nan")}, "they differ by nan"),
+        ({"change_id": 7}, "must choose the same tokens, but do not for the"),
+        ({"ids": [3]}, "tokenizers must give the same ids and text"),
+    ],
+)
+def test_an_impostor_does_not(impostor, message, trained_checkpoint):
+    other = Impostor(trained_checkpoint, **impostor)
+    with pytest.raises(ProofError, match=message):
+        prove(other, other, trained_checkpoint, SENTENCES[:1])
+
+
+def test_nothing_is_written_where_the_proof_fails(
+    trained_checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(proof, "TOLERANCE", 0.0)
+    with pytest.raises(ProofError, match="nothing was written"):
+        export("ctranslate2", trained_checkpoint, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_marian_has_the_papers_search(trained_checkpoint, tmp_path):
+    export("marian", trained_checkpoint, tmp_path / "out")
+    path = tmp_path / "out" / "generation_config.json"
+    settings = json.loads(path.read_text())
+    assert settings["num_beams"] == 4
+    assert settings["early_stopping"] is False
+    assert settings["bad_words_ids"] == [[0], [1]]
+    # Near 25 tokens, 25^alpha grows as ((5 + 25) / 6)^0.6 does.
+    ours, theirs = SearchConfig(), SearchConfig(penalty="power", length_penalty=0.5)
+    assert settings["length_penalty"] == theirs.length_penalty
+    growth = [each.divisor(26) / each.divisor(24) for each in (ours, theirs)]
+    assert growth[0] == pytest.approx(growth[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(("penalty", "expected"), [("gnmt", 1.0), ("power", 1.2)])
+def test_marian_has_the_search_of_the_run(
+    penalty, expected, trained_checkpoint, tmp_path
+):
+    search = SearchConfig(beam_size=5, patience=1, length_penalty=1.2, penalty=penalty)
+    checkpoint = replace(trained_checkpoint, search=search)
+    export("marian", checkpoint, tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert settings["num_beams"] == 5
+    assert settings["early_stopping"] is True
+    assert settings["length_penalty"] == pytest.approx(expected)
+
+
+def test_marian_has_a_greedy_search_without_what_is_for_beams(
+    trained_checkpoint, tmp_path
+):
+    checkpoint = replace(trained_checkpoint, search=SearchConfig(beam_size=1))
+    export("marian", checkpoint, tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert settings["num_beams"] == 1
+    assert settings.keys().isdisjoint({"length_penalty", "early_stopping"})
+
+
+def test_marian_searches_hardly_longer_than_its_translation(
+    trained_checkpoint, corpus, tmp_path
+):
+    from transformers import AutoTokenizer, MarianMTModel
+
+    export("marian", trained_checkpoint, tmp_path / "out")
+    model = MarianMTModel.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    decoder, calls = model.get_decoder(), []
+    decoder.register_forward_hook(lambda *_: calls.append(1))
+    found = model.generate(tokenizer(corpus[0][0], return_tensors="pt").input_ids)
+    assert found.size(1) <= len(calls) + 1 < 3 * found.size(1)
+
+
+def test_marian_translates_by_its_own_settings(trained_checkpoint, corpus, tmp_path):
+    from transformers import AutoTokenizer, MarianMTModel
+
+    export("marian", trained_checkpoint, tmp_path / "out")
+    model = MarianMTModel.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    search = SearchConfig(penalty="power", length_penalty=0.5)
+    translator = Translator(trained_checkpoint, torch.device("cpu"))
+    lines = corpus[0][:8]
+    for line, ours in zip(
+        lines, translator.translate_stream(lines, search), strict=True
+    ):
+        found = model.generate(tokenizer(line, return_tensors="pt").input_ids)
+        assert tokenizer.decode(found[0], skip_special_tokens=True) == ours.text
+
+
+@pytest.mark.parametrize(
+    "text", ["中" * 21 + "...", "a" * 40 + "中" + "a" * 60]
+)  # fmt: skip
+def test_long_runs_with_unknown_characters_may_be_cut_elsewhere(text, tokenizer):
+    """As documented; none of the text is lost."""
+    portable = portable_tokenizer(tokenizer)
+    ids = portable.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids) == text
+
+
+def test_onnx_takes_batches_with_padding(trained_checkpoint, tmp_path):
+    import numpy as np
+    import onnxruntime
+
+    export("onnx", trained_checkpoint, tmp_path / "out")
+    encoder, step = (
+        onnxruntime.InferenceSession(tmp_path / "out" / name)
+        for name in ("encoder.onnx", "decoder_step.onnx")
+    )
+    source = np.array([[5, 6, 7, 2], [8, 2, 0, 0]])
+    names = [each.name for each in encoder.get_outputs()]
+    memory = dict(zip(names, encoder.run(None, {"source": source}), strict=True))
+    past = {
+        each.name: np.zeros((2, each.shape[1], 0, each.shape[3]), np.float32)
+        for each in step.get_inputs()
+        if each.name.startswith(("key.", "value."))
+    }
+    model = trained_checkpoint.build()
+    read = torch.empty(2, 0, dtype=torch.int64)
+    for ids in ([[1], [1]], [[9], [10]], [[11], [12]]):
+        inputs = {"last_ids": np.array(ids), **memory, **past}
+        logits, *grown = step.run(None, inputs)
+        past = dict(zip(past, grown, strict=True))
+        read = torch.cat([read, torch.tensor(ids)], dim=1)
+        with torch.no_grad():
+            expected = model(torch.from_numpy(source), read)[:, -1]
+        torch.testing.assert_close(
+            torch.from_numpy(logits), expected, atol=1e-4, rtol=1e-4
+        )

@@ -1,0 +1,318 @@
+"""What does not map, or is damaged: one sentence, and nothing is written."""
+
+import json
+import shutil
+from itertools import islice
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import marian_folder as folders
+from transduce.checkpoint import load_model, save_model
+from transduce.errors import CheckpointError, DataError, RequestError
+from transduce.grammar.corpus import Grammar
+from transduce.interop import marian_export as exporting
+from transduce.interop import marian_import as importing
+from transduce.interop import proof
+from transduce.interop.proof import ProofError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries
+SENTENCES = [
+    pair.source for pair in islice(Grammar.built_in().training_sentences(seed=9), 8)
+]
+
+
+REFUSED_SETTINGS = [
+    ({"model_type": "bart"}, '`model_type` must be "marian", but is "bart"; such a'),
+    ({"model_type": "left out"}, '`model_type` must be "marian", but is null'),
+    ({"normalize_before": True}, "`normalize_before` must be false, but is true"),
+    ({"static_position_embeddings": False}, "`static_position_embeddings` must be"),
+    ({"normalize_embedding": True}, "`normalize_embedding` must be false"),
+    ({"add_final_layer_norm": True}, "`add_final_layer_norm` must be false"),
+    ({"scale_embedding": False}, "`scale_embedding` must be true, but is false"),
+    ({"scale_embedding": "left out"}, "`scale_embedding` must be true, but is false"),
+    ({"tie_word_embeddings": False}, "`tie_word_embeddings` must be true"),
+    ({"share_encoder_decoder_embeddings": False}, "`share_encoder_decoder_embedd"),
+    ({"activation_function": "gelu"}, '"relu" or "silu" or "swish", but is "gelu"'),
+    ({"decoder_ffn_dim": 24}, "`decoder_ffn_dim` must be 20, but is 24"),
+    ({"decoder_attention_heads": 4}, "`decoder_attention_heads` must be 2, but is 4"),
+    ({"decoder_vocab_size": 7}, "`decoder_vocab_size` must be [0-9]+, but is 7"),
+]
+DAMAGED_SETTINGS = [
+    ({"d_model": "16"}, "`d_model` must be a whole number of 1 at least, but is '16'"),
+    ({"dropout": "some"}, "`dropout` must be a number, but is 'some'"),
+    ({"attention_dropout": True}, "`attention_dropout` must be a number, but is True"),
+    ({"activation_dropout": [0]}, r"`activation_dropout` must be a number, but is "),
+    (
+        {"vocab_size": 10**9, "decoder_vocab_size": 10**9},
+        "`vocab_size` must be at most 16,777,216, but is 1000000",
+    ),
+    ({"encoder_layers": 2_000}, "`model.num_layers` must be at most 1,000, but is 2"),
+    ({"dropout": 1.5}, "`dropout` must be at least 0 and below 1, but is 1.5"),
+    ({"encoder_layers": 0}, "`encoder_layers` must be a whole number of 1 at least"),
+    ({"eos_token_id": [0]}, r"`eos_token_id` must be a whole number .* is \[0\]"),
+    ({"pad_token_id": "left out"}, "`pad_token_id` must be a whole number of 0 at"),
+    ({"pad_token_id": 9_000}, "special ids must be below the vocabulary's size"),
+    (
+        {"encoder_attention_heads": 3, "decoder_attention_heads": 3},
+        "`d_model` must be a multiple of the 3 attention heads, but is 16",
+    ),
+]
+
+
+@pytest.fixture
+def refuses(folder, tmp_path):
+    """That nothing is written besides."""
+
+    def check(error, message: str) -> None:
+        with pytest.raises(error, match=message):
+            importing.import_model(folder, tmp_path / "out", SENTENCES[:1])
+        assert [path.name for path in tmp_path.iterdir()] == ["marian"]
+
+    return check
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED_SETTINGS, ids=str)
+def test_settings_that_do_not_map_are_refused(changes, message, folder, refuses):
+    folders.change_settings(folder / "config.json", **changes)
+    refuses(RequestError, f"^{folder}/config.json: .*{message}")
+
+
+@pytest.mark.parametrize(("changes", "message"), DAMAGED_SETTINGS, ids=str)
+def test_damaged_settings_are_refused(changes, message, folder, refuses):
+    folders.change_settings(folder / "config.json", **changes)
+    refuses(CheckpointError, f"^{folder}/config.json: {message}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"num_beams": "4"}, CheckpointError, "`num_beams` must be a whole number"),
+        ({"num_beams": 0}, CheckpointError, "`num_beams` must be a whole number of 1"),
+        (
+            {"length_penalty": "much"},
+            CheckpointError,
+            "`length_penalty` must be a number, but is 'much'",
+        ),
+        (
+            {"length_penalty": -1.5},
+            RequestError,
+            "must be from 0 to 10, but is -1.5; change it there, to import the model",
+        ),
+    ],
+    ids=str,
+)
+def test_settings_of_search_that_do_not_map_are_refused(
+    changes, error, message, folder, refuses
+):
+    folders.change_settings(folder / "generation_config.json", **changes)
+    refuses(error, f"generation_config.json: .*{message}")
+
+
+def test_settings_that_are_no_json_are_refused(folder, refuses):
+    (folder / "config.json").write_text("{", encoding="utf-8")
+    refuses(CheckpointError, "config.json: the file is missing or damaged")
+
+
+def test_what_their_library_cannot_load_is_refused(folder, refuses):
+    (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    refuses(
+        RequestError, "what the package `transformers` loads, .* but it says: [^\n]+$"
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["config.json"], "must be a folder of Hugging Face's Marian, but holds no"),
+        (["model.safetensors"], "model.safetensors: the weights are missing or dam"),
+        (["vocab.json"], "must hold source.spm, .* but has no vocab.json; fetch all"),
+        (["source.spm", "target.spm"], "but has no source.spm"),
+    ],
+)
+def test_missing_files_are_named(names, message, folder, refuses):
+    for name in names:
+        (folder / name).unlink()
+    refuses((RequestError, CheckpointError), message)
+
+
+def test_weights_that_would_be_unpickled_are_refused(folder, refuses):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refuses(
+        RequestError,
+        "must hold model.safetensors, but has only pytorch_model.bin, which could run "
+        "any program as it is loaded; if you trust it, convert it with: python -c "
+        f'\'from .*from_pretrained\\("{folder}"\\).save_pretrained',
+    )
+
+
+@pytest.mark.parametrize("size", [0, 9, 4_000])
+def test_damaged_weights_are_refused(size, folder, refuses):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    refuses(CheckpointError, f"^{path}: the weights are missing or damaged")
+
+
+NORM = "model.encoder.layer_norm.weight"
+FC1 = "model.encoder.layers.0.fc1.weight"
+WEIGHTS = {
+    "one too few": (
+        lambda weights: weights.pop(FC1),
+        CheckpointError,
+        rf"`{FC1}` must be \(20, 16\) by the settings beside it, but is nothing",
+    ),
+    "one too many": (
+        lambda weights: weights.update({NORM: torch.ones(16)}),
+        CheckpointError,
+        rf"`{NORM}` must be nothing .* but is \(16,\)",
+    ),
+    "another shape": (
+        lambda weights: weights.update({FC1: torch.ones(20, 18)}),
+        CheckpointError,
+        rf"`{FC1}` must be \(20, 16\) by .* but is \(20, 18\); the files are of",
+    ),
+    "learned positions": (
+        lambda weights: weights.update(
+            {"model.encoder.embed_positions.weight": torch.randn(96, 16)}
+        ),
+        RequestError,
+        "`model.encoder.embed_positions.weight` must be sinusoids, but is learned",
+    ),
+    "an output of its own": (
+        lambda weights: weights.update(
+            {"lm_head.weight": weights["model.shared.weight"] + 1}
+        ),
+        RequestError,
+        "`model.shared.weight` and `lm_head.weight` must be one matrix, but differ",
+    ),
+    "no embedding": (
+        lambda weights: weights.pop("model.shared.weight"),
+        CheckpointError,
+        "must hold `model.shared.weight`, but does not; the file is damaged",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"), WEIGHTS.values(), ids=WEIGHTS.keys()
+)
+def test_weights_that_do_not_fit_are_refused(edit, error, message, folder, refuses):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    edit(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+    refuses(error, f"^{path}: {message}")
+
+
+def test_two_vocabularies_are_refused(folder, refuses):
+    shutil.copy(folder / "vocab.json", folder / "target_vocab.json")
+    refuses(RequestError, "source and target must have one vocabulary, but there is a")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda ids: ids.pop("<unk>"),
+        lambda ids: ids.update({"more": len(ids)}),
+        lambda ids: ids.update({"<unk>": 0}),
+        lambda ids: ids.update({"<unk>": "1"}),
+    ],
+)
+def test_a_vocabulary_of_another_model_is_refused(edit, folder, refuses):
+    path = folder / "vocab.json"
+    ids = json.loads(path.read_text(encoding="utf-8"))
+    edit(ids)
+    path.write_text(json.dumps(ids), encoding="utf-8")
+    refuses(CheckpointError, f"^{path}: must give the ids 0 to [0-9]+ to one piece")
+
+
+@pytest.mark.parametrize(
+    "names", [{"<unk>": "[UNK]"}, {">>deu<<": "<s>", ">>fra<<": ""}]
+)
+def test_a_vocabulary_with_other_special_tokens_is_refused(names, folder, refuses):
+    path = folder / "vocab.json"
+    ids = json.loads(path.read_text(encoding="utf-8"))
+    renamed = {names.get(piece, piece): i for piece, i in ids.items()}
+    path.write_text(json.dumps(renamed), encoding="utf-8")
+    refuses(RequestError, f"^{path}: must hold <unk>, and no more special tokens than")
+
+
+def test_a_start_that_is_text_is_refused(folder, refuses):
+    ids = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    folders.change_settings(folder / "config.json", decoder_start_token_id=ids["▁the"])
+    refuses(RequestError, "names, none of them text, but does not")
+
+
+@pytest.mark.parametrize(
+    ("settings", "obstacle"),
+    [
+        ({"model_type": "bpe"}, "cuts by other means than unigrams"),
+        ({"byte_fallback": True, "vocab_size": 500}, "spells by bytes"),
+        ({"treat_whitespace_as_suffix": True}, "writes spaces after words"),
+        ({"user_defined_symbols": ["dog"]}, "has symbols of its user's"),
+        ({"denormalization_rule_tsv": True}, "changes what it decodes"),
+    ],
+    ids=str,
+)
+def test_other_models_of_sentencepiece_are_refused(
+    settings, obstacle, folder, refuses, tmp_path_factory
+):
+    if "denormalization_rule_tsv" in settings:
+        rules = tmp_path_factory.mktemp("rules") / "rules.tsv"
+        rules.write_text("41\t61\n", encoding="utf-8")
+        settings = {"denormalization_rule_tsv": str(rules)}
+    path = folder / "target.spm"
+    folders.write_sentencepiece(SENTENCES * 30, path, **settings)
+    refuses(RequestError, f"^{path}: the model of SentencePiece must be .* {obstacle};")
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:999], lambda _: b"no model"])
+def test_a_damaged_model_of_sentencepiece_is_refused(damage, folder, refuses):
+    path = folder / "source.spm"
+    path.write_bytes(damage(path.read_bytes()))
+    refuses(CheckpointError, f"^{path}: the model of SentencePiece is missing or dam")
+
+
+@pytest.fixture
+def exported(trained_checkpoint, tmp_path_factory):
+    """A folder with a tokenizer of our own."""
+    folder = tmp_path_factory.mktemp("exported") / "marian"
+    exporting.export(trained_checkpoint, folder, ["one two"])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        (lambda text: text[:-9], CheckpointError, "tokenizer is missing or dam"),
+        (lambda text: text.replace('"NFC"', '"NFD"'), RequestError, "that `transduce"),
+        (lambda text: text.replace('"<0x00>"', '"<0>"'), RequestError, "elsewhere"),
+    ],
+)  # fmt: skip
+def test_other_tokenizers_are_refused(edit, error, message, exported, tmp_path):
+    path = exported / "tokenizer.json"
+    path.write_text(edit(path.read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.raises(error, match=f"^{path}: .*{message}"):
+        importing.import_model(exported, tmp_path / "out", ["one"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sentence_beyond_its_positions_is_refused(refuses, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.SENTENCES", ["dog " * 95 + "dog"])
+    refuses(DataError, "at most 95 tokens, but number 1 .* has [0-9]+; take it")
+
+
+def test_nothing_is_written_where_the_proof_fails(refuses, monkeypatch):
+    monkeypatch.setattr(proof, "TOLERANCE", 0.0)
+    refuses(ProofError, "same logits within 0.0, but .* nothing was written")
+
+
+def test_a_model_that_was_there_stays_where_the_proof_fails(
+    marian_folder, trained_checkpoint, tmp_path, monkeypatch
+):
+    save_model(trained_checkpoint, tmp_path / "out")
+    monkeypatch.setattr(proof, "TOLERANCE", 0.0)
+    with pytest.raises(ProofError, match="same logits within 0.0, but"):
+        importing.import_model(marian_folder, tmp_path / "out", SENTENCES[:1])
+    assert load_model(tmp_path / "out").step == trained_checkpoint.step

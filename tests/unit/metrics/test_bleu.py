@@ -1,0 +1,353 @@
+"""BLEU against multi-bleu.perl written down line by line, and against sacreBLEU."""
+
+import json
+import logging
+import math
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transduce.errors import DataError
+from transduce.metrics.bleu import (
+    BleuScore,
+    corpus_bleu,
+    paper_bleu,
+    replace_unicode_punctuation,
+    split_compounds,
+    tokenized_bleu,
+)
+
+HYPOTHESES = [
+    "Der U-Bahn-Fahrer sagt: „Guten Tag“, Frau Dr. Müller!",
+    "Es kostet 3,50 Euro, also z. B. wenig…",
+    "",
+    "Ein vis-à-vis liegendes Haus & ein Hof.",
+]
+REFERENCES = [
+    'Der U-Bahn-Fahrer sagte: "Guten Tag", Frau Dr. Müller!',
+    "Es kostet 3,50 Euro, also z. B. nicht viel...",
+    "Nichts als Regen am 3. Mai.",
+    "Ein vis-à-vis liegendes Haus & kein Hof.",
+]
+PROTOCOLS = [corpus_bleu, tokenized_bleu, paper_bleu]
+
+# What each word is once the paper's protocol is through with it.
+WORDS_OF_THE_PAPER = {
+    "haus": "haus",
+    "Haus": "Haus",
+    "U-Bahn": "U ##AT##-##AT## Bahn",
+    "a-b-c": "a ##AT##-##AT## b-c",
+    "rot,": "rot ,",
+    "(so)": "( so )",
+    "3,50": "3,50",
+    "„ja“": "&quot; ja &quot;",
+}
+
+words = st.sampled_from(["a", "b", "c", "A"])
+lines = st.lists(words, max_size=9).map(" ".join)
+corpora = st.lists(st.tuples(lines, lines), min_size=1, max_size=5)
+paper_words = st.sampled_from(list(WORDS_OF_THE_PAPER))
+paper_corpora = st.lists(
+    st.tuples(st.lists(paper_words, max_size=9), st.lists(paper_words, max_size=9)),
+    min_size=1,
+    max_size=4,
+)
+without_deadline = settings(deadline=None)
+
+
+@dataclass(frozen=True)
+class Expected:
+    bleu: float
+    precisions: list[float]
+    brevity_penalty: float
+    hypothesis_length: int
+    reference_length: int
+
+
+def ngrams(words: list[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+
+def multi_bleu(hypotheses: list[str], references: list[str]) -> Expected:
+    """What multi-bleu.perl prints, computed as it does for one reference a line."""
+    correct, total = [0] * 5, [0] * 5
+    hypothesis_length = reference_length = 0
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        hypothesis_words, reference_words = hypothesis.split(), reference.split()
+        hypothesis_length += len(hypothesis_words)
+        reference_length += len(reference_words)
+        for n in range(1, 5):
+            expected = ngrams(reference_words, n)
+            for ngram, count in ngrams(hypothesis_words, n).items():
+                total[n] += count
+                correct[n] += min(count, expected[ngram])
+    precisions = [correct[n] / total[n] if total[n] else 0.0 for n in range(1, 5)]
+    brevity_penalty = 1.0
+    if hypothesis_length == 0 < reference_length:
+        brevity_penalty = 0.0
+    elif hypothesis_length < reference_length:
+        brevity_penalty = math.exp(1 - reference_length / hypothesis_length)
+    bleu = brevity_penalty * math.prod(precisions) ** (1 / 4)
+    return Expected(
+        100 * bleu,
+        [100 * precision for precision in precisions],
+        brevity_penalty,
+        hypothesis_length,
+        reference_length,
+    )
+
+
+def assert_same(actual: BleuScore, expected: Expected) -> None:
+    assert actual.score == pytest.approx(expected.bleu)
+    assert actual.precisions == pytest.approx(expected.precisions)
+    assert actual.brevity_penalty == pytest.approx(expected.brevity_penalty)
+    assert actual.hypothesis_length == expected.hypothesis_length
+    assert actual.reference_length == expected.reference_length
+
+
+def sides(corpus: list[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    return [pair[0] for pair in corpus], [pair[1] for pair in corpus]
+
+
+class TestTokenizedBleu:
+    @without_deadline
+    @given(corpora)
+    def test_it_is_what_multi_bleu_computes(self, corpus: list[tuple[str, str]]):
+        hypotheses, references = sides(corpus)
+        expected = multi_bleu(hypotheses, references)
+        assert_same(tokenized_bleu(hypotheses, references), expected)
+
+    @without_deadline
+    @given(corpora)
+    def test_lower_casing_comes_first(self, corpus: list[tuple[str, str]]):
+        hypotheses, references = sides(corpus)
+        expected = multi_bleu(
+            [hypothesis.lower() for hypothesis in hypotheses],
+            [reference.lower() for reference in references],
+        )
+        assert_same(tokenized_bleu(hypotheses, references, lowercase=True), expected)
+
+    def test_it_is_what_the_perl_script_prints(self):
+        score = tokenized_bleu(HYPOTHESES, REFERENCES)
+        assert score.score == pytest.approx(42.992443, abs=1e-6)
+        assert score.statistics == (23, 30, 18, 13, 9, 6, 23, 20, 17, 14)
+
+    def test_letters_beyond_ascii_are_lower_cased(self):
+        score = tokenized_bleu(["Ä É Ж Σ"], ["ä é ж σ"], lowercase=True)
+        assert score.score == pytest.approx(100)
+
+    def test_punctuation_does_not_separate_words(self):
+        assert tokenized_bleu(["a, b!"], ["a , b !"]).hypothesis_length == 2
+
+    def test_without_a_matching_4_gram_it_is_zero(self):
+        score = tokenized_bleu(["a b c x d e"], ["a b c y d e"])
+        assert score.score == 0
+        assert score.precisions == pytest.approx([100 * 5 / 6, 60, 25, 0])
+
+    def test_the_signature_says_that_nothing_is_tokenised_or_smoothed(self):
+        assert tokenized_bleu(["a"], ["a"], lowercase=True).signature == (
+            "nrefs:1|case:lc|eff:no|tok:none|smooth:none"
+            f"|version:{version('sacrebleu')}"
+        )
+
+
+class TestCorpusBleu:
+    @without_deadline
+    @given(corpora)
+    def test_it_is_what_sacrebleu_computes(self, corpus: list[tuple[str, str]]):
+        hypotheses, references = sides(corpus)
+        expected = sacrebleu.corpus_bleu(hypotheses, [references], force=True)
+        score = corpus_bleu(hypotheses, references)
+        assert score.score == pytest.approx(expected.score)
+        assert score.precisions == pytest.approx(expected.precisions)
+        assert score.brevity_penalty == pytest.approx(expected.bp)
+
+    def test_score_and_signature_are_those_of_the_command(self, tmp_path: Path):
+        hypotheses, references = tmp_path / "hypotheses", tmp_path / "references"
+        hypotheses.write_text("\n".join(HYPOTHESES) + "\n", encoding="utf-8")
+        references.write_text("\n".join(REFERENCES) + "\n", encoding="utf-8")
+        command = [sys.executable, "-m", "sacrebleu", str(references)]
+        options = ["--input", str(hypotheses), "--width", "6", "--lowercase"]
+        printed = subprocess.run(command + options, capture_output=True, check=True)
+        expected = json.loads(printed.stdout)
+        score = corpus_bleu(HYPOTHESES, REFERENCES, case="lower")
+        assert score.score == pytest.approx(expected["score"], abs=1e-6)
+        assert score.signature == expected["signature"]
+
+    def test_case_counts_unless_told_otherwise(self):
+        hypotheses, references = ["Das ist ein Haus."], ["das ist ein haus."]
+        assert corpus_bleu(hypotheses, references).score < 100
+        lowered = corpus_bleu(hypotheses, references, case="lower")
+        assert lowered.score == pytest.approx(100)
+        assert "case:lc" in lowered.signature
+
+    def test_text_that_looks_tokenised_is_scored_in_silence(
+        self, caplog: pytest.LogCaptureFixture
+    ):
+        with caplog.at_level(logging.DEBUG):
+            corpus_bleu(["Ein Haus ."] * 200, ["Ein Haus ."] * 200)
+        assert not caplog.records
+
+
+class TestPaperBleu:
+    def test_it_is_what_the_perl_scripts_print(self):
+        score = paper_bleu(HYPOTHESES, REFERENCES)
+        assert score.score == pytest.approx(65.096725, abs=1e-6)
+        assert score.brevity_penalty == pytest.approx(0.814543, abs=1e-6)
+        assert score.statistics == (39, 47, 36, 30, 25, 21, 39, 36, 33, 30)
+
+    @without_deadline
+    @given(paper_corpora)
+    def test_it_is_multi_bleu_on_the_words_of_the_paper(
+        self, corpus: list[tuple[list[str], list[str]]]
+    ):
+        hypotheses = [" ".join(hypothesis) for hypothesis, _ in corpus]
+        references = [" ".join(reference) for _, reference in corpus]
+        prepared = [
+            tuple(" ".join(WORDS_OF_THE_PAPER[word] for word in side) for side in pair)
+            for pair in corpus
+        ]
+        expected = multi_bleu([pair[0] for pair in prepared], [p[1] for p in prepared])
+        assert_same(paper_bleu(hypotheses, references), expected)
+
+    def test_quotes_of_any_kind_are_the_same(self):
+        score = paper_bleu(["„Ja“, sagt er."], ['"Ja", sagt er.'])
+        assert score.score == pytest.approx(100)
+
+    def test_case_counts(self):
+        assert paper_bleu(["ein haus am see"], ["Ein Haus am See"]).precisions[0] == 25
+
+    @pytest.mark.parametrize(
+        ("language", "splits_compounds", "length"),
+        [
+            ("de", None, 3),
+            ("de", False, 1),
+            ("fr", None, 1),
+            ("fr", True, 3),
+        ],
+    )
+    def test_only_german_compounds_are_split_unless_told(
+        self, language: str, splits_compounds: bool | None, length: int
+    ):
+        score = paper_bleu(
+            ["porte-monnaie"], ["x"], language, splits_compounds=splits_compounds
+        )
+        assert score.hypothesis_length == length
+
+    def test_words_are_the_languages_own(self):
+        assert paper_bleu(["l'eau"], ["x"], "fr").hypothesis_length == 2
+        assert paper_bleu(["l'eau"], ["x"], "de").hypothesis_length == 3
+
+    def test_name_and_signature_tell_each_step(self):
+        score = paper_bleu(["a"], ["a"])
+        assert score.name == (
+            "BLEU, tokenised and compound-split (Vaswani et al., 2017)"
+        )
+        assert score.signature == (
+            "nrefs:1|case:mixed|eff:no|tok:moses-de|smooth:none"
+            "|punctuation:moses+lowquote|compounds:split"
+            f"|sacremoses:{version('sacremoses')}|version:{version('sacrebleu')}"
+        )
+
+    def test_name_and_signature_do_not_claim_a_step_left_out(self):
+        score = paper_bleu(["a"], ["a"], "fr")
+        assert score.name == "BLEU, tokenised (Vaswani et al., 2017)"
+        assert "tok:moses-fr" in score.signature
+        assert "compounds:whole" in score.signature
+
+
+class TestReplaceUnicodePunctuation:
+    @pytest.mark.parametrize(
+        ("marks", "replaced"),
+        [
+            ("，、∶：？！；", ",,::?!;"),
+            ("“”《》「」„", '"""""""'),
+            ("（）〈〉【】", "()<>[]"),
+            ("０１２３４５６７８９", "0123456789"),
+            ("～’…━％", "~'...-%"),
+            ("。", ". "),
+            ("．", ". "),
+            ("。  a．  b", ". a. b"),
+        ],
+    )
+    def test_marks_become_those_of_the_perl_script(self, marks: str, replaced: str):
+        assert replace_unicode_punctuation(marks) == replaced
+
+    @pytest.mark.parametrize("text", ["«»‚‘–—´", "Straße, 3 %", ""])
+    def test_what_the_perl_script_leaves_stays(self, text: str):
+        assert replace_unicode_punctuation(text) == text
+
+
+class TestSplitCompounds:
+    @pytest.mark.parametrize(
+        ("text", "split"),
+        [
+            ("rich-text format", "rich ##AT##-##AT## text format"),
+            ("foo-bar-baz", "foo ##AT##-##AT## bar ##AT##-##AT## baz"),
+            ("a-b-c", "a ##AT##-##AT## b-c"),
+            ("vis-à-vis", "vis ##AT##-##AT## à ##AT##-##AT## vis"),
+            ("Ein- und Ausgang - oder -gang", "Ein- und Ausgang - oder -gang"),
+            ("a--b", "a ##AT##-##AT## -b"),
+            ("", ""),
+        ],
+    )
+    def test_hyphens_are_split_as_perl_does(self, text: str, split: str):
+        assert split_compounds(text) == split
+
+
+class TestBleuScore:
+    def test_it_prints_itself_in_one_line(self):
+        assert str(tokenized_bleu(["a b c d e"], ["a b c d f g"])) == (
+            "BLEU, tokenised = 54.75 (80.0/75.0/66.7/50.0, brevity penalty 0.819, "
+            "5 words for 6) nrefs:1|case:mixed|eff:no|tok:none|smooth:none"
+            f"|version:{version('sacrebleu')}"
+        )
+
+    @without_deadline
+    @given(corpora, st.sampled_from(PROTOCOLS))
+    def test_statistics_add_up(
+        self, corpus: list[tuple[str, str]], bleu: Callable[..., BleuScore]
+    ):
+        of_sentences = [
+            bleu([hypothesis], [reference]).statistics
+            for hypothesis, reference in corpus
+        ]
+        of_corpus = bleu(*sides(corpus)).statistics
+        assert of_corpus == tuple(map(sum, zip(*of_sentences, strict=True)))
+
+
+@pytest.mark.parametrize("bleu", PROTOCOLS)
+class TestAllProtocols:
+    def test_empty_hypotheses_are_counted(self, bleu: Callable[..., BleuScore]):
+        score = bleu(["a b c d e", ""], ["a b c d e", "f g h i j"])
+        assert score.brevity_penalty == pytest.approx(math.exp(1 - 10 / 5))
+        assert score.score == pytest.approx(100 * math.exp(-1))
+
+    def test_only_empty_hypotheses_score_zero(self, bleu: Callable[..., BleuScore]):
+        score = bleu(["", ""], ["a b c d", "e"])
+        assert (score.score, score.brevity_penalty) == (0, 0)
+
+    def test_no_hypotheses_are_an_error(self, bleu: Callable[..., BleuScore]):
+        message = r"^The number of hypotheses must be at least 1, but is 0\.$"
+        with pytest.raises(DataError, match=message):
+            bleu([], [])
+
+    @pytest.mark.parametrize("references", [["a"], ["a", "b", "c"]])
+    def test_unequal_counts_are_an_error(
+        self, bleu: Callable[..., BleuScore], references: list[str]
+    ):
+        message = (
+            r"^The number of references must be 2, that of the hypotheses, "
+            rf"but is {len(references)}\.$"
+        )
+        with pytest.raises(DataError, match=message):
+            bleu(["a", "b"], references)

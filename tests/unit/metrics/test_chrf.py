@@ -1,0 +1,79 @@
+"""chrF against figures worked out by hand, and against sacreBLEU."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transduce.errors import DataError
+from transduce.metrics.bleu import corpus_chrf
+
+lines = st.text("ab äB.", max_size=12)
+corpora = st.lists(st.tuples(lines, lines), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "reference", "expected"),
+    [
+        ("ab", "ac", 25),  # precision and recall: 1/2 of letters, 0 of pairs
+        ("ab", "abab", 100 * 25 / 53),  # precision 1, recall (1/2 + 1/3) / 2
+        ("a b", "ab", 100),  # spaces do not count
+        ("", "ab", 0),
+    ],
+)
+def test_it_is_the_f_score_worked_out_by_hand(
+    hypothesis: str, reference: str, expected: float
+):
+    assert corpus_chrf([hypothesis], [reference]).score == pytest.approx(expected)
+
+
+@settings(deadline=None)
+@given(corpora)
+def test_it_is_what_sacrebleu_computes(corpus: list[tuple[str, str]]):
+    hypotheses, references = [pair[0] for pair in corpus], [pair[1] for pair in corpus]
+    expected = sacrebleu.corpus_chrf(hypotheses, [references]).score
+    assert corpus_chrf(hypotheses, references).score == pytest.approx(expected)
+
+
+def test_score_name_and_signature_are_those_of_the_command(tmp_path: Path):
+    (tmp_path / "hypotheses").write_text("Ein Haus.\nEin Hund\n", encoding="utf-8")
+    (tmp_path / "references").write_text("Das Haus.\nEin Huhn\n", encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", "references", "--input", "hypotheses"]
+    printed = subprocess.run(
+        [*command, "--metrics", "chrf", "--width", "6"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+    )
+    expected = json.loads(printed.stdout)
+    score = corpus_chrf(["Ein Haus.", "Ein Hund"], ["Das Haus.", "Ein Huhn"])
+    assert score.score == pytest.approx(expected["score"], abs=1e-6)
+    assert score.name == expected["name"]
+    assert score.signature == expected["signature"]
+
+
+def test_it_prints_itself_in_one_line():
+    assert str(corpus_chrf(["ab"], ["ac"])) == (
+        "chrF2 = 25.00 nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no"
+        f"|version:{version('sacrebleu')}"
+    )
+
+
+def test_no_hypotheses_are_an_error():
+    message = r"^The number of hypotheses must be at least 1, but is 0\.$"
+    with pytest.raises(DataError, match=message):
+        corpus_chrf([], [])
+
+
+def test_unequal_counts_are_an_error():
+    message = (
+        r"^The number of references must be 2, that of the hypotheses, but is 1\.$"
+    )
+    with pytest.raises(DataError, match=message):
+        corpus_chrf(["a", "b"], ["a"])

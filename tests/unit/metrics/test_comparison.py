@@ -1,0 +1,176 @@
+"""Comparisons worked out by hand, and against what sacreBLEU counts."""
+
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transduce.errors import DataError
+from transduce.metrics.bleu import corpus_bleu
+from transduce.metrics.comparison import (
+    FREQUENCY_BOUNDS,
+    LENGTH_BOUNDS,
+    Bucket,
+    Comparison,
+    compare,
+)
+from transduce.metrics.significance import Trials
+
+FEW = Trials(resamples=2, shuffles=2)
+REFERENCES = [
+    "ein Hund läuft",
+    "der Hund springt über den Zaun am Feld",
+    "ein Hund",
+    "",
+]
+BASELINE = ["ein Hund", "der Hund läuft über das Feld", "ein Hund", "ja"]
+OTHER = ["ein Hund läuft", "der Zaun", "Hund ein", ""]
+SYSTEMS = {"baseline": BASELINE, "other": OTHER}
+
+words = st.lists(st.sampled_from("abcdef"), max_size=9).map(" ".join)
+corpora = st.lists(st.tuples(words, words, words), min_size=1, max_size=5)
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    return compare(SYSTEMS, REFERENCES, sources=["1", "2", "3", "4"], trials=FEW)
+
+
+def test_the_first_system_is_the_baseline(comparison: Comparison) -> None:
+    assert comparison.systems == ("baseline", "other")
+    assert comparison.num_sentences == 4
+    assert [scores.metric for scores in comparison.scores] == ["BLEU", "chrF2"]
+    assert [e.system for e in comparison.examples] == ["other"]
+
+
+def test_sentences_are_scored_by_the_length_of_their_reference(
+    comparison: Comparison,
+) -> None:
+    empty, short, long = comparison.by_length
+    assert [str(each.words) for each in (empty, short, long)] == ["0", "1-5", "6-10"]
+    assert [each.num_sentences for each in (empty, short, long)] == [1, 2, 1]
+    for i, lines in enumerate((BASELINE, OTHER)):
+        expected = sacrebleu.corpus_bleu(
+            [lines[0], lines[2]], [[REFERENCES[0], REFERENCES[2]]], force=True
+        )
+        assert short.bleu[i] == pytest.approx(expected.score)
+        chrf = sacrebleu.corpus_chrf([lines[1]], [[REFERENCES[1]]])
+        assert long.chrf[i] == pytest.approx(chrf.score)
+
+
+def test_words_are_met_by_how_often_they_are_in_the_references(
+    comparison: Comparison,
+) -> None:
+    # Hund occurs three times, ein twice, and the other eight words once.
+    found = {str(each.occurrences): each.systems for each in comparison.by_frequency}
+    assert list(found) == ["1", "2", "3-4"]
+    assert [accuracy.num_wanted for accuracy in found["1"]] == [8, 8]
+    once, other = found["1"]
+    # "läuft" stands in the wrong sentence, and "das" in no reference.
+    assert (once.num_met, once.num_written) == (3, 4)
+    assert (other.num_met, other.num_written) == (3, 3)
+    assert once.f1 == pytest.approx(200 * 3 / (4 + 8))
+    assert [accuracy.f1 for accuracy in found["3-4"]] == pytest.approx([100, 80])
+
+
+def test_words_may_be_counted_elsewhere() -> None:
+    found = compare(SYSTEMS, REFERENCES, training=["Hund " * 12], trials=FEW)
+    unseen, frequent = found.by_frequency
+    assert str(unseen.occurrences) == "0"
+    assert unseen.systems[0].num_wanted == 10
+    assert str(frequent.occurrences) == "10-99"
+    assert frequent.systems[1].num_met == 2
+
+
+def test_an_empty_training_text_has_seen_no_word() -> None:
+    found = compare(SYSTEMS, REFERENCES, training=[], trials=FEW)
+    assert [str(each.occurrences) for each in found.by_frequency] == ["0"]
+
+
+@settings(deadline=None)
+@given(corpora)
+def test_words_met_are_those_that_bleu_counts(
+    corpus: list[tuple[str, str, str]],
+) -> None:
+    references, baseline, other = (list(side) for side in zip(*corpus, strict=True))
+    found = compare({"a": baseline, "b": other}, references, trials=FEW)
+    for i, hypotheses in enumerate((baseline, other)):
+        _, length, matched, *_ = corpus_bleu(hypotheses, references).statistics
+        accuracies = [each.systems[i] for each in found.by_frequency]
+        assert sum(accuracy.num_met for accuracy in accuracies) == matched
+        assert sum(accuracy.num_wanted for accuracy in accuracies) == length
+        assert all(accuracy.f1 <= 100 for accuracy in accuracies)
+
+
+@settings(deadline=None)
+@given(corpora)
+def test_every_sentence_is_in_one_bucket_of_lengths(
+    corpus: list[tuple[str, str, str]],
+) -> None:
+    references, baseline, other = (list(side) for side in zip(*corpus, strict=True))
+    found = compare({"a": baseline, "b": other}, references, trials=FEW)
+    assert sum(each.num_sentences for each in found.by_length) == len(references)
+
+
+def test_the_sentences_that_differ_most_come_first(comparison: Comparison) -> None:
+    [examples] = comparison.examples
+    assert [example.line for example in examples.better] == [1]
+    assert [example.line for example in examples.worse] == [3, 2]
+    best = examples.better[0]
+    assert (best.source, best.reference) == ("1", "ein Hund läuft")
+    assert (best.baseline, best.hypothesis) == ("ein Hund", "ein Hund läuft")
+    score = sacrebleu.sentence_chrf("ein Hund", ["ein Hund läuft"]).score
+    assert best.baseline_chrf == pytest.approx(score)
+    assert best.difference == pytest.approx(100 - score)
+
+
+def test_no_more_examples_are_shown_than_asked_for() -> None:
+    found = compare(SYSTEMS, REFERENCES, trials=FEW, num_examples=1)
+    [examples] = found.examples
+    assert [example.line for example in examples.worse] == [3]
+    assert examples.worse[0].source is None
+
+
+def test_words_of_tokenised_text_stand_between_spaces() -> None:
+    systems = {"a": ["ein-Hund."], "b": ["x"]}
+    cut = compare(systems, ["ein-Hund."], trials=FEW)
+    whole = compare(systems, ["ein-Hund."], tokenize="none", trials=FEW)
+    assert [each.systems[0].num_wanted for each in cut.by_frequency] == [2]
+    assert [each.systems[0].num_wanted for each in whole.by_frequency] == [1]
+    assert "tok:none" in whole.scores[0].bootstrap_signature
+
+
+@pytest.mark.parametrize(
+    ("bucket", "text"),
+    [
+        (Bucket(first=0, last=0), "0"),
+        (Bucket(first=1, last=1), "1"),
+        (Bucket(first=100, last=999), "100-999"),
+        (Bucket(first=1000, last=None), "1,000 or more"),
+    ],
+)
+def test_a_bucket_says_what_it_holds(bucket: Bucket, text: str) -> None:
+    assert str(bucket) == text
+
+
+@pytest.mark.parametrize("length", [LENGTH_BOUNDS[-1], LENGTH_BOUNDS[-1] + 1])
+def test_the_last_bucket_has_no_bound(length: int) -> None:
+    line = " ".join(["x"] * length)
+    found = compare({"a": [line], "b": [line]}, [line], trials=FEW)
+    is_beyond = length > LENGTH_BOUNDS[-1]
+    assert (found.by_length[0].words.last is None) == is_beyond
+    last = found.by_frequency[0].occurrences.last
+    assert last == min(bound for bound in FREQUENCY_BOUNDS if bound >= length)
+
+
+@pytest.mark.parametrize("systems", [{}, {"a": ["x"]}], ids=["none", "one"])
+def test_one_system_is_nothing_to_compare(systems: dict[str, list[str]]) -> None:
+    message = rf"^There must be at least two systems to compare, but is {len(systems)};"
+    with pytest.raises(DataError, match=message):
+        compare(systems, ["x"])
+
+
+def test_a_system_has_a_translation_for_each_reference() -> None:
+    message = r"^The number of references must be 1, that of the hypotheses, but is 2\."
+    with pytest.raises(DataError, match=message):
+        compare({"a": ["x", "y"], "b": ["x"]}, ["x", "y"])

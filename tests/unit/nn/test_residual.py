@@ -1,0 +1,177 @@
+"""The normalised sum by its kernel against PyTorch in double precision."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from transduce.model.layers import ResidualConnection
+from transduce.nn import residual as module
+from transduce.nn.dropout import Dropout
+from transduce.nn.native_operators import nn_api
+from transduce.nn.residual import has_normalized_sum, normalized_sum
+
+pytestmark = pytest.mark.skipif(nn_api() is None, reason="there is no native library")
+
+SHAPES = [(1, 32), (3, 96), (31, 128), (2, 16, 128), (5, 7, 3, 32), (100, 512)]
+RATE, EPSILON = 0.3, 1e-6
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def drawn(shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What goes by, what is added, gain and bias."""
+    shapes = shape, shape, shape[-1:], shape[-1:]
+    x, addend, gain, bias = (torch.randn(s) for s in shapes)
+    gain, bias = nn.Parameter(gain), nn.Parameter(bias)
+    return x.requires_grad_(), addend.requires_grad_(), gain, bias
+
+
+def by_kernel(x: Tensor, addend: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    norm = nn.LayerNorm(len(gain), eps=EPSILON)
+    norm.weight, norm.bias = gain, bias
+    torch.manual_seed(4)
+    return normalized_sum(x, addend, RATE, norm)
+
+
+def by_pytorch(x: Tensor, addend: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    """In double precision, with the same masks."""
+    torch.manual_seed(4)
+    mask = Dropout(RATE).train()(torch.ones(x.shape))
+    total = x.double() + addend.double() * mask
+    width = x.shape[-1:]
+    return functional.layer_norm(total, width, gain.double(), bias.double(), EPSILON)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_is_that_of_pytorch_and_so_are_its_gradients(shape):
+    inputs = drawn(shape)
+    output, expected = by_kernel(*inputs), by_pytorch(*inputs)
+    torch.testing.assert_close(output.double(), expected, **TOLERANCE)
+    outer = torch.randn_like(output)
+    ours = torch.autograd.grad(output, inputs, outer)
+    theirs = torch.autograd.grad(expected, inputs, outer.double())
+    torch.testing.assert_close(ours, theirs, **TOLERANCE)
+
+
+def test_the_numbers_next_to_the_mean_of_large_ones_are_kept():
+    inputs = drawn((4, 64))
+    with torch.no_grad():
+        inputs[0].add_(1_000)
+    torch.testing.assert_close(
+        by_kernel(*inputs).double(), by_pytorch(*inputs), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_what_is_added_in_bf16_is_that_of_the_rounded_numbers():
+    x, addend, gain, bias = drawn((5, 32))
+    rounded = addend.detach().bfloat16().requires_grad_()
+    output = by_kernel(x, rounded, gain, bias)
+    expected = by_kernel(x, rounded.detach().float(), gain, bias)
+    assert output.dtype == torch.float32
+    assert torch.equal(output, expected)
+    [gradient] = torch.autograd.grad(output.square().sum(), rounded)
+    assert gradient.dtype == torch.bfloat16
+    assert gradient.any()
+
+
+def test_rows_of_equal_numbers_have_the_bias_alone():
+    _, _, gain, bias = drawn((3, 32))
+    output = by_kernel(torch.full((3, 32), 7.1), torch.zeros(3, 32), gain, bias)
+    # Of one unit in the last place of the mean, epsilon leaves half a thousandth.
+    torch.testing.assert_close(output, bias.expand(3, 32), atol=2e-3, rtol=0)
+
+
+def test_no_rows_are_none():
+    inputs = drawn((0, 32))
+    output = by_kernel(*inputs)
+    assert output.shape == (0, 32)
+    assert not torch.autograd.grad(output.sum(), inputs)[2].any()
+
+
+def test_threads_change_nothing(two_threads):
+    inputs = drawn((50, 20, 128))
+
+    def by(num_threads: int) -> tuple[Tensor, ...]:
+        torch.set_num_threads(num_threads)
+        output = by_kernel(*inputs)
+        return output, *torch.autograd.grad(output.square().sum(), inputs)
+
+    for one, other in zip(by(1), by(2), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_threads_may_go_backwards_at_once():
+    inputs = drawn((300, 32))
+    output = by_kernel(*inputs)
+    outers = [torch.randn_like(output) for _ in range(40)]
+
+    def backwards(outer: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, inputs, outer, retain_graph=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(backwards, outers))
+    for each, outer in zip(found, outers, strict=True):
+        assert all(map(torch.equal, each, backwards(outer)))
+
+
+def test_what_was_kept_elsewhere_meanwhile_is_found():
+    inputs = drawn((9, 32))
+    plain = by_kernel(*inputs)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        other = by_kernel(*inputs)
+    outer = torch.randn_like(plain)
+    expected = torch.autograd.grad(plain, inputs, outer)
+    del plain
+    found = torch.autograd.grad(other, inputs, outer)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_what_does_not_lie_in_a_row_is_read_alike():
+    inputs = drawn((6, 32))
+    output = by_kernel(*inputs)
+    strewn = [x.detach().t().contiguous().t() for x in inputs[:2]]
+    assert torch.equal(by_kernel(*strewn, *inputs[2:]), output)
+    # The gradient of a sum has no numbers in a row either.
+    assert torch.autograd.grad(output.sum(), inputs)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_is_no_number_stays_none_in_its_row(which):
+    inputs = drawn((3, 32))
+    with torch.no_grad():
+        inputs[which][1] = torch.nan
+    output = by_kernel(*inputs)
+    assert output.isnan().all(dim=1).tolist() == [False, True, False]
+
+
+def test_only_where_a_kernel_fits(monkeypatch):
+    x = torch.zeros(2, 32)
+    assert has_normalized_sum(x, x)
+    assert not has_normalized_sum(x.double(), x.double())
+    assert has_normalized_sum(x, x.bfloat16())
+    assert not has_normalized_sum(x.bfloat16(), x)
+    assert not has_normalized_sum(x.to("meta"), x.to("meta"))
+    assert not has_normalized_sum(torch.zeros(2, 48), torch.zeros(2, 48))
+    monkeypatch.setattr(module, "nn_api", lambda: None)
+    assert not has_normalized_sum(x, x)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_layer_says_the_same_with_it_and_without(dropout, is_training, monkeypatch):
+    layer = ResidualConnection(32, dropout, "post", EPSILON).train(is_training)
+    x = torch.randn(4, 9, 32)
+
+    def said() -> Tensor:
+        torch.manual_seed(6)
+        return layer(x, torch.sin)
+
+    output = said()
+    has_kernel = "NormalizedSum" in output.grad_fn.name()
+    assert has_kernel == (is_training and dropout > 0)
+    monkeypatch.setattr(module, "nn_api", lambda: None)
+    plain = said()
+    assert "NormalizedSum" not in plain.grad_fn.name()
+    torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-5)

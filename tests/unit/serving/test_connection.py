@@ -1,0 +1,310 @@
+"""Connections, tested by raw sockets that misbehave as clients should not."""
+
+import json
+import logging
+import os
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from serving_client import RunningServer, running, served
+from transduce.checkpoint import Checkpoint
+from transduce.errors import ConfigError, RequestError
+from transduce.serving import connection
+from transduce.serving.admission import AdmissionConfig
+from transduce.serving.connection import AcceptFailures, ConnectionConfig
+from transduce.serving.served_models import ServedModel
+from transduce.serving.server import ServerConfig, _that_can_be_open
+from waiting import wait_until
+
+HOST = b"host: localhost\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
+BODY = json.dumps({"q": "one", "source": "en", "target": "de"}).encode()
+
+
+def post(path: str = "/translate", version: str = "1.1", body: bytes = BODY) -> bytes:
+    head = f"POST {path} HTTP/{version}\r\ncontent-type: application/json\r\n"
+    return head.encode() + HOST + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+@contextmanager
+def connected(server: RunningServer) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        yield client
+
+
+def everything(client: socket.socket) -> bytes:
+    """Everything that the server sends until it ends the connection."""
+    parts = iter(lambda: client.recv(65536), b"")
+    return b"".join(parts)
+
+
+def answered(server: RunningServer, request: bytes, *, ends: bool = True) -> bytes:
+    with connected(server) as client:
+        client.sendall(request)
+        if ends:
+            client.shutdown(socket.SHUT_WR)
+        return everything(client)
+
+
+def error_of(answer: bytes) -> str:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"application/json" in head
+    error = json.loads(body)["error"]
+    assert isinstance(error, str)
+    return error
+
+
+@contextmanager
+def held(model: ServedModel) -> Iterator[None]:
+    """Model whose work is blocked."""
+    opened, at_work = threading.Event(), threading.Event()
+
+    def hold(_: int) -> None:
+        at_work.set()
+        opened.wait()
+
+    model.queue.on_batch = hold
+    model.queue.submit(["one"])
+    at_work.wait()
+    try:
+        yield
+    finally:
+        model.queue.on_batch = lambda _: None
+        opened.set()
+
+
+def num_connections(server: RunningServer) -> int:
+    return len(server.server.server_state.connections)
+
+
+def test_an_accepted_socket_sends_at_once(http: RunningServer) -> None:
+    with connected(http) as client:
+        client.sendall(HEALTH)
+        client.recv(1)
+        for each in http.server.server_state.connections:
+            there = each.transport.get_extra_info("socket")  # type: ignore[union-attr] # set once connected
+            assert there.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize("path", ["/translate", "/v1/translate"])
+def test_a_half_closed_client_is_answered(
+    http: RunningServer, path: str, version: str
+) -> None:
+    body = b'{"q": "one", "target": "de", "model": "en-de"}'
+    answer = answered(http, post(path, version, body))
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b'"translat' in answer
+
+
+def test_requests_in_a_row_are_answered_in_their_order(http: RunningServer) -> None:
+    answer = answered(http, post() + HEALTH + post())
+    assert answer.count(b"HTTP/1.1 200 OK") == 3
+    first = answer.index(b"translatedText")
+    assert first < answer.index(b'"models"') < answer.rindex(b"translatedText")
+
+
+def test_a_half_closed_client_may_wait(
+    trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LEFT_AFTER_S", 0.05)
+    model = served(trained_checkpoint, "en-de")
+    with running([model]) as server, connected(server) as client:
+        with held(model):
+            client.sendall(post())
+            client.shutdown(socket.SHUT_WR)
+            assert client.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert everything(client).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_body_that_ends_early_is_refused(http: RunningServer) -> None:
+    answer = answered(http, post()[:-5])
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert error_of(answer) == "The body must be sent whole, but ends early."
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "error"),
+    [
+        (b"\x16\x03\x01\x02\r\n\r\n", 400, "must be valid HTTP/1.1, but is not."),
+        (b"GET /health\r\n\r\n", 400, "must be valid HTTP/1.1"),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400, "must be valid HTTP/1.1"),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400, "valid HTTP"),
+        (b"GET /health HTTP/1.1\r\n" + HOST + b"x: " + b"a" * 500_000, 431,
+         "at most 16,384 bytes are read"),
+        (b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip\r\n\r\n", 501,
+         "must be chunked, or none"),
+        (b"POST / HTTP/1.1\r\n" + HOST + b"content-length: -5\r\n\r\n", 400, "valid"),
+        (post().replace(b"content-length: ", b"content-length: 9999999999999999999999"),
+         400, "valid HTTP"),
+        (b"POST /translate HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
+         b"ZZ\r\n", 400, "valid HTTP"),
+    ],
+    ids=range(9),
+)  # fmt: skip
+def test_a_malformed_request_is_refused_in_json(
+    http: RunningServer, request_: bytes, status: int, error: str
+) -> None:
+    answer = answered(http, request_, ends=False)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert error in error_of(answer)
+
+
+@pytest.fixture
+def quick(trained_checkpoint: Checkpoint) -> Iterator[RunningServer]:
+    """Server with short time limits for slow clients."""
+    limits = ConnectionConfig(
+        header_timeout_s=0.3, idle_timeout_s=0.3, write_timeout_s=0.3
+    )
+    config, taking = (
+        AdmissionConfig(body_timeout_s=0.3),
+        ServerConfig(connections=limits),
+    )
+    with running([served(trained_checkpoint, "en-de")], config, None, taking) as server:
+        yield server
+
+
+def dripped(client: socket.socket, drop: bytes) -> bytes:
+    """Answer to a client that sends the same bytes again and again for a while."""
+    has_answer = threading.Event()
+
+    def drip() -> None:
+        while not has_answer.wait(0.02):
+            try:
+                client.sendall(drop)
+            except OSError:
+                return
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        return client.recv(65536)
+    finally:
+        has_answer.set()
+        dripping.join()
+
+
+def test_headers_that_do_not_arrive_time_out(quick: RunningServer) -> None:
+    with connected(quick) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\n")
+        answer = dripped(client, b"x: y\r\n")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert error_of(answer) == "The headers must come within 0.3 seconds."
+
+
+@pytest.mark.parametrize("before", [b"", HEALTH])
+def test_an_idle_connection_times_out(quick: RunningServer, before: bytes) -> None:
+    with connected(quick) as client:
+        client.sendall(before)
+        answer = everything(client)
+    assert answer.count(b"HTTP/1.1 ") == (before != b"")
+    wait_until(lambda: num_connections(quick) == 0)
+
+
+def test_the_rest_of_a_refused_body_times_out(
+    quick: RunningServer,
+) -> None:
+    with connected(quick) as client:
+        client.sendall(
+            b"POST /nowhere HTTP/1.1\r\n" + HOST + b"content-length: 10000000\r\n\r\n"
+        )
+        assert dripped(client, b"a").startswith(b"HTTP/1.1 404 ")
+        while client.recv(65536):
+            client.sendall(b"a")
+        wait_until(lambda: num_connections(quick) == 0)
+
+
+def test_a_client_that_does_not_read_times_out(quick: RunningServer) -> None:
+    document = b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect(("127.0.0.1", quick.port))
+        client.sendall(document * 250)  # megabytes, more than the system takes
+        wait_until(lambda: num_connections(quick) == 1)
+        wait_until(lambda: num_connections(quick) == 0)
+
+
+def few(number: int) -> ServerConfig:
+    return ServerConfig(connections=ConnectionConfig(max_connections=number))
+
+
+def test_a_new_connection_replaces_the_one_idle_longest(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    model = served(trained_checkpoint, "en-de")
+    with running([model], taking=few(1)) as server, connected(server) as first:
+        wait_until(lambda: num_connections(server) == 1)
+        assert server.get("/health").status == 200
+        with suppress(ConnectionResetError):
+            assert first.recv(1) == b""
+
+
+def test_a_connection_beyond_the_limit_is_refused_if_all_are_busy(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    model = served(trained_checkpoint, "en-de")
+    with running([model], taking=few(1)) as server, connected(server) as client:
+        with held(model):
+            client.sendall(post())
+            wait_until(lambda: model.queue.num_waiting > 0)
+            refused = answered(server, HEALTH, ends=False)
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert "All 1 connections" in error_of(refused)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_are_limited_by_open_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits, set_ = [(256, 4096), (64, 64), (8, 8), (16, 100_000)], []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[0])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: set_.append(pair))
+    wanted = ConnectionConfig(max_connections=1000)
+    assert _that_can_be_open(wanted) == (wanted, 512)
+    assert set_.pop()[0] > 1000 + 2 * 512
+    del limits[0]
+    found, backlog = _that_can_be_open(wanted)
+    assert 0 < found.max_connections + 2 * backlog < 64
+    assert backlog > 0
+    del limits[0]
+    with pytest.raises(
+        RequestError, match=r"but the limit is 8; raise it \(ulimit -n\)"
+    ):
+        _that_can_be_open(wanted)
+
+
+def test_a_lack_of_files_is_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tell, told = AcceptFailures(), []
+
+    class Loop:
+        def default_exception_handler(self, context: object) -> None:
+            told.append(context)
+
+    full = {"message": "", "exception": OSError(24, os.strerror(24))}
+    other = {"message": "", "exception": OSError(5, os.strerror(5))}
+    with caplog.at_level(logging.ERROR, "uvicorn.error"):
+        for context in (full, full, other, full):
+            tell(Loop(), context)  # type: ignore[arg-type] # as far as it needs one
+    assert caplog.text.count("No connection can be accepted") == 1
+    assert told == [other]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"max_connections": 0},
+        {"header_timeout_s": 0.0},
+        {"idle_timeout_s": float("inf")},
+        {"write_timeout_s": float("nan")},
+    ],
+)
+def test_an_impossible_limit_is_refused(setting: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"`{next(iter(setting))}` must be"):
+        ConnectionConfig(**setting)  # type: ignore[arg-type]

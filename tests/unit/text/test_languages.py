@@ -1,0 +1,203 @@
+"""Tags are read, compared, named and guessed as BCP 47 and its users have them."""
+
+import pytest
+
+from transduce.errors import ConfigError
+from transduce.text.languages import (
+    NAMES,
+    PREFERRED,
+    LanguagesConfig,
+    base,
+    best_match,
+    canonical,
+    detect_unspaced,
+    english_name,
+    guess,
+    guess_all,
+    is_known,
+    is_unspaced,
+)
+
+
+@pytest.mark.parametrize(
+    ("tag", "written"),
+    [
+        ("EN", "en"),
+        ("pt-br", "pt-BR"),
+        ("zh_hans", "zh-Hans"),
+        ("ZH_HANT_tw", "zh-Hant-TW"),
+        ("es-419", "es-419"),
+        ("sl-ROZAJ-biske-1994", "sl-rozaj-biske-1994"),
+        ("de-ch-1996-u-CO-phonebk-x-Mine", "de-CH-1996-u-co-phonebk-x-mine"),
+        ("eng", "en"),
+        ("deu_Latn", "de-Latn"),
+        ("cmn_Hans", "zh-Hans"),
+        ("zh-yue", "yue"),
+        ("iw", "he"),
+        (" fr ", "fr"),
+    ],
+)
+def test_a_tag_is_written_as_bcp_47_recommends(tag: str, written: str) -> None:
+    assert canonical(tag) == written
+    assert canonical(written) == written
+
+
+@pytest.mark.parametrize(
+    "text", ["", "e", "english", "en us", "en--us", "-en", "auto", "中文", "en.de"]
+)
+def test_a_malformed_tag_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="must be a BCP 47 tag") as error:
+        canonical(text)
+    assert repr(text) in str(error.value)
+
+
+def test_the_name_of_a_language_suggests_its_tag() -> None:
+    with pytest.raises(ConfigError, match="is 'German'; did you mean 'de'"):
+        canonical("German")
+
+
+def test_the_base_of_a_tag_is_its_language() -> None:
+    assert [base(tag) for tag in ("pt-BR", "zh_Hans", "ger")] == ["pt", "zh", "de"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "offered", "found"),
+    [
+        ("EN", ["de", "en"], "en"),
+        ("en-US", ["de", "en"], "en"),
+        ("pt", ["pt-BR"], "pt-BR"),
+        ("pt-PT", ["en", "pt-BR"], "pt-BR"),
+        ("pt-BR", ["pt", "pt-BR"], "pt-BR"),
+        ("zh-Hans-CN", ["zh", "zh-Hans"], "zh-Hans"),
+        ("zh-TW", ["zh-Hans", "zh-Hant"], "zh-Hant"),
+        ("zh", ["zh-Hant", "zh-Hans"], "zh-Hans"),
+        ("ZH_HANS", ["zh-hans"], "zh-hans"),
+        ("nb", ["no"], "no"),
+        ("eng", ["en"], "en"),
+        ("mine.source", ["mine.source", "en"], "mine.source"),
+        ("Mine.Source", ["mine.source"], "mine.source"),
+        ("fr", ["de", "mine.source"], None),
+        ("auto", ["en"], None),
+        ("en", [], None),
+        ("zh-TW", ["zh", "zh-Hant"], "zh-Hant"),
+        ("zh-Hant", ["zh", "zh-HK"], "zh-HK"),
+        ("sr-Latn-RS", ["sr", "sr-Latn"], "sr-Latn"),
+        ("de-AT-1996", ["de-CH", "de", "de-AT"], "de-AT"),
+        ("en-", ["en"], None),
+        ("en-US-", ["en", "en-US"], None),
+        ("en--us", ["en"], None),
+        ("en-us-gb", ["en"], None),
+        ("en_US.UTF-8", ["en"], None),
+        ("mine-x.source", ["mine", "mine-x"], None),
+    ],
+)
+def test_the_nearest_offered_language_is_found(
+    asked: str, offered: list[str], found: str | None
+) -> None:
+    assert best_match(asked, offered) == found
+
+
+@pytest.mark.parametrize(
+    ("path", "tag"),
+    [
+        ("train.en", "en"),
+        ("data/train.en.gz", "en"),
+        ("corpus.zh-Hans", "zh-Hans"),
+        ("train.zh_CN", "zh-CN"),
+        ("train.pt-br.txt", "pt-BR"),
+        ("europarl.de-en.en", "en"),
+        ("train.tok.ja", "ja"),
+        ("train.ja.tok", "ja"),
+        ("flores.zho_Hant", "zh-Hant"),
+        ("TRAIN.EN", "en"),
+        ("train.fil", "fil"),
+        ("train.txt", None),
+        ("train.gz", None),
+        ("train.en-fr", None),  # a pair, not the English of France
+        ("train.src", None),
+        ("train.tgt", None),
+        ("train.trees", None),
+        ("my.corpus", None),
+        ("train", None),
+        ("en", None),
+        (".en", None),
+        ("en/train", None),
+    ],
+)
+def test_a_file_ending_names_the_language(path: str, tag: str | None) -> None:
+    assert guess(path) == tag
+
+
+def test_files_that_disagree_name_no_language() -> None:
+    assert guess_all(["a.en", "b.en.gz"]) == "en"
+    assert guess_all(["a.en", "b.de"]) is None
+    assert guess_all(["a.en", "b.txt"]) is None
+    assert guess_all([]) is None
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        ("en", "English"),
+        ("pt-BR", "Portuguese (Brazil)"),
+        ("zh-hans", "Chinese (Simplified)"),
+        ("zh-Hant-HK", "Chinese (Traditional, Hong Kong)"),
+        ("de-LU", "German (LU)"),
+        ("xyz", "xyz"),
+    ],
+)
+def test_a_language_has_an_english_name(tag: str, name: str) -> None:
+    assert english_name(tag) == name
+
+
+@pytest.mark.parametrize(
+    "tag", ["zh", "zh-Hant", "yue", "ja", "th", "lo", "km", "my", "bo", "ZH_cn"]
+)
+def test_a_script_without_spaces_is_known(tag: str) -> None:
+    assert is_unspaced(tag)
+
+
+@pytest.mark.parametrize("tag", ["en", "ko", "vi", "zh-Latn", "ja-Latn", "hi", "xyz"])
+def test_a_script_with_spaces_is_known(tag: str) -> None:
+    assert not is_unspaced(tag)
+
+
+@pytest.mark.parametrize(
+    ("text", "tag"),
+    [
+        ("我们的邻居今天需要那座大房子。", "zh"),
+        ("私は毎日図書館へ行きます。", "ja"),
+        ("カタカナ", "ja"),
+        ("저는 학생입니다.", "ko"),
+        ("ฉันไปโรงเรียนทุกวัน", "th"),
+        ("ຂ້ອຍໄປໂຮງຮຽນ", "lo"),
+        ("ខ្ញុំទៅសាលារៀន", "km"),
+        ("ကျွန်တော်ကျောင်းသွားသည်", "my"),
+        ("The word 世界 means world.", None),
+        ("Ein Satz auf Deutsch.", None),
+        ("Это предложение.", None),
+        ("12.5 %", None),
+        ("", None),
+    ],
+)
+def test_a_script_identifies_the_language(text: str, tag: str | None) -> None:
+    assert detect_unspaced([text]) == tag
+
+
+def test_a_quoted_line_of_another_script_does_not_decide() -> None:
+    assert detect_unspaced(["我们走吧。", "好的。", "OK", "他说 yes。"]) == "zh"
+
+
+def test_every_preferred_code_has_a_name_and_none_is_replaced_itself() -> None:
+    assert set(PREFERRED.values()) <= set(NAMES)
+    assert not set(PREFERRED) & set(NAMES)
+    assert is_known("de-AT")
+    assert not is_known("gem")
+
+
+def test_the_languages_of_a_run_are_kept_as_canonical_tags() -> None:
+    languages = LanguagesConfig(source="EN", target="zh_hans")
+    assert (languages.source, languages.target) == ("en", "zh-Hans")
+    assert str(languages) == "English (en) to Chinese (Simplified) (zh-Hans)"
+    assert languages.given({"source": "de", "target": None}).source == "de"
+    assert str(LanguagesConfig(source="de")) == "German (de) to unknown"

@@ -1,0 +1,256 @@
+import random
+import re
+
+import html5lib
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.text.inline_tags import WordLinks, links_by_place, units
+from transduce.text.markup import join_html, split_html
+from transduce.text.sentence_splitting import sentences
+
+TEXTS = st.text(alphabet="aB .!?\n\r\t\u00a0。」<>&;'\"/-p", max_size=60)
+INJECTION = "<script>x</script> --> ]]> \"'/><b onclick=x> &lt;i&gt; </p> <!-- & text"
+
+
+def same(html: str) -> str:
+    stretches = split_html(html, "en")
+    return join_html(stretches, sentences(stretches))
+
+
+def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLinks:
+    """Each word of the translation linked to the word that it is paired with."""
+    source, target = units(sentence), units(translation)
+    words = [sentence[slice(*span)] for span in source]
+    return WordLinks(
+        source=source,
+        target=target,
+        source_of=tuple(
+            words.index(pairs[word]) if (word := translation[a:b]) in pairs else None
+            for a, b in target
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ("<p>A &amp; B</p>", ["A & B"]),
+        ("<a title=\"x > y\" href='>'>in</a>", ["in"]),
+        ("1 < 2 and 3 > 2", ["1 < 2 and 3 > 2"]),
+        ("<!-- no > no --> yes", ["yes"]),
+        ("<SCRIPT>if (a < b) {}</Script >yes", ["yes"]),
+        ("<script>no</script/>yes", ["yes"]),
+        ("<script><!-- <script> </script> --></script>yes", ["yes"]),
+        ("<!-->yes<!--->also", ["yesalso"]),
+        ("<!-- no --!>yes", ["yes"]),
+        ("<style-guide></style-guide> yes", ["yes"]),
+        ("<scripty>yes</scripty>", ["yes"]),
+        ("<pre>a\n<b>b</b></pre> c", ["c"]),
+        ("<!doctype html><br/>x", ["x"]),
+        ("x <b never closed", ["x"]),
+        ("x <a href='never closed>y</a> z", ["x"]),
+        ("x <!-- never closed", ["x"]),
+        ("x <style> never closed", ["x"]),
+        ("x<plaintext></plaintext>no", ["x"]),
+        ("<![CDATA[no]]>yes", ["yes"]),
+        ("<svg><text>no</text><![CDATA[no > no]]></svg>yes", ["yes"]),
+        ("<math><mi>no</mi></math>yes", ["yes"]),
+        ("<svg><p>broken out</p>", ["broken out"]),
+        ("<title>A &lt; B</title>", ["A < B"]),
+        ("<textarea>no</textarea>yes", ["yes"]),
+        ("<template><p>no</p></template>yes", ["yes"]),
+        ("<noscript><p>no</p></noscript>yes", ["yes"]),
+        ("<iframe><p>no</p></iframe>yes", ["yes"]),
+        ("<!--[if IE]> no <![endif]-->yes", ["yes"]),
+        ("<?php no ?>yes", ["yes"]),
+        ("<frameset><frame></frameset>no", []),
+        ("<p translate=no>no <b>no</b></p>yes", ["yes"]),
+        ("<p translate=NO>no<b translate='yes'>yes</b>no</p>", ["yes"]),
+        ("<div class='a notranslate b'>no</div>yes", ["yes"]),
+        ("<div class='notranslated'>yes</div>", ["yes"]),
+        ("<code translate=yes>yes</code>", ["yes"]),
+        ("<p>3.14</p><p>... 😀</p>", []),
+        ("<p>A dog\n  runs\tfast.\n</p>", ["A dog runs fast."]),
+        ("<p>The <b>red</b> dog <i>ru</i>ns.</p>", ["The red dog runs."]),
+        ("<p>One. <b>Two three.</b> Four</p>", ["One.", "Two three.", "Four"]),
+        ("<ul><li>One<li>Two</ul>", ["One", "Two"]),
+        ("One<br>two<hr>three", ["One", "two", "three"]),
+        ("<td>One</td><td>Two</td>", ["One", "Two"]),
+        ("<table><tr><td>One</td><td>Two</td></table>", ["One", "Two"]),
+        ("Run <code>git. A</code> now. Yes.", ["Run git. A now.", "Yes."]),
+        ("<code>no</code> <kbd>no</kbd>", []),
+        ("<b>a<i>b</b>c</i>", ["ab", "c"]),
+        ("Am 3.<b> Mai</b> kam er.", ["Am 3. Mai kam er."]),
+        ("a</>b", ["ab"]),
+        ("a <span translate=no>b<q>c</span>d", ["a", "d"]),
+        ("<math></br><title><b>no</title>", []),
+    ],
+)
+def test_html_is_read_as_a_browser_reads_it(html: str, expected: list[str]) -> None:
+    stretches = split_html(html, "de")
+    assert sentences(stretches) == expected
+    assert "".join(each.text for each in stretches) == html
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        '<a href="x>&quot; onmouseover=alert(1) z=" title=it\'s>y</a>',
+        "<P CLASS = 'a'\n id=b >The <B >dog</B > runs.</P\n>",
+        "x<img src='a' alt='Ein &amp; B'>y <wbr>z",
+        "<p>W<b>or</b>t und<i> Wort </i>.</p>",
+        "<b><i>A dog</i> runs</b>. <u>It</u> barks.",
+        "Use <code>a < b</code> and<code></code> or <span translate=no>It</span>.",
+        "<p>It costs 3 &lt; <b>4 &amp;amp; 5</b> dollars",
+        "one\r\n\r\n<pre>\r\n a </pre>\r\n",
+        "A <a href=x>dog. It</a> barks.",
+        "a <b>b c. D</b> e<!-- c --> f",
+        "x </p> y </b> z",
+    ],
+)
+def test_a_document_of_its_own_text_is_unchanged(html: str) -> None:
+    assert same(html) == html
+
+
+@given(TEXTS)
+def test_stretches_join_to_the_html(html: str) -> None:
+    assert "".join(each.text for each in split_html(html)) == html
+
+
+def test_white_space_in_a_block_is_one_space() -> None:
+    html = "<p>\n A \n dog&nbsp;&#10;<b>\truns</b>.\n</p><pre> \n x</pre>"
+    expected = "<p>\n A dog\u00a0 <b>runs</b>.\n</p><pre> \n x</pre>"
+    assert same(html) == expected
+
+
+def test_a_translation_is_no_markup() -> None:
+    [start, text, end] = split_html("<p>a</p>")
+    assert join_html([start, text, end], ["<b> & c"]) == "<p>&lt;b&gt; &amp; c</p>"
+
+
+def test_sentences_without_a_translation_stay() -> None:
+    assert join_html(split_html("<p>a &amp; b</p>"), [" "]) == "<p>a &amp; b</p>"
+
+
+@pytest.mark.parametrize(
+    ("html", "translation", "pairs", "expected"),
+    [
+        (
+            "The <b>red</b> dog runs.",
+            "Der rote Hund läuft.",
+            {"rote": "red", "Hund": "dog", "läuft": "runs", ".": "."},
+            "Der <b>rote</b> Hund läuft.",
+        ),
+        (
+            "<b>Yesterday</b> he <i>saw a dog</i>.",
+            "Er sah gestern einen Hund.",
+            {"Er": "he", "gestern": "Yesterday", "einen": "a", "Hund": "dog"},
+            "Er sah <b>gestern</b> <i>einen Hund</i>.",
+        ),
+        (
+            "He <a href='x'><em>gave</em> up</a>.",
+            "Er gab auf.",
+            {"Er": "He", "gab": "gave", "auf": "up"},
+            "Er <a href='x'><em>gab</em> auf</a>.",
+        ),
+        (
+            "Click <img src=a> here.",
+            "Hier klicken.",
+            {"Hier": "here", "klicken": "Click", ".": "."},
+            "<img src=a>Hier klicken.",
+        ),
+        (
+            "Run <code>make all</code> now.",
+            "Jetzt make all ausführen.",
+            {"Jetzt": "now", "make": "make", "all": "all", "ausführen": "Run"},
+            "Jetzt <code>make all</code> ausführen.",
+        ),
+        (
+            "I know <span translate=no>Big Ben</span> well.",
+            "Ich kenne den Großen Benjamin gut.",
+            {"Ich": "I", "Großen": "Big", "Benjamin": "Ben", "gut": "well"},
+            "Ich kenne den <span translate=no>Big Ben</span> gut.",
+        ),
+        (
+            "Paris<sup>1</sup> is big.",
+            "Groß ist Paris1.",
+            {"Groß": "big", "ist": "is", "Paris": "Paris", "1": "1"},
+            "Groß ist Paris<sup>1</sup>.",
+        ),
+        (
+            "A <b>red old</b> dog sleeps.",
+            "Rot alt der Hund schläft so.",
+            {"Rot": "red", "alt": "old", "so": "red"},
+            "<b>Rot alt</b> der Hund schläft so.",
+        ),
+        (
+            "<b>A dog barks. The</b> cat runs.",
+            "x",
+            {},
+            "<b>x </b>x",
+        ),
+    ],
+)
+def test_tags_go_with_the_words_around_which_they_stand(
+    html: str, translation: str, pairs: dict[str, str], expected: str
+) -> None:
+    stretches = split_html(html, "en")
+    own = sentences(stretches)
+    links = [by_words(each, translation, pairs) for each in own]
+    assert join_html(stretches, [translation] * len(own), links) == expected
+
+
+@given(
+    st.lists(st.sampled_from(["<b>", "</b>", "<i x=1>", "</i>", "<img>", "a ", "b"])),
+    st.text(alphabet="xy .", min_size=1, max_size=12),
+    st.randoms(use_true_random=False),
+)
+def test_no_tag_is_lost_or_written_twice(
+    parts: list[str], translation: str, draw: random.Random
+) -> None:
+    html = "".join(parts)
+    stretches = split_html(html)
+    own = sentences(stretches)
+    links = []
+    for each in own:
+        even = links_by_place(each, translation)
+        targets = [draw.choice([None, *range(len(even.source))]) for _ in even.target]
+        links.append(
+            WordLinks(source=even.source, target=even.target, source_of=tuple(targets))
+        )
+    found = join_html(stretches, [translation] * len(own), links)
+    assert sorted(re.findall("<[^>]*>", found)) == sorted(re.findall("<[^>]*>", html))
+    assert found.count("x") == html.count("x") + len(own) * translation.count("x") or (
+        not translation.strip()
+    )
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        "<p>A <b>dog</b> runs.</p>",
+        "<title>A title</title><p>text",
+        "<noscript><a title='</noscript>text'>text</noscript>",
+        "<noscript><!--</noscript>A text --> <p title='text'>",
+        "<noscript><style></noscript>text</style>text",
+        '<svg><![CDATA[ > <a title="]]></svg>text<p title="A text">',
+        "<b><div><svg></b><![CDATA[ > text ]]><p title='text'>",
+        "<a title='text",
+        "<select><title><a href='x'>text</select>",
+        "<svg><title>A <p>text</title></svg>",
+        "<select><noframes><!--</noframes>text<svg></svg>text -->text",
+        "<p>a<a x=1> b<li><a translate=no>c</a>text<li><b></b></li></a>",
+        "a<a><a><li>b<a x=1>c<div></div></a> d</li></a></a>",
+    ],
+)
+def test_no_translation_becomes_markup(html: str) -> None:
+    stretches = split_html(html)
+    found = join_html(stretches, [INJECTION] * len(sentences(stretches)))
+    assert tags(found) == tags(html)
+
+
+def tags(html: str) -> list[tuple[str, list[tuple[str, str]]]]:
+    tree = html5lib.parse(html, treebuilder="etree")
+    return [(str(each.tag), sorted(each.attrib.items())) for each in tree.iter()]

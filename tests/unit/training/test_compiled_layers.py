@@ -1,0 +1,222 @@
+"""Layers compiled by PyTorch compute what they did; where it cannot, all goes on."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partialmethod
+from typing import NoReturn
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.fx import GraphModule
+from torch.nn import functional
+
+from transduce.data.batches import Batcher, BatchingConfig
+from transduce.data.tensors import Batch
+from transduce.model import attention
+from transduce.model.transformer import Transformer
+from transduce.nn.dropout import Dropout
+from transduce.training.compiled_layers import (
+    LEAST_UPDATES,
+    fuse_layers,
+    is_worth_fusing,
+)
+from transduce.training.config import TrainingConfig
+from transduce.training.cross_entropy import Loss
+from transduce.training.distributed import Processes
+from transduce.training.guided_attention import Guidance
+from transduce.training.loss import BatchLoss
+from transduce.training.trainer import Trainer
+
+COMPILE = nn.Module.compile
+NUM_KINDS = 2
+"""Layers of the encoder, and of the decoder."""
+
+pytestmark = [
+    pytest.mark.usefixtures("compiling"),
+    # The compiler calls what PyTorch itself warns of.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture
+def compiling(unchecked_types, monkeypatch) -> Iterator[None]:
+    """PyTorch's compiler as in a process that begins, without making machine code.
+
+    That takes a minute on a CPU.
+    """
+    compile_ = partialmethod(nn.Module.compile, backend="aot_eager")
+    monkeypatch.setattr(nn.Module, "compile", compile_)
+    torch._dynamo.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(recompile_limit=8, suppress_errors=False):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch) -> None:
+    """Attention and dropout by PyTorch's own operators."""
+
+    def drop(dropout: Dropout, x: Tensor) -> Tensor:
+        return functional.dropout(x, dropout.rate) if dropout.is_on else x
+
+    monkeypatch.setattr(Dropout, "forward", drop)
+    attention_of_heads = attention.MultiHeadAttention
+    monkeypatch.setattr(attention_of_heads, "_is_sooner_done_plainly", lambda *_: False)
+    monkeypatch.setattr(attention_of_heads, "_has_short_attention", lambda *_: False)
+
+
+@pytest.fixture
+def batcher(make_dataset, random_pairs) -> Batcher:
+    batching = BatchingConfig(source_tokens=40, target_tokens=40, batch_tokens=40)
+    return Batcher(make_dataset(random_pairs(24, 9)), batching, seed=1)
+
+
+@pytest.fixture
+def batch_loss(tiny, cpu) -> BatchLoss:
+    # In float64 there are no kernels of ours, as there are none on a GPU.
+    dropouts = {"dropout": 0.1, "attention_dropout": 0.1, "relu_dropout": 0.1}
+    model = Transformer(replace(tiny, num_layers=3, **dropouts)).double()
+    return BatchLoss(model, 0.1, cpu)
+
+
+def fail(*_: object) -> NoReturn:
+    raise RuntimeError("There is no compiler.\n\nLook elsewhere.")
+
+
+def losses_and_gradients(batch_loss: BatchLoss, batcher: Batcher) -> list[list[Tensor]]:
+    """Of every batch of an epoch."""
+    found = []
+    batch_loss.train()
+    for update in batcher.epoch(0):
+        for indices in update.batches:
+            torch.manual_seed(3)
+            loss = batch_loss(batcher.load(indices)).smoothed
+            loss.backward()
+            found.append([loss.detach(), *(p.grad for p in batch_loss.parameters())])
+            batch_loss.zero_grad()
+    return found
+
+
+def losses_at_rest(batch_loss: BatchLoss, batcher: Batcher) -> list[Tensor]:
+    """Of the longest batch, and of its first pair alone."""
+    batch_loss.eval()
+    pairs = batcher.longest_batch()
+    with torch.no_grad():
+        batches = [batcher.load(each) for each in (pairs, pairs[:1])]
+        return [batch_loss(each).smoothed for each in batches]
+
+
+def test_fused_layers_compute_the_same_and_each_kind_is_compiled_once(
+    batch_loss, batcher, cpu
+):
+    expected = losses_and_gradients(batch_loss, batcher)
+    assert fuse_layers(batch_loss, batcher, cpu) is None
+    assert counters["stats"]["unique_graphs"] == NUM_KINDS
+    actual = losses_and_gradients(batch_loss, batcher)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+    # Once more where lengths differ that were equal, or the other way.
+    assert counters["stats"]["unique_graphs"] <= 2 * NUM_KINDS
+    assert not counters["graph_break"]
+    num_graphs = counters["stats"]["unique_graphs"]
+    losses_and_gradients(batch_loss, batcher)
+    assert counters["stats"]["unique_graphs"] == num_graphs
+
+
+def test_fused_layers_at_rest_compute_the_same(batch_loss, batcher, cpu):
+    expected = losses_at_rest(batch_loss, batcher)
+    assert fuse_layers(batch_loss, batcher, cpu) is None
+    actual = losses_at_rest(batch_loss, batcher)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+    assert not counters["graph_break"]
+
+
+def test_where_pytorch_cannot_compile_all_is_as_before(
+    batch_loss, batcher, cpu, monkeypatch
+):
+    expected = losses_and_gradients(batch_loss, batcher)
+    compile_ = partialmethod(nn.Module.compile, backend=fail)
+    with monkeypatch.context() as patches:
+        patches.setattr(nn.Module, "compile", compile_)
+        reason = fuse_layers(batch_loss, batcher, cpu)
+    assert reason is not None
+    assert "There is no compiler." in reason
+    assert "Look elsewhere." not in reason
+    actual = losses_and_gradients(batch_loss, batcher)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    # Others can be compiled yet.
+    assert torch.compile(torch.sin, backend="eager")(torch.zeros(2)).sum() == 0
+    assert counters["stats"]["unique_graphs"] > 0
+
+
+def test_what_cannot_be_compiled_later_is_computed_without(
+    batch_loss, batcher, cpu, monkeypatch
+):
+    expected = losses_at_rest(batch_loss, batcher)
+    is_broken = False
+
+    def backend(graph: GraphModule, inputs: list[object]) -> Callable[..., object]:
+        return fail() if is_broken else graph.forward
+
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(COMPILE, backend=backend))
+    assert fuse_layers(batch_loss, batcher, cpu) is None
+    is_broken = True
+    assert losses_at_rest(batch_loss, batcher) == expected
+
+
+def test_if_another_process_cannot_compile_this_one_does_not(batch_loss, batcher, cpu):
+    class WithOther(Processes):
+        def any(self, is_so: bool, device: torch.device) -> bool:
+            return True
+
+    reason = fuse_layers(batch_loss, batcher, cpu, WithOther())
+    assert reason is not None
+    assert "another process" in reason
+    num_graphs = counters["stats"]["unique_graphs"]
+    losses_and_gradients(batch_loss, batcher)
+    losses_at_rest(batch_loss, batcher)
+    assert counters["stats"]["unique_graphs"] == num_graphs
+
+
+def test_the_trial_is_of_as_much_as_memory_holds(batch_loss, batcher, cpu, monkeypatch):
+    tried, form = [], BatchLoss.forward
+
+    def forward(batch_loss: BatchLoss, batch: Batch) -> Loss:
+        tried.append(len(batch.source))
+        if tried[-1] > 2:
+            raise torch.OutOfMemoryError
+        return form(batch_loss, batch)
+
+    monkeypatch.setattr(BatchLoss, "forward", forward)
+    assert fuse_layers(batch_loss, batcher, cpu) is None
+    assert tried[0] == len(batcher.longest_batch()) > 2
+    assert tried[-1] in (1, 2)
+    assert counters["stats"]["unique_graphs"] == NUM_KINDS
+
+
+def test_it_is_worth_it_for_a_long_training_on_a_gpu(batch_loss, cpu):
+    gpu = replace(cpu, device=torch.device("cuda", 0))
+    assert is_worth_fusing(batch_loss, gpu, LEAST_UPDATES)
+    assert not is_worth_fusing(batch_loss, gpu, LEAST_UPDATES - 1)
+    assert not is_worth_fusing(batch_loss, cpu, LEAST_UPDATES)
+
+
+def test_attention_that_is_watched_is_not_fused(batch_loss, cpu, tiny):
+    is_word = torch.ones(tiny.vocab_size, dtype=torch.bool)
+    guidance = Guidance(weight=1.0, begins_word=is_word, takes_word=is_word)
+    guided = BatchLoss(batch_loss.model, 0.1, cpu, guidance)
+    gpu = replace(cpu, device=torch.device("cuda", 0))
+    assert not is_worth_fusing(guided, gpu, LEAST_UPDATES)
+
+
+def test_a_trainer_fuses_where_it_is_worth_it(batch_loss, batcher, cpu, monkeypatch):
+    config = TrainingConfig(steps=1)
+    model = Transformer(batch_loss.model.config)
+    trainer = Trainer(model, batcher, config, cpu)
+    assert trainer.fit().unfused is None
+    module = "transduce.training.trainer"
+    monkeypatch.setattr(f"{module}.is_worth_fusing", lambda *_: True)
+    monkeypatch.setattr(f"{module}.fuse_layers", lambda *_: "It cannot.")
+    assert trainer.fit().unfused == "It cannot."

@@ -1,0 +1,325 @@
+"""The smoothed cross-entropy against PyTorch's, and against what it must come to."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from transduce.nn.native_operators import nn_api
+from transduce.training import cross_entropy as module
+from transduce.training.cross_entropy import Loss, smoothed_cross_entropy
+
+EPSILONS = [0.0, 0.1, 0.4]
+
+
+@pytest.fixture(params=["native", "by PyTorch"], autouse=True)
+def kind_of_loss(request, monkeypatch):
+    """Each kind, but for that by a matrix unit (test_output_loss.py)."""
+    monkeypatch.setattr(module, "has_output_loss", lambda *_: False)
+    if request.param == "by PyTorch":
+        monkeypatch.setattr(module, "nn_api", lambda: None)
+    elif nn_api() is None:
+        pytest.skip("this processor can run no kernel")
+
+
+def loss_of(
+    logits: torch.Tensor, target_out: torch.Tensor, label_smoothing: float
+) -> Loss:
+    """With states that are logits already: the output matrix changes nothing."""
+    matrix = torch.eye(logits.size(1), dtype=logits.dtype)
+    return smoothed_cross_entropy(
+        logits, matrix, target_out, label_smoothing, logits.dtype
+    )
+
+
+def loss_of_one(logits: torch.Tensor, target: int, label_smoothing: float) -> Loss:
+    """Of one row of many logits: a state of one number, and the logits as a matrix."""
+    return smoothed_cross_entropy(
+        torch.ones(1, 1, dtype=logits.dtype),
+        logits.T,
+        torch.tensor([target]),
+        label_smoothing,
+        logits.dtype,
+    )
+
+
+@pytest.fixture
+def logits() -> torch.Tensor:
+    return (3 * torch.randn(7, 11)).requires_grad_()
+
+
+@pytest.fixture
+def target_out() -> torch.Tensor:
+    return torch.tensor([0, 10, 3, 3, 5, 1, 7])
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_the_loss_is_pytorchs(logits, target_out, epsilon):
+    expected = functional.cross_entropy(
+        logits, target_out, label_smoothing=epsilon, reduction="sum"
+    )
+    loss = loss_of(logits, target_out, epsilon)
+    torch.testing.assert_close(loss.smoothed, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_the_gradient_is_pytorchs(logits, target_out, epsilon):
+    loss = loss_of(logits, target_out, epsilon)
+    [actual] = torch.autograd.grad(2.5 * loss.smoothed, logits)
+    oracle = functional.cross_entropy(
+        logits, target_out, label_smoothing=epsilon, reduction="sum"
+    )
+    [expected] = torch.autograd.grad(2.5 * oracle, logits)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_the_gradient_is_that_of_small_differences(target_out, epsilon):
+    logits = torch.randn(7, 11, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda x: loss_of(x, target_out, epsilon).smoothed, logits
+    )
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_the_likelihood_is_that_of_the_true_tokens(logits, target_out, epsilon):
+    loss = loss_of(logits, target_out, epsilon)
+    expected = -logits.log_softmax(-1).gather(1, target_out[:, None]).sum()
+    torch.testing.assert_close(loss.negative_log_likelihood, expected)
+    assert not loss.negative_log_likelihood.requires_grad
+
+
+def test_without_smoothing_the_loss_is_the_likelihood(logits, target_out):
+    loss = loss_of(logits, target_out, 0.0)
+    torch.testing.assert_close(loss.smoothed, loss.negative_log_likelihood)
+
+
+def test_equal_logits_cost_the_logarithm_of_the_vocabulary():
+    loss = loss_of(torch.zeros(3, 50), torch.tensor([1, 2, 3]), 0.1)
+    assert loss.smoothed.item() == pytest.approx(3 * math.log(50), rel=1e-6)
+    assert loss.negative_log_likelihood.item() == pytest.approx(
+        3 * math.log(50), rel=1e-6
+    )
+
+
+def smoothed_target(epsilon: float, vocab: int) -> torch.Tensor:
+    """1 - epsilon for word 4, and epsilon for all words alike."""
+    target = torch.full((1, vocab), epsilon / vocab, dtype=torch.float64)
+    target[0, 4] += 1 - epsilon
+    return target
+
+
+@pytest.mark.parametrize("vocab", [10, 1_000, 37_000])
+def test_the_lowest_loss_is_the_entropy_of_the_smoothed_target(vocab):
+    target = smoothed_target(0.1, vocab)
+    logits = target.log().requires_grad_()
+    loss = loss_of_one(logits, 4, 0.1).smoothed
+    floor = -(target * target.log()).sum().item()
+    assert loss.item() == pytest.approx(floor, abs=1e-9)
+    [gradient] = torch.autograd.grad(loss, logits)
+    assert gradient.abs().max() < 1e-12
+
+
+def test_the_lowest_loss_of_the_papers_vocabulary():
+    # The paper's code shares epsilon among the other words: a difference of 1e-5.
+    logits = smoothed_target(0.1, 37_000).log()
+    loss = loss_of_one(logits, 4, 0.1).smoothed
+    assert loss.item() == pytest.approx(1.3769, abs=1e-4)
+
+
+def test_no_other_answer_costs_less():
+    target = smoothed_target(0.1, 10).expand(100, 10)
+    logits = target.log() + 0.1 * torch.randn(100, 10, dtype=torch.float64)
+    floor = -(target[0] * target[0].log()).sum()
+    loss = loss_of(logits, torch.full((100,), 4), 0.1)
+    assert loss.smoothed > 100 * floor
+
+
+def test_large_logits_do_not_overflow():
+    logits = torch.tensor([[1e4, -1e4, 0.0]], requires_grad=True)
+    loss = loss_of(logits, torch.tensor([1]), 0.1)
+    assert loss.negative_log_likelihood.item() == 2e4
+    loss.smoothed.backward()
+    assert logits.grad.isfinite().all()
+
+
+def test_the_logits_are_left_as_they_were(logits, target_out):
+    before = logits.detach().clone()
+    loss_of(logits, target_out, 0.1).smoothed.backward()
+    assert torch.equal(logits, before)
+
+
+@pytest.fixture
+def states() -> torch.Tensor:
+    return torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.fixture
+def output_weight() -> torch.Tensor:
+    return torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("logit_rows", [1, 3, 256])
+def test_the_gradients_grad_states_and_matrix_are_pytorchs(
+    states, output_weight, target_out, epsilon, logit_rows, monkeypatch
+):
+    monkeypatch.setattr(module, "LOGIT_ROWS", logit_rows)
+    monkeypatch.setattr(module, "LOGITS", 0)
+    inputs = (states, output_weight)
+    loss = smoothed_cross_entropy(*inputs, target_out, epsilon, torch.float64)
+    oracle = functional.cross_entropy(
+        states @ output_weight.T, target_out, label_smoothing=epsilon, reduction="sum"
+    )
+    torch.testing.assert_close(loss.smoothed, oracle)
+    torch.testing.assert_close(
+        torch.autograd.grad(0.3 * loss.smoothed, inputs),
+        torch.autograd.grad(0.3 * oracle, inputs),
+    )
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_the_gradients_are_those_of_small_differences(
+    states, output_weight, target_out, epsilon
+):
+    def smoothed(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return smoothed_cross_entropy(
+            states, weight, target_out, epsilon, torch.float64
+        ).smoothed
+
+    assert torch.autograd.gradcheck(smoothed, (states, output_weight))
+
+
+@pytest.mark.parametrize("logit_rows", [2, 256])
+def test_the_loss_is_the_same_without_gradients(
+    states, output_weight, target_out, logit_rows, monkeypatch
+):
+    monkeypatch.setattr(module, "LOGIT_ROWS", logit_rows)
+    monkeypatch.setattr(module, "LOGITS", 0)
+    inputs = (states, output_weight, target_out, 0.1, torch.float64)
+    expected = smoothed_cross_entropy(*inputs)
+    with torch.no_grad():
+        loss = smoothed_cross_entropy(*inputs)
+    assert not loss.smoothed.requires_grad
+    torch.testing.assert_close(loss.smoothed, expected.smoothed.detach())
+    torch.testing.assert_close(
+        loss.negative_log_likelihood, expected.negative_log_likelihood
+    )
+
+
+def test_bf16_products_give_gradients_in_the_precision_of_the_inputs(target_out):
+    states = torch.randn(7, 5, requires_grad=True)
+    weight = torch.randn(11, 5, requires_grad=True)
+    loss = smoothed_cross_entropy(states, weight, target_out, 0.1, torch.bfloat16)
+    exact = smoothed_cross_entropy(states, weight, target_out, 0.1, torch.float32)
+    assert loss.smoothed.dtype == torch.float32
+    torch.testing.assert_close(loss.smoothed, exact.smoothed, rtol=0.01, atol=0.1)
+    found = torch.autograd.grad(loss.smoothed, (states, weight))
+    expected = torch.autograd.grad(exact.smoothed, (states, weight))
+    assert {gradient.dtype for gradient in found} == {torch.float32}
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64, 70])
+@pytest.mark.parametrize("vocab", [1, 17, 61])
+def test_in_bf16_all_is_in_fp32_until_the_gradient_is_told(rows, vocab):
+    """By a matrix that leaves each state as it is, in either precision."""
+    states = (4 * torch.randn(rows, vocab)).bfloat16().float().requires_grad_()
+    targets = torch.randint(vocab, (rows,))
+    inputs = (states, torch.eye(vocab), targets, 0.1)
+    found = smoothed_cross_entropy(*inputs, torch.bfloat16)
+    expected = smoothed_cross_entropy(*inputs, torch.float32)
+    torch.testing.assert_close(found.smoothed, expected.smoothed)
+    torch.testing.assert_close(
+        found.negative_log_likelihood, expected.negative_log_likelihood
+    )
+    [gradient] = torch.autograd.grad(found.smoothed, states)
+    [exact] = torch.autograd.grad(expected.smoothed, states)
+    assert torch.equal(gradient, exact.bfloat16().float())
+
+
+def test_in_bf16_too_what_is_no_number_stays_none():
+    states = torch.zeros(3, 20)
+    states[1, 7] = torch.nan
+    states.requires_grad_()
+    targets = torch.zeros(3, dtype=torch.int64)
+    loss = smoothed_cross_entropy(states, torch.eye(20), targets, 0.1, torch.bfloat16)
+    assert loss.smoothed.isnan()
+    [gradient] = torch.autograd.grad(loss.smoothed, states)
+    assert gradient.isnan().any(dim=1).tolist() == [False, True, False]
+
+
+def test_no_rows_cost_nothing(output_weight):
+    states = torch.zeros(0, 5, dtype=torch.float64, requires_grad=True)
+    loss = smoothed_cross_entropy(
+        states,
+        output_weight,
+        torch.zeros(0, dtype=torch.int64),
+        0.1,
+        torch.float64,
+    )
+    loss.smoothed.backward()
+    assert loss.smoothed.item() == 0
+    assert not output_weight.grad.any()
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 8, 16, 17, 40, 6_001])
+def test_any_vocabulary_costs_what_it_costs_in_double_precision(vocab):
+    logits = (4 * torch.randn(9, vocab)).requires_grad_()
+    targets = torch.randint(vocab, (9,))
+    loss = loss_of_rows(logits, targets)
+    oracle = functional.cross_entropy(
+        logits.double(), targets, label_smoothing=0.1, reduction="sum"
+    )
+    torch.testing.assert_close(
+        loss.smoothed.double(), oracle, rtol=1e-6, atol=1e-5, check_dtype=False
+    )
+    [found] = torch.autograd.grad(loss.smoothed, logits)
+    [expected] = torch.autograd.grad(oracle, logits)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def loss_of_rows(logits: torch.Tensor, targets: torch.Tensor) -> Loss:
+    """The sum of each row's, so that no matrix of the vocabulary's square is there."""
+    each = [
+        loss_of_one(row, int(target), 0.1)
+        for row, target in zip(logits.split(1), targets, strict=True)
+    ]
+    return Loss(
+        smoothed=torch.stack([loss.smoothed for loss in each]).sum(),
+        negative_log_likelihood=torch.stack(
+            [loss.negative_log_likelihood for loss in each]
+        ).sum(),
+    )
+
+
+def test_threads_change_nothing(two_threads):
+    """Of one column each state and the matrix: no product's sum has an order."""
+    states, matrix = torch.randn(50, 1), torch.randn(300, 1, requires_grad=True)
+    targets = torch.arange(50)
+
+    def by(num_threads: int) -> tuple[torch.Tensor, ...]:
+        torch.set_num_threads(num_threads)
+        loss = smoothed_cross_entropy(states, matrix, targets, 0.1, torch.float32)
+        return loss.smoothed.detach(), loss.negative_log_likelihood
+
+    assert all(map(torch.equal, by(1), by(2)))
+
+
+@pytest.mark.parametrize("place", [0, 7, 19])
+@pytest.mark.parametrize("target", [3, 7])
+def test_what_is_no_number_makes_the_loss_none(place, target):
+    logits = torch.zeros(1, 20)
+    logits[0, place] = torch.nan
+    logits.requires_grad_()
+    loss = loss_of_one(logits, target, 0.1).smoothed
+    assert loss.isnan()
+    assert torch.autograd.grad(loss, logits)[0].isnan().all()
+
+
+@pytest.mark.parametrize("target", [-12, -1, 11, 2**40])
+def test_a_token_beyond_the_vocabulary_is_an_error(logits, target, target_out):
+    target_out[2] = target
+    with pytest.raises((IndexError, RuntimeError), match=r"outside|out of bounds"):
+        loss_of(logits, target_out, 0.1)

@@ -1,0 +1,92 @@
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Barrier
+
+import pytest
+import torch
+from torch import nn
+
+from transduce.training import optimizer
+from transduce.training.distributed import Processes
+from transduce.training.optimizer import Muon
+
+CONVERGING = (2.0, -1.5, 0.5)
+"""Factors of x, x^3 and x^5 that bring x to one itself, after many steps."""
+MANY = 20
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 0.01), (torch.bfloat16, 0.005)]
+)
+def test_muon_moves_as_that_of_torch_does(dtype, tolerance, monkeypatch):
+    """Which multiplies in bf16, and so only roughly."""
+    monkeypatch.setattr(optimizer, "POLYNOMIALS", (CONVERGING,) * MANY)
+    ours = [nn.Parameter(torch.randn(6, 4)) for _ in range(2)]
+    ours.append(nn.Parameter(torch.randn(3, 7)))
+    ours.append(nn.Parameter(torch.randn(32, 16)))
+    theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
+    start = [weight.detach().clone() for weight in ours]
+    mine = Muon(ours, dtype)
+    mine.param_groups[0]["lr"] = 0.1
+    peer = torch.optim.Muon(
+        theirs,
+        lr=0.1,
+        weight_decay=0.0,
+        momentum=0.95,
+        ns_coefficients=CONVERGING,
+        ns_steps=MANY,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for _ in range(3):
+        for our, their in zip(ours, theirs, strict=True):
+            our.grad = torch.randn_like(our)
+            their.grad = our.grad.clone()
+        mine.step()
+        peer.step()
+    for our, their, first in zip(ours, theirs, start, strict=True):
+        assert (our - first).abs().mean() > 0.01
+        torch.testing.assert_close(our, their, atol=tolerance, rtol=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thread(Processes):
+    """One of several in this process, who sum up in the same way."""
+
+    barrier: Barrier
+    values: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Of each; all have the same dictionary."""
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        self.values[self.rank] = values
+        self.barrier.wait(timeout=60)
+        total = sum(self.values[rank] for rank in range(self.count))
+        self.barrier.wait(timeout=60)
+        return total
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_share_muons_products(count):
+    """Two matrices of one shape, and one of another: some have nothing to do."""
+    start = [torch.randn(32, 16), torch.randn(32, 16), torch.randn(3, 7)]
+    gradients = [torch.randn_like(matrix) for _ in range(2) for matrix in start]
+
+    def moved(processes: Processes) -> list[torch.Tensor]:
+        matrices = [nn.Parameter(matrix.clone()) for matrix in start]
+        muon = Muon(matrices, processes=processes)
+        muon.param_groups[0]["lr"] = 0.1
+        for first in (0, len(start)):
+            for matrix, gradient in zip(matrices, gradients[first:], strict=False):
+                matrix.grad = gradient
+            muon.step()
+        return matrices
+
+    barrier, values = Barrier(count), {}
+    members = [
+        Thread(rank=rank, count=count, barrier=barrier, values=values)
+        for rank in range(count)
+    ]
+    with ThreadPoolExecutor(count) as pool:
+        found = list(pool.map(moved, members))
+    for each in found[1:]:
+        assert all(map(torch.equal, each, found[0]))
+    torch.testing.assert_close(found[0], moved(Processes()), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,113 @@
+"""Orthogonal matrices, by products and by the kernel, where there is one."""
+
+import pytest
+import torch
+
+from transduce.nn.native_operators import nn_api
+from transduce.training import optimizer as module
+from transduce.training.optimizer import (
+    MOST_COLUMNS,
+    MOST_ROWS,
+    orthogonalized,
+)
+
+SMALL = [(3, 8, 8), (2, 12, 5), (2, 5, 12)]
+"""Too odd for the kernel."""
+WHOLE = [(3, 16, 16), (1, 16, 80), (2, 48, 32), (5, 128, 128), (2, 112, 272)]
+SHAPES = SMALL + WHOLE
+
+needs_kernels = pytest.mark.skipif(
+    nn_api() is None, reason="there is no native library"
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_singular_values_are_brought_near_one(shape):
+    # Not too far apart, since the smallest ask for more steps.
+    matrices = torch.randn(shape)
+    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+    values = torch.linspace(0.2, 5, min(shape[1:]))
+    found = orthogonalized(left @ torch.diag(values) @ right)
+    singular = torch.linalg.svdvals(found)
+    assert singular.min() > 0.65
+    assert singular.max() < 1.3
+    torch.testing.assert_close(found, left @ right, atol=0.35, rtol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_in_bf16_they_are_nearly_as_near(shape):
+    matrices = torch.randn(shape)
+    found = orthogonalized(matrices.bfloat16()).double()
+    exact = orthogonalized(matrices.double())
+    assert torch.linalg.svdvals(found).max() < 1.35
+    assert (found - exact).square().mean() < 0.05 * exact.square().mean()
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", WHOLE, ids=str)
+def test_the_kernel_says_what_products_do(shape, monkeypatch):
+    matrices = torch.randn(shape)
+    found = orthogonalized(matrices)
+    monkeypatch.setattr(module, "nn_api", lambda: None)
+    torch.testing.assert_close(found, orthogonalized(matrices), rtol=1e-4, atol=1e-5)
+    exact = orthogonalized(matrices.double())
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "matrices",
+    [
+        torch.zeros(2, 5, 12),
+        torch.zeros(2, 16, 24),
+        torch.zeros(1, 16, MOST_COLUMNS + 16),
+        torch.zeros(1, MOST_ROWS + 16, MOST_ROWS + 16),
+        torch.zeros(2, 16, 16, dtype=torch.float64),
+        torch.zeros(2, 16, 16, dtype=torch.bfloat16),
+    ],
+    ids=lambda matrices: f"{tuple(matrices.shape)} {matrices.dtype}",
+)
+def test_what_the_kernel_is_not_for_has_products(matrices, monkeypatch):
+    monkeypatch.setattr(module, "loaded_nn_api", lambda: pytest.fail("was asked"))
+    assert orthogonalized(matrices).shape == matrices.shape
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(4, 32, 48), (4, 48, 32)], ids=str)
+def test_the_matrices_are_left_as_they_were(shape):
+    matrices = torch.randn(shape)
+    before = matrices.clone()
+    orthogonalized(matrices)
+    assert torch.equal(matrices, before)
+
+
+@needs_kernels
+def test_what_does_not_lie_in_a_row_is_read_alike():
+    matrices = torch.randn(4, 32, 48)
+    strewn = matrices.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    assert torch.equal(orthogonalized(strewn), orthogonalized(matrices))
+
+
+@needs_kernels
+def test_threads_change_nothing(two_threads):
+    matrices = torch.randn(9, 64, 96)
+
+    def by(num_threads: int) -> torch.Tensor:
+        torch.set_num_threads(num_threads)
+        return orthogonalized(matrices)
+
+    assert torch.equal(by(1), by(2))
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 32), (0, 16, 32)], ids=str)
+def test_nothing_stays_nothing(shape):
+    assert not orthogonalized(torch.zeros(shape)).any()
+
+
+@needs_kernels
+def test_what_is_no_number_stays_none_in_its_matrix():
+    matrices = torch.randn(2, 16, 32)
+    matrices[0, 3, 5] = torch.nan
+    found = orthogonalized(matrices)
+    assert found[0].isnan().any()
+    assert found[1].isfinite().all()

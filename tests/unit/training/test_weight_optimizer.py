@@ -1,0 +1,135 @@
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transduce.errors import CheckpointError, ConfigError
+from transduce.model.transformer import Transformer
+from transduce.training.config import TrainingConfig
+from transduce.training.optimizer import (
+    ADAM_MOMENTS,
+    MUON_MOMENTS,
+    WeightOptimizer,
+    matrices_of,
+    moments_of,
+    require_moments,
+)
+
+MUON = TrainingConfig(optimizer="muon")
+
+
+def test_only_the_layers_matrices_have_muon(tiny):
+    model = Transformer(replace(tiny, positions="learned", scores="additive"))
+    moments = moments_of(model, MUON)
+    matrices = {name for name, kept in moments.items() if kept == MUON_MOMENTS}
+    assert "encoder_layers.0.feed_forward.inner.weight" in matrices
+    assert "decoder_layers.1.memory_attention.project_key_value.weight" in matrices
+    assert not any("bias" in name or "norm" in name for name in matrices)
+    for name in ("embedding.weight", "positions.weight"):
+        assert moments[name] == ADAM_MOMENTS
+    assert set(moments_of(model, TrainingConfig()).values()) == {ADAM_MOMENTS}
+
+
+def moved(model: Transformer, optimizer: WeightOptimizer, steps: int) -> None:
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(ids, ids).logsumexp(dim=-1).sum().backward()
+        optimizer.step(0.01)
+
+
+@pytest.mark.parametrize("kind", ["adam", "muon"])
+def test_a_restored_optimizer_goes_on_as_if_nothing_had_been(tiny, kind):
+    config = TrainingConfig(optimizer=kind)
+    model = Transformer(tiny)
+    optimizer = WeightOptimizer(model, config)
+    assert not optimizer.has_state
+    moved(model, optimizer, 2)
+    assert optimizer.has_state
+    copy = Transformer(tiny)
+    copy.load_state_dict(model.state_dict())
+    restored = WeightOptimizer(copy, config)
+    state = optimizer.state()
+    require_moments(model, config, state)
+    restored.restore(state, step=2)
+    moved(model, optimizer, 2)
+    moved(copy, restored, 2)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, copy.get_parameter(name)), name
+
+
+def test_the_state_of_another_optimizer_is_refused(tiny):
+    model = Transformer(tiny)
+    optimizer = WeightOptimizer(model, TrainingConfig())
+    moved(model, optimizer, 1)
+    with pytest.raises(CheckpointError, match=r"must hold `momentum\.encoder_layers"):
+        require_moments(model, MUON, optimizer.state())
+
+
+def test_a_cleared_optimizer_begins_anew(tiny):
+    model = Transformer(tiny)
+    optimizer = WeightOptimizer(model, MUON)
+    moved(model, optimizer, 1)
+    optimizer.clear()
+    assert not optimizer.has_state
+
+
+def test_the_layers_matrices_decay_as_those_of_adamw(tiny):
+    config = TrainingConfig(weight_decay=0.3)
+    ours = Transformer(replace(tiny, num_layers=1))
+    theirs = deepcopy(ours)
+    weights, matrices = dict(theirs.named_parameters()), matrices_of(theirs)
+    assert 0 < len(matrices) < len(weights)
+    peer = torch.optim.AdamW(
+        [
+            {"params": [w for name, w in weights.items() if name in matrices]},
+            {
+                "params": [w for name, w in weights.items() if name not in matrices],
+                "weight_decay": 0.0,
+            },
+        ],
+        lr=0.1,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+    )
+    optimizer = WeightOptimizer(ours, config)
+    for _ in range(3):
+        for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
+            our.grad = torch.randn_like(our)
+            their.grad = our.grad.clone()
+        optimizer.step(0.1)
+        peer.step()
+    for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(our, their, atol=1e-6, rtol=1e-5)
+
+
+def test_muon_decays_too_and_never_past_nothing(tiny):
+    config = TrainingConfig(optimizer="muon", weight_decay=4.0)
+    model = Transformer(replace(tiny, num_layers=1))
+    weights, matrices = dict(model.named_parameters()), matrices_of(model)
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    for weight in weights.values():
+        weight.grad = torch.zeros_like(weight)
+    optimizer = WeightOptimizer(model, config)
+    optimizer.step(0.1)
+    for name, weight in weights.items():
+        expected = before[name] * (0.6 if name in matrices else 1)
+        torch.testing.assert_close(weight.detach(), expected, atol=1e-6, rtol=1e-5)
+    optimizer.step(1.0)
+    assert all(weights[name].abs().max() < 1e-6 for name in matrices)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bound"),
+    [
+        ("weight_decay", -1.0, "at least 0"),
+        ("cooldown_share", -0.1, "from 0 to 1"),
+        ("cooldown_share", 1.1, "from 0 to 1"),
+    ],
+)
+def test_what_takes_away_has_bounds(name, value, bound):
+    message = f"`training.{name}` must be {bound}, but is {value}"
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig(**{name: value})

@@ -1,0 +1,228 @@
+"""Trees in brackets: what is read, what is written, and what is said of bad ones."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import DataError
+from transduce.text.corpus import read_text
+from transduce.trees.trees import (
+    MAX_DEPTH,
+    NOTHING,
+    Constituent,
+    Leaf,
+    Tree,
+    parse_tree,
+    read_parses,
+    read_trees,
+)
+
+LINE = "(TOP (S (NP (DT the) (NN dog)) (VP (VBZ barks)) (. .)))"
+PENN = """
+( (S
+    (NP-SBJ (DT the) (NN dog) )
+    (VP (VBZ barks)
+\t(NP (-NONE- *T*-1)))
+    (. .) ))
+
+( (FRAG (INTJ (UH Yes)) (. .)) )
+"""
+
+
+def trees_in(text: str) -> list[Tree]:
+    return list(read_trees(text.splitlines(), "trees"))
+
+
+def test_a_tree_is_its_leaves_and_spans_over_them() -> None:
+    assert parse_tree(LINE) == Tree(
+        leaves=(
+            Leaf("DT", "the"),
+            Leaf("NN", "dog"),
+            Leaf("VBZ", "barks"),
+            Leaf(".", "."),
+        ),
+        constituents=(
+            Constituent("TOP", 0, 4),
+            Constituent("S", 0, 4),
+            Constituent("NP", 0, 2),
+            Constituent("VP", 2, 3),
+        ),
+    )
+
+
+def test_words_are_those_of_the_leaves() -> None:
+    assert parse_tree(LINE).words == ("the", "dog", "barks", ".")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LINE,
+        "(ROOT (S (VP (VB go))))",
+        "( (S (VP (VB go))))",
+        "(S1 (S (NP (NP (NP (NN a)))) (NP (NP (NN b)) (NP (NN c)))))",
+        "(VB Understand)",
+        "(TOP (X (-LRB- -LRB-) (SYM 1\\/2) (`` ``) (NN a\u00a0b) (NN \u2028)))",
+    ],
+)
+def test_a_tree_is_written_as_it_was_read(line: str) -> None:
+    assert str(parse_tree(line)) == line
+
+
+def test_a_tree_may_take_several_lines_and_have_any_root() -> None:
+    assert list(map(str, trees_in(PENN))) == [
+        "( (S (NP-SBJ (DT the) (NN dog)) (VP (VBZ barks) (NP (-NONE- *T*-1))) (. .)))",
+        "( (FRAG (INTJ (UH Yes)) (. .)))",
+    ]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("begin", [b"", b"\xef\xbb\xbf"])
+def test_a_file_may_begin_with_a_mark_and_end_lines_with_crlf(
+    tmp_path: Path, begin: bytes, end: bytes
+) -> None:
+    path = tmp_path / "trees"
+    path.write_bytes(begin + PENN.encode().replace(b"\n", end))
+    assert list(read_trees(read_text([path]), "trees")) == trees_in(PENN)
+
+
+def test_trees_come_as_soon_as_they_end() -> None:
+    def lines() -> Iterable[str]:
+        yield LINE
+        raise AssertionError("the second line was not asked for")
+
+    assert str(next(read_trees(lines(), "trees"))) == LINE
+
+
+def test_no_lines_are_no_trees() -> None:
+    assert trees_in("\n \t\n") == []
+
+
+@pytest.mark.parametrize(
+    ("word", "written"),
+    [("(", "-LRB-"), (")", "-RRB-"), (":-)", ":--RRB-"), ("-LRB-", "-LRB-")],
+)
+def test_brackets_in_words_are_written_as_the_treebank_writes_them(
+    word: str, written: str
+) -> None:
+    tree = Tree(leaves=(Leaf("X", word),), constituents=(Constituent("S", 0, 1),))
+    assert str(tree) == f"(S (X {written}))"
+
+
+@pytest.mark.parametrize("word", ["", "a b", "\n"])
+def test_a_word_with_white_space_cannot_be_written(word: str) -> None:
+    tree = Tree(leaves=(Leaf("X", word),), constituents=())
+    with pytest.raises(DataError, match="^A word must be without white space to be"):
+        str(tree)
+
+
+def test_brackets_may_be_deep() -> None:
+    deep = "(X " * (MAX_DEPTH - 1) + "(NN a)" + ")" * (MAX_DEPTH - 1)
+    tree = parse_tree(deep)
+    assert len(tree.constituents) == MAX_DEPTH - 1
+    assert str(tree) == deep
+
+
+BAD = {
+    "a word before the tree": ("dog", r"1:1: a tree must begin with `\(`, .* is `dog`"),
+    "a word between trees": (f"{LINE}\n\n dog", "3:2: a tree must begin with .*`dog`"),
+    "a bracket too many": (f"{LINE}\n)", r"2:1: a tree must begin .* here is `\)`"),
+    "a bracket too many in the line": (
+        "(S (NN a)))",
+        r"1:11: a tree must be alone on its line, but here follows `\)`",
+    ),
+    "text after the root": ("(S (NN a)) b", "1:12: a tree must be alone .* `b`"),
+    "a tree after the root": ("(S (NN a)) (S", r"1:12: a tree must be alone .* `\(`"),
+    "a bracket too few": (
+        "\n(S (NP (NN a))\n",
+        "2:1: a tree must close its brackets before the file ends, .* leaves 1 open",
+    ),
+    "a bracket too few before a tree": (
+        f"{LINE}\n(S (NP (NN a)\n{LINE})",
+        "2:1: .* before a line that is not indented, but this one leaves 2 open",
+    ),
+    "an open bracket": ("  (", "1:3: a tree must close its brackets .* leaves 1 open"),
+    "nothing in a bracket": ("()", r"1:2: a bracket must hold a word or .* is `\)`"),
+    "only a label": ("(S (NP ) (NN a))", r"1:8: a bracket must hold a word or"),
+    "only a deep label": ("(S (A (B)) (NN a))", r"1:9: a bracket must hold a word or"),
+    "two words": ("(NP (NN a b))", "1:11: a word must stand in a bracket with .* `b`"),
+    "a word beside a bracket": ("(NP (NN a) b)", "1:12: a word must stand .* `b`"),
+    "a bracket beside a word": ("(NN a (NN b))", r"1:7: a word must stand .* `\(`"),
+    "10,000 brackets": (
+        "(X " * 10_000 + "(NN a)" + ")" * 10_000,
+        r"1:3001: brackets must be at most 1,000 deep, but here is one more `\(`\.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD.values(), ids=list(BAD))
+def test_a_bad_tree_is_told_with_file_line_and_column(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=f"^trees:{message}"):
+        trees_in(text)
+
+
+def test_trees_before_a_bad_one_are_given() -> None:
+    trees = read_trees([LINE, ")"], "trees")
+    assert str(next(trees)) == LINE
+    with pytest.raises(DataError, match="^trees:2:1: "):
+        next(trees)
+
+
+@pytest.mark.parametrize(
+    "line", ["", " \t", "()", "(())", "( ( ) )", "(TOP)", "(TOP )"]
+)
+def test_a_line_may_say_that_there_is_no_parse(line: str) -> None:
+    assert list(read_parses([LINE, line, LINE], "parses")) == [
+        parse_tree(LINE),
+        NOTHING,
+        parse_tree(LINE),
+    ]
+
+
+def test_no_parse_is_written_as_a_blank_line() -> None:
+    assert str(NOTHING) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("(S)", "a bracket must hold a word or brackets"),
+        ("(S (NN a)) (S (NN b))", "a tree must be alone on its line"),
+        ("TOP", "a tree must begin with"),
+    ],
+)
+def test_a_bad_parse_is_told_with_its_line(line: str, message: str) -> None:
+    with pytest.raises(DataError, match=rf"^parses:2:\d+: {message}"):
+        list(read_parses([LINE, line, ")"], "parses"))
+
+
+def test_a_parse_without_its_last_bracket_is_named_with_its_line() -> None:
+    message = r"^parses:2:1: a tree must close its brackets before {}, .* 1 open"
+    for lines, end in (([LINE], "a line that is not indented"), ([], "the file ends")):
+        with pytest.raises(DataError, match=message.format(end)):
+            list(read_parses([LINE, "(S (NN a)", *lines], "parses"))
+
+
+def test_parses_of_several_lines_are_separated_by_blank_ones() -> None:
+    expected = trees_in(PENN)
+    assert list(read_parses(PENN.splitlines(), "parses")) == expected
+    lines = [*PENN.splitlines(), "(TOP)", "", *PENN.splitlines(), "()"]
+    assert list(read_parses(lines, "parses")) == [
+        *expected,
+        NOTHING,
+        *expected,
+        NOTHING,
+    ]
+
+
+def test_errors_after_trees_without_a_parse_name_their_line() -> None:
+    with pytest.raises(DataError, match=r"^parses:4:1: a tree must begin with"):
+        list(read_parses([LINE, "", "()", "x"], "parses"))
+
+
+def test_a_text_without_a_tree_is_told() -> None:
+    with pytest.raises(
+        DataError, match="^tree:1: a tree must be here, but the line is"
+    ):
+        parse_tree(" ")
