@@ -1,0 +1,737 @@
+"""Generate the reference pages of the documentation site from the code.
+
+MkDocs calls this file as a hook (`hooks` in mkdocs.yml). It adds the pages of
+commands, settings, presets, Python and HTTP, and the files of benchmarks/results; it
+fills the sections of the navigation that name a folder; and it turns formulas into
+MathML, so that the site needs no script for them.
+"""
+
+import ast
+import html
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+RESULTS = ROOT / "benchmarks" / "results"
+HELP_COLUMNS = 100
+"""Width at which a command's help is read; it is never wider."""
+PARTS = {"reproduce", "benchmark"}
+"""Commands that are several."""
+
+
+# Commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option or argument of a command, as its help describes it."""
+
+    label: str
+    """All names and the kind of value: `--out PATH`."""
+    meaning: str
+    default: str = ""
+    choices: tuple[str, ...] = ()
+    is_required: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Help:
+    """What `--help` of a command prints."""
+
+    usage: str
+    paragraphs: list[str] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
+    panels: dict[str, list[Option]] = field(default_factory=dict)
+    """Options by the title above them: Arguments, Parameters, ..."""
+
+
+def help_text(*command: str) -> str:
+    """Help of a command, as a terminal of `HELP_COLUMNS` columns shows it."""
+    environment = {
+        **os.environ,
+        "COLUMNS": str(HELP_COLUMNS),
+        "NO_COLOR": "1",
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "transduce", *command, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    return done.stdout
+
+
+def read_help(text: str) -> Help:
+    """Parse the help of a command: usage, paragraphs, examples and panels."""
+    blocks = re.split(r"\n\s*\n", text.strip("\n"))
+    read = Help(usage=" ".join(blocks[0].removeprefix("Usage:").split()))
+    for block in blocks[1:]:
+        first, *others = block.split("\n")
+        if re.fullmatch(r"\S.*:", first) and others:
+            read.panels[first.removesuffix(":")] = list(_options(others))
+        elif first.startswith("  "):
+            read.examples += _joined_examples(block.split("\n"))
+        else:
+            read.paragraphs.append(" ".join(block.split()))
+    return read
+
+
+def _joined_examples(lines: Sequence[str]) -> list[str]:
+    """Command lines; a wrapped one is indented deeper from its second line on."""
+    examples: list[str] = []
+    for line in lines:
+        if line.startswith("    ") and examples:
+            examples[-1] += f" {line.strip()}"
+        else:
+            examples.append(line.strip())
+    return examples
+
+
+def _options(lines: Sequence[str]) -> Iterator[Option]:
+    entries: list[list[str]] = []
+    for line in lines:
+        if re.match(r"  \S", line):
+            entries.append([line])
+        else:
+            entries[-1].append(line)
+    for first, *others in entries:
+        label, _, beside = first.strip().partition("  ")
+        words = " ".join([beside, *others]).split()
+        yield _option(label, " ".join(words))
+
+
+def _option(label: str, text: str) -> Option:
+    """Split the bracketed notes off the end of a description."""
+    notes: dict[str, str] = {}
+    while match := re.search(r"\s*\[(required|(?:default|choices): [^\]]*)\]$", text):
+        name, _, value = match[1].partition(": ")
+        notes[name] = value
+        text = text[: match.start()]
+    return Option(
+        label=label,
+        meaning=text,
+        default=notes.get("default", ""),
+        choices=tuple(notes.get("choices", "").split(", "))
+        if "choices" in notes
+        else (),
+        is_required="required" in notes,
+    )
+
+
+@cache
+def command_groups() -> dict[str, list[Option]]:
+    """Commands by their group in `transduce --help`."""
+    groups = read_help(help_text()).panels
+    return {title: found for title, found in groups.items() if title != "Options"}
+
+
+def commands() -> list[str]:
+    """Names of all commands, in the order of the help."""
+    return [option.label for group in command_groups().values() for option in group]
+
+
+def command_page(name: str) -> str:
+    """Page of a command: usage, examples and all options."""
+    read = read_help(help_text(name))
+    lines = [f"# transduce {name}", ""]
+    if name in PARTS:
+        [parts] = read.panels.values()
+        lines += [*read.paragraphs, ""]
+        for part in parts:
+            lines += [f"## {name} {part.label}", ""]
+            lines += _described(read_help(help_text(name, part.label)), level=3)
+    else:
+        lines += _described(read, level=2)
+    return "\n".join(lines)
+
+
+def _described(read: Help, level: int) -> list[str]:
+    paragraphs = [text for text in read.paragraphs if not text.endswith(":")]
+    lines = []
+    for paragraph in paragraphs:
+        lines += [_plain_markdown(paragraph), ""]
+    lines += ["```text", read.usage, "```", ""]
+    if read.examples:
+        lines += [
+            "For example:",
+            "",
+            "```sh",
+            *(_folded(each) for each in read.examples),
+            "```",
+            "",
+        ]
+    for title, options in read.panels.items():
+        lines += [f"{'#' * level} {title.replace('Parameters', 'Options')}", ""]
+        lines += ['<dl class="options">', *map(_as_html, options), "</dl>", ""]
+    return lines
+
+
+def _folded(command: str, width: int = 80) -> str:
+    """A long command line on several lines, before options."""
+    lines = [""]
+    for part in re.split(r" (?=--|\| )", command):
+        if lines[-1] and len(lines[-1]) + len(part) + 3 > width:
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f" {part}" if lines[-1] else part
+    return " \\\n".join(lines)
+
+
+def _as_html(option: Option) -> str:
+    notes = []
+    if option.is_required:
+        notes.append("required")
+    if option.choices:
+        notes.append(
+            "one of " + ", ".join(f"<code>{_quoted(c)}</code>" for c in option.choices)
+        )
+    if option.default:
+        notes.append(f"default <code>{_quoted(option.default)}</code>")
+    return definition(option.label, notes, option.meaning)
+
+
+def definition(name: str, notes: Sequence[str], meaning: str, anchor: str = "") -> str:
+    """Entry of a definition list: a name in code, notes, and what it means."""
+    said = f' <span class="note">{"; ".join(notes)}</span>' if notes else ""
+    place = f' id="{anchor}"' if anchor else ""
+    return (
+        f"<dt{place}><code>{_quoted(name)}</code>{said}</dt><dd>{inline(meaning)}</dd>"
+    )
+
+
+def inline(text: str) -> str:
+    """Text with `code` between backticks, as HTML."""
+    pieces = _quoted(" ".join(text.split())).split("`")
+    if len(pieces) % 2 == 0:
+        return "`".join(pieces)
+    return "".join(
+        f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces)
+    )
+
+
+def _quoted(text: str) -> str:
+    return html.escape(text, quote=False)
+
+
+def _plain_markdown(text: str) -> str:
+    """Plain text that Markdown would read as markup, escaped."""
+    return re.sub(r"([<*_])", r"\\\1", text)
+
+
+COMMANDS = """\
+Every command has `--help`.
+
+| exit code | when |
+|---|---|
+| 0 | the command has done its work |
+| 1 | a failure that no other option or file would mend |
+| 2 | a mistake in options or files, told in one sentence on standard error |
+
+Nothing half-written stays behind: outputs appear whole, or as `OUTPUT.part`.
+"""
+
+
+def command_index() -> str:
+    """Page with all commands, by group."""
+    lines = ["# Commands", "", COMMANDS]
+    for title, options in command_groups().items():
+        lines += [f"## {title}", "", "| command | |", "|---|---|"]
+        lines += [
+            f"| [`transduce {o.label}`]({o.label}.md) | {o.meaning} |" for o in options
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+# Settings and presets
+
+
+def field_docs(config: type) -> dict[str, str]:
+    """Docstring below each field of a dataclass; `AssertionError` if one is missing."""
+    tree = ast.parse(inspect.getsource(sys.modules[config.__module__]))
+    [body] = [
+        node.body
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name == config.__name__
+    ]
+    docs: dict[str, str] = {}
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            match after:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[node.target.id] = " ".join(text.split())
+                case _:
+                    docs[node.target.id] = ""
+    return docs
+
+
+def settings_page() -> str:
+    """Page of all settings: type, default of a run without preset, and meaning."""
+    from transduce.experiments.presets import RunConfig
+
+    lines = [
+        "# Settings",
+        "",
+        "A setting is changed by `--set model.dropout=0.2`, or in a TOML file that "
+        "`--config` names, where each section below is a table. The defaults here hold "
+        "where neither a [preset](presets.md) nor you say otherwise. "
+        "[How to set them](../how-to/settings.md).",
+        "",
+    ]
+    docs = field_docs(RunConfig)
+    for each in fields(RunConfig):
+        hints = typing.get_type_hints(RunConfig)
+        lines += [f"## {each.name}", ""]
+        about = inspect.getdoc(hints[each.name]) or ""
+        lines += [about.split("\n\n")[0].replace("\n", " "), "", docs[each.name], ""]
+        lines += [
+            '<dl class="options">',
+            *_settings(each.name, hints[each.name]),
+            "</dl>",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _settings(prefix: str, config: type) -> Iterator[str]:
+    docs, hints = field_docs(config), typing.get_type_hints(config)
+    defaults = config()
+    for each in fields(config):
+        name, hint = f"{prefix}.{each.name}", hints[each.name]
+        if is_dataclass(hint):
+            yield from _settings(name, typing.cast(type, hint))
+            continue
+        default = toml(getattr(defaults, each.name))
+        notes = [kind(hint), f"default <code>{_quoted(default)}</code>"]
+        yield definition(name, notes, docs[each.name], anchor=name)
+
+
+KINDS = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    type(None): "none",
+}
+
+
+def kind(hint: Any) -> str:
+    """Values that a type allows, in words."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(f"<code>{each}</code>" for each in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(kind, arguments))
+    if origin in (tuple, list):
+        return f"list of {kind(arguments[0])}s"
+    return KINDS[hint]
+
+
+def toml(value: Any) -> str:
+    """Value as a settings file writes it; none for None."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case tuple() | list():
+            return f"[{', '.join(map(toml, value))}]"
+        case _:
+            return str(value)
+
+
+PURPOSES = {
+    "base": "the paper's base model; millions of pairs",
+    "big": "the paper's big model; millions of pairs",
+    "base-en-fr": "base with the paper's 32,000 word-pieces for English to French",
+    "big-en-fr": "big, likewise, with dropout 0.1",
+    "multi30k": "tens of thousands of pairs",
+    "quickstart": "the built-in corpus, in minutes",
+    "parsing-wsj": "section 6.3, 40,000 trees",
+    "parsing-semi": "section 6.3, 17 million trees",
+    "parsing-small": "some thousands of trees",
+    "parsing-quickstart": "the built-in grammar's trees, in minutes",
+    "tiny": "trying things out, in seconds; it learns nothing of use",
+}
+"""What each preset is for; the rows of Table 3 aside."""
+
+
+def presets_page() -> str:
+    """Page of all presets: sizes side by side, and the settings that differ."""
+    from transduce.experiments.presets import PRESETS, RunConfig
+    from transduce.model.cost import count_parameters
+
+    lines = [
+        "# Presets",
+        "",
+        "`transduce train --preset NAME` takes one. Without `--preset`, `train` takes "
+        "`base` (for trees `parsing-wsj`) if the corpus is large enough and training "
+        "ends within a week, and otherwise proposes a preset that fits.",
+        "",
+        "Parameters are those of translation, with the full vocabulary. Tokens are the "
+        "target tokens of one update.",
+        "",
+        "| preset | for | layers | d_model | d_ff | heads | vocabulary | updates "
+        "| tokens | parameters |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    default = RunConfig()
+    for name, config in PRESETS.items():
+        model = config.model
+        numbers = [
+            f"{number:,}"
+            for number in (
+                model.num_layers,
+                model.d_model,
+                model.d_ff,
+                model.num_heads,
+                config.tokenizer.vocab_size,
+                config.training.steps,
+                config.batching.target_tokens,
+                _parameters(config, count_parameters),
+            )
+        ]
+        lines.append(
+            f"| [`{name}`](#{name.lower()}) | {purpose(name)} | {' | '.join(numbers)} |"
+        )
+    lines += [
+        "",
+        "Below, the settings of each that differ from the [defaults](settings.md).",
+        "",
+    ]
+    for name, config in PRESETS.items():
+        lines += [
+            f"## {name} {{ #{name.lower()} }}",
+            "",
+            f"{sentence(purpose(name))}.",
+            "",
+        ]
+        differing = list(_differing(config, default))
+        if differing:
+            lines += ["```toml", *differing, "```", ""]
+        else:
+            lines += ["All settings have their defaults.", ""]
+    return "\n".join(lines)
+
+
+def _parameters(config: Any, count: Any) -> int:
+    from dataclasses import replace
+
+    return int(
+        count(replace(config.model, vocab_size=config.tokenizer.vocab_size)).total
+    )
+
+
+def purpose(name: str) -> str:
+    """What a preset is for; `KeyError` if nothing says so."""
+    if re.match(r"[A-E]-", name):
+        return f"Table 3, row ({name[0]})"
+    return PURPOSES[name]
+
+
+def sentence(text: str) -> str:
+    """Text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def _differing(config: Any, default: Any, prefix: str = "") -> Iterator[str]:
+    """Settings that differ, as TOML tables."""
+    simple, tables = [], []
+    for each in fields(config):
+        mine, usual = getattr(config, each.name), getattr(default, each.name)
+        name = f"{prefix}{each.name}"
+        if is_dataclass(mine):
+            tables += list(_differing(mine, usual, f"{name}."))
+        elif mine != usual:
+            simple.append(f"{each.name} = {toml(mine)}")
+    if simple and prefix:
+        yield f"[{prefix.removesuffix('.')}]"
+    yield from simple
+    yield from tables
+
+
+# Python and HTTP
+
+
+PYTHON = """\
+# Python
+
+The public names of `transduce`, as `dir(transduce)` lists them. Names that are neither
+there nor on this page may change from one version to the next.
+
+```python
+import transduce
+
+translator = transduce.load("runs/mine")
+translations = translator.translate(["A dog runs."], beam_size=4, length_penalty=0.6)
+for translation in translations:
+    print(translation.text, translation.score)
+```
+
+`translate`, `sample`, `score` and `parse` take a list and return a list; a string is
+one sentence, and its result is returned alone:
+`translator.translate("A dog runs.").text`. `translate_stream` and `sample_stream` take
+any number of lines and return an iterator.
+"""
+
+
+def python_page() -> str:
+    """Page of the public names, which mkdocstrings fills."""
+    import transduce
+
+    names = [name for name in transduce.__all__ if not name.startswith("__")]
+    order = sorted(names, key=lambda name: (name != "load", name != "Translator", name))
+    entries = [f"::: transduce.{name}\n" for name in order]
+    more = DOCS / "reference" / "python-more.txt"
+    return "\n".join(
+        [PYTHON, *entries, more.read_text(encoding="utf-8") if more.exists() else ""]
+    )
+
+
+def http_page() -> str:
+    """Page of the HTTP interface, from the server's OpenAPI document."""
+    from transduce.serving.http.documentation import examples
+    from transduce.serving.http.server import create_app
+
+    openapi = create_app([]).openapi()
+    bodies = examples([])
+    lines = [
+        "# HTTP",
+        "",
+        "The interface of `transduce serve`. LibreTranslate clients work unchanged. A "
+        "running server has the same description at `/docs`, with forms to try each "
+        "path, and as OpenAPI at `/openapi.json`. [How to serve](../how-to/serve.md).",
+        "",
+    ]
+    for path, operations in openapi["paths"].items():
+        for method, operation in operations.items():
+            lines += [f"## {method.upper()} {path}", ""]
+            lines += [str(operation["description"]), ""]
+            lines += _curl(path, bodies.get(path))
+            lines += _body(operation)
+            lines += _answers(operation)
+    lines += ["## Kinds of answers", ""]
+    for name, schema in openapi["components"]["schemas"].items():
+        lines += [f"### {name}", "", str(schema.get("description", "")), ""]
+        lines += _properties(schema)
+    return "\n".join(lines)
+
+
+def _curl(path: str, body: Any) -> list[str]:
+    address = f"http://127.0.0.1:5000{path}"
+    if body is None:
+        return ["```sh", f"curl {address}", "```", ""]
+    text = json.dumps(body, ensure_ascii=False)
+    header = "content-type: application/json"
+    return ["```sh", f"curl {address} -H '{header}' \\", f"    -d '{text}'", "```", ""]
+
+
+def _body(operation: Mapping[str, Any]) -> list[str]:
+    if "requestBody" not in operation:
+        return []
+    kinds = operation["requestBody"]["content"]
+    named = " or ".join(f"`{each}`" for each in kinds)
+    first, *_ = kinds.values()
+    return [f"The body is {named}:", "", *_properties(first["schema"])]
+
+
+def _answers(operation: Mapping[str, Any]) -> list[str]:
+    lines = ["| status | body | when |", "|---|---|---|"]
+    for status, answer in operation["responses"].items():
+        bodies = [
+            f"{schema_kind(content['schema'])} as `{name}`"
+            for name, content in answer.get("content", {}).items()
+            if "schema" in content
+        ]
+        lines.append(f"| {status} | {', '.join(bodies)} | {answer['description']} |")
+    return [*lines, ""]
+
+
+def _properties(schema: Mapping[str, Any]) -> list[str]:
+    entries = []
+    for name, each in schema.get("properties", {}).items():
+        notes = [schema_kind(each, link=False)]
+        if name in schema.get("required", ()):
+            notes.append("required")
+        elif each.get("default") is not None:
+            default = json.dumps(each["default"], ensure_ascii=False)
+            notes.append(f"default <code>{_quoted(default)}</code>")
+        entries.append(definition(name, notes, each.get("description", "")))
+    return ['<dl class="options">', *entries, "</dl>", ""]
+
+
+def schema_kind(schema: Mapping[str, Any], link: bool = True) -> str:
+    """Kind of a JSON value, in words; a link to the schema that it refers to."""
+    match schema:
+        case {"anyOf": kinds}:
+            words = " or ".join(schema_kind(each, link) for each in kinds)
+        case {"enum": values}:
+            words = " or ".join(f"<code>{json.dumps(each)}</code>" for each in values)
+        case {"const": value}:
+            words = f"<code>{json.dumps(value)}</code>"
+        case {"$ref": address}:
+            name = str(address).rpartition("/")[2]
+            place = f"#{name.lower()}"
+            words = f"[{name}]({place})" if link else f'<a href="{place}">{name}</a>'
+        case {"type": "array", "items": items}:
+            words = f"list of {schema_kind(items, link)}"
+        case _:
+            words = str(schema.get("type", "text"))
+    return words
+
+
+def reference_pages() -> dict[str, str]:
+    """All generated pages, by their path in the site."""
+    pages = {
+        "reference/commands/index.md": command_index(),
+        "reference/settings.md": settings_page(),
+        "reference/presets.md": presets_page(),
+        "reference/python.md": python_page(),
+        "reference/http.md": http_page(),
+    }
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name, page in zip(
+            commands(), pool.map(command_page, commands()), strict=True
+        ):
+            pages[f"reference/commands/{name}.md"] = page
+    return pages
+
+
+# What MkDocs calls
+
+
+def on_config(config: Any) -> Any:
+    """Fill the sections of the navigation that name a folder; drop empty ones."""
+    filled = []
+    for section in config.nav:
+        [(title, value)] = section.items()
+        if isinstance(value, str) and value.endswith("/"):
+            folder = value.removesuffix("/")
+            value = _reference_nav() if folder == "reference" else _folder_nav(folder)
+        if value:
+            filled.append({title: value})
+    config.nav = filled
+    return config
+
+
+def _reference_nav() -> list[Any]:
+    """Navigation of the reference: commands by group, then all else."""
+    return [
+        "reference/index.md",
+        {
+            "Commands": [
+                "reference/commands/index.md",
+                *(f"reference/commands/{name}.md" for name in commands()),
+            ]
+        },
+        "reference/settings.md",
+        "reference/presets.md",
+        "reference/python.md",
+        "reference/http.md",
+        "reference/files.md",
+        "reference/json.md",
+    ]
+
+
+LAST = ("unsaid", "departures")
+"""Pages of a folder that stand after the others."""
+
+
+def _folder_nav(folder: str) -> list[str]:
+    """Pages of a folder: its index, the others by name, and those that come last."""
+    pages = {
+        path.stem: f"{folder}/{path.name}" for path in (DOCS / folder).glob("*.md")
+    }
+    if folder == "results":
+        pages |= {PurePosixPath(page).stem: page for page in result_pages()}
+    index = [pages.pop("index")] if "index" in pages else []
+    last = [pages.pop(name) for name in LAST if name in pages]
+    return [*index, *(pages[name] for name in sorted(pages)), *last]
+
+
+def result_pages() -> list[str]:
+    """Paths in the site of the pages in benchmarks/results."""
+    return [
+        f"results/{path.relative_to(RESULTS).as_posix()}"
+        for path in sorted(RESULTS.rglob("*.md"))
+    ]
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages and the files of benchmarks/results."""
+    from mkdocs.structure.files import File
+
+    for path, content in reference_pages().items():
+        files.append(File.generated(config, path, content=content))
+    for source in sorted(RESULTS.rglob("*")):
+        if source.is_file():
+            path = f"results/{source.relative_to(RESULTS).as_posix()}"
+            files.append(File.generated(config, path, abs_src_path=str(source)))
+    return files
+
+
+MARKS = re.compile(r"^<!-- (?:run|file|output)\b.*-->\n", re.MULTILINE)
+"""Comments that tell the test of the tutorials what to do with a block of code."""
+LINK_OUT = re.compile(
+    r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)"
+)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Leave out the marks of the tests, and mend links to files outside docs/.
+
+    Links to benchmarks/results lead to its pages in the site, those to other files of
+    the repository to their place there, or nowhere while `repo_url` is unknown.
+    """
+    here = PurePosixPath(page.file.src_uri).parent
+
+    def mended(match: re.Match[str]) -> str:
+        text, target, anchor = match[1], match[2], match[3] or ""
+        path = os.path.normpath(str(PurePosixPath("docs") / here / target))
+        if path.startswith("docs/"):
+            return match[0]
+        if path.startswith("benchmarks/results"):
+            path = path.replace("benchmarks/results", "results", 1)
+            path = f"{path}/index.md" if path == "results" else path
+            return f"{text}({os.path.relpath(path, here)}{anchor})"
+        if config.repo_url:
+            return f"{text}({config.repo_url.rstrip('/')}/blob/main/{path}{anchor})"
+        return text[1:-1]
+
+    return LINK_OUT.sub(mended, MARKS.sub("", markdown))
+
+
+FORMULA = re.compile(
+    r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<formula>.*?)\\[)\]]</(?P=tag)>',
+    re.DOTALL,
+)
+
+
+def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
+    """Turn the formulas of a page into MathML, which browsers show without a script."""
+    from latex2mathml.converter import convert
+
+    def shown(match: re.Match[str]) -> str:
+        display = "inline" if match["tag"] == "span" else "block"
+        return convert(html.unescape(match["formula"]).strip(), display=display)
+
+    return FORMULA.sub(shown, content)
