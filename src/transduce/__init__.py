@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from transduce.decoding.translator import Translator, load
     from transduce.search_config import SamplingConfig, SearchConfig
 
+    __version__: str
+
 __all__ = [
     "SamplingConfig",
     "SearchConfig",
@@ -16,8 +18,6 @@ __all__ = [
     "__version__",
     "load",
 ]
-__version__ = "0.1.0"
-
 
 _HOMES = {
     "SamplingConfig": "transduce.search_config",
@@ -32,8 +32,20 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+def _version() -> str:
+    """Version of the installed package, which `pyproject.toml` states."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("transduce")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "0+unknown"
+
+
 def __getattr__(name: str) -> Any:
-    """Import what translates only when it is asked for."""
+    """Import a public name at its first use, so that `import transduce` stays fast."""
+    if name == "__version__":
+        return _version()
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -147,7 +147,7 @@ def _app(asked_for_help_on: Collection[str] = ()) -> App:
     app = App(
         name="transduce",
         help='The system of "Attention Is All You Need" as a tool.',
-        version=transduce.__version__,
+        version=lambda: transduce.__version__,
         help_format="plaintext",
         help_formatter=PlainHelp(),
         default_parameter=Parameter(converter=_converted, negative_iterable=()),
