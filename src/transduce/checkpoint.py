@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from transduce.files import write_folder
+from transduce.files import atomic_directory
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder import CONFIG, FORMAT, WEIGHTS, Array, damaged, open_model
@@ -93,7 +93,8 @@ def _outline(config: ModelConfig) -> Transformer:
 
 def save_model(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a model folder, whole or not at all."""
-    write_folder(folder, lambda new: write_model(checkpoint, new))
+    with atomic_directory(folder) as new:
+        write_model(checkpoint, new)
 
 
 def write_model(checkpoint: Checkpoint, folder: Path) -> None:

@@ -1,8 +1,4 @@
-"""JSON files from untrusted sources: bounded in size and depth, each key once.
-
-A model folder may come from anywhere. Reading a pipe could block for ever, a huge file
-would fill the memory, and deeply nested lists would overflow Python's stack.
-"""
+"""Files that survive bad input and crashes: bounded JSON, locks, atomic directories."""
 
 import errno
 import json
@@ -10,21 +6,26 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from transduce.errors import CheckpointError, TransduceError
 
-MOST_BYTES = 2**26
-"""Bytes of a file at most, by default."""
+MAX_BYTES = 2**26
+"""Default limit on the size of a text file, in bytes."""
+
+SYSTEM_ERROR = re.compile(r"\bos error (\d{1,4})\b")
 
 
-def read_json(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """Read a JSON object; `CheckpointError` if missing, damaged or too large."""
+def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """Read a JSON object from an untrusted file.
+
+    Raises `CheckpointError` if the file is missing, damaged or too large.
+    """
     try:
-        content = parse_json(read_bounded(path, most_bytes))
+        content = parse_json(read_bounded(path, max_bytes))
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path}: the file is missing or damaged ({reason(error)}); use another "
@@ -35,20 +36,24 @@ def read_json(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     return content
 
 
-def read_bounded(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """Read a text file; `OSError` or `ValueError` if it is no file, or too long."""
+def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> str:
+    """Read a UTF-8 text file of at most `max_bytes` bytes.
+
+    Raises `OSError` or `ValueError` if it cannot be read, is no regular file, or is
+    larger.
+    """
     require_file(path)
     with path.open("rb") as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise ValueError(f"it has more than {most_bytes:,} bytes")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes:,} bytes")
     return content.decode("utf-8")
 
 
 def require_file(path: Path) -> None:
-    """Raise `OSError` if there is no file; `ValueError` for a pipe or another device.
+    """Raise `OSError` if there is no file, `ValueError` if it is a pipe or a device.
 
-    Opening a pipe without a writer would block for ever.
+    Opening a pipe that has no writer would block forever.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is not a regular file")
@@ -71,36 +76,36 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def reason(error: BaseException, longest: int = 200) -> str:
-    """Message of an error in one line, truncated if long."""
+def reason(error: BaseException, max_length: int = 200) -> str:
+    """Format an error's message in one line, truncated to `max_length` characters."""
     words = " ".join(str(error).split())
     words = words.encode("utf-8", "backslashreplace").decode("utf-8")
-    return words if len(words) <= longest else f"{words[:longest]}..."
+    return words if len(words) <= max_length else f"{words[:max_length]}..."
 
 
 @contextmanager
-def claim(folder: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
-    """Keep other processes from working in a folder; the refusal if one does.
+def file_lock(folder: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
+    """Lock a folder against other processes; raise `refusal` if one holds the lock.
 
-    What it gives are open files, none on Windows. The claim ends with its process or,
-    if they are left open in child processes, with the last of these.
+    Yields the open file descriptors that hold the lock (none on Windows, which cannot
+    open a folder). Child processes that inherit them keep the lock until they end.
     """
-    if os.name == "nt":  # Windows cannot open a folder
+    if os.name == "nt":
         yield ()
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        claim_file(descriptor, refusal)
+        lock_file(descriptor, refusal)
         yield (descriptor,)
     finally:
         os.close(descriptor)
 
 
-def claim_file(descriptor: int, refusal: TransduceError) -> None:
+def lock_file(descriptor: int, refusal: TransduceError) -> None:
     """Lock an open file; raise `refusal` if another process has locked it."""
     if os.name == "nt":
         return
-    import fcntl  # which Windows has not
+    import fcntl  # missing on Windows
 
     with suppress(OSError):  # not every network disk supports locks
         try:
@@ -109,36 +114,30 @@ def claim_file(descriptor: int, refusal: TransduceError) -> None:
             raise refusal from None
 
 
-Made = TypeVar("Made")
+@contextmanager
+def atomic_directory(folder: Path) -> Iterator[Path]:
+    """Yield a new directory, and put it in place of `folder` if the block succeeds.
 
-SYSTEM_ERROR = re.compile(r"\bos error (\d{1,4})\b")
-
-
-def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
-    """Let `write` fill a new folder, then put it in place of the old; what it returns.
-
-    `CheckpointError` if the disk is full, or another process is writing the same
-    folder; what was there before stays.
+    After an error or a crash, `folder` is as it was before. Raises `CheckpointError` if
+    the disk is full, or if another process is writing the same folder.
     """
-    # Follow a link: its target is written.
-    folder = Path(os.path.realpath(folder))
+    folder = Path(os.path.realpath(folder))  # replace a link's target, not the link
     missing_parents = [parent for parent in folder.parents if not parent.exists()]
     new = folder.with_name(f".{folder.name}.transduce-new")
     try:
         new.mkdir(parents=True, exist_ok=True)
         refusal = CheckpointError(
-            f"{folder}: must be written by one process at a time, but another one is "
-            "at it; wait for it, or name another folder."
+            f"{folder}: another process is writing this folder; wait for it, or name "
+            "another folder."
         )
-        with claim(new, refusal):
+        with file_lock(new, refusal):
             try:
-                _clear(new)  # a crash may have left something
+                _clear(new)  # leftovers of a crash
                 with _system_errors():
-                    made = write(new)
+                    yield new
                 _apply_umask(new)
                 _sync(new)
                 _put_in_place(new, folder)
-                return made
             finally:
                 _remove(new)
     except OSError as error:
@@ -155,7 +154,7 @@ def write_folder(folder: Path, write: Callable[[Path], Made]) -> Made:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder at once; a crash on the way leaves none of that name."""
+    """Remove a folder; after a crash, no part of it is left under its name."""
     going = folder.with_name(f".{folder.name}.transduce-gone")
     _remove(going)
     folder.rename(going)
@@ -163,7 +162,10 @@ def remove_folder(folder: Path) -> None:
 
 
 def clear_leftovers(parent: Path) -> None:
-    """Undo or complete what a crash has cut short; nobody else may write there."""
+    """Complete or undo replacements and removals in `parent` that a crash interrupted.
+
+    No other process may be writing there.
+    """
     for left in list(parent.glob(".*.transduce-*")):
         name, _, kind = left.name[1:].rpartition(".transduce-")
         folder = left.with_name(name)
@@ -176,7 +178,7 @@ def clear_leftovers(parent: Path) -> None:
 def _put_in_place(new: Path, folder: Path) -> None:
     old = folder.with_name(f".{folder.name}.transduce-old")
     if old.exists() and not folder.exists():
-        old.rename(folder)  # a crash came between the two moves below
+        old.rename(folder)  # a crash interrupted the two renames below
     if folder.exists():
         _remove(old)
         folder.rename(old)

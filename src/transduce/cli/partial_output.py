@@ -30,7 +30,7 @@ from transduce.cli.output import (
     writer,
 )
 from transduce.errors import ConfigError, DataError, TransduceError, counted
-from transduce.files import claim_file
+from transduce.files import lock_file
 from transduce.model_folder import CONFIG, WEIGHTS, find_model
 from transduce.text.tokenizer import TOKENIZER_FILE
 from transduce.trees.vocabulary import SYMBOLS_FILE
@@ -192,7 +192,7 @@ class _Part:
             stack.callback(os.close, descriptor)
             # A signal may end the command from here on.
             stack.callback(_remove_empty, path, record, descriptor)
-            claim_file(descriptor, refusal)
+            lock_file(descriptor, refusal)
             of_record = os.open(record, flags, 0o666)
             stack.callback(os.close, of_record)
             part = cls(path, descriptor, of_record)
@@ -309,7 +309,7 @@ class _OtherInputError(DataError):
 def _remove_empty(path: Path, record: Path, descriptor: int) -> None:
     """Remove a partial output without any record, unless another command writes it."""
     with suppress(ConfigError, FileNotFoundError):
-        claim_file(descriptor, ConfigError("Another command is writing this file."))
+        lock_file(descriptor, ConfigError("Another command is writing this file."))
         status = os.fstat(descriptor)
         if status.st_size == 0 and os.path.samestat(status, path.stat()):
             path.unlink()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from transduce.cli.terminal import table_console
-from transduce.files import write_folder
+from transduce.files import atomic_directory
 from transduce.report.content import Report, write_markdown
 from transduce.report.page import as_page
 from transduce.report.terminal import show
@@ -14,13 +14,11 @@ from transduce.report.terminal import show
 def finish(report: Report, figures: Mapping[str, object], out: Path, name: str) -> None:
     """Print the report, and write it in all its forms."""
 
-    def write(folder: Path) -> None:
+    with atomic_directory(out) as folder:
         write_markdown(report, folder, name)
         (folder / f"{name}.html").write_text(as_page(report), encoding="utf-8")
         text = json.dumps(figures, indent=2) + "\n"
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
-
-    write_folder(out, write)
     console = table_console()
     show(report, console)
     console.print(f"The report is in {out}: {name}.md, {name}.html, {name}.json.")

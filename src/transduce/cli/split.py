@@ -11,7 +11,7 @@ from transduce.cli.terminal import program
 from transduce.data.corpus_files import read_through
 from transduce.data.held_out import require_choice, usual_number, write_split
 from transduce.errors import ConfigError, counted
-from transduce.files import write_folder
+from transduce.files import atomic_directory
 from transduce.text.corpus import aligned_lines
 from transduce.text.languages import guess_all
 
@@ -68,14 +68,12 @@ def split(
     if endings[0] == endings[1]:
         endings = "source", "target"
 
-    def write(new: Path) -> list[int]:
+    with atomic_directory(out) as new:
         outputs = [
             (new / f"{name}.{endings[0]}", new / f"{name}.{endings[1]}")
             for name in names
         ]
-        return write_split(source, target, choice, outputs)
-
-    counts = write_folder(out, write)
+        counts = write_split(source, target, choice, outputs)
     for name, count in zip(names, counts, strict=True):
         files = " ".join(f"{name}.{ending}" for ending in endings)
         print(f"{counted(count, 'pair'):>20}  {files}")

@@ -14,7 +14,7 @@ from transduce.experiments.observation import RunObserver
 from transduce.experiments.pipeline import train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import PICTURE
-from transduce.files import write_folder
+from transduce.files import atomic_directory
 from transduce.grammar.corpus import held_out_trees, training_trees
 from transduce.text.corpus import write_lines
 from transduce.trees.trees import Tree
@@ -47,7 +47,8 @@ def run_parsing_quickstart(
             f"{out}: the output folder must be new or empty, but is not; choose "
             "another by --out, or overwrite it with --force."
         )
-    write_folder(out / "corpus", _write_trees)
+    with atomic_directory(out / "corpus") as new:
+        _write_trees(new)
     files = TreebankFiles(
         trees=(out / "corpus" / "train.trees",),
         dev_trees=(out / "corpus" / "dev.trees",),

@@ -12,7 +12,7 @@ from transduce.experiments.observation import RunObserver
 from transduce.experiments.pipeline import train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import PICTURE
-from transduce.files import write_folder
+from transduce.files import atomic_directory
 from transduce.grammar.corpus import Grammar, Pair
 from transduce.metrics.bleu import BleuScore, corpus_bleu
 from transduce.metrics.tokenization import choose_tokenization
@@ -51,7 +51,7 @@ def write_corpus(folder: Path, pair: Pair) -> CorpusFiles:
     source, target = (f".{language}" for language in pair.split("-"))
     held_out = grammar.held_out_sentences(SEED)
 
-    def write(new: Path) -> None:
+    with atomic_directory(folder) as new:
         training = islice(grammar.training_sentences(SEED), NUM_TRAINING)
         for name, sentences in (
             ("train", training),
@@ -61,8 +61,6 @@ def write_corpus(folder: Path, pair: Pair) -> CorpusFiles:
             written = list(sentences)
             write_lines(new / (name + source), (s.source for s in written))
             write_lines(new / (name + target), (s.target for s in written))
-
-    write_folder(folder, write)
     return CorpusFiles(
         source=(folder / f"train{source}",),
         target=(folder / f"train{target}",),

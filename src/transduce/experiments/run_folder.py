@@ -27,7 +27,7 @@ from transduce.data.treebank import (
 )
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.presets import RunConfig
-from transduce.files import claim, clear_leftovers, read_json, write_folder
+from transduce.files import atomic_directory, clear_leftovers, file_lock, read_json
 from transduce.machine import Precision
 from transduce.model_folder import CHECKPOINTS, STOPPED, checkpoints_of
 from transduce.settings import apply_mapping, shown
@@ -80,7 +80,7 @@ class RunFolder:
         """
         neighbours = sorted(path.absolute().parent.glob("[!.]*"))
 
-        def write(new: Path) -> PreparedCorpus:
+        with atomic_directory(path) as new:
             _require_new_run(path, overwrite=overwrite)
             corpus = _prepare(files, config, new, neighbours)
             if config.training.patience is not None and corpus.dev is None:
@@ -100,9 +100,7 @@ class RunFolder:
             }
             text = json.dumps(record, indent=2) + "\n"
             (new / RECORD).write_text(text, encoding="utf-8")
-            return corpus
-
-        return cls(path), write_folder(path, write)
+            return cls(path), corpus
 
     @classmethod
     def open(cls, path: Path) -> tuple["RunFolder", RunConfig]:
@@ -133,7 +131,7 @@ class RunFolder:
             f"{self.path}: a run must be trained by one command at a time, but another "
             "one is at it; wait for it to end, or stop it."
         )
-        return claim(self.path, refusal)
+        return file_lock(self.path, refusal)
 
     def files(self) -> dict[str, list[str]]:
         """The files the run was begun with, by their part."""

@@ -28,7 +28,7 @@ from transduce.experiments.presets import TABLE_3, RunConfig
 from transduce.experiments.run_folder import LOG, RunFolder
 from transduce.experiments.run_folder import RECORD as RUN_RECORD
 from transduce.experiments.table3_rows import changes, row_config, settings
-from transduce.files import claim, read_json
+from transduce.files import file_lock, read_json
 from transduce.interruption import stop_on_signal
 from transduce.machine import Precision, num_cores
 from transduce.search_config import SearchConfig
@@ -207,7 +207,7 @@ def claimed(folder: Path) -> AbstractContextManager[tuple[int, ...]]:
     last of them has ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    return claim(
+    return file_lock(
         folder,
         ConfigError(
             f"{folder}: must be worked in by one command at a time, but another, or "

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.checkpoint import Checkpoint
-from transduce.files import write_folder
+from transduce.files import atomic_directory
 from transduce.interop.mapping import (
     Affine,
     Stack,
@@ -55,12 +55,10 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     pieces = portable_pieces(checkpoint.tokenizer)
 
-    def write(new: Path) -> Proof:
+    with atomic_directory(folder) as new:
         tokenizer = write_portable(checkpoint.tokenizer, new)
         _spec(checkpoint, pieces).save(str(new))
         return prove(_Exported(new, pieces), tokenizer, checkpoint, sentences)
-
-    return write_folder(folder, write)
 
 
 class _Exported:

@@ -31,7 +31,7 @@ from transformers.utils import logging
 
 from transduce.checkpoint import Checkpoint
 from transduce.errors import RequestError
-from transduce.files import write_folder
+from transduce.files import atomic_directory
 from transduce.interop.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
 from transduce.interop.mapping import (
     Affine,
@@ -74,14 +74,12 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
     ids = range(checkpoint.config.vocab_size)
 
-    def write(new: Path) -> Proof:
+    with atomic_directory(folder) as new:
         _write_tokenizer(checkpoint.tokenizer, new)
         _write_languages(checkpoint, new / "tokenizer_config.json")
         _model(checkpoint).save_pretrained(new)
         model, tokenizer = HuggingFaceModel(new, ids), HuggingFaceTokenizer(new, ids)
         return prove(model, tokenizer, checkpoint, sentences)
-
-    return write_folder(folder, write)
 
 
 def _require_small_epsilon(config: ModelConfig) -> None:

@@ -17,7 +17,7 @@ from transformers import MarianMTModel
 
 from transduce.checkpoint import Checkpoint, load_model, load_tensors, write_model
 from transduce.errors import CheckpointError, RequestError
-from transduce.files import write_folder
+from transduce.files import atomic_directory
 from transduce.foreign_models import describe, is_ours
 from transduce.interop.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
 from transduce.interop.marian_export import halved, marian_config
@@ -182,11 +182,9 @@ def import_model(
     require_short(sentences, checkpoint.tokenizer, settings.max_positions)
     model, tokenizer = _theirs(origin, settings)
 
-    def write(new: Path) -> Proof:
+    with atomic_directory(out) as new:
         write_model(checkpoint, new)
         return prove(model, tokenizer, load_model(new), sentences)
-
-    return write_folder(out, write)
 
 
 def _checkpoint(

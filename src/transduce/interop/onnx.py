@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from transduce.checkpoint import Checkpoint
-from transduce.files import write_folder
+from transduce.files import atomic_directory
 from transduce.interop.mapping import require_one_vocabulary
 from transduce.interop.portable_tokenizer import write_portable
 from transduce.interop.proof import GreedyOutput, Proof, prove, require_short
@@ -50,15 +50,13 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
     require_one_vocabulary(TARGET, checkpoint.config)
     require_short(sentences, checkpoint.tokenizer, MAX_POSITIONS)
 
-    def write(new: Path) -> Proof:
+    with atomic_directory(folder) as new:
         tokenizer = write_portable(checkpoint.tokenizer, new)
         model = checkpoint.build()
         with torch.no_grad():
             _write_encoder(model, new / ENCODER)
             _write_step(model, new / STEP)
         return prove(_Exported(new), tokenizer, checkpoint, sentences)
-
-    return write_folder(folder, write)
 
 
 class EncoderGraph(nn.Module):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transduce.checkpoint import Checkpoint, load_tensors, save_tensors, write_model
 from transduce.errors import CheckpointError
-from transduce.files import read_json, write_folder
+from transduce.files import atomic_directory, read_json
 from transduce.training.trainer import Progress, TrainingState
 
 STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
@@ -15,13 +15,11 @@ STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
 def save_training(checkpoint: Checkpoint, state: TrainingState, folder: Path) -> None:
     """Write model and state, whole or not at all."""
 
-    def write(new: Path) -> None:
+    with atomic_directory(folder) as new:
         write_model(checkpoint, new)
         save_tensors(state.tensors, new / STATE_TENSORS)
         text = json.dumps(asdict(state.progress)) + "\n"
         (new / STATE_PROGRESS).write_text(text, encoding="utf-8")
-
-    write_folder(folder, write)
 
 
 def load_training_state(folder: Path) -> TrainingState:

@@ -4,14 +4,13 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from transduce import files as module
 from transduce.errors import CheckpointError
-from transduce.files import clear_leftovers, remove_folder, write_folder
+from transduce.files import atomic_directory, clear_leftovers, remove_folder
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -20,11 +19,9 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 def folder(tmp_path) -> Path:
     """One that has been written."""
 
-    def write(new: Path) -> None:
+    with atomic_directory(tmp_path / "model") as new:
         (new / CONFIG).write_text("{}", encoding="utf-8")
         (new / WEIGHTS).write_bytes(b"weights")
-
-    write_folder(tmp_path / "model", write)
     return tmp_path / "model"
 
 
@@ -32,12 +29,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def failing(error: BaseException) -> Callable[[Path], None]:
-    def write(new: Path) -> None:
+def write_half(folder: Path, error: BaseException) -> None:
+    """Write a part of a folder, then fail."""
+    with atomic_directory(folder) as new:
         (new / CONFIG).write_text("half", encoding="utf-8")
         raise error
-
-    return write
 
 
 @pytest.mark.parametrize(
@@ -52,7 +48,7 @@ def test_a_folder_that_cannot_be_written_leaves_the_old_one(folder, number, reme
     before = contents(folder)
     error = OSError(number, os.strerror(number))
     with pytest.raises(CheckpointError, match=f"^{folder}: cannot be saved .*{remedy}"):
-        write_folder(folder, failing(error))
+        write_half(folder, error)
     assert contents(folder) == before
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
@@ -60,7 +56,7 @@ def test_a_folder_that_cannot_be_written_leaves_the_old_one(folder, number, reme
 def test_a_folder_that_cannot_be_written_leaves_nothing_where_nothing_was(tmp_path):
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(CheckpointError, match="free some space"):
-        write_folder(tmp_path / "model", failing(error))
+        write_half(tmp_path / "model", error)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -68,7 +64,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_where_nothing_was(tmp_pa
 def test_any_other_failure_passes_through_and_leaves_the_old_folder(folder, error):
     before = contents(folder)
     with pytest.raises(type(error)):
-        write_folder(folder, failing(error))
+        write_half(folder, error)
     assert contents(folder) == before
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
@@ -83,21 +79,25 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(folder, monkeyp
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", refuse_the_new)
-    with pytest.raises(CheckpointError, match="cannot be saved"):
-        write_folder(folder, lambda new: (new / CONFIG).touch())
+    with (
+        pytest.raises(CheckpointError, match="cannot be saved"),
+        atomic_directory(folder) as new,
+    ):
+        (new / CONFIG).touch()
     assert contents(folder) == before
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot claim a folder")
 def test_a_folder_is_written_by_one_process_at_a_time(folder):
-    def write(new: Path) -> None:
+    with atomic_directory(folder) as new:
         (new / CONFIG).touch()
-        message = f"{folder}: must be written by one process at a time, but another"
-        with pytest.raises(CheckpointError, match=message):
-            write_folder(folder, lambda _: None)
+        message = f"{folder}: another process is writing this folder"
+        with (
+            pytest.raises(CheckpointError, match=message),
+            atomic_directory(folder),
+        ):
+            pass
         (new / WEIGHTS).touch()
-
-    write_folder(folder, write)
     assert set(contents(folder)) == {CONFIG, WEIGHTS}
 
 
@@ -107,7 +107,8 @@ def test_a_disk_that_knows_of_no_claims_is_written_to(folder, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    write_folder(folder, lambda new: (new / CONFIG).touch())
+    with atomic_directory(folder) as new:
+        (new / CONFIG).touch()
     assert set(contents(folder)) == {CONFIG}
 
 
@@ -118,7 +119,8 @@ def test_what_an_earlier_crash_left_is_cleared(folder, tmp_path):
         (folder.parent / name / "sub").mkdir(parents=True)
         (folder.parent / name / "sub" / "junk").touch()
         (folder.parent / name / "link").symlink_to(outside)
-    write_folder(folder, lambda new: (new / CONFIG).touch())
+    with atomic_directory(folder) as new:
+        (new / CONFIG).touch()
     assert set(contents(folder)) == {CONFIG}
     assert {path.name for path in tmp_path.iterdir()} == {"model", "outside"}
     assert (outside / "kept").exists()
@@ -148,16 +150,17 @@ def test_a_removal_cut_short_leaves_nothing_to_put_back(folder, monkeypatch):
 
 def test_a_parent_that_is_a_file_is_told(tmp_path):
     (tmp_path / "run").touch()
-    with pytest.raises(CheckpointError, match="cannot be saved .*directory"):
-        write_folder(tmp_path / "run" / "model", lambda new: None)
+    with (
+        pytest.raises(CheckpointError, match="cannot be saved .*directory"),
+        atomic_directory(tmp_path / "run" / "model"),
+    ):
+        pass
 
 
 def test_subfolders_are_kept(tmp_path):
-    def write(new: Path) -> None:
+    with atomic_directory(tmp_path / "model") as new:
         (new / "inner").mkdir()
         (new / "inner" / "file").write_text("text", encoding="utf-8")
-
-    write_folder(tmp_path / "model", write)
     assert (tmp_path / "model" / "inner" / "file").read_text(encoding="utf-8") == "text"
 
 
@@ -180,7 +183,8 @@ def test_files_and_folder_are_forced_to_disk_before_they_are_put_in_place(
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(Path, "rename", note_rename)
-    write_folder(tmp_path / "model", lambda new: (new / CONFIG).touch())
+    with atomic_directory(tmp_path / "model") as new:
+        (new / CONFIG).touch()
     assert events == [
         CONFIG,
         ".model.transduce-new",
@@ -205,15 +209,14 @@ def umask():
 def test_a_folders_files_follow_the_umask_whoever_wrote_them(
     tmp_path, umask, mask, of_files, of_folders
 ):
-    def write(new: Path) -> None:
+    umask(mask)
+    with atomic_directory(tmp_path / "parent" / "model") as new:
         inner = Path(tempfile.mkdtemp(dir=new))
         for place in (new, inner):
             descriptor, _ = tempfile.mkstemp(dir=place)
             os.close(descriptor)
         (new / "public").touch(0o666)
 
-    umask(mask)
-    write_folder(tmp_path / "parent" / "model", write)
     paths = [tmp_path / "parent", *(tmp_path / "parent").rglob("*")]
     modes = [(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in paths]
     assert len(modes) == 6
@@ -224,7 +227,8 @@ def test_a_file_shared_with_another_folder_keeps_its_permissions(tmp_path):
     shared = tmp_path / "shared"
     shared.touch()
     shared.chmod(0o640)
-    write_folder(tmp_path / "model", lambda new: os.link(shared, new / "linked"))
+    with atomic_directory(tmp_path / "model") as new:
+        os.link(shared, new / "linked")
     assert stat.S_IMODE(shared.stat().st_mode) == 0o640
 
 
@@ -232,7 +236,7 @@ def test_a_hidden_error_of_the_system_is_reported(folder):
     """Libraries in Rust put the system's error into their own message."""
     error = ValueError('Io(Os { code: 28 }): "No space left on device (os error 28)"')
     with pytest.raises(CheckpointError, match="No space left on device.*free some"):
-        write_folder(folder, failing(error))
+        write_half(folder, error)
     with pytest.raises(ValueError, match="a slip"):
-        write_folder(folder, failing(ValueError("a slip")))
+        write_half(folder, ValueError("a slip"))
     assert (folder / WEIGHTS).read_bytes() == b"weights"
