@@ -1,4 +1,4 @@
-"""Where to compute, and in which precision."""
+"""Device and precision of PyTorch's computations."""
 
 import os
 import sys
@@ -9,14 +9,14 @@ from typing import get_args
 import torch
 
 from transduce.errors import ConfigError, RequestError
-from transduce.machine import PROC, Precision, memory_groups, told_bytes
+from transduce.machine import PROC, Precision, memory_groups, proc_bytes
 
 WIDE = 128
-"""d_model from which on bf16 pays on a processor that has it without matrix units:
-below, its products gain less than casting loses."""
+"""Smallest d_model for which bf16 is faster on a CPU with AVX-512 bf16 but no AMX. For
+smaller models, casting costs more than the products gain."""
 
-# cuDNN plans its attention anew for every pair of lengths, 7 to 10 ms on the CPU each,
-# which took nine tenths of an update on an H200; PyTorch's own kernels need no plan.
+# cuDNN builds a new attention plan for every pair of lengths, 7 to 10 ms of CPU each:
+# nine tenths of an update on an H200. PyTorch's own kernels need no plan.
 torch.backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -28,22 +28,22 @@ class Hardware:
     dtype: torch.dtype
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Compute in `dtype` what bears it."""
-        # Unlike the paper: bf16, several times faster where the processor has it.
+        """Return the autocast context for `dtype`; it does nothing in fp32."""
+        # Unlike the paper: bf16 products, several times faster where supported.
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def seed(self, number: int) -> None:
-        """From here on, draw on this device what follows from the number."""
+        """Seed the device's random number generator."""
         if self.device.type == "cpu":
-            # Else each call would note its traceback, for GPUs that may be used later.
+            # torch.manual_seed would also keep a traceback for GPUs initialised later.
             torch.default_generator.manual_seed(number)
         else:
             torch.manual_seed(number)
 
     def memory_bytes(self) -> int:
-        """What the device has in all, or lets this container have."""
+        """Return the device's total memory in bytes, or this container's limit."""
         if self.device.type == "cuda":
             return torch.cuda.mem_get_info(self.device)[1]
         present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -51,7 +51,7 @@ class Hardware:
 
     @property
     def precision(self) -> Precision:
-        """The name of `dtype`."""
+        """Name of `dtype`."""
         return "fp32" if self.dtype == torch.float32 else "bf16"
 
     def __str__(self) -> str:
@@ -64,10 +64,11 @@ def choose_hardware(
     number: int = 0,
     width: int = WIDE,
 ) -> Hardware:
-    """The device asked for, or CUDA if there is one; `RequestError` if there is none.
+    """Choose device and precision; "auto" prefers CUDA.
 
-    Of several GPUs, the one of that number. Precision "auto" is bf16 where a model of
-    that width, d_model, trains faster so than in fp32.
+    `number` selects one of several GPUs. Precision "auto" is bf16 where a model of
+    `width` d_model trains faster than in fp32. Raises `ConfigError` for an unknown
+    name, `RequestError` for a missing device.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(
@@ -103,20 +104,20 @@ def choose_hardware(
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that this process has held on the device; on a CPU, resident."""
+    """Return this process's peak memory on the device in bytes; on a CPU, resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Not what `getrusage` says if it can be helped: that may be the parent's peak.
-    if (peak := told_bytes("self/status", "VmHWM")) is not None:
+    # Prefer /proc: `getrusage` may report the parent's peak.
+    if (peak := proc_bytes("self/status", "VmHWM")) is not None:
         return peak
-    import resource  # which Windows has not
+    import resource  # missing on Windows
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """Let the peak be what is held now; on a CPU only Linux does."""
+    """Reset the peak to current memory; on a CPU, on Linux only."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -125,7 +126,7 @@ def forget_peak_memory(device: torch.device) -> None:
 
 
 def used_memory(device: torch.device) -> int:
-    """The bytes of a GPU that all programs hold together; none of a CPU's."""
+    """Return the bytes in use on a GPU by all programs; 0 for a CPU."""
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info(device)
@@ -133,7 +134,7 @@ def used_memory(device: torch.device) -> int:
 
 
 def is_good_at_bf16(device: str) -> bool:
-    """Whether a kind of device multiplies matrices of bf16 faster than of fp32."""
+    """Return whether a device type multiplies bf16 matrices faster than fp32."""
     if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     # Without these instructions bf16 is emulated, several times slower than fp32.

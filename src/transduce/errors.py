@@ -1,19 +1,19 @@
-"""What can go wrong and is not our mistake: one sentence says what, where, what to do.
+"""Errors that the user can correct, and phrases that error messages share.
 
 TransduceError
   ConfigError          a setting is impossible
-  DataError            a file cannot be used: path and line are said
-  CheckpointError      missing or damaged
-    VersionError         ... or sound, but saved by another version of transduce
-  RequestError         the caller asked for what the model or machine cannot do
-    BusyError            ... now, because of what others have asked for
-      OverdueError         ... which waited for too long
-    TooLongError         ... at once
-    TimeLimitError       ... in the time limit of a request
+  DataError            a file cannot be used; the message names file and line
+  CheckpointError      a checkpoint is missing or damaged
+    VersionError         it is intact, but saved by another version of transduce
+  RequestError         the model or the machine cannot do what was requested
+    BusyError            not now, because of other requests
+      OverdueError         the request waited for too long
+    TooLongError         not in one request
+    TimeLimitError       not within the time limit of a request
 
-Some belong to what they end, and stand there: training that is stopped or diverges,
-one process of several that is killed, an export's proof that fails, a reproduction that
-is stopped or has failed runs.
+Each message is one sentence: what is wrong, where, and what to do. More specific errors
+stand beside the code that raises them: training that diverges or is stopped, a worker
+process that is killed, an export whose proof fails.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 
 class TransduceError(Exception):
-    """The base of all errors a user can mend."""
+    """Base class of all errors that the user can correct."""
 
 
 class ConfigError(TransduceError):
@@ -29,7 +29,7 @@ class ConfigError(TransduceError):
 
 
 class DataError(TransduceError):
-    """A file cannot be used; the message says which, and the line if there is one."""
+    """A file cannot be used; the message names the file and, if known, the line."""
 
 
 class CheckpointError(TransduceError):
@@ -37,38 +37,38 @@ class CheckpointError(TransduceError):
 
 
 class VersionError(CheckpointError):
-    """A checkpoint is sound, but was saved by another version of transduce."""
+    """A checkpoint is intact, but was saved by another version of transduce."""
 
 
 class RequestError(TransduceError):
-    """The caller asked for what the model or the machine cannot do."""
+    """The model or the machine cannot do what was requested."""
 
 
 class BusyError(RequestError):
-    """The caller asked for what could be done, but not now."""
+    """The request cannot be served now, because of other requests."""
 
 
 class OverdueError(BusyError):
-    """The request had no turn within the time that a request may wait."""
+    """The request waited longer than the queue allows."""
 
 
 class TooLongError(RequestError):
-    """The caller asked for more at once than is done; in parts it could be."""
+    """The request is too long; split into parts, it could be served."""
 
 
 class TimeLimitError(RequestError):
-    """The request takes longer than a request may."""
+    """The request took longer than its time limit."""
 
 
 SHOWN_CHARACTERS = 80
-"""Most characters of a text that a `repr` shows."""
+"""Maximum number of characters of a text in a `repr`."""
 MINUTE, HOUR, DAY, WEEK = 60, 3_600, 86_400, 604_800
 
 
 def counted(number: int, noun: str, several: str | None = None) -> str:
     """Format a number with its noun: "1 line", "2 lines", "1,000 lines".
 
-    `several` is the plural if it is not the noun with an "s".
+    `several` is the plural; the default appends "s" to the noun.
     """
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
@@ -95,7 +95,7 @@ def duration(seconds: float) -> str:
 
 
 def shortened(text: str) -> str:
-    """The beginning of a text in quotes, as a `repr` of one line shows it."""
+    """Quote the beginning of a text in one line, as a `repr` does."""
     whole = len(text) <= SHOWN_CHARACTERS
     return repr(text if whole else f"{text[: SHOWN_CHARACTERS - 1]}…")
 
@@ -127,7 +127,7 @@ def packages_for(task: str, extra: str = "train") -> Iterator[None]:
 
 
 def missing_in(error: BaseException | None) -> str | None:
-    """Package of others whose absence caused an error; None if there is none such."""
+    """Return the missing third-party package that caused an error, or None."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name is not None:
             package = error.name.partition(".")[0]

@@ -1,7 +1,6 @@
-"""Identification of paths that are not models of this package, with a remedy.
+"""Paths that are not models of this package: what they are, and what to do.
 
-It reads only names, sizes and first bytes of files, and small JSON files. It loads and
-fetches nothing.
+Reads only names, sizes, first bytes, and small JSON files; loads and downloads nothing.
 """
 
 import json
@@ -17,7 +16,7 @@ from typing import Any
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MOST_JSON_BYTES = 10_000_000
-"""Bytes of a JSON file at most; a larger one is no model's configuration."""
+"""Maximum size of a JSON file; a larger one is not a model's configuration."""
 FIRST_BYTES = 4_096
 TRAIN = "train one with `transduce train`"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -27,7 +26,7 @@ LFS_POINTER = b"version https://git-lfs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Description of a path ("is a model of CTranslate2") and the user's next step."""
+    """Description of a path ("is a model of CTranslate2") with the next step."""
 
     what: str
     remedy: str
@@ -185,7 +184,7 @@ def _is_text(beginning: bytes) -> bool:
     try:
         beginning.decode("utf-8")
     except UnicodeDecodeError as error:
-        # A letter may be cut at the end of what was read.
+        # The last character may be cut off.
         return error.start > len(beginning) - 4 and b"\0" not in beginning
     return b"\0" not in beginning
 
@@ -299,7 +298,7 @@ def _others(path: Path, names: set[str]) -> Iterator[Finding]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Object in a JSON file; empty if the file has none."""
+    """Read the object of a JSON file; empty if the file holds none."""
     with suppress(OSError, ValueError, RecursionError):
         if path.is_file() and path.stat().st_size <= MOST_JSON_BYTES:
             content = json.loads(path.read_text(encoding="utf-8"))

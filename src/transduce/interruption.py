@@ -1,7 +1,7 @@
-"""Signals that end a process: turned into a request to stop, or into an error.
+"""Signals that end a process, turned into a request to stop or into an error.
 
 The signals are SIGINT (Ctrl-C), SIGTERM, and SIGHUP, which a closing terminal sends. A
-process that ignores SIGHUP, as under nohup, goes on ignoring it.
+process that ignores SIGHUP, as under nohup, continues to ignore it.
 """
 
 import os
@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 WATCH_SECONDS = 0.5
-"""Seconds between two checks whether the parent still runs."""
+"""Seconds between two checks that the parent still runs."""
 
 
 def terminations() -> list[signal.Signals]:
-    """SIGTERM, and SIGHUP unless this process ignores it or the system has none."""
-    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    """Return SIGTERM, and SIGHUP unless it is ignored or unknown to the system."""
+    hangup = getattr(signal, "SIGHUP", None)  # missing on Windows
     if hangup is None or signal.getsignal(hangup) == signal.SIG_IGN:
         return [signal.SIGTERM]
     return [signal.SIGTERM, hangup]
@@ -26,11 +26,11 @@ def terminations() -> list[signal.Signals]:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Turn the first signal into a request that the given function tells of.
+    """Yield a function that returns True once a signal has been received.
 
-    A second Ctrl-C acts as it would have without this; the others may come twice, such
-    as SIGTERM from a scheduler and from a parent that passes it on. Outside the main
-    thread nothing can be caught, and the function never says yes.
+    A second Ctrl-C acts as usual. The other signals may come twice, for example SIGTERM
+    from a scheduler and from a parent that forwards it. Outside the main thread signals
+    cannot be caught, and the function always returns False.
     """
     requested = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -60,9 +60,9 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def unwound_on_termination() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the program like an error, which undoes partial work.
+    """Turn SIGTERM and SIGHUP into `SystemExit`, so that partial work is undone.
 
-    Outside the main thread they end the program at once, as they would without this.
+    Outside the main thread, they end the program at once, as usual.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -82,7 +82,7 @@ def unwound_on_termination() -> Iterator[None]:
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:
     """Send this process a signal as soon as its parent has ended.
 
-    A process that is killed cannot end its children itself.
+    A killed process cannot end its children itself.
     """
 
     def watch() -> None:

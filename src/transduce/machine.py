@@ -1,4 +1,4 @@
-"""What this machine has and can do, as its system tells. Knows no torch."""
+"""Resources of this machine: memory, cores, instruction sets, threads."""
 
 import ctypes
 import math
@@ -20,19 +20,19 @@ Precision = Literal["auto", "fp32", "bf16"]
 """Precision of the matrix products of training."""
 
 BUSY_LOAD = 0.5
-"""Programs that want to run, from which on what is timed is to be taken with care."""
+"""Load average above which timings are unreliable."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-"""Of glibc's malloc.h."""
+"""Parameters of `mallopt`, from glibc's malloc.h."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
-"""Where Linux tells what containers, and the jobs of a cluster, may have."""
+"""Linux control groups: limits of containers and cluster jobs."""
 
 PROC = Path("/proc")
-"""Where it tells what it has, and each process."""
+"""Linux process information."""
 
 CORES = Path("/sys/devices/system/cpu")
-"""Where it tells of each of the processor's threads."""
+"""Linux information on each hardware thread."""
 MATRIX_FLAGS = (
     "avx2",
     "avx_vnni",
@@ -46,19 +46,19 @@ MATRIX_FLAGS = (
 
 
 def free_memory(num_processes: int) -> float:
-    """Bytes of the machine's that this process may take beyond those that it holds.
+    """Return the bytes of memory that each of `num_processes` may still allocate.
 
-    So many processes may do so alike. Infinite where the system does not tell.
+    Control-group limits count. Infinite where the system does not say.
     """
-    free = told_bytes("meminfo", "MemAvailable")
+    free = proc_bytes("meminfo", "MemAvailable")
     if free is None:
         return math.inf
     left = [group.limit - group.used() for group in memory_groups()]
     return max(min([free, *left]) / num_processes, 0.0)
 
 
-def told_bytes(file: str, name: str) -> int | None:
-    """What Linux tells in a file of `PROC`; none where there is no such line."""
+def proc_bytes(file: str, name: str) -> int | None:
+    """Read a size in a file below `/proc`; None if file or line is missing."""
     path = PROC / file
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     found = re.search(rf"{name}:\s*(\d+) kB", text)
@@ -67,18 +67,18 @@ def told_bytes(file: str, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MemoryGroup:
-    """Processes that share a limit: those of a container, or of a cluster's job."""
+    """Control group with a memory limit, such as a container or a cluster job."""
 
     folder: Path
     limit: int
     usage: str
-    """The file that says what is in use."""
+    """Name of the file that holds the bytes in use."""
     cache: str
-    """What the statistics call that part of it which can be done without."""
+    """Name of the reclaimable part in `memory.stat`."""
 
     def used(self) -> int:
-        """Bytes that cannot be had by others."""
-        path = self.folder / "memory.stat"  # which not all systems have
+        """Return the bytes in use that cannot be reclaimed."""
+        path = self.folder / "memory.stat"  # missing on some systems
         statistics = path.read_text(encoding="ascii") if path.is_file() else ""
         found = re.search(rf"^{self.cache} (\d+)$", statistics, re.MULTILINE)
         usage = int((self.folder / self.usage).read_text(encoding="ascii"))
@@ -86,7 +86,7 @@ class _MemoryGroup:
 
 
 def memory_groups() -> Iterator[_MemoryGroup]:
-    """Those that this process is in, directly or not, and that have a limit."""
+    """Yield the control groups of this process that limit memory, inner to outer."""
     path = PROC / "self" / "cgroup"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     for line in lines:
@@ -99,16 +99,16 @@ def memory_groups() -> Iterator[_MemoryGroup]:
             usage, cache = "memory.usage_in_bytes", "total_inactive_file"
         else:
             continue
-        # A container may see only the outermost, which is then its own.
+        # A container may see only the outermost group, which is then its own.
         for each in (Path(group), *Path(group).parents):
             folder = root / each.relative_to("/")
-            with suppress(OSError, ValueError):  # it is not there, or has no limit
+            with suppress(OSError, ValueError):  # missing, or without a limit
                 most = int((folder / limit).read_text(encoding="ascii"))
                 yield _MemoryGroup(folder=folder, limit=most, usage=usage, cache=cache)
 
 
 def memory_of_children() -> int:
-    """Bytes that only they have, of the processes that this one has begun; resident."""
+    """Return the private resident bytes of this process's children."""
     num_bytes = 0
     for children in (PROC / "self" / "task").glob("*/children"):
         for child in children.read_text(encoding="utf-8").split():
@@ -120,16 +120,16 @@ def memory_of_children() -> int:
 
 
 def num_cores() -> int | None:
-    """The processor's cores that this process may use, as far as the system says."""
+    """Return the number of hardware threads this process may use; None if unknown."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
 def num_whole_cores() -> int | None:
-    """Of these, each that runs several threads at once counted once; None if not told.
+    """Return the number of physical cores this process may use; None if unknown.
 
-    Products gain nothing by a second thread on a core.
+    A second hardware thread on a core does not speed up matrix products.
     """
     if not hasattr(os, "sched_getaffinity"):
         return None
@@ -143,7 +143,7 @@ def num_whole_cores() -> int | None:
 
 
 def scheduled_seconds() -> tuple[float, float] | None:
-    """Seconds that this process's threads have run, and that they waited for a core.
+    """Return the seconds that this process's threads ran, and waited for a core.
 
     Ended threads do not count. None if the system does not record it.
     """
@@ -163,7 +163,7 @@ class WaitingMeter:
         self._before = scheduled_seconds()
 
     def share(self) -> float:
-        """Share since the meter was made: 0 alone on the machine, up to nearly 1."""
+        """Return the share since the meter was made: 0 (idle machine) to nearly 1."""
         now = scheduled_seconds()
         if self._before is None or now is None:
             return self._share_by_load()
@@ -179,28 +179,28 @@ class WaitingMeter:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what is freed, where it is the C library.
+    """Make glibc keep freed memory; no effect with another C library.
 
-    By default it returns large blocks to the system at once, and each new tensor is
-    paid for in page faults: about a tenth of the time of training on a CPU.
+    By default glibc returns large blocks to the system at once, and each new tensor
+    costs page faults: about a tenth of the time of training on a CPU.
     """
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
     if not libc.mallopt(M_MMAP_THRESHOLD, 2**30):
-        return  # older versions refuse so much, and the rest would then do harm
+        return  # older versions refuse this value; the rest would then do harm
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     libc.mallopt(M_TOP_PAD, 2**28)
 
 
 def return_freed_memory() -> None:
-    """Let glibc give back to the system what is free, where it is the C library."""
+    """Return freed memory to the system; no effect without glibc."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def processor_flags() -> frozenset[str]:
-    """What this processor can do, as Linux names it; none where it does not tell."""
+    """Return the processor's feature flags as Linux names them; empty if unknown."""
     path = PROC / "cpuinfo"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
@@ -208,7 +208,7 @@ def processor_flags() -> frozenset[str]:
 
 
 def describe_processor() -> str:
-    """Number and model of the cores, with their matrix instructions."""
+    """Describe the processor: hardware threads, model, matrix instructions."""
     path = PROC / "cpuinfo"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     names = re.findall(r"^model name\s*: (.*)", text, flags=re.MULTILINE)
@@ -220,7 +220,7 @@ def describe_processor() -> str:
 
 
 def torch_folder() -> Path | None:
-    """Folder of the installed PyTorch, which is not loaded; None without PyTorch."""
+    """Find the folder of the installed PyTorch without loading it; None if missing."""
     found = find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -228,7 +228,7 @@ def torch_folder() -> Path | None:
 
 
 def may_have_gpu() -> bool:
-    """Whether the installed PyTorch is built for GPUs; it is not loaded."""
+    """Return whether the installed PyTorch is built for GPUs, without loading it."""
     folder = torch_folder()
     if folder is None:
         return False
@@ -239,13 +239,13 @@ def may_have_gpu() -> bool:
 
 
 READ_BY_PYTORCH = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
-"""Once, as it is loaded."""
+"""Environment variables that PyTorch reads once, when it is loaded."""
 
 
 def gomp_parallel() -> int | None:
-    """Address of GOMP_parallel in the OpenMP that PyTorch has; None if it is not GCC's.
+    """Return the address of `GOMP_parallel` in PyTorch's OpenMP; None if not GCC's.
 
-    Without it the native library uses threads of its own.
+    With it, the native library shares PyTorch's threads; without, it starts its own.
     """
     library = _openmp()
     if library is None:
@@ -254,15 +254,15 @@ def gomp_parallel() -> int | None:
 
 
 def num_threads() -> int:
-    """As many as PyTorch computes with, or would."""
+    """Return the number of threads that PyTorch computes with, or would."""
     if (torch := _loaded_torch()) is not None:
         return int(torch.get_num_threads())
-    return _Threads.asked or _usual_number()
+    return _Threads.number or _default_threads()
 
 
 def use_threads(number: int) -> None:
-    """From here on compute with so many, in PyTorch too, also if it is loaded later."""
-    _Threads.asked = number
+    """Set the number of threads, also of PyTorch, whether loaded now or later."""
+    _Threads.number = number
     if (torch := _loaded_torch()) is not None:
         torch.set_num_threads(number)
         return
@@ -273,32 +273,32 @@ def use_threads(number: int) -> None:
 
 
 def _loaded_torch() -> ModuleType | None:
-    """None also while another thread is still loading it."""
+    """Return PyTorch if loaded; None while another thread is still loading it."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "set_num_threads") else None
 
 
 class _Threads:
-    """How many of them."""
+    """Number of threads set by `use_threads`, for this process."""
 
-    asked: int | None = None
+    number: int | None = None
 
 
 def leave_a_core() -> None:
     """Compute on all cores but one, unless the environment sets a number of threads.
 
-    Where another program wants that core, threads on all of them would wait, actively,
-    for the one that has lost its own.
+    If another program needs a core, threads on all cores would spin until the thread
+    that lost its core catches up.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         use_threads(max(num_threads() - 1, 1))
 
 
 @cache
-def _usual_number() -> int:
-    """Default number of threads: one for each core, or what the environment sets.
+def _default_threads() -> int:
+    """Return one thread per core, or what the environment sets.
 
-    MKL_NUM_THREADS comes before OMP_NUM_THREADS, as it does in PyTorch.
+    MKL_NUM_THREADS takes precedence over OMP_NUM_THREADS, as in PyTorch.
     """
     library = _openmp()
     most = num_cores() if library is None else library.omp_get_max_threads()
@@ -310,10 +310,10 @@ def _usual_number() -> int:
 
 @cache
 def _openmp() -> ctypes.CDLL | None:
-    """GCC's: the very one that PyTorch has, or will have, if it has that one."""
+    """Return GCC's OpenMP library, the one that PyTorch uses or will use, or None."""
     folder = torch_folder()
     own = [] if folder is None else sorted((folder / "lib").glob("libgomp*"))
-    # PyTorch may bring its own, have the system's, or have it loaded already.
+    # PyTorch brings its own copy, uses the system's, or has it loaded already.
     for path in [*map(str, own), None, "libgomp.so.1"]:
         with suppress(OSError, AttributeError):
             library = ctypes.CDLL(path)

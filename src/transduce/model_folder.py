@@ -1,7 +1,7 @@
-"""A model in its folder: config, tokenizer and, once they are asked for, weights.
+"""Model folders: config, tokenizer and lazily read weights. Needs no torch.
 
-A model folder holds `config.json`, `model.safetensors` and `tokenizer.json`, that of a
-parser `target_tokenizer.json` too. Loading never unpickles. Knows no torch.
+A model folder holds `config.json`, `model.safetensors` and `tokenizer.json`; a parser's
+also holds `target_tokenizer.json`. Loading never unpickles.
 """
 
 import json
@@ -29,7 +29,7 @@ from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
 FORMAT = 4
-"""Of the model folder; raised when an older version could not read a newer folder."""
+"""Format version of model folders, raised when older code could not read newer ones."""
 DROPOUTS = {"attention_dropout", "relu_dropout"}
 FORMATS = {
     1: {
@@ -44,9 +44,9 @@ FORMATS = {
     3: DROPOUTS,
     FORMAT: set[str](),
 }
-"""Those that can be read, and the settings each does not have: they are the paper's."""
+"""Readable formats, each with the settings it lacks; these have the paper's values."""
 MOST_UPDATES = 10**12
-"""Updates of a model at most; no training in a lifetime makes as many."""
+"""Upper bound on a model's number of updates; a larger number is damage."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
@@ -56,7 +56,7 @@ Array = Float[np.ndarray, "..."]
 
 @runtime_checkable
 class ModelAtRest(Protocol):
-    """What there is of a model before it is made ready to compute."""
+    """Parts of a stored model that decoding needs."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -66,34 +66,34 @@ class ModelAtRest(Protocol):
 
     @property
     def symbols(self) -> SymbolVocabulary | None:
-        """What a parser writes."""
+        """Target vocabulary of a parser; None for a translator."""
         ...
 
     @property
     def search(self) -> SearchConfig | None:
-        """How its run searches, if that is known."""
+        """Search settings of its run; None if unknown."""
         ...
 
     @property
     def source_language(self) -> str | None:
-        """BCP 47 tag of what it reads, if that is known."""
+        """BCP 47 tag of the source language; None if unknown."""
         ...
 
     @property
     def target_language(self) -> str | None:
-        """BCP 47 tag of what it writes, if that is known."""
+        """BCP 47 tag of the target language; None if unknown."""
         ...
 
     def arrays(self) -> Mapping[str, Array]:
-        """Its weights, by the names that `Transformer` has for them."""
+        """Return the weights by the names of `Transformer`'s state dict."""
         ...
 
 
 class StoredWeights(Mapping[str, Array]):
-    """Weights in their file, each read when it is asked for.
+    """Weights of a safetensors file, each read on access.
 
-    If the file is replaced they are still those that it had. `CheckpointError` if it is
-    missing or damaged, or has been overwritten.
+    The open file stays valid if another file replaces it. Raises `CheckpointError` if
+    it is missing, damaged, or overwritten in place.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,18 +111,18 @@ class StoredWeights(Mapping[str, Array]):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each."""
+        """Shape of each weight."""
         return self._shapes
 
     @property
     def are_fp32(self) -> bool:
-        """Whether all are numbers of 32 bits."""
+        """Whether all weights are fp32."""
         return all(self._file.get_slice(each).get_dtype() == "F32" for each in self)
 
     def __getitem__(self, name: str) -> Array:
         self._require_unchanged()
         array: Array = self._file.get_tensor(name)
-        # The sum is faster, and is not finite if a weight is not.
+        # The sum is faster to check; it is not finite if any weight is not.
         with np.errstate(over="ignore", invalid="ignore"):
             is_sound = np.isfinite(array.sum()) or np.isfinite(array).all()
         if not is_sound:
@@ -149,13 +149,13 @@ class StoredWeights(Mapping[str, Array]):
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
-    """The file that stands there, and what changes when it is written to."""
+    """Return inode, size and modification time of a file."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def damaged(path: Path, error: Exception) -> CheckpointError:
-    """What is to be said of weights that cannot be read."""
+    """Return the error for weights that cannot be read."""
     if is_pointer(path):
         return CheckpointError(
             f"{path}: the file is only a pointer of Git LFS to the weights; fetch them "
@@ -169,31 +169,31 @@ def damaged(path: Path, error: Exception) -> CheckpointError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredModel:
-    """A model in its folder."""
+    """Contents of a model folder; the weights are read on access."""
 
     config: ModelConfig
     weights: StoredWeights
     tokenizer: Tokenizer
     step: int
-    """Updates it was trained for; of an average, the last member's."""
+    """Number of updates; for an average, that of the last checkpoint."""
     symbols: SymbolVocabulary | None
-    """What a parser writes."""
+    """Target vocabulary of a parser; None for a translator."""
     run: str | None
-    """The id of the run that trained it, if there is one."""
+    """Id of the training run; None if there was none."""
     search: SearchConfig | None
-    """How its run searches, if that is known."""
+    """Search settings of its run; None if unknown."""
     source_language: str | None = None
-    """BCP 47 tag of what it reads, if that is known."""
+    """BCP 47 tag of the source language; None if unknown."""
     target_language: str | None = None
-    """BCP 47 tag of what it writes, if that is known."""
+    """BCP 47 tag of the target language; None if unknown."""
 
     def arrays(self) -> Mapping[str, Array]:
-        """Its weights, by the names that `Transformer` has for them."""
+        """Return the weights by the names of `Transformer`'s state dict."""
         return self.weights
 
 
 def open_model(path: Path) -> StoredModel:
-    """Read a model folder, or a run's model; `CheckpointError` if it is damaged."""
+    """Open a model folder or a run's model; `CheckpointError` if it is damaged."""
     folder = find_model(path)
     content = read_json(folder / CONFIG)
     config, step, search = _read_config(content, folder / CONFIG)
@@ -225,7 +225,7 @@ def open_model(path: Path) -> StoredModel:
 
 
 def _load_symbols(folder: Path, config: ModelConfig) -> SymbolVocabulary | None:
-    """Those of a parser, as many as its model's."""
+    """Load a parser's target vocabulary, and check its size against the model's."""
     if config.target_vocab_size is None:
         return None
     symbols = SymbolVocabulary.load(folder / SYMBOLS_FILE)
@@ -239,7 +239,7 @@ def _load_symbols(folder: Path, config: ModelConfig) -> SymbolVocabulary | None:
 
 
 def find_model(path: Path) -> Path:
-    """The model folder itself, or a run's averaged, else best, else newest model."""
+    """Return the folder itself, or a run's averaged, else best, else newest model."""
     for folder in [path, path / AVERAGED, path / BEST, *newest_first(path)]:
         if (folder / WEIGHTS).is_file() and foreign_type(folder) is None:
             return folder
@@ -247,23 +247,23 @@ def find_model(path: Path) -> Path:
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
+    """List a run's checkpoints, oldest first."""
     return sorted((run / CHECKPOINTS).glob("step-*[0-9]"))
 
 
 def newest_first(run: Path) -> list[Path]:
-    """Where a run was saved: its checkpoints, and where it was stopped."""
+    """List a run's saved models, newest first: checkpoints and the stopped state."""
     stopped = [run / STOPPED] if (run / STOPPED).exists() else []
     return sorted([*stopped, *checkpoints_of(run)], key=_name_by_step, reverse=True)
 
 
 def _name_by_step(folder: Path) -> str:
-    """That of a checkpoint; what does not tell its step is taken for the newest."""
+    """Return a name that sorts by step; an unknown step sorts as the newest."""
     if folder.name != STOPPED:
         return folder.name
     with suppress(CheckpointError, KeyError, TypeError, ValueError):
         return f"step-{read_json(folder / CONFIG)['step']:08}"
-    return STOPPED  # in the order of letters after all steps
+    return STOPPED  # sorts after "step-"
 
 
 def _read_config(
@@ -299,7 +299,7 @@ def _read_config(
 
 
 def _run(content: dict[str, Any], path: Path) -> str | None:
-    """Id of the run, or None."""
+    """Return the id of the training run, or None."""
     run = content.get("run")
     if run is not None and type(run) is not str:
         raise CheckpointError(
@@ -310,9 +310,9 @@ def _run(content: dict[str, Any], path: Path) -> str | None:
 
 
 def write_search(folder: Path, search: SearchConfig) -> None:
-    """Replace the search settings of a model folder, atomically.
+    """Replace the search settings of a model folder atomically.
 
-    `CheckpointError` if they cannot be written.
+    Raises `CheckpointError` if they cannot be written.
     """
     path = (folder / CONFIG).resolve()  # follow links, so that they stay
     content = {**read_json(path), "search": asdict(search)}
@@ -333,7 +333,7 @@ def write_search(folder: Path, search: SearchConfig) -> None:
 
 
 def _language(content: dict[str, Any], name: str, path: Path) -> str | None:
-    """Language tag in a model folder's config; None in folders of older versions."""
+    """Read a language tag of a model folder; None in folders of older versions."""
     tag = content.get(name)
     if tag is None:
         return None
@@ -349,7 +349,7 @@ def _language(content: dict[str, Any], name: str, path: Path) -> str | None:
 
 
 def _search(settings: object) -> SearchConfig | None:
-    """As the folder has it, which an older version or an import has not."""
+    """Read the search settings; None in older or imported folders."""
     if settings is None:
         return None
     if not isinstance(settings, dict):

@@ -1,4 +1,4 @@
-"""How a translation is searched for (section 6.1)."""
+"""Settings of beam search (section 6.1) and of sampling."""
 
 import math
 import warnings
@@ -10,50 +10,51 @@ from transduce.errors import ConfigError
 from transduce.settings import require_between, require_types
 
 MAX_BEAM_SIZE = 1_000
-"""Largest beam size, ten times that at which translations only get worse (Stahlberg and
-Byrne, 2019)."""
+"""Largest beam size: ten times the size beyond which translations get worse (Stahlberg
+and Byrne, 2019)."""
 MAX_LENGTH_PENALTY = 10
-"""Beyond all sense, but the penalty of the longest line is still a number."""
+"""Largest alpha; the penalty of the longest line is still finite."""
 MAX_WEIGHT = 1_000
 """Largest patience, coverage penalty and diversity, far beyond useful values."""
 MAX_TOKENS = 100_000
-"""Tokens of a translation at most: more than any sentence has, so that search ends."""
+"""Maximum length of a translation in tokens: longer than any sentence."""
 
 LengthPenalty = Literal["gnmt", "power"]
 
 NOT_GREEDY = ("num_best", "patience", "coverage_penalty", "diversity")
-"""Settings without a meaning for greedy search."""
+"""Settings that greedy search does not use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
-    """How a translation is searched for; the defaults are the paper's (section 6.1)."""
+    """Settings of beam search; the defaults are the paper's (section 6.1)."""
 
     beam_size: int = 4
-    """Hypotheses kept at each step."""
+    """Number of hypotheses kept at each step; 1 is greedy search."""
     num_best: int = 1
-    """Finished hypotheses that search is for; it ends once nothing unfinished can
-    overtake them. Each call asks for it: that of a model's own search is not used."""
+    """Number of translations to return. Search ends once no unfinished hypothesis can
+    overtake them. Only a call's own value counts, never a model's."""
     patience: float | None = None
-    """Times the beam size: so many finished hypotheses end the search in any case. Then
-    only those finish that end among the beam's best of their step (Kasai et al., 2022),
-    and those that the limit of length cuts short compete with them."""
+    """Search ends after patience times beam_size finished hypotheses (Kasai et al.,
+    2022). Then a hypothesis finishes only if its end is among the beam_size best
+    candidates of its step, and hypotheses cut off by the length limit compete too."""
     length_penalty: float = 0.6
-    """Alpha: what length counts for when hypotheses are ranked; 0 for nothing."""
+    """Alpha, the strength of length normalisation; 0 turns it off."""
     penalty: LengthPenalty = "gnmt"
-    """How alpha counts: ((5 + length) / 6)^alpha (Wu et al., 2016), or length^alpha."""
+    """Formula of the divisor: ((5 + length) / 6)^alpha (gnmt; Wu et al., 2016), or
+    length^alpha (power)."""
     coverage_penalty: float = 0.0
-    """Beta: what source tokens that were hardly attended to cost a hypothesis, as the
-    sum of log(min(attention, 1)) (Wu et al., 2016)."""
+    """Beta, the weight of the coverage penalty: the sum over source tokens of
+    log(min(attention received, 1)) (Wu et al., 2016)."""
     diversity: float = 0.0
-    """Nats that the k-th best token after a hypothesis is behind in the choice of what
-    goes on, for each place behind the first (Li et al., 2016)."""
+    """Penalty in nats per rank among the continuations of one hypothesis (Li et al.,
+    2016)."""
     min_length: int = 0
-    """Tokens a translation has at least, its end not counted."""
+    """Minimum length of a translation in tokens, without the end token."""
     extra_length: int = 50
-    """Tokens a translation may have beyond those of its source."""
+    """Maximum length of a translation minus that of its source, in tokens."""
     max_length: int | None = None
-    """Tokens a translation has at most, its end counted, however long its source."""
+    """Absolute maximum length of a translation in tokens, with the end token."""
 
     def __post_init__(self) -> None:
         require_types(self, "search.")
@@ -99,11 +100,10 @@ class SearchConfig:
         require_between("search.max_length", self.max_length, 1, MAX_TOKENS + 1)
 
     def given(self, settings: Mapping[str, Any]) -> "SearchConfig":
-        """Copy with those settings that are not None.
+        """Return a copy with the settings that are not None.
 
-        They override its own; own settings that lose their meaning are dropped with a
-        warning, as is its own `num_best`. `ConfigError` if the settings contradict each
-        other.
+        Own settings that no longer apply are dropped with a warning, as is the own
+        `num_best`. Raises `ConfigError` if the settings contradict each other.
         """
         config, dropped = self.changed(settings)
         for each in dropped:
@@ -113,9 +113,9 @@ class SearchConfig:
     def changed(
         self, settings: Mapping[str, Any]
     ) -> tuple["SearchConfig", tuple[str, ...]]:
-        """Copy like `given`, and sentences about dropped settings.
+        """Return a copy as `given` does, and a sentence for each dropped setting.
 
-        A patience of "none" stands for None and overrides that of the config.
+        A patience of "none" stands for None and overrides the config's.
         """
         given = {k: value for k, value in settings.items() if value is not None}
         if given.get("patience") == "none":
@@ -128,7 +128,7 @@ class SearchConfig:
                 reason = "has no effect on greedy search (beam size 1)"
                 dropped[name] = getattr(usual, name), reason
         elif "num_best" not in given:
-            # A line has one translation unless whoever asks can take several.
+            # A line has one translation unless the caller can take several.
             reason = "is used only when a call asks for it"
             dropped["num_best"] = usual.num_best, reason
         dropped |= self._impossible_lengths(given)
@@ -154,7 +154,7 @@ class SearchConfig:
     def _impossible_lengths(
         self, given: Mapping[str, Any]
     ) -> dict[str, tuple[int | None, str]]:
-        """Own limits of length that contradict the given ones, with reasons."""
+        """Return own length limits that contradict the given ones, with reasons."""
         own_min, own_max = self.min_length, self.max_length
         least, most = given.get("min_length"), given.get("max_length")
         if most is not None and least is None and own_min >= most > 0:
@@ -166,15 +166,15 @@ class SearchConfig:
         return {}
 
     def greedy(self) -> "SearchConfig":
-        """Greedy search with the same limits of length."""
+        """Return greedy search with the same length limits."""
         usual = SearchConfig()
         unused = {name: getattr(usual, name) for name in NOT_GREEDY}
         return replace(self, beam_size=1, **unused)
 
     def limit(self, source_length: int, least: int = 0) -> int:
-        """Tokens of an output at most; the end counts on both sides.
+        """Return the maximum output length in tokens, for a source of that length.
 
-        So many as are the least have room in any case.
+        The end token counts on both sides. The limit is at least `least`.
         """
         limit = source_length + self.extra_length
         if self.max_length is not None:
@@ -183,74 +183,74 @@ class SearchConfig:
 
     @property
     def candidates(self) -> int:
-        """Ways to go on or end that are weighed in each step: twice the beam's, as half
-        of them may end."""
+        """Number of candidates in each step: twice the beam, since half may end."""
         return 2 * self.beam_size
 
     @property
     def end_candidates(self) -> int:
-        """How many of them may end, the best."""
+        """Number of best candidates that may finish a hypothesis."""
         return self.candidates if self.patience is None else self.beam_size
 
     @property
     def enough_ends(self) -> int | None:
-        """Finished hypotheses after which search ends in any case, if it does."""
+        """Number of finished hypotheses that end the search; None for no such limit."""
         if self.patience is None:
             return None
         # Unlike the paper: search may end while something better is possible, as in
-        # other libraries, which saves a tenth to more than a third of its steps.
+        # other libraries. This saves a tenth to more than a third of the steps.
         return max(math.floor(self.patience * self.beam_size + 0.5), 1)
 
     @property
     def cut_ones_compete(self) -> bool:
-        """Whether hypotheses cut short by the length limit compete with finished ones.
+        """Whether hypotheses cut off by the length limit compete with finished ones.
 
-        In other libraries they do; otherwise they count only if none has finished.
+        In other libraries they do; by default they count only if none has finished.
         """
         return self.patience is not None
 
     def score(
         self, log_probability: float, length: int, coverage: float = 0.0
     ) -> float:
-        """What search maximizes; the length counts the end token.
+        """Return the score that search maximises.
 
-        Coverage is a sum of logarithms, at most 0.
+        `length` counts the end token; `coverage` is a sum of logarithms, at most 0.
         """
         ranked = log_probability / self.divisor(length)
         return ranked + self.coverage_penalty * coverage
 
     def divisor(self, length: int) -> float:
-        """By which the log-probability is divided; it never falls with the length."""
-        # Unlike the paper: length^alpha, if asked for, as other libraries have it.
+        """Return the divisor of the log-probability; it never falls with the length."""
+        # Unlike the paper: length^alpha as an option, as in other libraries.
         base = (5 + length) / 6 if self.penalty == "gnmt" else float(length)
         return float(base**self.length_penalty)
 
 
 MAX_TOP_K = 10_000_000
-"""Largest `top_k`: more tokens than any vocabulary has."""
+"""Largest `top_k`, above the size of any vocabulary."""
 MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 1_000
-"""Colder, only the likeliest is drawn; hotter, all alike."""
+"""Bounds beyond which sampling is greedy or uniform."""
 MAX_DRAWS = 100_000
-"""Draws of a sentence at most; memory may allow fewer, as each has its own logits."""
+"""Maximum number of samples of a sentence; memory may allow fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig:
-    """How tokens are drawn."""
+    """Settings of sampling."""
 
     number: int = 1
-    """Translations of each sentence."""
+    """Number of samples of each sentence."""
     temperature: float = 1.0
-    """What logits are divided by: below one, the likely become likelier."""
+    """Divisor of the logits; below 1, likely tokens become likelier."""
     top_k: int | None = None
-    """Only so many of the likeliest tokens are drawn from (Fan et al., 2018)."""
+    """Sample from the k likeliest tokens only (Fan et al., 2018); None for all."""
     top_p: float = 1.0
-    """Only the likeliest tokens that reach this probability together are drawn from:
-    the nucleus (Holtzman et al., 2020)."""
+    """Sample from the nucleus only: the likeliest tokens whose probabilities sum to at
+    least p (Holtzman et al., 2020)."""
     extra_length: int = 50
-    """Tokens a translation may have beyond those of its source."""
+    """Maximum length of a translation minus that of its source, in tokens."""
     seed: int = 1
+    """Seed of the random numbers; the same seed gives the same translations."""
 
     def __post_init__(self) -> None:
         require_types(self)

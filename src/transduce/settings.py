@@ -1,4 +1,4 @@
-"""A run's settings from a TOML file, from `key=value`, and from a run's own record."""
+"""Settings of a run: read from TOML files, `key=value` options and run records."""
 
 import tomllib
 import types
@@ -17,13 +17,13 @@ Config = TypeVar("Config")
 
 
 MOST_WHOLE = 2**53
-"""Largest whole number up to which floats are exact."""
+"""Whole numbers up to this one are exact as floats."""
 LONGEST_SHOWN = 80
-"""Characters of a value that an error shows at most."""
+"""Maximum number of characters of a value in an error message."""
 
 
 def shown(value: object) -> str:
-    """Value as an error shows it: in one line, truncated if long."""
+    """Format a value for an error message: one line, truncated if long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
@@ -95,23 +95,23 @@ def apply_mapping(
 
 
 def require_types(config: object, prefix: str = "") -> None:
-    """`ConfigError` if a setting is of another type than its own, as Python lets it."""
+    """Raise `ConfigError` if a dataclass field holds a value of another type."""
     kind: Any = type(config)
     for name, expected in _type_hints(kind).items():
         value = getattr(config, name)
         if isinstance(value, Integral) and not isinstance(value, bool):
-            value = int(value)  # also those of numpy
+            value = int(value)  # NumPy integers
         _checked(f"{prefix}{name}", value, expected, where="")
 
 
 @cache
 def _type_hints(kind: type) -> dict[str, Any]:
-    """Kept, as a search has settings of its own for each call."""
+    """Cache the hints, since every search call has its own settings."""
     return typing.get_type_hints(kind)
 
 
 def _value(text: str) -> Any:
-    """A TOML value; a bare word is a string, and `none` is no value."""
+    """Parse a TOML value; a bare word is a string, and `none` is None."""
     if text.lower() == "none":
         return None
     try:
@@ -154,7 +154,7 @@ def _describe(options: Sequence[Any]) -> str:
 
 
 def _unknown(key: str, config: Any, prefix: str, where: str) -> str:
-    """Name what was meant: the setting beside it, or one elsewhere that ends alike."""
+    """Suggest the closest setting: in the same table, or one with a similar name."""
     key = key[:LONGEST_SHOWN]
     beside = [f"{prefix}{field.name}" for field in fields(config)]
     by_ending = {name.rpartition(".")[2]: name for name in _names(config, prefix)}

@@ -58,7 +58,7 @@ def test_pytorch_that_another_thread_is_still_loading_is_not_asked(monkeypatch) 
     monkeypatch.setitem(sys.modules, "torch", loading)
     for name in READ_BY_PYTORCH:
         monkeypatch.setenv(name, "1")
-    monkeypatch.setattr("transduce.machine._Threads.asked", None)
+    monkeypatch.setattr("transduce.machine._Threads.number", None)
     use_threads(1)
     assert num_threads() == before == 1
 
