@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transduce.decoding import ready_model
-from transduce.decoding.coverage import CoverageDecoder
+from transduce.decoding.torch_decoder import CoverageDecoder
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
 from transduce.native import api

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from transduce.decoding.beam_search import beam_search
-from transduce.decoding.ensemble import Ensemble
-from transduce.decoding.incremental import IncrementalDecoder
-from transduce.decoding.search import NextTokenModel
+from transduce.decoding.search import Ensemble, NextTokenModel
+from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig

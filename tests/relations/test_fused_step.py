@@ -12,7 +12,7 @@ from transduce.decoding.fused_step import (
     LinearMap,
     plain_linear,
 )
-from transduce.decoding.incremental import IncrementalDecoder
+from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 

@@ -12,8 +12,8 @@ from step_sequence import SOURCE, SOURCES, steps
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, StaticStep
 from transduce.decoding.fused_step import FusedStep, plain_linear
-from transduce.decoding.incremental import IncrementalDecoder
 from transduce.decoding.search import Hypothesis
+from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.decoding.torch_model import TorchModel
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

@@ -11,12 +11,11 @@ from native_reading import after
 from transduce.data.tensors import pad_rows
 from transduce.decoding.beam_search import begin_beam_search
 from transduce.decoding.candidates import find_candidates
-from transduce.decoding.candidates_by_torch import find_by_torch
-from transduce.decoding.incremental import IncrementalDecoder
-from transduce.decoding.native_model import NativeModel
-from transduce.decoding.packed_linear import PackedLinear
+from transduce.decoding.native_model import NativeModel, PackedLinear
 from transduce.decoding.search import Decoding, Hypothesis, JoinableModel
 from transduce.decoding.streaming import search_in_steps
+from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_logits import find_by_torch
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api, library, string

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from native_reading import after
 from step_sequence import SOURCE, SOURCES, steps
-from transduce.decoding.incremental import IncrementalDecoder
 from transduce.decoding.native_model import (
     EncodedSources,
     NativeDecoder,
     NativeModel,
+    NativePrecision,
 )
-from transduce.decoding.packed_linear import NativePrecision
+from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.decoding.torch_model import TorchModel, prepared
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

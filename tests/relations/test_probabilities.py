@@ -11,16 +11,16 @@ import torch
 from jaxtyping import Float32
 
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.probabilities import (
+from transduce.decoding.candidates import (
     draw,
     log_likelihoods,
     log_mean,
     log_softmax,
 )
-from transduce.decoding.probabilities_by_torch import draw_by_torch, log_mean_by_torch
 from transduce.decoding.ready_model import ReadyModel
 from transduce.decoding.scoring import score_pairs
-from transduce.decoding.scoring_by_torch import score_by_torch
+from transduce.decoding.torch_logits import draw_by_torch, log_mean_by_torch
+from transduce.decoding.torch_model import score_by_torch
 from transduce.decoding.translator import Translator
 from transduce.errors import CheckpointError
 from transduce.model.config import ModelConfig

@@ -9,9 +9,9 @@ import torch
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.beam_search import beam_search
 from transduce.decoding.greedy_search import greedy_search
-from transduce.decoding.incremental import IncrementalDecoder
-from transduce.decoding.scoring_by_torch import score_targets
 from transduce.decoding.search import Hypothesis
+from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_model import score_targets
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

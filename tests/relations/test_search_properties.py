@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from native_reading import after
 from transduce.data.tensors import pad_rows
 from transduce.decoding.beam_search import beam_search
-from transduce.decoding.ensemble import Ensemble
-from transduce.decoding.incremental import IncrementalDecoder
 from transduce.decoding.native_model import NativeModel
-from transduce.decoding.scoring_by_torch import score_targets
-from transduce.decoding.search import Hypothesis, JoinableModel
+from transduce.decoding.search import Ensemble, Hypothesis, JoinableModel
+from transduce.decoding.torch_decoder import IncrementalDecoder
+from transduce.decoding.torch_model import score_targets
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api

@@ -26,7 +26,7 @@ from transduce.analysis.head_statistics import (
 )
 from transduce.analysis.word_links import are_spelt
 from transduce.data.tensors import pad_rows
-from transduce.decoding.scoring_by_torch import score_targets
+from transduce.decoding.torch_model import score_targets
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError
 from transduce.grammar.corpus import Grammar, GrammarSentence

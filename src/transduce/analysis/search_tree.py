@@ -10,9 +10,8 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from transduce.decoding.beam_search import BeamSearch
-from transduce.decoding.coverage import CoverageDecoder
-from transduce.decoding.incremental import IncrementalDecoder
 from transduce.decoding.search import Coverage, Decoding, Hypothesis, NextTokenModel
+from transduce.decoding.torch_decoder import CoverageDecoder, IncrementalDecoder
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from transduce.decoding.fused_step import FusedStep
-from transduce.decoding.incremental import IncrementalDecoder
+from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.model.attention import additive_mask
 from transduce.model.cache import DecodingState
 from transduce.model.transformer import Memory, Transformer

@@ -102,7 +102,7 @@ class ReadyModel:
         encoded = self.encode(sources)
         if self._is_native:
             return self.native.start(encoded, sum_attention=True)
-        from transduce.decoding.coverage import CoverageDecoder
+        from transduce.decoding.torch_decoder import CoverageDecoder
 
         operators = self.operators
         return CoverageDecoder(operators.model, encoded, operators.step)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from transduce.decoding.probabilities import draw, log_softmax
+from transduce.decoding.candidates import draw, log_softmax
 from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
 from transduce.search_config import SamplingConfig
 
@@ -81,7 +81,7 @@ class Sampling:
         """Token of each sample, and its log-probability among all tokens."""
         if not isinstance(logits, np.ndarray):
             # PyTorch is loaded then, and takes a second to load otherwise.
-            from transduce.decoding.probabilities_by_torch import draw_by_torch
+            from transduce.decoding.torch_logits import draw_by_torch
 
             return draw_by_torch(logits, chances, self._config, self._excluded)
         tokens = np.empty(chances.shape, dtype=np.int64)

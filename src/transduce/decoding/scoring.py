@@ -6,7 +6,7 @@ from itertools import count
 import numpy as np
 from jaxtyping import Float64
 
-from transduce.decoding.probabilities import log_likelihoods
+from transduce.decoding.candidates import log_likelihoods
 from transduce.decoding.ready_model import ReadyModel
 from transduce.decoding.search import NextTokenModel
 from transduce.metrics.perplexity import TargetScore
@@ -39,7 +39,7 @@ def _scores(model: ReadyModel, pairs: Sequence[Pair]) -> Iterator[TargetScore]:
     """Yield the scores of a batch, whose longest targets come first."""
     sources = [[*source, EOS] for source, _ in pairs]
     if model.needs_torch:
-        from transduce.decoding.scoring_by_torch import score_by_torch
+        from transduce.decoding.torch_model import score_by_torch
 
         targets = [target for _, target in pairs]
         yield from score_by_torch(model.operators.model, sources, targets)

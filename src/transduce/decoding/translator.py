@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from transduce.decoding.beam_search import begin_beam_search
-from transduce.decoding.ensemble import Ensemble
 from transduce.decoding.greedy_search import begin_greedy_search
 from transduce.decoding.parser import PAPER_SEARCH, Parse, Parser
 from transduce.decoding.processes import (
@@ -29,7 +28,7 @@ from transduce.decoding.ready_model import (
 )
 from transduce.decoding.sampling import Sampling
 from transduce.decoding.scoring import score_pairs
-from transduce.decoding.search import Decoding, JoinableModel, require_numbers
+from transduce.decoding.search import Decoding, Ensemble, JoinableModel, require_numbers
 from transduce.decoding.streaming import Pace, StepRows, batch_positions, in_order
 from transduce.decoding.translations import (
     EMPTY,
@@ -61,7 +60,7 @@ EXCLUDED = (PAD, BOS)
 DRAWN_BYTES = 48
 """Bytes of memory per draw and token of the vocabulary: logits and probabilities, and
 the sorted and the cumulative ones."""
-COVERAGE = "transduce.decoding.coverage"
+COVERAGE = "transduce.decoding.torch_decoder"
 
 
 class _Asked(NamedTuple):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.decoding.packed_linear import NativePrecision, PackedLinear
+from transduce.decoding.native_model import NativePrecision, PackedLinear
 from transduce.machine import processor_flags
 from transduce.native import api
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from transduce.decoding.scoring_by_torch import score_targets
+from transduce.decoding.torch_model import score_targets
 from transduce.metrics.perplexity import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

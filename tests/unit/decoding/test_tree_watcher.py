@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Int64
 
-from transduce.decoding.tree_watcher import TreeWatcher
+from transduce.decoding.parser import TreeWatcher
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.automaton import partial_tree
 from transduce.trees.linearization import STYLES
