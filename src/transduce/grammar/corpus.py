@@ -21,8 +21,8 @@ from transduce.trees.trees import Tree, read_trees
 
 Pair = Literal["en-de", "en-zh"]
 BUILT_IN: dict[Pair, str] = {
-    "en-de": "grammar_en_de.toml",
-    "en-zh": "grammar_en_zh.toml",
+    "en-de": "en_de.toml",
+    "en-zh": "en_zh.toml",
 }
 """Data file of each language pair."""
 START = "Sentence"
@@ -63,7 +63,7 @@ class Grammar:
     def built_in(cls, pair: Pair = "en-de") -> "Grammar":
         """Load the built-in grammar of a language pair."""
         name = BUILT_IN[pair]
-        text = files("transduce.text").joinpath(name).read_text(encoding="utf-8")
+        text = files("transduce.grammar").joinpath(name).read_text(encoding="utf-8")
         return cls(read_grammar(text, name))
 
     def training_sentences(self, seed: int) -> Iterator[GrammarSentence]:
