@@ -31,7 +31,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from transduce.benchmark.training_contestants import TrainingTask
+    from transduce.benchmark.training_systems import TrainingTask
     from transduce.device import Hardware
     from transduce.experiments.presets import RunConfig
     from transduce.training.trainer import StepReport, Trainer
@@ -234,7 +234,7 @@ def _measure_variant(
     """Write one row of the table; the last variant also leaves its profile."""
     import torch
 
-    from transduce.benchmark.training_contestants import TrainingTask, our_trainer
+    from transduce.benchmark.training_systems import TrainingTask, our_trainer
     from transduce.device import forget_peak_memory, peak_memory
 
     started = time.perf_counter()
@@ -320,7 +320,7 @@ def _train_beside_peers(task: Task, name: str) -> None:
 def decode_beside_peers(task: Task) -> None:
     """Run `transduce benchmark decoding` for base at beam 4."""
     from transduce.benchmark.decoding import measure_decoding, random_checkpoint
-    from transduce.benchmark.decoding_contestants import Setting
+    from transduce.benchmark.decoding_systems import Setting
     from transduce.benchmark.tables import decoding_table
 
     started = time.monotonic()

@@ -184,7 +184,7 @@ def train(preset: str, steps: int, done: Callable[[Any], None]) -> None:
 
     import torch
 
-    from transduce.benchmark.training_contestants import SEED, TrainingTask, our_trainer
+    from transduce.benchmark.training_systems import SEED, TrainingTask, our_trainer
     from transduce.device import choose_hardware
     from transduce.experiments.presets import PRESETS
     from transduce.machine import keep_freed_memory

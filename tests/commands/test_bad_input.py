@@ -235,7 +235,7 @@ def test_an_output_folder_that_cannot_be_is_refused(
         ),
         (
             "--preset tiny --set model.dropout=0.3",
-            "resume is 0.1, but 0.3 is asked for",
+            "resume is 0.1, but 0.3 is requested",
         ),
         ("--preset base", "of the run to resume is"),
     ],
@@ -254,7 +254,7 @@ def test_a_run_that_is_not_there_is_not_resumed(
     message = refuses("train", "--out", folder / out, "--resume")
     assert message == (
         f"{folder / out}: must be a run to resume, but holds none; leave out --resume "
-        "to begin one."
+        "to start one."
     )
 
 

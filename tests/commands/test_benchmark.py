@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from transduce.benchmark import training_contestants as training_peers
+from transduce.benchmark import training_systems as training_peers
 from transduce.benchmark.measurement import describe_machine
 from transduce.benchmark.tables import training_table
 from transduce.benchmark.training import TrainingSpeed
-from transduce.benchmark.training_contestants import MARIAN, TORCH
+from transduce.benchmark.training_systems import MARIAN, TORCH
 
 TINY = ("--preset", "tiny", "--device", "cpu", "--precision", "fp32", "--rounds", "1")
 

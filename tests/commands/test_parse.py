@@ -354,7 +354,7 @@ def test_a_run_is_not_resumed_with_other_trees(
 ) -> None:
     other = write_trees(tmp_path / "other", TREES[:3])
     message = refuses("train", "--out", parser, "--resume", "--trees", other)
-    assert "the run to resume was begun with other files" in message
+    assert "the run to resume was started with other files" in message
 
 
 def test_a_run_is_placed_in_table_4(

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from transduce.cli import main
-from transduce.experiments import quickstart_parsing
-from transduce.experiments import quickstart_translation as quickstart
+from transduce.experiments import quickstart
 from transduce.experiments.presets import PRESETS
 from transduce.grammar.corpus import Grammar
 from transduce.search_config import SearchConfig
@@ -21,9 +20,9 @@ def _small() -> Iterator[None]:
         patch.setattr(quickstart, "NUM_TEST", 8)
         tiny = replace(PRESETS["tiny"], search=PRESETS["quickstart"].search)
         patch.setitem(PRESETS, "quickstart", tiny)
-        patch.setattr(quickstart_parsing, "NUM_TRAINING", 60)
-        patch.setattr(quickstart_parsing, "NUM_DEV", 3)
-        patch.setattr(quickstart_parsing, "NUM_TEST", 6)
+        patch.setattr(quickstart, "NUM_TRAINING_TREES", 60)
+        patch.setattr(quickstart, "NUM_DEV_TREES", 3)
+        patch.setattr(quickstart, "NUM_TEST_TREES", 6)
         search = SearchConfig(beam_size=2, extra_length=5)
         training = replace(tiny.training, best_by="f1")
         small = replace(tiny, search=search, training=training)

@@ -187,7 +187,7 @@ class TestStopping:
         resume = ("train", "--out", out, "--resume", "--device", "cpu")
         assert refuses(*resume, "--precision", other) == (
             f"{out}: the precision of the run to resume is {precision}, but {other} is "
-            "asked for; leave --precision out, or begin another run."
+            "requested; leave --precision out, or start another run."
         )
         assert f"on cpu ({precision})" in succeeds(*resume)
 
@@ -233,9 +233,9 @@ def test_another_corpus_is_not_resumed(
     other = ("--source", source, "--target", target)
     message = refuses("train", "--out", tmp_path / "run", "--resume", *other)
     assert message.startswith(
-        f"{tmp_path}/run: the run to resume was begun with other files ("
+        f"{tmp_path}/run: the run to resume was started with other files ("
     )
-    assert message.endswith("; leave the files out, or begin another run.")
+    assert message.endswith("; leave the files out, or start another run.")
 
 
 @pytest.fixture
@@ -281,9 +281,9 @@ def test_text_and_trees_are_refused_by_presets_for_the_other(
 ) -> None:
     out = ("--out", tmp_path / "run") if name == "train" else ()
     text = refuses(name, *corpus_options, *out, "--preset", "parsing-wsj")
-    assert text.startswith("The preset parsing-wsj must be given trees (--trees), but")
+    assert text.startswith("The preset parsing-wsj is for trees (--trees), but")
     bank = refuses(name, "--trees", trees, *out, "--preset", "big")
-    assert bank.startswith("The preset big must be given text (--source and --target)")
+    assert bank.startswith("The preset big is for text (--source and --target)")
     assert list(tmp_path.iterdir()) == [trees]
 
 

@@ -24,8 +24,7 @@ from transduce.data.treebank import TreebankConfig, TreebankFiles
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevScore
-from transduce.experiments.observation import RunResult, RunStart
-from transduce.experiments.pipeline import resume, train
+from transduce.experiments.pipeline import RunResult, RunStart, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFiles, RunFolder
 from transduce.grammar.corpus import training_trees
@@ -311,7 +310,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     assert observer.first_step == 10
     [warning] = observer.warnings
     assert str(damaged) in warning
-    assert warning.endswith("Going on from the one before.")
+    assert warning.endswith("Continuing from the previous checkpoint.")
     assert_same_weights(tmp_path / "run", uninterrupted)
     assert_logs_agree(tmp_path / "run", uninterrupted)
 

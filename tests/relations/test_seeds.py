@@ -15,7 +15,6 @@ from transduce.checkpoint import load_model
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
-from transduce.experiments.observation import Observers
 from transduce.experiments.pipeline import train
 from transduce.experiments.presets import PRESETS
 from transduce.model.config import ModelConfig
@@ -52,7 +51,7 @@ def first_weights(
         source, target = corpus_files
         files = CorpusFiles(source=(source,), target=(target,))
         hardware = Hardware(device=torch.device("cpu"), dtype=torch.float32)
-        train(files, config, out, hardware, Observers())
+        train(files, config, out, hardware)
         return load_model(out).weights
 
     return weights

@@ -13,7 +13,6 @@ import torch
 from transduce.checkpoint import load_model
 from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
-from transduce.experiments.observation import Observers
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import RunFolder
@@ -37,9 +36,9 @@ CONFIG = replace(
 def go_on(files: CorpusFiles, out: Path) -> None:
     """Begin the run, or resume it, as a user would."""
     if (out / "config.json").exists():
-        resume(out, CPU, Observers())
+        resume(out, CPU)
     else:
-        train(files, CONFIG, out, CPU, Observers())
+        train(files, CONFIG, out, CPU)
 
 
 def is_done_within(files: CorpusFiles, out: Path, seconds: float) -> bool:

@@ -1,8 +1,10 @@
 """Drawings of attention for papers and reports."""
 
+import math
 import os
+import re
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +13,7 @@ import matplotlib
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
@@ -356,3 +359,57 @@ def write_figure(figure: Figure, path: Path) -> None:
 def _plain(label: str) -> str:
     """Matplotlib would take what stands between dollar signs for a formula."""
     return label.replace("$", r"\$")
+
+
+TRAINING, DEV = "#4477aa", "#ee6677"
+TOKENIZER = re.compile(r"\|tok:([^|]*)")
+"""Pattern of the tokenizer in sacreBLEU's signature."""
+
+
+def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Draw loss and, if there is a dev corpus, its score over the steps, as PNG."""
+    entries = list(log)
+    steps = [e for e in entries if e["kind"] == "step"]
+    scores = [e for e in entries if e["kind"] == "dev"]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    loss_axes, quality_axes = figure.subplots(1, 2)
+    _line(loss_axes, steps, "loss", "training (with dropout)", TRAINING)
+    _line(loss_axes, scores, "loss", "dev", DEV, marker="o")
+    loss_axes.set(xlabel="step", ylabel="smoothed loss, nats per target token")
+    final = [e for e in entries if e["kind"] == "final"]
+    key = "f1" if any("f1" in e for e in scores) else "bleu"
+    _line(quality_axes, scores, key, "dev, greedy", DEV, marker="o")
+    _line(quality_axes, final, key, "final model, beam search", TRAINING, marker="D")
+    label = "labelled bracket F1" if key == "f1" else _bleu_label(scores)
+    quality_axes.set(xlabel="step", ylabel=label)
+    for axes in (loss_axes, quality_axes):
+        axes.grid(visible=True, alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def _bleu_label(scores: Sequence[Mapping[str, Any]]) -> str:
+    """Label of BLEU, with the tokenizer if the log has it."""
+    found = TOKENIZER.search(scores[-1].get("signature", "")) if scores else None
+    return f"sacreBLEU ({found[1]})" if found else "sacreBLEU"
+
+
+def _line(
+    axes: Axes,
+    entries: Sequence[Mapping[str, Any]],
+    key: str,
+    label: str,
+    color: str,
+    marker: str = "",
+) -> None:
+    if entries:
+        axes.plot(
+            [e["step"] for e in entries],
+            [e.get(key, math.nan) for e in entries],
+            color=color,
+            label=label,
+            marker=marker,
+            markersize=4,
+        )

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from transduce.benchmark.decoding_contestants import (
+from transduce.benchmark.decoding_systems import (
     DecodingOutcome,
     DecodingTask,
     Prepare,
@@ -193,14 +193,14 @@ def _convert(
     sample = fitting(sentences, setting, checkpoint.tokenizer)[:NUM_PROVEN]
     proofs: dict[str, Proof] = {}
     left_out: list[str] = []
-    for peer, target, package in (
-        (CTRANSLATE2, "ctranslate2", "ctranslate2"),
-        (MARIAN, "marian", "transformers"),
+    for peer, target, package, module in (
+        (CTRANSLATE2, "ctranslate2", "ctranslate2", "ctranslate2"),
+        (MARIAN, "marian", "transformers", "marian_export"),
     ):
         if find_spec(package) is None:
             left_out.append(missing_package(peer, package, "benchmark"))
             continue
-        export = import_module(f"transduce.export.{target}").export
+        export = import_module(f"transduce.interop.{module}").export
         try:
             proofs[peer] = export(checkpoint, folder / target, sample)
         except RequestError as error:

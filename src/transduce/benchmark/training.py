@@ -20,7 +20,7 @@ from transduce.benchmark.measurement import (
     describe_machine,
     order_of_turns,
 )
-from transduce.benchmark.training_contestants import (
+from transduce.benchmark.training_systems import (
     OURS,
     PEERS,
     TrainingTask,

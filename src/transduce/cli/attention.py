@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from matplotlib.figure import Figure
 
-from transduce.analysis.attention_page import as_page
-from transduce.analysis.attention_sentence import Granularity, look_into
 from transduce.analysis.figures import (
     LabelledHeads,
     check_figure_path,
@@ -17,6 +15,7 @@ from transduce.analysis.figures import (
     draw_overview,
     write_figure,
 )
+from transduce.analysis.sentence_attention import Granularity, as_page, look_into
 from transduce.cli.output import Force, require_new, writer
 from transduce.cli.searching import search_of
 from transduce.decoding.translator import load

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from transduce.benchmark.decoding import measure_decoding, random_checkpoint
-from transduce.benchmark.decoding_contestants import Setting
+from transduce.benchmark.decoding_systems import Setting
 from transduce.benchmark.tables import decoding_table, training_table
 from transduce.benchmark.training import WARM_UP_ROUNDS, measure_training
 from transduce.checkpoint import load_model

@@ -5,7 +5,7 @@ from transduce.data.augmentation import AugmentationConfig
 from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.errors import WEEK, counted, duration
 from transduce.experiments.dev_corpus import DevScore
-from transduce.experiments.observation import RunResult, RunStart
+from transduce.experiments.pipeline import RunResult, RunStart
 from transduce.experiments.presets import RunConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.micro_batch import Fit

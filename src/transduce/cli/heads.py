@@ -4,9 +4,9 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
-from transduce.analysis.head_report import as_report
 from transduce.analysis.head_survey import (
     SEED,
+    as_report,
     grammar_sentences,
     survey_annotated,
     survey_heads,

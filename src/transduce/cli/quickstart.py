@@ -11,12 +11,10 @@ from transduce.cli.terminal import plain_console, program
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
-from transduce.experiments.quickstart_parsing import (
+from transduce.experiments.quickstart import (
     ParsingResult,
-    run_parsing_quickstart,
-)
-from transduce.experiments.quickstart_translation import (
     QuickstartResult,
+    run_parsing_quickstart,
     run_quickstart,
 )
 from transduce.files import remove_folder

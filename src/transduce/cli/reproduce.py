@@ -23,7 +23,7 @@ from transduce.cli.reports import finish
 from transduce.cli.terminal import error_console
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
-from transduce.experiments.computing import computing_of
+from transduce.experiments.environment import current_environment
 from transduce.experiments.table1 import as_report as table1_report
 from transduce.experiments.table1 import measure_table1
 from transduce.experiments.table2 import (
@@ -170,7 +170,7 @@ def table2(
         costs=costs,
         cluster=cluster,
         load=load if is_measured else None,
-        measured=computing_of(choose_hardware(device), devices)
+        measured=current_environment(choose_hardware(device), devices)
         if is_measured
         else None,
         waited=waited if is_measured else None,

@@ -5,7 +5,7 @@ from typing import Any
 
 from transduce.errors import RequestError, missing_package
 from transduce.experiments.dev_corpus import DevScore
-from transduce.experiments.observation import RunResult, RunStart
+from transduce.experiments.pipeline import RunResult, RunStart
 from transduce.training.trainer import StepReport
 
 FOLDER = "tensorboard"

@@ -25,7 +25,6 @@ from transduce.cli.tensorboard import TensorBoardLog
 from transduce.data.treebank import TreebankFiles
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
-from transduce.experiments.observation import Observers
 from transduce.experiments.pipeline import Consent
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
@@ -157,14 +156,22 @@ def train(
         TrainingDisplay() as display,
         one_voice(processes, devices),
     ):
-        observer = Observers(display, *log)
+        observers = (display, *log)
         if resume or files is None:
-            resume_run(out, hardware, observer, processes)
+            resume_run(out, hardware, *observers, processes=processes)
         else:
             consent = Consent(
                 is_chosen=preset is not None or however_long, overwrites=force
             )
-            train_run(files, run, out, hardware, observer, processes, consent=consent)
+            train_run(
+                files,
+                run,
+                out,
+                hardware,
+                *observers,
+                processes=processes,
+                consent=consent,
+            )
 
 
 def _require_overwritable(out: Path, *, resume: bool, is_chosen: bool) -> None:

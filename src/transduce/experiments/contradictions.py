@@ -1,7 +1,7 @@
-"""Settings of a run that contradict each other, or that have no effect.
+"""Checks of a run's settings before training: contradictions, and lack of effect.
 
-They are found before the first step, not hours later at a checkpoint. Contradictions
-are refused. Settings without effect are only warned of.
+A contradiction raises `ConfigError` before the first step, not hours later at a
+checkpoint. A setting without effect only causes a warning.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from transduce.training.config import TrainingConfig
 
 
 def refuse_contradictions(config: RunConfig, files: RunFiles) -> None:
-    """Raise `ConfigError` if settings contradict each other, or the corpus."""
+    """Raise `ConfigError` if settings contradict each other, or the files."""
     for message in _contradictions(config, files):
         raise ConfigError(message)
 
 
 def settings_without_effect(config: RunConfig) -> list[str]:
-    """Warnings about settings without effect beside the others."""
+    """Warnings about settings that have no effect in combination with the others."""
     return list(_without_effect(config))
 
 
@@ -46,8 +46,8 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
         )
     if not is_parser and (name := _changed(config.treebank, TreebankConfig())):
         yield (
-            f"`treebank.{name}` is a setting of parsers, but this run is trained on "
-            "text; leave it out, or give --trees."
+            f"`treebank.{name}` is a setting of parsers, but this run trains on text; "
+            "leave it out, or give --trees."
         )
     yield from _contradictions_of_lengths(config)
     yield from _contradictions_of_search(config.search)
@@ -60,20 +60,21 @@ def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
         yield (
             "`model.max_positions` must be at least `batching.max_length`, "
             f"{longest:,}, as all later positions would share one embedding, but is "
-            f"{model.max_positions:,}; raise it, or lower that."
+            f"{model.max_positions:,}; raise the first, or lower the second."
         )
     if model.positions == "sinusoidal" and model.max_positions != usual:
         yield (
-            f"`model.max_positions` is {model.max_positions:,}, but sinusoids have no "
-            'limit; leave it out, or set `model.positions` to "learned".'
+            f"`model.max_positions` is {model.max_positions:,}, but sinusoidal "
+            "positions have no limit; leave it out, or set `model.positions` to "
+            '"learned".'
         )
     training = config.training
     steps, minutes = training.checkpoint_steps, training.checkpoint_minutes
     if steps is not None and minutes != TrainingConfig().checkpoint_minutes:
         yield (
             f"`training.checkpoint_minutes` is {minutes:g}, but "
-            f"`training.checkpoint_steps` is {steps:,}; set that to none, or leave the "
-            "minutes out."
+            f"`training.checkpoint_steps` is {steps:,}; set the steps to none, or "
+            "leave the minutes out."
         )
 
 
@@ -82,8 +83,8 @@ def _contradictions_of_search(search: SearchConfig) -> Iterator[str]:
         return
     if name := _changed(search, SearchConfig(), among=NOT_GREEDY):
         yield (
-            f"`search.{name}` has no effect on greedy search, but `search.beam_size` is"
-            " 1; leave it out, or choose a larger beam."
+            f"`search.{name}` has no effect on greedy search, and `search.beam_size` "
+            "is 1; leave it out, or choose a larger beam."
         )
 
 
@@ -102,26 +103,27 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         )
     if (every := training.checkpoint_steps) and every > training.steps:
         yield (
-            f"A checkpoint every {every:,} updates means a single one, at the end of "
-            f"{training.steps:,} updates; see `training.checkpoint_steps`."
+            f"With a checkpoint every {every:,} updates, a training of "
+            f"{training.steps:,} updates has only one, at its end; see "
+            "`training.checkpoint_steps`."
         )
     if batching.batch_tokens > max(batching.source_tokens, batching.target_tokens):
         yield (
             f"Updates may be larger than {batching.source_tokens:,} source and "
-            f"{batching.target_tokens:,} target tokens, as a single batch may have "
+            f"{batching.target_tokens:,} target tokens, as one batch may have "
             f"{batching.batch_tokens:,} positions; see `batching.batch_tokens`."
         )
     yield from _augmentation_without_effect(config.treebank.augmentation)
     near = config.model.neighbourhood
     if near is not None and near >= batching.max_length:
         yield (
-            f"`model.neighbourhood` of {near:,} has no effect on sentences of at most "
-            f"{batching.max_length:,} tokens."
+            f"`model.neighbourhood` is {near:,}, which has no effect on sentences of "
+            f"at most {batching.max_length:,} tokens."
         )
     if config.search.num_best > 1:
         yield (
-            f"`search.num_best`, {config.search.num_best:,}, changes nothing: a line "
-            "has one translation unless a call asks for more."
+            f"`search.num_best` is {config.search.num_best:,}, which has no effect: a "
+            "line gets one translation unless a call requests more."
         )
     if config.search.penalty == "power" and config.search.length_penalty == 0:
         yield "`search.penalty` has no effect, as `search.length_penalty` is 0."
@@ -137,6 +139,6 @@ def _augmentation_without_effect(augmentation: AugmentationConfig) -> Iterator[s
 
 
 def _changed(config: object, usual: object, among: tuple[str, ...] = ()) -> str | None:
-    """Name of the first setting that differs from the usual config."""
+    """Name of the first setting that differs from its default."""
     names = among or type(config).__dataclass_fields__  # type: ignore[attr-defined]
     return next((n for n in names if getattr(config, n) != getattr(usual, n)), None)

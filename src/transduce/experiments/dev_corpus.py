@@ -1,4 +1,4 @@
-"""The held-out corpus of a run, and how well a model does on it."""
+"""Dev corpus of a run: scoring checkpoints on it, and finding the best one."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,30 +26,30 @@ from transduce.trees.trees import read_parses
 
 Metric = Literal["bleu", "f1"]
 
-CHANCE = 0.005
-"""Nats a token by which losses differ though neither model is better."""
+LOSS_TOLERANCE = 0.005
+"""Difference in nats per token below which neither of two losses counts as better."""
 ENOUGH_4_GRAMS = 100
-"""Matched 4-grams from which on BLEU can compare checkpoints: the standard deviation of
-so many is about 10, a fortieth of the score."""
+"""Matched 4-grams that BLEU needs to compare checkpoints: the standard deviation of
+this count is about 10, which moves BLEU by a fortieth."""
 UNRELATED_CHRF = 20.0
 """chrF that unrelated sentences of one language reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """What a search finds, held against what it should find."""
+    """Score of the translations or parses of the dev corpus."""
 
     metric: Metric
     name: str
-    """Of the metric, in words."""
+    """Name of the metric for display, with its tokenizer."""
     score: float
-    """In percent."""
+    """Score in percent."""
     details: str
-    """For people to read."""
+    """Lines for display, with signatures."""
     log: dict[str, Any]
-    """What the log keeps beside the score."""
+    """Values that the log records besides the score."""
     others: str = ""
-    """Text of further scores, for display only."""
+    """Further scores, for display only."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.score:.2f}{self.others}"
@@ -57,37 +57,42 @@ class Quality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevScore:
-    """How well a model does on the held-out corpus."""
+    """Loss and quality of a model on the dev corpus."""
 
     step: int
     loss: float
+    """Smoothed cross-entropy, in nats per target token."""
     perplexity: float
-    """Of a target token."""
+    """Perplexity per target token."""
     quality: Quality
     num_averaged: int = 1
-    """Checkpoints that the model is the average of."""
+    """Number of checkpoints in the average; 1 for a single checkpoint."""
 
-    def behind(self, best: "DevScore") -> str:
-        """How an average is behind a checkpoint."""
+    def is_tied(self, best: "DevScore") -> bool:
+        """Whether the scores are equal and the losses within `LOSS_TOLERANCE`."""
+        is_equal = self.quality.score == best.quality.score
+        return is_equal and abs(self.loss - best.loss) <= LOSS_TOLERANCE
+
+    def dropped_for(self, best: "DevScore") -> str:
+        """Message that this average is dropped for a better checkpoint."""
+        return f"{self._comparison(best)}. The checkpoint is the run's model."
+
+    def kept_despite(self, best: "DevScore") -> str:
+        """Message that this average is kept although a checkpoint scores better."""
+        is_by_loss = best.loss < self.loss - LOSS_TOLERANCE
+        doubt = "by its score" if is_by_loss else "clearly by its loss"
+        return f"{self._comparison(best)}, but not {doubt}. The average is kept."
+
+    def _comparison(self, best: "DevScore") -> str:
         return (
             f"The average of the last {self.num_averaged} checkpoints does worse on "
-            f"the dev corpus ({self.quality}, loss {self.loss:.3f}) than that of step "
-            f"{best.step:,} alone ({best.quality}, {best.loss:.3f})"
+            f"the dev corpus ({self.quality}, loss {self.loss:.3f}) than the "
+            f"checkpoint of step {best.step:,} alone ({best.quality}, loss "
+            f"{best.loss:.3f})"
         )
 
-    def is_level(self, best: "DevScore") -> bool:
-        """Whether the scores are equal and the losses differ only by chance."""
-        is_equal = self.quality.score == best.quality.score
-        return is_equal and abs(self.loss - best.loss) <= CHANCE
-
-    def kept_behind(self, best: "DevScore") -> str:
-        """How one is that is kept all the same."""
-        is_by_loss = best.loss < self.loss - CHANCE
-        doubt = "by its score" if is_by_loss else "clearly by its loss"
-        return f"{self.behind(best)}, but not {doubt}, and is kept."
-
     def entry(self) -> dict[str, Any]:
-        """What the log keeps."""
+        """Values for the log."""
         return {
             "step": self.step,
             "loss": self.loss,
@@ -100,22 +105,23 @@ class DevScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevHistory:
-    """The scores of a run's checkpoints so far, as the log keeps them."""
+    """Dev scores of a run's checkpoints so far, as log entries."""
 
     entries: list[dict[str, Any]]
     best_by: BestBy
 
     def is_best(self, entry: dict[str, Any]) -> bool:
-        """Whether a new one beats all."""
+        """Whether a new entry beats all earlier ones."""
         metric = self._metric([*self.entries, entry])
         return all(_rank(entry, metric) > _rank(each, metric) for each in self.entries)
 
     def since_best(self) -> int:
         """Number of checkpoints after the last one that was a gain.
 
-        A gain is a score above all before, or the same score with a loss that is lower
-        by more than chance. While loss or chrF decides by default, a loss below all
-        before by more than chance is a gain, too.
+        A gain is a score above all earlier ones, or the same score with a loss that is
+        lower by more than `LOSS_TOLERANCE`. With the default `best_by`, while BLEU is
+        not yet meaningful, a loss below all earlier ones by more than that is a gain,
+        too.
         """
         metric = self._metric(self.entries)
         is_early = self.best_by == "auto" and metric in ("chrf", "loss")
@@ -124,7 +130,7 @@ class DevHistory:
             score, loss = _rank(entry, metric)[0], _number(entry["loss"])
             if is_early and metric == "loss":
                 score = 0.0
-            is_lower = loss < lowest - CHANCE and (is_early or score == best)
+            is_lower = loss < lowest - LOSS_TOLERANCE and (is_early or score == best)
             if score > best or is_lower:
                 last_gain = number
                 lowest = min(lowest, loss) if is_early else loss
@@ -132,21 +138,21 @@ class DevHistory:
         return len(self.entries) - 1 - last_gain if self.entries else 0
 
     def beats(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
-        """Whether the first score is the better one."""
+        """Whether the first entry is better than the other."""
         metric = self._metric([*self.entries, one, other])
         return _rank(one, metric) > _rank(other, metric)
 
-    def beats_surely(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
-        """Whether the first score, the best of many, is clearly better by loss too.
+    def beats_clearly(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+        """Whether the first entry, the best of many, is also clearly better by loss.
 
-        The best of many is so by luck in part: alone it can be ahead of an average that
-        does a whole point better on other text. Loss varies less. It does not decide
-        here while scores are equal or not yet meaningful: then the average stays.
+        The best of many scores is partly luck: such a checkpoint can be ahead of an
+        average that is a whole point better on other text. Loss varies less. While
+        scores are equal or not yet meaningful, the result is False, whatever the loss.
         """
-        is_lower = _number(one["loss"]) < _number(other["loss"]) - CHANCE
-        return is_lower and self.beats(one, other) and not self._are_level(one, other)
+        is_lower = _number(one["loss"]) < _number(other["loss"]) - LOSS_TOLERANCE
+        return is_lower and self.beats(one, other) and not self._are_tied(one, other)
 
-    def _are_level(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    def _are_tied(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
         """Whether only the loss distinguishes the two, though it is not `best_by`."""
         metric = self._metric([*self.entries, one, other])
         if metric == "loss":
@@ -154,19 +160,19 @@ class DevHistory:
         return _rank(one, metric)[0] == _rank(other, metric)[0]
 
     def _metric(self, entries: Sequence[dict[str, Any]]) -> str:
-        """Metric that decides between some entries of the log."""
+        """Name of the metric that ranks these entries."""
         if self.best_by != "auto":
             return self.best_by
         if any("f1" in entry for entry in entries):
             return "f1"
-        if any(_tells_by_bleu(entry) for entry in entries):
+        if any(_has_enough_matches(entry) for entry in entries):
             return "bleu"
         chrf = max((entry.get("chrf", 0.0) for entry in entries), default=0.0)
         return "chrf" if chrf > UNRELATED_CHRF else "loss"
 
 
-def _tells_by_bleu(entry: dict[str, Any]) -> bool:
-    """Whether BLEU has enough matches to compare checkpoints.
+def _has_enough_matches(entry: dict[str, Any]) -> bool:
+    """Whether enough 4-grams match for BLEU to compare checkpoints.
 
     Logs of older versions do not count the matches; any BLEU above 0 is enough.
     """
@@ -181,27 +187,29 @@ def _rank(entry: dict[str, Any], metric: str) -> tuple[float, float]:
 
 
 def _number(loss: float | None) -> float:
-    """As JSON has no infinity, the log has nothing in its place."""
+    """Loss of a log entry: JSON has no infinity, so the log has null in its place."""
     return math.inf if loss is None else loss
 
 
-Judge = Callable[[Translator, SearchConfig], Quality]
-"""Says how good is what a model makes of the held-out sources."""
+Evaluate = Callable[[Translator, SearchConfig], Quality]
+"""Translates or parses the dev sources, and scores the result."""
 
 
 class DevCorpus:
-    """The held-out corpus of a run."""
+    """Encoded dev corpus, and the evaluation of its translations or parses."""
 
-    def __init__(self, batcher: Batcher, judge: Judge, device: torch.device) -> None:
+    def __init__(
+        self, batcher: Batcher, evaluate: Evaluate, device: torch.device
+    ) -> None:
         self._batcher = batcher
-        self._judge = judge
+        self._evaluate = evaluate
         self._device = device
 
     @classmethod
     def open(
         cls, folder: RunFolder, config: RunConfig, device: torch.device
     ) -> "DevCorpus | None":
-        """That of the run, if it was given one."""
+        """Open the run's dev corpus; None if it has none."""
         if (path := folder.dev_corpus) is None:
             return None
         dataset = open_dataset(path)
@@ -209,33 +217,37 @@ class DevCorpus:
         target_size = model.target_vocab_size or model.vocab_size
         require_ids_below(dataset, path, model.vocab_size, target_size)
         batcher = Batcher(dataset, config.batching, seed=0)
-        judge = (
-            _judge_of_text(path, config)
+        evaluate = (
+            _translation_evaluation(path, config)
             if folder.dev_trees is None
-            else _judge_of_trees(folder.dev_trees)
+            else _parsing_evaluation(folder.dev_trees)
         )
-        return cls(batcher, judge, device)
+        return cls(batcher, evaluate, device)
 
     def score(
         self, checkpoint: Checkpoint, trainer: Trainer, search: SearchConfig
     ) -> DevScore:
-        """Loss by the trainer's model, quality by searching with the checkpoint's."""
+        """Compute the loss with the trainer's model, and search with the checkpoint.
+
+        Both must have the same weights.
+        """
         validation = trainer.validate(self._batcher)
         return DevScore(
             step=checkpoint.step,
             loss=validation.loss,
             perplexity=validation.perplexity,
-            quality=self._judge(Translator(checkpoint, self._device), search),
+            quality=self._evaluate(Translator(checkpoint, self._device), search),
         )
 
 
-def _judge_of_text(folder: Path, config: RunConfig) -> Judge:
+def _translation_evaluation(folder: Path, config: RunConfig) -> Evaluate:
     sources = list(read_text([folder / DEV_SOURCE]))
     references = list(read_text([folder / DEV_TARGET]))
-    asked, language = config.evaluation.tokenize, config.languages.target
-    tokenization = choose_tokenization(asked, language, references)
+    tokenization = choose_tokenization(
+        config.evaluation.tokenize, config.languages.target, references
+    )
 
-    def judge(translator: Translator, search: SearchConfig) -> Quality:
+    def evaluate(translator: Translator, search: SearchConfig) -> Quality:
         translations = translator.translate_stream(sources, search)
         texts = [each.text for each in translations]
         bleu = corpus_bleu(texts, references, tokenization=tokenization)
@@ -253,13 +265,13 @@ def _judge_of_text(folder: Path, config: RunConfig) -> Judge:
             others=f", {chrf.name} {chrf.score:.2f}",
         )
 
-    return judge
+    return evaluate
 
 
-def _judge_of_trees(path: Path) -> Judge:
+def _parsing_evaluation(path: Path) -> Evaluate:
     gold = list(read_parses(read_text([path]), str(path)))
 
-    def judge(translator: Translator, search: SearchConfig) -> Quality:
+    def evaluate(translator: Translator, search: SearchConfig) -> Quality:
         sentences = [tree.words for tree in gold]
         parses = list(translator.parser().parse_stream(sentences, search))
         score = score_parses(gold, parses)
@@ -271,4 +283,4 @@ def _judge_of_trees(path: Path) -> Judge:
             log={"mended": score.mended},
         )
 
-    return judge
+    return evaluate

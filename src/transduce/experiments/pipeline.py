@@ -1,15 +1,20 @@
-"""From two text files to a trained, averaged, scored model (sections 5 and 6.1)."""
+"""Training pipeline: text files to a trained, averaged, scored model.
+
+Sections 5 and 6.1 of the paper. `train` prepares a run's folder and trains in it;
+`resume` continues a run from its newest usable checkpoint.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from transduce.analysis.learning_curve import draw_learning_curve
+from transduce.analysis.figures import draw_learning_curve
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher
 from transduce.data.corpus_files import CorpusFiles
@@ -17,8 +22,13 @@ from transduce.data.dataset import open_dataset, require_ids_below
 from transduce.data.held_out import MOST
 from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.device import Hardware
-from transduce.errors import WEEK, CheckpointError, ConfigError, duration
-from transduce.experiments.computing import changes, computing_of, recorded
+from transduce.errors import (
+    WEEK,
+    CheckpointError,
+    ConfigError,
+    VersionError,
+    duration,
+)
 from transduce.experiments.contradictions import (
     refuse_contradictions,
     settings_without_effect,
@@ -31,14 +41,12 @@ from transduce.experiments.corpus_check import (
     require_fitting,
 )
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
-from transduce.experiments.observation import (
-    Observers,
-    RunObserver,
-    RunResult,
-    RunStart,
+from transduce.experiments.environment import (
+    current_environment,
+    environment_changes,
+    recorded_environment,
 )
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_checkpoints import RunCheckpoints
 from transduce.experiments.run_folder import (
     PICTURE,
     RunFiles,
@@ -51,13 +59,16 @@ from transduce.interruption import stop_on_signal, unwound_on_termination
 from transduce.machine import WaitingMeter, keep_freed_memory
 from transduce.metrics.tokenization import choose_tokenization
 from transduce.model.transformer import Transformer
-from transduce.model_folder import AVERAGED, BEST
+from transduce.model_folder import AVERAGED, BEST, CHECKPOINTS, newest_first
 from transduce.text.corpus import read_text
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.training.averaging import average
+from transduce.training.config import TrainingConfig
 from transduce.training.distributed import ALONE, Processes
 from transduce.training.guided_attention import Guidance, word_beginnings
 from transduce.training.micro_batch import Fit, require_memory
+from transduce.training.optimizer import require_moments
+from transduce.training.saving import load_training_state, save_training
 from transduce.training.trainer import (
     DivergedError,
     StepReport,
@@ -67,12 +78,64 @@ from transduce.training.trainer import (
 
 LOG_STEPS = 10
 """Updates between lines of the log."""
-SLOWER = 0.5
+DIVERGED_RATE_FACTOR = 0.5
 """Factor on the learning rate after the loss has diverged."""
 
 
 class TooLongTrainingError(ConfigError):
     """Default settings would train for more than a week."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """State of a run before its first update."""
+
+    config: RunConfig
+    corpus: PreparedCorpus | None
+    """Prepared corpus of a new run; None if the run is resumed."""
+    num_parameters: int
+    hardware: Hardware
+    num_processes: int
+    fit: Fit
+    """Micro-batch that fits in memory, the same in all processes."""
+    first_step: int
+    """Updates made before."""
+    advice: tuple[Advice, ...] = ()
+    """Warnings about the corpus and the settings of a new run."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Estimated seconds to the end of the run, without its checkpoints."""
+        batching = self.config.batching
+        positions = batching.source_tokens + batching.target_tokens
+        num_steps = self.config.training.steps - self.first_step
+        return num_steps * positions * self.fit.seconds / self.num_processes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """Model of a finished run."""
+
+    model: Path
+    """Folder of the averaged model, or of the best checkpoint if it is better."""
+    num_averaged: int
+    """Number of checkpoints in the average; 1 for the best checkpoint."""
+    dev: DevScore | None
+    """Score of the model by beam search; None without a dev corpus."""
+    picture: Path
+    """Learning curve as PNG."""
+
+
+@runtime_checkable
+class RunObserver(Protocol):
+    """Callbacks of a run, called in the first process only."""
+
+    def started(self, start: RunStart) -> None: ...
+    def stepped(self, report: StepReport) -> None: ...
+    def scored(self, score: DevScore) -> None: ...
+    def warned(self, message: str) -> None: ...
+    def went_back(self, step: int) -> None: ...
+    def finished(self, result: RunResult) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,20 +156,21 @@ def train(
     config: RunConfig,
     out: Path,
     hardware: Hardware,
-    observer: RunObserver,
+    *observers: RunObserver,
     processes: Processes = ALONE,
-    *,
     consent: Consent = ALL_CHOSEN,
 ) -> None:
-    """Train a new run in the folder `out`, which may overwrite an older run.
+    """Train a new run in the folder `out`.
 
-    `ConfigError` if the model cannot fit in memory, or settings contradict each other
-    or the corpus. If the user did not choose the settings, also if they are for much
-    larger corpora, or training would take more than a week.
+    The checks that need no corpus come first, then the corpus is prepared in the new
+    folder, then the run is trained. Raises `ConfigError` if the model cannot fit in
+    memory, or if settings contradict each other or the corpus. With settings that the
+    user did not choose, also if they are for much larger corpora, or if training would
+    take more than a week.
     """
+    config = replace(config, languages=known_languages(config.languages, files))
     largest = replace(config.model, vocab_size=config.tokenizer.vocab_size)
     require_memory(largest, hardware)
-    config = replace(config, languages=known_languages(config.languages, files))
     _require_consistent(files, config)
     corpus, advice = None, list[Advice]()
 
@@ -118,24 +182,47 @@ def train(
         advice.extend(advise(report) if is_text else advise_on_treebank(report))
 
     if processes.is_first:
-        for each in settings_without_effect(config):
-            observer.warned(each)
-        with unwound_on_termination():  # so that half a corpus is not left behind
-            precision = hardware.precision
-            _, corpus = RunFolder.create(
-                out, files, config, precision, accept, overwrite=consent.overwrites
+        for message in settings_without_effect(config):
+            for observer in observers:
+                observer.warned(message)
+        with unwound_on_termination():  # remove a half-prepared corpus
+            folder, config, corpus = RunFolder.create(
+                out,
+                files,
+                config,
+                hardware.precision,
+                accept,
+                overwrite=consent.overwrites,
             )
-    processes.wait()
-    folder, _ = RunFolder.open(out)
+        processes.wait()
+    else:
+        processes.wait()  # until the first process has created the folder
+        folder, config = RunFolder.open(out)
     limit = math.inf if consent.is_chosen else float(WEEK)
     try:
-        with _claimed(folder, processes):
-            run = _Run(folder, config, hardware, observer, processes)
+        with _locked(folder, processes):
+            run = _Run(folder, config, hardware, observers, processes)
             run.train(corpus, tuple(advice), limit)
     except TooLongTrainingError:
         if processes.is_first:
             remove_folder(out)
         raise
+
+
+def resume(
+    out: Path,
+    hardware: Hardware,
+    *observers: RunObserver,
+    processes: Processes = ALONE,
+) -> None:
+    """Continue the run in the folder `out` from its newest usable checkpoint.
+
+    Raises `ConfigError` if the run was started in another precision.
+    """
+    folder, config = RunFolder.open(out)
+    refuse_changed_precision(folder, hardware.precision)
+    with _locked(folder, processes):
+        _Run(folder, config, hardware, observers, processes).train()
 
 
 def _require_consistent(files: RunFiles, config: RunConfig) -> None:
@@ -149,33 +236,19 @@ def _require_consistent(files: RunFiles, config: RunConfig) -> None:
         choose_tokenization(config.evaluation.tokenize, language, references)
 
 
-def resume(
-    out: Path,
-    hardware: Hardware,
-    observer: RunObserver,
-    processes: Processes = ALONE,
-) -> None:
-    """Go on with the run in the folder `out`, from its newest sound checkpoint.
-
-    `ConfigError` if it was begun in another precision.
-    """
-    folder, config = RunFolder.open(out)
-    refuse_changed_precision(folder, hardware.precision)
-    with _claimed(folder, processes):
-        _Run(folder, config, hardware, observer, processes).train()
-
-
-def _claimed(folder: RunFolder, processes: Processes) -> AbstractContextManager[object]:
-    return folder.claimed() if processes.is_first else nullcontext()
+def _locked(folder: RunFolder, processes: Processes) -> AbstractContextManager[object]:
+    return folder.locked() if processes.is_first else nullcontext()
 
 
 class _Run:
+    """Training of one run in its folder."""
+
     def __init__(
         self,
         folder: RunFolder,
         config: RunConfig,
         hardware: Hardware,
-        observer: RunObserver,
+        observers: Sequence[RunObserver],
         processes: Processes,
     ) -> None:
         self._folder = folder
@@ -189,7 +262,7 @@ class _Run:
         self._config = replace(config, model=model)
         self._hardware = hardware
         self._processes = processes
-        self._observer = observer if processes.is_first else Observers()
+        self._observers = observers if processes.is_first else ()
         self._dev = DevCorpus.open(folder, self._config, hardware.device)
         self._checkpoints = RunCheckpoints(folder, config.training)
         self._meter = WaitingMeter()
@@ -200,112 +273,40 @@ class _Run:
         advice: tuple[Advice, ...] = (),
         limit_seconds: float = math.inf,
     ) -> None:
+        """Train from the newest checkpoint, or from the start, to the end."""
         keep_freed_memory()
-        trainer = self._restored_trainer()
-        fitted = trainer.fit(self._earlier_cut())
+        trainer = self._trainer()
         start = RunStart(
             config=self._config,
             corpus=corpus,
             num_parameters=trainer.model.num_parameters(),
             hardware=self._hardware,
             num_processes=self._processes.count,
-            fit=fitted,
+            fit=trainer.fit(self._earlier_max_positions()),
             first_step=trainer.progress.step,
             advice=advice,
         )
         is_too_long = start.seconds_left > limit_seconds
         if self._processes.any(is_too_long, self._hardware.device):
             raise TooLongTrainingError(
-                f"Training by default settings must end within a week, but would "
+                "Training by default settings must end within a week, but would "
                 f"take about {duration(start.seconds_left)} here; name a preset, take "
                 "fewer steps (training.steps) or a GPU, or add --however-long."
             )
-        self._observer.started(start)
+        for observer in self._observers:
+            observer.started(start)
         if self._processes.is_first:
-            self._warn_of_other_bits()
+            self._warn_of_changed_environment()
             self._score_if_missed(trainer)
-            self._log_start(trainer.progress.step, fitted)
+            self._log_start(trainer.progress.step, start.fit)
         self._train_to_the_end(trainer)
         if self._processes.is_first:
-            self._observer.finished(self._finish(trainer))
+            result = self._finish(trainer)
+            for observer in self._observers:
+                observer.finished(result)
 
-    def _earlier_cut(self) -> int | None:
-        """Positions at a time when the run was last gone on with, if it was cut.
-
-        So it goes on: cut otherwise, it would have other dropout.
-        """
-        starts = self._folder.entries("start", "was_cut")
-        if not starts or not starts[-1]["was_cut"]:
-            return None
-        return int(starts[-1].get("max_positions") or 0) or None
-
-    def _warn_of_other_bits(self) -> None:
-        """Warn if hardware or software has changed, which changes the run's bits."""
-        starts = self._folder.entries("start")
-        before = recorded(starts[-1]) if starts else None
-        if before is None:
-            return
-        now = computing_of(self._hardware, self._processes.count)
-        if (told := changes(before, now)) is not None:
-            self._observer.warned(
-                "The run goes on with other hardware or software, so that its weights "
-                "will not be bit for bit those of a run that was never interrupted "
-                f"({told})."
-            )
-
-    def _log_start(self, step: int, fitted: Fit) -> None:
-        """On what the run goes on, unless it is done."""
-        if step < self._config.training.steps:
-            self._folder.log(
-                "start",
-                step=step,
-                device=self._hardware.device.type,
-                precision=self._hardware.precision,
-                num_processes=self._processes.count,
-                max_positions=fitted.max_positions,
-                was_cut=fitted.was_cut,
-                computing=asdict(computing_of(self._hardware, self._processes.count)),
-            )
-            self._meter = WaitingMeter()
-
-    def _train_to_the_end(self, trainer: Trainer) -> None:
-        """Train; once, if the loss diverges, from a good checkpoint more slowly."""
-        while (diverged := self._train(trainer)) is not None:
-            if trainer.progress.rate_factor < 1:
-                raise DivergedError(
-                    f"{diverged} That was at a lowered learning rate; begin another "
-                    "run with a lower `training.learning_rate_scale`."
-                )
-            # Unlike the paper: it says nothing of runs that diverge; this one goes back
-            # to its last good checkpoint, once, and on at half the learning rate.
-            model, state = self._start(has_diverged=True)
-            trainer.model.load_state_dict(model.state_dict())
-            trainer.restore(state)
-            trainer.lower_learning_rate(SLOWER)
-            self._observer.warned(
-                f"{diverged} Going back to step {trainer.progress.step:,}, and on at "
-                f"{SLOWER} times the learning rate."
-            )
-            self._observer.went_back(trainer.progress.step)
-
-    def _train(self, trainer: Trainer) -> DivergedError | None:
-        """Train to the end, or until the loss diverges."""
-        is_over = self._processes.is_first and self._is_patience_spent()
-        if self._processes.any(is_over, self._hardware.device):
-            return None
-        try:
-            with stop_on_signal() as should_stop:
-                trainer.train(
-                    on_step=self._stepped,
-                    save=lambda: self._save(trainer),
-                    on_checkpoint=lambda: self._score(trainer),
-                    should_stop=should_stop,
-                )
-        except DivergedError as error:
-            return error
-        return None
-
-    def _restored_trainer(self) -> Trainer:
+    def _trainer(self) -> Trainer:
+        """Trainer in the state of the newest usable checkpoint."""
         model, state = self._start()
         dataset = open_dataset(self._folder.corpus)
         model_config = self._config.model
@@ -325,8 +326,40 @@ class _Run:
         trainer.restore(state)
         return trainer
 
+    def _start(
+        self, *, has_diverged: bool = False
+    ) -> tuple[Transformer, TrainingState | None]:
+        """Newest usable checkpoint, or a new model if nothing is saved.
+
+        Damaged checkpoints are set aside and, after a divergence, those that were saved
+        while the loss was rising. Raises `CheckpointError` if none is left.
+        """
+        if self._processes.is_first:
+            self._folder.clear_leftovers()
+        else:
+            self._processes.wait()  # until the first has set damaged ones aside
+        found = self._checkpoints.newest_usable(self._set_aside, has_diverged)
+        torch.manual_seed(self._config.training.seed)
+        model, state = found or (Transformer(self._config.model), None)
+        step = 0 if state is None else state.progress.step
+        if self._processes.is_first:
+            self._folder.forget_log_after(step)
+            self._processes.wait()
+        if self._processes.least(float(step), self._hardware.device) != step:
+            raise CheckpointError(
+                f"{self._folder.path}: all processes must find the same checkpoints, "
+                "but do not; wait until the shared disk has them, and resume."
+            )
+        return model, state
+
+    def _set_aside(self, damaged: Path, error: CheckpointError) -> None:
+        if not self._processes.is_first:
+            raise error
+        self._warn(f"{error} Continuing from the previous checkpoint.")
+        self._folder.set_aside(damaged)
+
     def _guidance(self) -> Guidance | None:
-        """What attention is taught, if a parser's is to be."""
+        """Guided attention of a parser, if its weight is not 0."""
         weight = self._config.treebank.guidance
         if self._symbols is None or weight == 0:
             return None
@@ -338,76 +371,142 @@ class _Run:
             takes_word=torch.tensor(self._symbols.takes_word, device=device),
         )
 
-    def _start(
-        self, *, has_diverged: bool = False
-    ) -> tuple[Transformer, TrainingState | None]:
-        """The newest checkpoint that is sound, or the beginning.
+    def _earlier_max_positions(self) -> int | None:
+        """Micro-batch size of the run's last start, if batches were split then.
 
-        Damaged ones are set aside, as are those whose loss is on the rise, if it has
-        diverged. `CheckpointError` if there is none but such.
+        The size must stay the same: dropout depends on how batches are split.
         """
-        if self._processes.is_first:
-            self._folder.clear_leftovers()
-        else:
-            self._processes.wait()  # until what is damaged is set aside
-        found = self._checkpoints.newest_sound(self._set_aside, has_diverged)
-        torch.manual_seed(self._config.training.seed)
-        model, state = found or (Transformer(self._config.model), None)
-        step = 0 if state is None else state.progress.step
-        if self._processes.is_first:
-            self._folder.forget_log_after(step)
-            self._processes.wait()
-        if self._processes.least(float(step), self._hardware.device) != step:
-            raise CheckpointError(
-                f"{self._folder.path}: all processes must see the same checkpoints, "
-                "but do not; wait for the shared disk, and resume."
-            )
-        return model, state
+        starts = self._folder.entries("start", "was_cut")
+        if not starts or not starts[-1]["was_cut"]:
+            return None
+        return int(starts[-1].get("max_positions") or 0) or None
 
-    def _set_aside(self, damaged: Path, error: CheckpointError) -> None:
-        if not self._processes.is_first:
-            raise error
-        self._observer.warned(f"{error} Going on from the one before.")
-        self._folder.set_aside(damaged)
+    def _warn(self, message: str) -> None:
+        for observer in self._observers:
+            observer.warned(message)
+
+    def _warn_of_changed_environment(self) -> None:
+        """Warn if hardware or software has changed, which changes the weights."""
+        starts = self._folder.entries("start")
+        before = recorded_environment(starts[-1]) if starts else None
+        if before is None:
+            return
+        now = current_environment(self._hardware, self._processes.count)
+        if (differences := environment_changes(before, now)) is not None:
+            self._warn(
+                "The hardware or software has changed since the run was interrupted, "
+                "so its weights will not be bit for bit those of an uninterrupted run "
+                f"({differences})."
+            )
+
+    def _log_start(self, step: int, fitted: Fit) -> None:
+        """Log what the run continues on, unless it is finished."""
+        if step >= self._config.training.steps:
+            return
+        environment = current_environment(self._hardware, self._processes.count)
+        self._folder.log(
+            "start",
+            step=step,
+            device=self._hardware.device.type,
+            precision=self._hardware.precision,
+            num_processes=self._processes.count,
+            max_positions=fitted.max_positions,
+            was_cut=fitted.was_cut,
+            computing=asdict(environment),
+        )
+        self._meter = WaitingMeter()
+
+    def _train_to_the_end(self, trainer: Trainer) -> None:
+        """Train; if the loss diverges, go back once and on at a lower rate."""
+        while (diverged := self._train(trainer)) is not None:
+            if trainer.progress.rate_factor < 1:
+                raise DivergedError(
+                    f"{diverged} This was at a reduced learning rate; start another "
+                    "run with a lower `training.learning_rate_scale`."
+                )
+            # Unlike the paper: it says nothing of runs that diverge. This one goes back
+            # to its last good checkpoint, once, and on at half the learning rate.
+            model, state = self._start(has_diverged=True)
+            trainer.model.load_state_dict(model.state_dict())
+            trainer.restore(state)
+            trainer.lower_learning_rate(DIVERGED_RATE_FACTOR)
+            self._warn(
+                f"{diverged} Going back to step {trainer.progress.step:,}, and on at "
+                f"{DIVERGED_RATE_FACTOR} times the learning rate."
+            )
+            for observer in self._observers:
+                observer.went_back(trainer.progress.step)
+
+    def _train(self, trainer: Trainer) -> DivergedError | None:
+        """Train to the end, or until the loss diverges."""
+        is_over = self._processes.is_first and self._is_patience_spent()
+        if self._processes.any(is_over, self._hardware.device):
+            return None
+        try:
+            with stop_on_signal() as should_stop:
+                trainer.train(
+                    on_step=self._stepped,
+                    save=lambda: self._save(trainer),
+                    on_checkpoint=lambda: self._score(trainer),
+                    should_stop=should_stop,
+                )
+        except DivergedError as error:
+            return error
+        return None
 
     def _stepped(self, report: StepReport) -> None:
         is_last = report.step == self._config.training.steps
         if self._processes.is_first and (report.step % LOG_STEPS == 0 or is_last):
             self._folder.log("step", **asdict(report), waited=self._meter.share())
             self._meter = WaitingMeter()
-        self._observer.stepped(report)
+        for observer in self._observers:
+            observer.stepped(report)
 
     def _save(self, trainer: Trainer) -> None:
         if not self._processes.is_first:
             return
-        checkpoint = self._at_rest(trainer.model, trainer.progress.step)
+        checkpoint = self._checkpoint(trainer.model, trainer.progress.step)
         if trainer.is_checkpoint_due:
             self._checkpoints.save(checkpoint, trainer.state())
         else:
             self._checkpoints.save_stopped(checkpoint, trainer.state())
 
+    def _checkpoint(self, model: Transformer, step: int) -> Checkpoint:
+        return Checkpoint(
+            config=self._config.model,
+            weights={name: w.detach() for name, w in model.state_dict().items()},
+            tokenizer=self._tokenizer,
+            step=step,
+            symbols=self._symbols,
+            run=self._folder.id,
+            search=self._config.search,
+            source_language=self._config.languages.source,
+            target_language=self._config.languages.target,
+        )
+
     def _score_if_missed(self, trainer: Trainer) -> None:
-        """Score the checkpoint gone on from, if the run was stopped before it could."""
+        """Score the newest checkpoint, if the run was stopped before it was scored."""
         step = trainer.progress.step
         scored = {entry["step"] for entry in self._history().entries}
         if self._folder.checkpoint(step).exists() and step not in scored:
             self._score(trainer)
 
     def _score(self, trainer: Trainer) -> bool:
-        """Score the model on the dev corpus, keep it if it is the best, and draw.
+        """Score the model on the dev corpus, and save it if it is the best so far.
 
-        Whether the run has gone on in vain for long enough to end.
+        Returns whether the run is to end because its patience is spent.
         """
         if not self._processes.is_first:
             return False
         if self._dev is not None:
-            checkpoint = self._at_rest(trainer.model, trainer.progress.step)
+            checkpoint = self._checkpoint(trainer.model, trainer.progress.step)
             score = self._dev.score(checkpoint, trainer, self._config.search.greedy())
             if self._history().is_best(score.entry()):
                 save_model(checkpoint, self._folder.path / BEST)
-            # Logged last: what the log calls best is saved, even after a crash here.
+            # Log last: a crash before this leaves no score of a model not saved.
             self._folder.log("dev", **score.entry())
-            self._observer.scored(score)
+            for observer in self._observers:
+                observer.scored(score)
         self._draw()
         return self._is_patience_spent()
 
@@ -422,7 +521,7 @@ class _Run:
     def _finish(self, trainer: Trainer) -> RunResult:
         """Average the last checkpoints (section 6.1), and score the average.
 
-        If the best checkpoint alone does better, that is the run's model.
+        If the best checkpoint alone is clearly better, it is the run's model.
         """
         self._checkpoints.drop_old()  # a crash may have come before that
         members = self._checkpoints.members()
@@ -431,16 +530,16 @@ class _Run:
         best = self._best_alone(trainer, members) if dev else None
         # Unlike the paper: the best checkpoint is the model if it alone does better on
         # the dev corpus than the average, by its score and clearly by its loss.
-        if dev and best and self._history().beats_surely(best.entry(), dev.entry()):
-            self._observer.warned(f"{dev.behind(best)}, and is not kept.")
+        if dev and best and self._history().beats_clearly(best.entry(), dev.entry()):
+            self._warn(dev.dropped_for(best))
             folder, dev = BEST, best
             if (self._folder.path / AVERAGED).exists():
                 remove_folder(self._folder.path / AVERAGED)
         else:
             if dev and best and self._is_ahead(best, dev):
-                self._observer.warned(dev.kept_behind(best))
+                self._warn(dev.kept_despite(best))
             save_model(model, self._folder.path / AVERAGED)
-        # A run that was done already says so again, but does not log it.
+        # Resuming a finished run reports its result again, but does not log it again.
         is_logged = any(e["kind"] == "final" for e in self._folder.read_log())
         if dev is not None and not is_logged:
             self._folder.log("final", **dev.entry())
@@ -454,16 +553,18 @@ class _Run:
 
     def _is_ahead(self, best: DevScore, dev: DevScore) -> bool:
         is_better = self._history().beats(best.entry(), dev.entry())
-        return is_better and not dev.is_level(best)
+        return is_better and not dev.is_tied(best)
 
     def _best_alone(
         self, trainer: Trainer, averaged: Sequence[Checkpoint]
     ) -> DevScore | None:
-        """The best checkpoint's score; none if it is all that the average is of."""
+        """Score of the best checkpoint; None if only that one was averaged."""
         try:
             best = load_model(self._folder.path / BEST)
         except CheckpointError as error:
-            self._observer.warned(f"{error} The average is kept, unrivalled.")
+            self._warn(
+                f"{error} Keeping the average: the best checkpoint could not be read."
+            )
             return None
         if [best.step] == [member.step for member in averaged]:
             return None
@@ -472,7 +573,7 @@ class _Run:
     def _dev_score(
         self, trainer: Trainer, model: Checkpoint, num_averaged: int
     ) -> DevScore | None:
-        """By beam search: greedy search would not show what users will see."""
+        """Score by beam search, as users will search with the model."""
         if self._dev is None:
             return None
         trainer.model.load_state_dict(dict(model.weights))
@@ -480,18 +581,104 @@ class _Run:
         score = self._dev.score(model, trainer, search)
         return replace(score, num_averaged=num_averaged)
 
-    def _at_rest(self, model: Transformer, step: int) -> Checkpoint:
-        return Checkpoint(
-            config=self._config.model,
-            weights={name: w.detach() for name, w in model.state_dict().items()},
-            tokenizer=self._tokenizer,
-            step=step,
-            symbols=self._symbols,
-            run=self._folder.id,
-            search=self._config.search,
-            source_language=self._config.languages.source,
-            target_language=self._config.languages.target,
-        )
-
     def _draw(self) -> None:
         draw_learning_curve(self._folder.read_log(), self._folder.path / PICTURE)
+
+
+class RunCheckpoints:
+    """Checkpoints of a run: the last few, and one where the run was stopped."""
+
+    def __init__(self, folder: RunFolder, config: TrainingConfig) -> None:
+        self._folder = folder
+        self._config = config
+        self._num_kept = config.keep_checkpoints
+
+    def newest_usable(
+        self,
+        set_aside: Callable[[Path, CheckpointError], None],
+        has_diverged: bool = False,
+    ) -> tuple[Transformer, TrainingState] | None:
+        """Checkpoint to continue from; None if nothing is saved.
+
+        Calls `set_aside` with each damaged checkpoint and its error. After a divergence
+        also with those that were saved while the loss was rising, if there is an older
+        one. Raises `CheckpointError` if no checkpoint is left.
+        """
+        saved = newest_first(self._folder.path)
+        rising: list[Path] = []
+        for checkpoint in saved:
+            try:
+                found = self._load(checkpoint)
+            except VersionError:
+                raise
+            except CheckpointError as error:
+                set_aside(checkpoint, error)
+                continue
+            if not has_diverged or not found[1].progress.is_on_the_rise:
+                for path in rising:
+                    message = f"{path}: was saved when the loss had begun to rise."
+                    set_aside(path, CheckpointError(message))
+                return found
+            rising.append(checkpoint)
+        if rising:
+            return self._load(rising[0])
+        if saved:
+            raise CheckpointError(
+                f"{self._folder.path}: no checkpoint can be used; all are set aside in "
+                f"{self._folder.path / CHECKPOINTS}. Start another run."
+            )
+        return None
+
+    def _load(self, checkpoint: Path) -> tuple[Transformer, TrainingState]:
+        model = load_model(checkpoint).build()
+        state = load_training_state(checkpoint)
+        require_moments(model, self._config, state.tensors)
+        return model, state
+
+    def save(self, checkpoint: Checkpoint, state: TrainingState) -> None:
+        """Save a checkpoint of the schedule, and remove those no longer needed."""
+        # Log first: a resumed run drops log lines after its checkpoint, so whatever the
+        # log names was saved, whenever a crash comes.
+        self._folder.log("saved", step=checkpoint.step)
+        save_training(checkpoint, state, self._folder.checkpoint(checkpoint.step))
+        self.drop_old()
+
+    def drop_old(self) -> None:
+        """Remove checkpoints that newer ones replace."""
+        if self._folder.stopped.exists():
+            remove_folder(self._folder.stopped)
+        for old in self._folder.checkpoints()[: -self._num_kept]:
+            remove_folder(old)
+
+    def save_stopped(self, checkpoint: Checkpoint, state: TrainingState) -> None:
+        """Save a run that is stopped between checkpoints, replacing the last stop."""
+        save_training(checkpoint, state, self._folder.stopped)
+
+    def members(self) -> list[Checkpoint]:
+        """Checkpoints to average; `CheckpointError` if one is missing or damaged."""
+        return [self._member(path) for path in self._last()]
+
+    def _last(self) -> list[Path]:
+        """Paths of the last checkpoints, by the log and by the folder.
+
+        Older versions did not log checkpoints.
+        """
+        logged = {
+            self._folder.checkpoint(entry["step"])
+            for entry in self._folder.read_log()
+            if entry["kind"] == "saved"
+        }
+        return sorted(logged.union(self._folder.checkpoints()))[-self._num_kept :]
+
+    def _member(self, path: Path) -> Checkpoint:
+        try:
+            return load_model(path)
+        except VersionError:
+            raise
+        except CheckpointError:
+            raise CheckpointError(
+                f"{path}: must be averaged with the other checkpoints, but is missing "
+                "or damaged; the run is trained and stays saved: average the others by "
+                "`transduce average CHECKPOINT... --out "
+                f"{self._folder.path / AVERAGED}`."
+            ) from None

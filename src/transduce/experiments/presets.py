@@ -1,6 +1,6 @@
-"""Runs by name: the paper's models, every row of Table 3, and small ones.
+"""Presets: settings of the paper's models, of every row of Table 3, and of small runs.
 
-A run is one frozen value. Presets are literals one hop from BASE.
+A preset is a literal `RunConfig`, most often BASE with a few values replaced.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,18 +21,24 @@ from transduce.training.config import TrainingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Every setting of a run."""
+    """All settings of a run."""
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """Sub-word vocabulary, learned from the training text (section 5.1)."""
     model: ModelConfig = field(default_factory=ModelConfig)
+    """Architecture and sizes of the model (section 3)."""
     batching: BatchingConfig = field(default_factory=BatchingConfig)
+    """Sizes of updates and batches (section 5.1)."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    """Optimizer, learning rate, regularization and checkpoints (section 5)."""
     search: SearchConfig = field(default_factory=SearchConfig)
+    """Beam search, kept in the model as its default (section 6.1)."""
     treebank: TreebankConfig = field(default_factory=TreebankConfig)
-    """Of a parser; translation has none."""
+    """Settings of a parser's training; not used for translation (section 6.3)."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """Dev corpus and its scores."""
     languages: LanguagesConfig = field(default_factory=LanguagesConfig)
-    """Languages of the corpus; missing ones are guessed from the files' endings."""
+    """Languages of the corpus. By default they are guessed from the files' endings."""
 
 
 MODEL = ModelConfig(
@@ -45,7 +51,7 @@ TRAINING = TrainingConfig(
     steps=100_000,
     warmup_steps=4_000,
     label_smoothing=0.1,
-    # Unlike the paper: a checkpoint is written every 1,500 updates (600 of the big
+    # Unlike the paper: a checkpoint is written every 1,500 updates (600 for the big
     # model), about as many as the paper's hardware made in its 10 minutes. On faster
     # hardware the last five checkpoints at 10 minutes each would span nearly the whole
     # training, and the average would include models that had learned much less.
@@ -96,7 +102,7 @@ TABLE_3 = {
     "D-smooth0.2": replace(BASE, training=replace(TRAINING, label_smoothing=0.2)),
     "big": BIG,
 }
-"""The rows of Table 3 by their letter, all for English to German."""
+"""Rows of Table 3 by their letter, all for English to German."""
 
 SMALL_MODEL = ModelConfig(
     num_layers=4, d_model=128, d_ff=256, num_heads=4, d_k=32, d_v=32, dropout=0.25
@@ -106,7 +112,7 @@ PARSING_MODEL = replace(MODEL, num_layers=4, d_model=1024, d_k=128, d_v=128)
 PARSING = RunConfig(
     tokenizer=TokenizerConfig(kind="bpe", vocab_size=16_000),
     # The paper gives neither the dropout rates (of sub-layers and of attention) nor the
-    # learning rate; these are from its own code, tensor2tensor 1.0.6
+    # learning rate; these are those of its code, tensor2tensor 1.0.6
     # (`transformer_parsing_base`).
     model=replace(PARSING_MODEL, dropout=0.2, attention_dropout=0.2),
     batching=BatchingConfig(source_tokens=25_000, target_tokens=25_000, max_length=512),
@@ -126,8 +132,8 @@ PRESETS = {
         model=replace(BIG_MODEL, dropout=0.1),
         training=BIG_TRAINING,
     ),
-    # 29,000 image captions: the sizes of Wu et al. (2021), less dropout and smaller
-    # updates, which learn more in an hour of two cores.
+    # For 29,000 image captions: the sizes of Wu et al. (2021), with less dropout and
+    # smaller updates, which learn more in an hour on two cores.
     "multi30k": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=6_000),
         model=SMALL_MODEL,
@@ -146,10 +152,11 @@ PRESETS = {
         ),
         search=SearchConfig(beam_size=5, length_penalty=1.2),
     ),
-    # The built-in corpus, in minutes on two cores.
+    # For the built-in corpus, in minutes on two cores.
     "quickstart": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=2_000),
-        # Sentences without end, so nothing to learn by heart and no need of dropout.
+        # The grammar's sentences never repeat, so the model cannot overfit and needs no
+        # dropout.
         model=replace(SMALL_MODEL, num_layers=2, dropout=0.0),
         batching=BatchingConfig(
             source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
@@ -161,17 +168,17 @@ PRESETS = {
             keep_checkpoints=3,
         ),
     ),
-    # Section 6.3: 40,000 sentences of the Wall Street Journal alone, and with 17
-    # million that were parsed by a machine.
+    # Section 6.3: 40,000 sentences of the Wall Street Journal alone, or together with
+    # 17 million automatically parsed ones.
     "parsing-wsj": PARSING,
     "parsing-semi": replace(
         PARSING,
         tokenizer=TokenizerConfig(kind="bpe", vocab_size=32_000),
-        # As in that code for such a corpus (`transformer_parsing_big`).
+        # Those of the same code for such a corpus (`transformer_parsing_big`).
         model=replace(PARSING_MODEL, dropout=0.1),
         training=replace(PARSING.training, warmup_steps=4_000),
     ),
-    # Some thousands of trees.
+    # For thousands of trees.
     "parsing-small": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=3_000),
         model=replace(SMALL_MODEL, num_layers=3, dropout=0.1),
@@ -194,7 +201,7 @@ PRESETS = {
             augmentation=AugmentationConfig(copies=8, cut=0.4),
         ),
     ),
-    # The built-in grammar's trees, in minutes on two cores.
+    # For the built-in grammar's trees, in minutes on two cores.
     "parsing-quickstart": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=1_000),
         model=replace(SMALL_MODEL, num_layers=2, dropout=0.0),
@@ -212,7 +219,7 @@ PRESETS = {
         search=PARSING.search,
         treebank=TreebankConfig(style="in-order", guidance=0.5),
     ),
-    # For trying things out: learns nothing of use, in seconds.
+    # For trying commands out: trains in seconds, learns nothing useful.
     "tiny": RunConfig(
         tokenizer=TokenizerConfig(vocab_size=400),
         model=ModelConfig(
@@ -225,15 +232,14 @@ PRESETS = {
     ),
 }
 
-
 Task = Literal["translation", "parsing"]
 FITTING: dict[Task, tuple[str, str]] = {
     "translation": ("base", "multi30k"),
     "parsing": ("parsing-wsj", "parsing-small"),
 }
-"""Presets of each task for large corpora and for small ones."""
+"""Presets of each task for a large and for a small corpus."""
 MOST_EPOCHS = 500
-"""Epochs above which a preset is for much larger corpora."""
+"""Epochs above which a preset counts as made for much larger corpora."""
 FOR_BOTH = "tiny"
 
 
@@ -254,18 +260,18 @@ def require_task(name: str, task: Task) -> None:
     large, small = FITTING[task]
     if task == "parsing":
         raise ConfigError(
-            f"The preset {name} must be given text (--source and --target), but is "
-            f"given trees; take {small}, for thousands of trees, or {large}, for tens "
-            "of thousands."
+            f"The preset {name} is for text (--source and --target), but the corpus "
+            f"has trees; use {small}, for thousands of trees, or {large}, for tens of "
+            "thousands."
         )
     raise ConfigError(
-        f"The preset {name} must be given trees (--trees), but is given text; take "
+        f"The preset {name} is for trees (--trees), but the corpus has text; use "
         f"{small}, for tens of thousands of pairs, or {large}, for millions."
     )
 
 
 def preset(name: str) -> RunConfig:
-    """The run of that name; `ConfigError` names the nearest if there is none."""
+    """Preset of that name; `ConfigError` suggests the nearest if there is none."""
     if name not in PRESETS:
         nearest = get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
         raise ConfigError(

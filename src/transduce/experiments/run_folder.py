@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, its record and its log."""
+"""Folder of a run: its files, its record of settings and its log."""
 
 import json
 import math
@@ -35,9 +35,8 @@ from transduce.text.languages import LanguagesConfig, guess_all
 from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
 FORMAT = 1
+"""Format of the record."""
 RECORD, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
-
-
 Value = TypeVar("Value", str, dict[str, Any])
 
 NO_DEV = (
@@ -45,18 +44,17 @@ NO_DEV = (
     "--dev-target, or --dev-trees."
 )
 
-
 RunFiles = CorpusFiles | TreebankFiles
-"""What a run is begun with."""
+"""Files that a run is trained on."""
 
 
 def _finite(value: Any) -> Any:
-    """The value, or none for an infinite perplexity, which JSON cannot say."""
+    """Replace infinity and NaN, which JSON lacks, by None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RunFolder:
-    """One training of a preset, on disk."""
+    """Files of one training run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,11 +69,12 @@ class RunFolder:
         accept: Callable[[Path, PreparedCorpus], Any] = lambda folder, corpus: None,
         *,
         overwrite: bool = False,
-    ) -> tuple["RunFolder", PreparedCorpus]:
-        """Prepare a new run; nothing is left behind if that fails.
+    ) -> tuple["RunFolder", RunConfig, PreparedCorpus]:
+        """Prepare the corpus of a new run in its folder; all or nothing is written.
 
+        Returns the folder, the settings with the vocabulary's size, and the corpus.
         `accept` may inspect the prepared corpus, and raise. The prepared corpus of a
-        neighbouring run is shared if it would be the same. An older run is replaced
+        run beside this one is shared if it would be the same. An older run is replaced
         only with `overwrite`.
         """
         neighbours = sorted(path.absolute().parent.glob("[!.]*"))
@@ -91,50 +90,51 @@ class RunFolder:
                 vocab_size=corpus.vocab_size,
                 target_vocab_size=corpus.target_vocab_size,
             )
+            sized = replace(config, model=model)
             record = {
                 "format": FORMAT,
                 "id": uuid4().hex,
                 "files": files.absolute_names(),
                 "precision": precision,
-                "settings": asdict(replace(config, model=model)),
+                "settings": asdict(sized),
             }
             text = json.dumps(record, indent=2) + "\n"
             (new / RECORD).write_text(text, encoding="utf-8")
-            return cls(path), corpus
+            return cls(path), sized, corpus
 
     @classmethod
     def open(cls, path: Path) -> tuple["RunFolder", RunConfig]:
-        """A run that is there, and the settings it was begun with."""
+        """Open the folder of an existing run; also returns the run's settings."""
         if not is_run(path):
             raise CheckpointError(
                 f"{path}: must be a run to resume, but holds none; leave out --resume "
-                "to begin one."
+                "to start one."
             )
         record = read_json(path / RECORD)
         if record.get("format") != FORMAT:
             raise VersionError(
                 f"{path / RECORD}: the format must be {FORMAT}, but is "
-                f"{shown(record.get('format'))}; the run was begun by another version "
-                "of transduce."
+                f"{shown(record.get('format'))}; the run was started by another "
+                "version of transduce."
             )
         settings = record.get("settings")
         if not isinstance(settings, dict):
             raise CheckpointError(
                 f"{path / RECORD}: must hold the run's `settings`, but does not; "
-                "restore the file, or begin another run."
+                "restore the file, or start another run."
             )
         return cls(path), apply_mapping(RunConfig(), settings, f"{path / RECORD}: ")
 
-    def claimed(self) -> AbstractContextManager[object]:
-        """Keep other commands from training this run; `ConfigError` if one is at it."""
+    def locked(self) -> AbstractContextManager[object]:
+        """Lock the run; `ConfigError` if another command is training it."""
         refusal = ConfigError(
             f"{self.path}: a run must be trained by one command at a time, but another "
-            "one is at it; wait for it to end, or stop it."
+            "one is training it; wait for it to end, or stop it."
         )
         return file_lock(self.path, refusal)
 
     def files(self) -> dict[str, list[str]]:
-        """The files the run was begun with, by their part."""
+        """Files that the run is trained on, by their option's name."""
         files = self._recorded("files", {})
         for names in files.values():
             if not isinstance(names, list) or not set(map(type, names)) <= {str}:
@@ -143,12 +143,12 @@ class RunFolder:
 
     @property
     def id(self) -> str | None:
-        """What the checkpoints of this run are known by; none if it is an older one."""
+        """Identifier that checkpoints of this run share; None in older runs."""
         return self._recorded("id", "") or None
 
     @property
     def precision(self) -> Precision:
-        """That the run was begun in; "auto" if an older version did not note it."""
+        """Precision of the run; "auto" if an older version did not record it."""
         precision = self._recorded("precision", "auto")
         if precision not in get_args(Precision):
             raise self._damaged("precision")
@@ -166,74 +166,76 @@ class RunFolder:
     def _damaged(self, name: str) -> CheckpointError:
         return CheckpointError(
             f"{self.path / RECORD}: the run's `{name}` is damaged; restore the file, "
-            "or begin another run."
+            "or start another run."
         )
 
     @property
     def corpus(self) -> Path:
+        """Folder of the encoded training corpus."""
         return self.path / TRAINING
 
     @property
     def dev_corpus(self) -> Path | None:
+        """Folder of the encoded dev corpus; None if there is none."""
         folder = self.path / DEV
         return folder if folder.is_dir() else None
 
     @property
     def dev_trees(self) -> Path | None:
-        """The gold trees of a parser's dev corpus."""
+        """Gold trees of a parser's dev corpus; None if there are none."""
         path = self.path / DEV_TREES
         return path if path.is_file() else None
 
     def symbols(self) -> SymbolVocabulary | None:
-        """What is written, if the run is that of a parser."""
+        """Symbols of a parser's linearized trees; None for translation."""
         path = self.path / SYMBOLS_FILE
         return SymbolVocabulary.load(path) if path.is_file() else None
 
     def checkpoint(self, step: int) -> Path:
-        """Where the checkpoint of a step is or will be."""
+        """Path of the checkpoint of a step, whether it exists or not."""
         return self.path / CHECKPOINTS / f"step-{step:08}"
 
     def checkpoints(self) -> list[Path]:
-        """Those of the schedule that are there, oldest first."""
+        """Existing checkpoints of the schedule, oldest first."""
         return checkpoints_of(self.path)
 
     @property
     def stopped(self) -> Path:
-        """Where a run that was stopped between checkpoints saves.
+        """Path of the checkpoint of a run that was stopped between checkpoints.
 
-        Apart from the others, so that stopping does not change what is averaged.
+        It is not among the others, so that stopping does not change the average.
         """
         return self.path / STOPPED
 
     def clear_leftovers(self) -> None:
-        """Undo or complete what a crash has cut short."""
+        """Undo or complete writes that a crash interrupted."""
         for parent in (self.path, self.path / CHECKPOINTS):
             clear_leftovers(parent)
 
     def set_aside(self, checkpoint: Path) -> None:
-        """Take a damaged checkpoint out of the way, but keep it."""
+        """Rename a damaged checkpoint so that it is kept, but not used."""
         aside = self.path / CHECKPOINTS / f"damaged-{checkpoint.name}"
         shutil.rmtree(aside, ignore_errors=True)
         aside.parent.mkdir(exist_ok=True)
         checkpoint.rename(aside)
 
     def log(self, kind: str, **values: Any) -> None:
-        """Add a line to the log."""
+        """Append an entry to the log."""
         with (self.path / LOG).open("a", encoding="utf-8") as file:
             entry = {"kind": kind, **{k: _finite(v) for k, v in values.items()}}
             file.write(json.dumps(entry) + "\n")
 
     def read_log(self) -> Iterator[dict[str, Any]]:
-        """Entries of the log; a last line cut short by a crash is left out.
+        """Read the log; a last line cut short by a crash is skipped.
 
-        `CheckpointError` if another one is damaged.
+        Raises `CheckpointError` if another line is damaged.
         """
         if not os.path.lexists(self.path / LOG):
             return
         if not (self.path / LOG).is_file():
             raise CheckpointError(
                 f"{self.path / LOG}: must be the log of the run, but is not a file; "
-                "restore it, or remove what is there."
+                "restore it, or remove it."
             )
         *lines, last = (self.path / LOG).read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
@@ -248,20 +250,20 @@ class RunFolder:
             yield entry
 
     def entries(self, kind: str, *needed: str) -> list[dict[str, Any]]:
-        """Log entries of one kind; `CheckpointError` if one lacks a needed value."""
+        """Log entries of a kind; `CheckpointError` if one lacks a needed value."""
         entries = [entry for entry in self.read_log() if entry["kind"] == kind]
         for entry in entries:
             for name in needed:
                 if name not in entry:
                     raise CheckpointError(
                         f"{self.path / LOG}: the line of kind {kind!r} at step "
-                        f"{entry['step']:,} must have `{name}`, but has not; restore "
+                        f"{entry['step']:,} must have `{name}`, but does not; restore "
                         "the file."
                     )
         return entries
 
     def forget_log_after(self, step: int) -> None:
-        """Drop what a resumed run will write again."""
+        """Drop the entries that a run resumed at this step will write again."""
         kept = [
             entry
             for entry in self.read_log()
@@ -277,28 +279,28 @@ NUMBERS = {
     *("epoch", "learning_rate", "seconds", "flops", "bleu", "f1", "chrf"),
     "matched_4_grams",
 }
-"""Names of values that are numbers in every log entry."""
+"""Values that are numbers in every log entry."""
 OPTIONAL_NUMBERS = {"loss", "perplexity", "max_positions"}
-"""Names of values that are null if infinite or unbounded, and otherwise numbers."""
+"""Values that are numbers, or null if infinite or unbounded."""
 LARGEST = 1e100
-"""Magnitude from which on a number in the log is damaged."""
+"""Magnitude from which on a number in the log counts as damaged."""
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Entry of a line of the log; None if it is damaged."""
+    """Parse a line of the log; None if it is damaged."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
         return None
-    is_sound = _is_number(entry.get("step"), int) and all(
+    has_numbers = _is_number(entry.get("step"), int) and all(
         _is_number(value, int, float) or (value is None and name in OPTIONAL_NUMBERS)
         for name, value in entry.items()
         if name in NUMBERS | OPTIONAL_NUMBERS
     )
     has_text = isinstance(entry.get("signature", ""), str)
-    return entry if is_sound and has_text and entry["step"] >= 0 else None
+    return entry if has_numbers and has_text and entry["step"] >= 0 else None
 
 
 def _is_number(value: object, *kinds: type) -> bool:
@@ -311,16 +313,17 @@ def _require_new_run(path: Path, *, overwrite: bool) -> None:
         return
     if not overwrite or not path.is_dir():
         raise ConfigError(
-            f"{path}: the output folder must be new or empty, but is not; go on with "
-            "that run by --resume, or choose another folder; --force overwrites a run."
+            f"{path}: the output folder must be new or empty, but is not; continue "
+            "that run with --resume, or choose another folder; --force overwrites a "
+            "run."
         )
     if not (path / RECORD).is_file() or not (path / TRAINING).is_dir():
         raise ConfigError(
             f"{path}: only a run can be overwritten by another, but the folder holds "
             "none; choose another."
         )
-    with RunFolder(path).claimed():
-        """Locking fails if a process is training the run."""
+    with RunFolder(path).locked():
+        """Raise if a process is training the run."""
 
 
 def _prepare(
@@ -346,7 +349,7 @@ def _prepare(
 
 
 def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:
-    """Given languages; missing ones are guessed from the files' endings."""
+    """Fill in missing languages from the files' endings."""
     if isinstance(files, TreebankFiles):
         return replace(given, source=given.source or guess_all(files.trees))
     return LanguagesConfig(
@@ -356,40 +359,40 @@ def known_languages(given: LanguagesConfig, files: RunFiles) -> LanguagesConfig:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run, not a model."""
+    """Whether a folder holds a run, not a model."""
     return (path / RECORD).is_file() and (path / TRAINING).is_dir()
 
 
 def settings_of(out: Path) -> RunConfig:
-    """The settings that the run in the folder `out` was begun with."""
+    """Settings of the run in the folder `out`."""
     return RunFolder.open(out)[1]
 
 
 def precision_of(out: Path) -> Precision:
-    """The precision that the run in the folder `out` was begun in, if it is known."""
+    """Precision of the run in the folder `out`; "auto" if it is not recorded."""
     return RunFolder.open(out)[0].precision
 
 
 def refuse_changed_precision(folder: RunFolder, precision: Precision) -> None:
-    """`ConfigError` if a run to be resumed was begun in another precision."""
+    """Raise `ConfigError` if a run to resume has another precision."""
     if folder.precision not in ("auto", precision):
         raise ConfigError(
             f"{folder.path}: the precision of the run to resume is {folder.precision}, "
-            f"but {precision} is asked for; leave --precision out, or begin another "
+            f"but {precision} is requested; leave --precision out, or start another "
             "run."
         )
 
 
 def refuse_changed_settings(out: Path, config: RunConfig) -> None:
-    """`ConfigError` if a run to be resumed was begun with other settings."""
+    """Raise `ConfigError` if a run to resume has other settings."""
     begun = settings_of(out)
-    # The tokenizer's, and not for the caller to choose.
+    # The sizes follow from the tokenizer; the caller cannot choose them.
     model = replace(
         config.model,
         vocab_size=begun.model.vocab_size,
         target_vocab_size=begun.model.target_vocab_size,
     )
-    # Languages that are not given were guessed when the run began.
+    # Languages that are not given were guessed when the run started.
     languages = LanguagesConfig(
         source=config.languages.source or begun.languages.source,
         target=config.languages.target or begun.languages.target,
@@ -401,17 +404,17 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
             if value != theirs[key]:
                 raise ConfigError(
                     f"{out}: `{name}.{key}` of the run to resume is {theirs[key]!r}, "
-                    f"but {value!r} is asked for; leave the setting out, or begin "
+                    f"but {value!r} is requested; leave the setting out, or start "
                     "another run."
                 )
 
 
 def refuse_changed_files(out: Path, files: RunFiles) -> None:
-    """`ConfigError` if a run to be resumed was begun with other files."""
+    """Raise `ConfigError` if a run to resume has other files."""
     folder, _ = RunFolder.open(out)
     if (begun := folder.files()) != files.absolute_names():
         raise ConfigError(
-            f"{out}: the run to resume was begun with other files "
+            f"{out}: the run to resume was started with other files "
             f"({', '.join(chain.from_iterable(begun.values()))}); leave the files "
-            "out, or begin another run."
+            "out, or start another run."
         )

@@ -5,17 +5,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from transduce.analysis.cost import LayerSizes, LayerType, layer_cost
-from transduce.analysis.dot_product_scaling import (
-    Growth,
-    Scaling,
-    Sweep,
-    measure_scaling,
-)
 from transduce.analysis.layer_types import (
+    Growth,
     PathLength,
+    Scaling,
     SequentialOperations,
+    Sweep,
     count_sequential_operations,
     maximum_path_length,
+    measure_scaling,
     share_of_term,
 )
 from transduce.machine import BUSY_LOAD

@@ -17,7 +17,7 @@ from transduce.analysis.cost import (
 )
 from transduce.decoding.translator import load
 from transduce.errors import DataError
-from transduce.experiments.computing import Computing, recorded
+from transduce.experiments.environment import Environment, recorded_environment
 from transduce.experiments.presets import preset
 from transduce.experiments.run_folder import RunFolder
 from transduce.machine import BUSY_LOAD
@@ -131,7 +131,7 @@ class OurRow:
     """Of all updates, by the mean of those in the log."""
     flops: float
     """Counted while it trained."""
-    computing: Computing | None = None
+    computing: Environment | None = None
     """Hardware and software of the run's last start; None in older logs."""
     waited: float | None = None
     """Share of time that its threads waited for a core; None in older logs."""
@@ -148,7 +148,7 @@ class Table2:
     load: float | None = None
     """Programs that wanted to run in the minute before its speed was measured, on
     average; none if it was not."""
-    measured: Computing | None = None
+    measured: Environment | None = None
     """Hardware and software that the speed was measured on; None if it was not."""
     waited: float | None = None
     """Share of time that the measurement waited for a core; None without one."""
@@ -196,7 +196,7 @@ def our_row(
         else paper_bleu(texts, references, base(spoken)),
         seconds=fmean(entry["seconds"] for entry in updates) * updates[-1]["step"],
         flops=float(updates[-1]["flops"]),
-        computing=recorded(starts[-1]) if starts else None,
+        computing=recorded_environment(starts[-1]) if starts else None,
         waited=fmean(waits) if waits else None,
     )
 
@@ -316,7 +316,7 @@ def _obstacle(row: OurRow, table: Table2) -> str | None:
     return None
 
 
-def _other_means(run: Computing, measured: Computing) -> str | None:
+def _other_means(run: Environment, measured: Environment) -> str | None:
     """Difference of a run's hardware from the measured one; None if there is none."""
     for name in ("device", "processor", "precision", "num_workers"):
         one, other = getattr(run, name), getattr(measured, name)

@@ -50,7 +50,7 @@ from transduce.text.sentence_splitting import (
 )
 
 if TYPE_CHECKING:
-    from transduce.analysis.attention_sentence import PairAttention
+    from transduce.analysis.sentence_attention import PairAttention
 
 ENGLISH = "en"
 """Language of the text that parsers read."""
@@ -218,7 +218,7 @@ class Endpoints:
         deadline = queue.deadline()
         await queue.require_short(asked.texts, deadline)
         with packages_for("/v1/attention"):
-            from transduce.analysis.attention_sentence import attend
+            from transduce.analysis.sentence_attention import attend
         work = partial(attend, queue.translator, asked.source, asked.target)
         found = await while_connected(request, queue.run(work, deadline))
         # Up to a million numbers, which would block the event loop.

@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 import torch
 
-from transduce.analysis import dot_product_scaling as module
+from transduce.analysis import layer_types as module
 from transduce.analysis.cost import LayerSizes
-from transduce.analysis.dot_product_scaling import MIN_ROUNDS, Sweep, measure_scaling
+from transduce.analysis.layer_types import MIN_ROUNDS, Sweep, measure_scaling
 
 SWEEP = Sweep(
     layer="recurrent",

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from transduce.analysis.attention_sentence import draw_tree
-from transduce.analysis.search_tree import SearchTree, watch_search
+from transduce.analysis.search_tree import SearchTree, draw_tree, watch_search
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.search_config import SearchConfig

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.analysis.attention_sentence import attend, look_into
+from transduce.analysis.sentence_attention import attend, look_into
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RequestError, TooLongError

@@ -11,7 +11,7 @@ import torch
 
 from transduce.benchmark import decoding as decoding_speed
 from transduce.benchmark.decoding import measure_decoding, random_checkpoint
-from transduce.benchmark.decoding_contestants import (
+from transduce.benchmark.decoding_systems import (
     MOST_BATCHES,
     SENTENCES_OF_SEVERAL,
     DecodingTask,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from transduce.benchmark import training_contestants
-from transduce.benchmark.training_contestants import (
+from transduce.benchmark import training_systems
+from transduce.benchmark.training_systems import (
     COMPILED,
     MARIAN,
     OURS,
@@ -310,7 +310,7 @@ def test_peers_keep_freed_memory_unless_they_are_plain(
 ):
     kept: list[str] = []
     monkeypatch.setattr(
-        training_contestants, "keep_freed_memory", lambda: kept.append("kept")
+        training_systems, "keep_freed_memory", lambda: kept.append("kept")
     )
     peers = replace(task, are_peers_plain=is_plain)
     take_all_turns(lambda turns: train_peer(TORCH, peers, turns), 1)
@@ -321,7 +321,7 @@ def test_peers_keep_freed_memory_unless_they_are_plain(
 def with_transformers(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        "transduce.benchmark.training_contestants.find_spec",
+        "transduce.benchmark.training_systems.find_spec",
         lambda name: True if name == "transformers" else find(name),
     )
 
@@ -367,7 +367,7 @@ def test_who_can_be_the_same_model_takes_part(task, name, changes):
 
 def test_a_package_that_is_missing_is_named(task, monkeypatch):
     monkeypatch.setattr(
-        "transduce.benchmark.training_contestants.find_spec", lambda name: None
+        "transduce.benchmark.training_systems.find_spec", lambda name: None
     )
     assert obstacle(MARIAN, task.model) == (
         "Hugging Face Marian is left out. It needs the package `transformers`, which "
@@ -382,7 +382,7 @@ def test_a_compiled_peer_needs_the_compiler_for_gpus(
     task, monkeypatch, found, is_left_out
 ):
     monkeypatch.setattr(
-        "transduce.benchmark.training_contestants.find_spec", {"triton": found}.get
+        "transduce.benchmark.training_systems.find_spec", {"triton": found}.get
     )
     reason = obstacle(COMPILED, task.model)
     assert (reason is not None) == is_left_out

@@ -11,7 +11,7 @@ from transduce.data.prepared_corpus import PairCounts, PreparedCorpus
 from transduce.data.treebank import TreebankConfig
 from transduce.device import Hardware
 from transduce.experiments.corpus_check import Advice
-from transduce.experiments.observation import RunStart
+from transduce.experiments.pipeline import RunStart
 from transduce.experiments.presets import PRESETS
 from transduce.training.micro_batch import Fit
 

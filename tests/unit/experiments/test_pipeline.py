@@ -16,10 +16,9 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.device import Hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments import run_folder
-from transduce.experiments.computing import computing_of
 from transduce.experiments.dev_corpus import DevCorpus, DevHistory, DevScore
-from transduce.experiments.observation import RunResult, RunStart
-from transduce.experiments.pipeline import Consent, resume, train
+from transduce.experiments.environment import current_environment
+from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_settings
 from transduce.training import micro_batch
@@ -164,7 +163,7 @@ def test_a_mean_that_does_worse_than_a_member_is_refused(
     assert warning.startswith(
         "The average of the last 2 checkpoints does worse on the dev corpus (sacreBLEU "
     )
-    assert "than that of step 12 alone (" in warning
+    assert "than the checkpoint of step 12 alone (" in warning
     assert result.dev is not None
     assert result.dev.loss == pytest.approx(notes.scores[-1].loss)
 
@@ -183,19 +182,19 @@ def test_the_best_of_many_must_be_ahead_of_their_mean_by_loss_too(
 ) -> None:
     history = DevHistory(entries=[], best_by="bleu")
     mean = {"bleu": 42.1, "loss": 2.59}
-    assert history.beats_surely({"bleu": bleu, "loss": loss}, mean) is expected
+    assert history.beats_clearly({"bleu": bleu, "loss": loss}, mean) is expected
 
 
 def test_an_average_that_is_kept_though_its_score_is_worse_is_told_of(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DevHistory, "beats", lambda *_: True)
-    monkeypatch.setattr(DevHistory, "beats_surely", lambda *_: False)
+    monkeypatch.setattr(DevHistory, "beats_clearly", lambda *_: False)
     out, notes = tmp_path / "run", Notes()
     train(files, with_training(keep_checkpoints=3), out, CPU, notes)
     [warning] = notes.warnings
     assert "does worse on the dev corpus" in warning
-    assert warning.endswith(", but not clearly by its loss, and is kept.")
+    assert warning.endswith(", but not clearly by its loss. The average is kept.")
     assert load_model(out / "averaged").step == 12
 
 
@@ -208,7 +207,9 @@ def test_a_best_checkpoint_that_is_lost_does_not_keep_a_run_from_its_end(
         shutil.rmtree(lost)
     again = Notes()
     resume(out, CPU, again)
-    assert any("The average is kept, unrivalled." in each for each in again.warnings)
+    assert any(
+        "Keeping the average: the best checkpoint" in each for each in again.warnings
+    )
     [result] = again.results
     assert load_model(out / "averaged").step == 12
     assert result.model == out / "averaged"
@@ -343,8 +344,8 @@ def test_it_goes_back_to_before_the_loss_began_to_rise(
     assert notes.steps[-8:] == [5, 6, 7, 8, 9, 10, 11, 12]
     spoiled = out / "checkpoints" / "step-00000008"
     assert notes.warnings[0] == (
-        f"{spoiled}: was saved when the loss had begun to rise. Going on from the one "
-        "before."
+        f"{spoiled}: was saved when the loss had begun to rise. Continuing from the "
+        "previous checkpoint."
     )
     assert (out / "checkpoints" / "damaged-step-00000008").is_dir()
     assert load_model(spoiled).step == 8  # a new one
@@ -375,11 +376,11 @@ def test_a_run_that_diverges_again_is_stopped(
     files: CorpusFiles, tmp_path: Path, diverging: list[int]
 ) -> None:
     diverging += [3, 9]
-    with pytest.raises(DivergedError, match="at a lowered learning rate; begin anothe"):
+    with pytest.raises(DivergedError, match="at a reduced learning rate; start anothe"):
         train(files, TINY, tmp_path / "run", CPU, Notes())
     # It was at the lowered rate from its first step on, also when resumed.
     diverging.append(10)
-    with pytest.raises(DivergedError, match="at a lowered learning rate; begin anothe"):
+    with pytest.raises(DivergedError, match="at a reduced learning rate; start anothe"):
         resume(tmp_path / "run", CPU, Notes())
 
 
@@ -508,7 +509,7 @@ def test_the_log_tells_on_what_a_run_is_trained(
         "num_processes": 1,
         "max_positions": fit.max_positions,
         "was_cut": False,
-        "computing": asdict(computing_of(CPU, 1)),
+        "computing": asdict(current_environment(CPU, 1)),
     }
 
 
@@ -575,7 +576,7 @@ def test_settings_that_differ_are_refused(
     run: tuple[Path, RunResult, Notes], part: str, name: str, value: float
 ) -> None:
     changed = replace(TINY, **{part: replace(getattr(TINY, part), **{name: value})})
-    message = rf"`{part}\.{name}` of the run to resume is .*, but {value} is asked for"
+    message = rf"`{part}\.{name}` of the run to resume is .*, but {value} is requested"
     with pytest.raises(ConfigError, match=message):
         refuse_changed_settings(run[0], changed)
 

@@ -32,7 +32,7 @@ def test_a_run_is_opened_with_the_settings_it_was_begun_with(
     tmp_path: Path, files: CorpusFiles
 ) -> None:
     config = replace(TINY, model=replace(TINY.model, dropout=0.35))
-    _, preparation = RunFolder.create(tmp_path / "run", files, config, "fp32")
+    *_, preparation = RunFolder.create(tmp_path / "run", files, config, "fp32")
     # All but the size of the vocabulary, which the corpus decides.
     model = replace(config.model, vocab_size=preparation.vocab_size)
     assert RunFolder.open(tmp_path / "run")[1] == replace(config, model=model)
@@ -49,7 +49,7 @@ def test_the_record_names_the_files_and_every_setting(
 
 def test_another_precision_than_the_runs_is_refused(run: RunFolder) -> None:
     refuse_changed_precision(run, "fp32")
-    message = "the precision of the run to resume is fp32, but bf16 is asked for; leave"
+    message = "the precision of the run to resume is fp32, but bf16 is requested; leave"
     with pytest.raises(ConfigError, match=message):
         refuse_changed_precision(run, "bf16")
 

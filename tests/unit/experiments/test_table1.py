@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from transduce.analysis.cost import LayerSizes
-from transduce.analysis.dot_product_scaling import Growth, Scaling
 from transduce.analysis.layer_types import (
+    Growth,
     PathLength,
+    Scaling,
     SequentialOperations,
     share_of_term,
 )

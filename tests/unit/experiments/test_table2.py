@@ -6,7 +6,7 @@ import pytest
 
 from transduce.analysis.cost import Cluster, estimate_flops, forecast, utilisation
 from transduce.errors import ConfigError
-from transduce.experiments.computing import Computing
+from transduce.experiments.environment import Environment
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.table2 import (
     P100S,
@@ -165,7 +165,7 @@ def test_time_is_told_in_the_unit_that_suits_it(seconds: float, text: str) -> No
     assert tables(as_report(replace(TABLE, ours=(ours,))))[1][0][3] == text
 
 
-HERE = Computing(
+HERE = Environment(
     device="cpu", processor="Abacus", precision="fp32", num_processes=1,
     num_threads=2, instructions="avx2", torch="2", transduce="1",
 )  # fmt: skip

@@ -241,7 +241,7 @@ def test_every_failure_is_answered_in_json(
         with monkeypatch.context() as patch:
             patch.setattr(model.queue.translator, "translate_stream", fail(error))
             patch.setattr(model.queue.translator, "score_stream", fail(error))
-            attend = "transduce.analysis.attention_sentence.attend"
+            attend = "transduce.analysis.sentence_attention.attend"
             patch.setattr(attend, fail(error))
             at_work = server.post(path, body)
         after = server.post(path, body)

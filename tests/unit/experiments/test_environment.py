@@ -6,38 +6,38 @@ import pytest
 import torch
 
 from transduce.device import Hardware
-from transduce.experiments.computing import (
-    Computing,
-    changes,
-    computing_of,
-    recorded,
+from transduce.experiments.environment import (
+    Environment,
+    current_environment,
+    environment_changes,
+    recorded_environment,
 )
 
 
 @pytest.fixture
-def here(cpu: Hardware) -> Computing:
-    return computing_of(cpu, num_processes=2)
+def here(cpu: Hardware) -> Environment:
+    return current_environment(cpu, num_processes=2)
 
 
-def test_the_record_describes_this_process(here: Computing) -> None:
+def test_the_record_describes_this_process(here: Environment) -> None:
     assert here.num_threads == torch.get_num_threads()
     assert here.torch == torch.__version__
     assert (here.device, here.num_processes) == ("cpu", 2)
     assert here.num_workers == 2 * here.num_threads
 
 
-def test_the_record_survives_a_log(here: Computing) -> None:
-    assert recorded({"kind": "start", "computing": asdict(here)}) == here
+def test_the_record_survives_a_log(here: Environment) -> None:
+    assert recorded_environment({"kind": "start", "computing": asdict(here)}) == here
 
 
 @pytest.mark.parametrize(
     "damage", [{}, {"num_threads": "2"}, {"num_threads": True}, {"more": 1}]
 )
 def test_missing_records_of_an_older_log_are_none(
-    here: Computing, damage: dict[str, object]
+    here: Environment, damage: dict[str, object]
 ) -> None:
     content = asdict(here) | damage if damage else None
-    assert recorded({"computing": content}) is None
+    assert recorded_environment({"computing": content}) is None
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,17 @@ def test_missing_records_of_an_older_log_are_none(
     ],
 )
 def test_changes_of_bits_are_reported(
-    here: Computing, name: str, value: object, said: str
+    here: Environment, name: str, value: object, said: str
 ) -> None:
-    told = changes(here, replace(here, **{name: value}))
-    assert told is not None
-    assert said in told
+    found = environment_changes(here, replace(here, **{name: value}))
+    assert found is not None
+    assert said in found
 
 
-def test_nothing_is_reported_if_nothing_changed(here: Computing) -> None:
-    assert changes(here, here) is None
+def test_nothing_is_reported_if_nothing_changed(here: Environment) -> None:
+    assert environment_changes(here, here) is None
 
 
-def test_threads_of_the_processor_do_not_count_on_a_gpu(here: Computing) -> None:
+def test_threads_of_the_processor_do_not_count_on_a_gpu(here: Environment) -> None:
     gpu = replace(here, device="cuda", instructions="none")
-    assert changes(gpu, replace(gpu, num_threads=7)) is None
+    assert environment_changes(gpu, replace(gpu, num_threads=7)) is None

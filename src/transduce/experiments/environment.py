@@ -1,7 +1,7 @@
-"""Hardware and software that a training runs on, noted in its log.
+"""Hardware and software of a training run, as its log records them.
 
-They decide the bits of its result: other numbers of threads or processes sum in another
-order, and other versions and processors have other kernels.
+They determine the weights bit for bit: other numbers of threads or processes sum in
+another order, and other versions and processors use other kernels.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ from transduce.nn.native_operators import uses_amx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Computing:
-    """Hardware, software and threads, which decide a training's bits and speed."""
+class Environment:
+    """Hardware, software and threads, which determine a run's weights and speed."""
 
     device: str
     """Type of the device: cpu or cuda."""
@@ -37,14 +37,14 @@ class Computing:
 
     @property
     def num_workers(self) -> int:
-        """Number of threads that compute at once on a CPU, or of devices."""
+        """Total number of threads on CPUs, or number of devices."""
         return self.num_processes * (self.num_threads if self.device == "cpu" else 1)
 
 
-def computing_of(hardware: Hardware, num_processes: int) -> Computing:
-    """Hardware and software of this process."""
+def current_environment(hardware: Hardware, num_processes: int) -> Environment:
+    """Describe the hardware and software of this process."""
     is_cuda = hardware.device.type == "cuda"
-    return Computing(
+    return Environment(
         device=hardware.device.type,
         processor=torch.cuda.get_device_name(hardware.device)
         if is_cuda
@@ -66,19 +66,19 @@ def _instructions(precision: str) -> str:
     return f"{isa} amx" if precision == "bf16" and uses_amx() else isa
 
 
-def recorded(entry: Mapping[str, Any]) -> Computing | None:
-    """Read a log line's hardware and software; None in logs of older versions."""
+def recorded_environment(entry: Mapping[str, Any]) -> Environment | None:
+    """Read the environment of a log entry; None in logs of older versions."""
     content = entry.get("computing")
-    known = {field.name: field.type for field in fields(Computing)}
+    known = {field.name: field.type for field in fields(Environment)}
     if not isinstance(content, dict) or set(content) != set(known):
         return None
     if any(type(value) is not known[name] for name, value in content.items()):
         return None
-    return Computing(**content)
+    return Environment(**content)
 
 
-def changes(before: Computing, now: Computing) -> str | None:
-    """Differences that change bits, in words; None if there are none."""
+def environment_changes(before: Environment, now: Environment) -> str | None:
+    """Describe the differences that change weights; None if there are none."""
     names = {
         "num_threads": "threads",
         "num_processes": "processes",
@@ -91,9 +91,9 @@ def changes(before: Computing, now: Computing) -> str | None:
     if {before.device, now.device} == {"cuda"}:
         del names["num_threads"]
     old, new = asdict(before), asdict(now)
-    told = [
+    differences = [
         f"{word}: {old[name]} before, {new[name]} now"
         for name, word in names.items()
         if old[name] != new[name]
     ]
-    return "; ".join(told) or None
+    return "; ".join(differences) or None

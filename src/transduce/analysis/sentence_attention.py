@@ -1,18 +1,21 @@
 """All that is known of how a model reads and translates one sentence."""
 
-from collections import Counter
-from collections.abc import Iterator
+import json
+from base64 import b64encode
 from dataclasses import dataclass
 from html import escape
-from typing import Literal
+from importlib.resources import files
+from typing import Any, Literal
 
+import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.analysis.attention_maps import AttentionMaps, attention_maps
-from transduce.analysis.figures import LabelledHeads
-from transduce.analysis.search_tree import SearchTree, watch_search
+from transduce.analysis.figures import HEAD_COLOURS, LabelledHeads
+from transduce.analysis.head_statistics import LEGEND, head_statistics, statistics_table
+from transduce.analysis.search_tree import SearchTree, draw_tree, watch_search
 from transduce.analysis.word_links import (
     between_words,
     groups_of,
@@ -22,7 +25,9 @@ from transduce.analysis.word_links import (
 from transduce.decoding.search import require_numbers
 from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.errors import RequestError, TooLongError
-from transduce.model.config import AttentionKind
+from transduce.model.config import ATTENTION_KINDS, AttentionKind
+from transduce.report.content import Column, Section, Table, columns
+from transduce.report.page import as_html, whole_page
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import normalize
 from transduce.text.vocabulary import BOS, EOS
@@ -238,81 +243,115 @@ def _tokens(pieces: list[str], first: str = "", last: str = "") -> Tokens:
     )
 
 
-STEP, LANE, MARGIN = 110, 46, 24
-"""Pixels from step to step, from rank to rank, and around."""
-
-
-def draw_tree(tree: SearchTree, tokens: dict[int, str]) -> str:
-    """An SVG: a column for each step, in it the hypotheses that went on, best first.
-
-    Below a token stands the log-probability of all up to it. Under them all stand the
-    ends of those that were found, with their scores.
-    """
-    best = set(enumerate(tree.path(tree.hypotheses[0])))
-    num_lanes = max(map(len, tree.steps), default=1)
-    shapes = [
-        *_branches(tree, tokens, best),
-        *_ends(tree, num_lanes),
-        _node(_place(0, 0), None, "<s>", "", is_best=False),
-    ]
-    ended = Counter(len(hypothesis.ids) for hypothesis in tree.hypotheses)
-    width = MARGIN * 2 + STEP * (max([len(tree.steps), *ended]) + 2)
-    height = MARGIN * 2 + LANE * (num_lanes + max(ended.values()))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" aria-label="Tree of the search; '
-        f'the table below has what it found">{"".join(shapes)}</svg>'
+def as_page(sentence: SentenceAttention) -> str:
+    """HTML for any screen, light or dark, and for paper; scripts, but no network."""
+    return whole_page(
+        "Attention",
+        [
+            _texts(sentence),
+            _asset("attention.html"),
+            as_html(_statistics(sentence)),
+            _search_tree(sentence),
+            as_html(_hypotheses(sentence)),
+            _data(sentence),
+        ],
+        style=_asset("attention.css"),
+        script=_asset("attention.js"),
     )
 
 
-def _branches(
-    tree: SearchTree, tokens: dict[int, str], best: set[tuple[int, int]]
-) -> Iterator[str]:
-    for step, branches in enumerate(tree.steps):
-        for lane, branch in enumerate(branches):
-            if branch.token == EOS:  # has ended, and only fills the beam up
-                continue
-            yield _node(
-                _place(step + 1, lane),
-                _place(step, branch.parent or 0),
-                tokens[branch.token].strip() or "␣",
-                f"{branch.total:.2f}",
-                is_best=(step, lane) in best,
-            )
+def _asset(name: str) -> str:
+    package = files("transduce.analysis")
+    return (package / name).read_text(encoding="utf-8")
 
 
-def _ends(tree: SearchTree, num_lanes: int) -> Iterator[str]:
-    ended: Counter[int] = Counter()
-    for hypothesis in tree.hypotheses:
-        last, path = len(hypothesis.ids), tree.path(hypothesis)
-        yield _node(
-            _place(last + 1, num_lanes + ended[last]),
-            _place(len(path), path[-1] if path else 0),
-            "</s>" if hypothesis.is_finished else "cut short",
-            f"score {hypothesis.score:.3f}",
-            is_best=hypothesis is tree.hypotheses[0],
+def _texts(sentence: SentenceAttention) -> str:
+    written = "Symbols of the tree" if sentence.is_parse else "Translation"
+    if sentence.is_forced:
+        written += ", as given"
+    return (
+        f'<dl class="texts"><dt>Source</dt><dd>{escape(sentence.pair.source_text)}</dd>'
+        f"<dt>{written}</dt><dd>{escape(sentence.pair.target_text)}</dd></dl>"
+    )
+
+
+def _data(sentence: SentenceAttention) -> str:
+    """What the script draws; weights are little-endian floats of 32 bits in base64."""
+    pair = sentence.pair
+    data = {
+        "source": _axis(pair.source),
+        "read": _axis(pair.target_in),
+        "written": _axis(pair.target_out),
+        "layer": _clearest_layer(pair.maps.encoder_decoder),
+        "colours": HEAD_COLOURS,
+        "maps": {kind: _weights(pair.maps.of(kind)) for kind in ATTENTION_KINDS},
+    }
+    # Nothing in a text may end the element.
+    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+    return f'<script type="application/json" id="attention">{text}</script>'
+
+
+def _clearest_layer(
+    weights: Float[Tensor, "layers heads target source"],
+) -> int:
+    """Where the heads agree most on something: what is shown first."""
+    return int(weights.mean(dim=1).amax(dim=-1).mean(dim=-1).argmax())
+
+
+def _axis(tokens: Tokens) -> dict[str, Any]:
+    return {
+        "pieces": tokens.pieces,
+        "starts": tokens.starts,
+        "labels": tokens.labels,
+        "words": tokens.words,
+    }
+
+
+def _weights(weights: Float[Tensor, "layers heads queries keys"]) -> dict[str, Any]:
+    numbers = weights.numpy().astype("<f4", copy=False)
+    text = b64encode(np.ascontiguousarray(numbers).tobytes()).decode("ascii")
+    return {"shape": list(weights.shape), "weights": text}
+
+
+def _statistics(sentence: SentenceAttention) -> Section:
+    return Section(
+        title="What each head does",
+        parts=(
+            f"Means over the tokens of this sentence. {LEGEND}",
+            statistics_table(head_statistics([sentence.pair.maps])),
+        ),
+    )
+
+
+def _search_tree(sentence: SentenceAttention) -> str:
+    picture = draw_tree(sentence.search, sentence.tokens)
+    return (
+        "<section><h2>The search</h2><p>A column for each step, in it the hypotheses "
+        "that search went on with, best first; below each the log-probability so far. "
+        "The path of the best one stands out.</p>"
+        f'<div class="tree" tabindex="0" role="region" aria-label="Search">{picture}'
+        "</div></section>"
+    )
+
+
+def _hypotheses(sentence: SentenceAttention) -> Section:
+    heads = columns("rank", "score", "log-probability", "tokens")
+    rows = tuple(
+        (
+            str(rank),
+            f"{hypothesis.score:.3f}",
+            f"{hypothesis.log_probability:.3f}",
+            str(len(hypothesis.ids)),
+            text,
         )
-        ended[last] += 1
-
-
-def _node(
-    place: tuple[int, int],
-    parent: tuple[int, int] | None,
-    label: str,
-    figure: str,
-    is_best: bool,
-) -> str:
-    x, y = place
-    line = ""
-    if parent is not None:
-        from_x, from_y = parent
-        line = f'<line x1="{from_x + 62}" y1="{from_y}" x2="{x - 6}" y2="{y}"/>'
-    return (
-        f"<g{' class=best' if is_best else ''}>{line}"
-        f'<text x="{x}" y="{y}">{escape(label)}</text>'
-        f'<text class="quiet" x="{x}" y="{y + 14}">{figure}</text></g>'
+        for rank, (hypothesis, text) in enumerate(
+            zip(sentence.search.hypotheses, sentence.found, strict=True), start=1
+        )
     )
-
-
-def _place(step: int, lane: int) -> tuple[int, int]:
-    return MARGIN + STEP * step, MARGIN + LANE * lane + LANE // 4
+    return Section(
+        title="What the search found",
+        parts=(
+            "The score is the log-probability over the length penalty.",
+            Table(columns=(*heads, Column(name="text", is_text=True)), rows=rows),
+        ),
+    )

@@ -1,1 +1,0 @@
-"""One sentence under the glass: its attention, search and alignment as a page."""
