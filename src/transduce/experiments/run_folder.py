@@ -78,7 +78,6 @@ class RunFolder:
         only with `overwrite`.
         """
         neighbours = sorted(path.absolute().parent.glob("[!.]*"))
-
         with atomic_directory(path) as new:
             _require_new_run(path, overwrite=overwrite)
             corpus = _prepare(files, config, new, neighbours)
