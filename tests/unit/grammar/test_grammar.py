@@ -209,7 +209,9 @@ def forms_in(forms: Any) -> list[str]:
 @pytest.fixture(scope="module")
 def grammar_file() -> GrammarFile:
     text = (
-        files("transduce.text").joinpath(BUILT_IN["en-de"]).read_text(encoding="utf-8")
+        files("transduce.grammar")
+        .joinpath(BUILT_IN["en-de"])
+        .read_text(encoding="utf-8")
     )
     return read_grammar(text, BUILT_IN["en-de"])
 
@@ -306,7 +308,7 @@ CHINESE_BY_HAND = {
 
 @pytest.fixture(scope="module")
 def chinese_file() -> GrammarFile:
-    text = files("transduce.text").joinpath(BUILT_IN["en-zh"]).read_text("utf-8")
+    text = files("transduce.grammar").joinpath(BUILT_IN["en-zh"]).read_text("utf-8")
     return read_grammar(text, BUILT_IN["en-zh"])
 
 
