@@ -1,0 +1,51 @@
+"""Translate a file by a server, each sentence as soon as it is translated.
+
+    transduce serve en-de=runs/mine &
+    python examples/client.py letter.txt
+
+This needs nothing but Python's standard library. TRANSDUCE_URL is the server's address,
+TRANSDUCE_KEY a key if the server was started with --api-keys.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+URL = os.environ.get("TRANSDUCE_URL", "http://127.0.0.1:5000")
+KEY = os.environ.get("TRANSDUCE_KEY", "")
+
+
+def translate(text: str) -> Iterator[str]:
+    """Translations of a text's sentences, and the white space between them, in order.
+
+    `RuntimeError` if the server refuses the text or fails.
+    """
+    request = Request(
+        f"{URL}/v1/translate",
+        data=json.dumps({"q": text}).encode(),
+        headers={"Content-Type": "application/json"}
+        | ({"Authorization": f"Bearer {KEY}"} if KEY else {}),
+    )
+    try:
+        with urlopen(request, timeout=60) as answer:
+            for line in answer:
+                part = json.loads(line)
+                if "error" in part:
+                    raise RuntimeError(part["error"])
+                yield part["translation"]
+    except HTTPError as refusal:
+        raise RuntimeError(json.load(refusal)["error"]) from None
+
+
+def main() -> None:
+    """Print the translation of the file that the command line names."""
+    for part in translate(Path(sys.argv[1]).read_text(encoding="utf-8")):
+        print(part, end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The examples run as their first lines say, with small models."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from serving_client import RunningServer, running, served
+from transduce.checkpoint import Checkpoint
+from transduce.serving.admission import AdmissionConfig
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NUMBERS = ("one", "two", "three", "four", "five")
+
+
+def example(name: str, *arguments: object, **variables: str) -> list[str]:
+    """Lines that an example writes; it must succeed."""
+    program = [sys.executable] if name.endswith(".py") else ["sh"]
+    folder = Path(sys.executable).parent
+    path = os.pathsep.join([str(folder), os.environ["PATH"]])
+    done = subprocess.run(
+        [*program, str(EXAMPLES / name), *map(str, arguments)],
+        input="one two\nthree\n",
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, "PATH": path, "no_proxy": "*", **variables},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def http(trained_checkpoint: Checkpoint) -> Iterator[RunningServer]:
+    config = AdmissionConfig(api_keys=("key-1",))
+    with running([served(trained_checkpoint, "en-de")], config) as server:
+        yield server
+
+
+def test_the_example_of_translation_prints_three_translations_a_line(
+    model: Path,
+) -> None:
+    lines = [line.split("\t") for line in example("translate.py", model)]
+    assert len(lines) == 6
+    assert {"eins zwei", "drei"} <= {text for _, text in lines}
+    scores = [float(score) for score, _ in lines]
+    assert scores[:3] == sorted(scores[:3], reverse=True)
+
+
+def test_the_example_of_training_ends_with_scores_and_translations(
+    tmp_path: Path,
+) -> None:
+    numbers = [" ".join(words) for words in product(NUMBERS, repeat=4)]
+    for name in ("my.en", "my.de"):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in numbers))
+    run = tmp_path / "run"
+    files = (tmp_path / "my.en", tmp_path / "my.de", run)
+    small = ("--preset", "tiny", "--device", "cpu", "--set", "training.steps=2")
+    lines = example("train.sh", *files, *small, "search.beam_size=1", TEST_PAIRS="9")
+    assert any(line.startswith("sacreBLEU = ") for line in lines)
+    assert (run / "averaged" / "model.safetensors").is_file()
+    assert len((tmp_path / "run.parts" / "test.de").read_text().splitlines()) == 9
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+def test_the_example_of_curl_prints_the_server_s_answer(http: RunningServer) -> None:
+    variables = {"TRANSDUCE_URL": http.address, "TRANSDUCE_KEY": "key-1"}
+    lines = example("client.sh", "one two", "en", "de", **variables)
+    assert lines == ['{"translatedText":"eins zwei"}']
+
+
+def test_the_example_of_a_client_keeps_the_lines_of_a_file(
+    http: RunningServer, tmp_path: Path
+) -> None:
+    text = tmp_path / "letter.txt"
+    text.write_text("one two\n\nthree\n")
+    variables = {"TRANSDUCE_URL": http.address, "TRANSDUCE_KEY": "key-1"}
+    assert example("client.py", text, **variables) == ["eins zwei", "", "drei"]
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd")
+def test_systemd_reads_the_example_of_a_service(tmp_path: Path) -> None:
+    unit = (EXAMPLES / "transduce.service").read_text(encoding="utf-8")
+    assert "ExecStart=/opt/transduce/bin/transduce serve " in unit
+    copy = tmp_path / "transduce.service"
+    copy.write_text(unit.replace("/opt/transduce/bin/transduce", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
