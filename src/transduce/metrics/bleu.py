@@ -1,8 +1,8 @@
-"""BLEU (Papineni et al., 2002) by three protocols that must not be confused.
+"""BLEU (Papineni et al., 2002) by three protocols that must not be confused, and chrF.
 
-sacreBLEU counts, here as everywhere: the protocols differ only in how a line becomes
-words and in the smoothing. Only `corpus_bleu` may be compared with what others report
-today; `paper_bleu` is the figure of the paper's Tables 2 and 3, about one point higher.
+sacreBLEU computes all of them; the protocols differ in tokenisation and smoothing.
+Compare only `corpus_bleu` with results that others report today. `paper_bleu` is the
+figure of the paper's Tables 2 and 3, about one point higher.
 """
 
 import re
@@ -23,30 +23,30 @@ _PUNCTUATION = MosesPunctNormalizer()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BleuScore:
-    """A BLEU score with the protocol that made it, without which it says nothing."""
+    """BLEU score with its protocol, without which it cannot be compared."""
 
     name: str
-    """The protocol in words."""
+    """Name of the protocol."""
     score: float
-    """In percent."""
+    """BLEU in percent."""
     precisions: tuple[float, ...]
-    """Of 1- to 4-grams, in percent, smoothed where the protocol smooths."""
+    """Precisions of 1- to 4-grams in percent, smoothed if the protocol smooths."""
     brevity_penalty: float
     hypothesis_length: int
-    """In words, as the protocol counts them."""
+    """Number of words of the hypotheses, as the protocol tokenises."""
     reference_length: int
-    """In words, as the protocol counts them."""
+    """Number of words of the references, as the protocol tokenises."""
     statistics: tuple[int, ...]
-    """What was counted: the two lengths, the matched 1- to 4-grams, and all 1- to
-    4-grams of the hypotheses. A corpus has the sum of its sentences' statistics."""
+    """Sufficient statistics: the two lengths, the matched 1- to 4-grams, and all 1- to
+    4-grams of the hypotheses. Those of a corpus are the sums over its sentences."""
     signature: str
-    """The protocol as sacreBLEU writes it."""
+    """sacreBLEU's signature of the protocol."""
     tokenizer: str | None = None
     """sacreBLEU's tokenizer, with the reason if detected; None for tokenised text."""
 
     @property
     def matched_4_grams(self) -> int:
-        """Number of 4-grams that the references have, too."""
+        """Number of 4-grams that also occur in the references."""
         return self.statistics[5]
 
     def __str__(self) -> str:
@@ -78,11 +78,11 @@ def corpus_bleu(
 def tokenized_bleu(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
 ) -> BleuScore:
-    """Score tokenised text as Moses' multi-bleu.perl does: words are as they stand.
+    """Score tokenised text as Moses' multi-bleu.perl does, without tokenising it again.
 
-    Nothing is smoothed: without a matching 4-gram the score is 0. Lower-casing covers
-    all letters, as Moses' lowercase.perl does; `multi-bleu.perl -lc` only A to Z. Words
-    end at any white space; in multi-bleu.perl not at Unicode's (the no-break space).
+    There is no smoothing: without a matching 4-gram the score is 0. Lower-casing covers
+    all letters, as in Moses' lowercase.perl; `multi-bleu.perl -lc` covers only A to Z.
+    Any white space separates words; in multi-bleu.perl only ASCII white space does.
     """
     metric = _multi_bleu(lowercase=lowercase)
     return _score("BLEU, tokenised", metric, hypotheses, references)
@@ -97,11 +97,10 @@ def paper_bleu(
 ) -> BleuScore:
     """Score detokenised text as the paper did (tensor2tensor's get_ende_bleu.sh).
 
-    Both sides pass Unicode punctuation replacement, Moses' tokenizer, the splitting of
-    compounds, and multi-bleu.perl. The paper's script is for English-German; unless
-    told otherwise, no other language has its compounds split. The score is meaningless
-    for a language without spaces between words, at which Moses' tokenizer splits.
-    """
+    Both sides pass Unicode punctuation replacement, Moses' tokenizer, compound
+    splitting and multi-bleu.perl. The paper's script is for English-German; by default
+    only German compounds are split. The score is meaningless for languages without
+    spaces between words, since Moses' tokenizer splits at spaces."""
     if splits_compounds is None:
         splits_compounds = language == "de"
     tokenizer = MosesTokenizer(language)
@@ -128,8 +127,8 @@ def paper_bleu(
 def replace_unicode_punctuation(text: str) -> str:
     """Write punctuation in ASCII as Moses' replace-unicode-punctuation.perl does.
 
-    The German low quote, which that script leaves, becomes a plain quote too: without
-    it the paper's figures are not reached.
+    The German low quote, which that script keeps, becomes a plain quote too; otherwise
+    the paper's figures are not reached.
     """
     return str(_PUNCTUATION.replace_unicode_punct(text)).replace("„", '"')
 
@@ -137,10 +136,10 @@ def replace_unicode_punctuation(text: str) -> str:
 def split_compounds(text: str) -> str:
     """Split words at their hyphens (Luong et al., 2015), as the paper's script does.
 
-    A match takes in its neighbours, so `a-b-c` is split only once.
+    A match consumes its neighbours, so `a-b-c` is split only once.
     """
-    # Perl reads bytes, and a match takes only one of the two in "à": "vis-à-vis" is
-    # split twice.
+    # Perl matches bytes, and a match consumes only one of the two bytes of "à", so
+    # "vis-à-vis" is split twice.
     halves = re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", text.encode())
     return halves.decode()
 
@@ -167,7 +166,7 @@ def _score(
     references: Sequence[str],
     steps: tuple[tuple[str, str], ...] = (),
 ) -> BleuScore:
-    """Let sacreBLEU count; `steps` are what the signature must say beside its own."""
+    """Score by sacreBLEU; `steps` are added to its signature."""
     require_pairs(hypotheses, references)
     counted = metric.corpus_score(hypotheses, [references])
     signature = metric.get_signature()
@@ -192,14 +191,14 @@ def _score(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChrfScore:
-    """A chrF score with the protocol that made it."""
+    """chrF score (Popović, 2015) with its protocol."""
 
     name: str
-    """chrF and the weight of recall against precision."""
+    """chrF with beta, the weight of recall against precision."""
     score: float
-    """In percent."""
+    """chrF in percent."""
     signature: str
-    """The protocol as sacreBLEU writes it."""
+    """sacreBLEU's signature of the protocol."""
 
     def __str__(self) -> str:
         return f"{self.name} = {self.score:.2f} {self.signature}"

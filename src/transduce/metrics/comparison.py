@@ -1,7 +1,7 @@
-"""Several systems' translations of the same sentences, held against each other.
+"""Comparison of several systems on the same sentences.
 
-Scores with tests of significance, scores by the length of a sentence, how well rare and
-frequent words are met (after Neubig et al., 2019), and the sentences that differ most.
+It reports scores with significance tests, scores by sentence length, the accuracy of
+rare and frequent words (after Neubig et al., 2019), and the sentences that differ most.
 """
 
 from bisect import bisect_left
@@ -18,18 +18,18 @@ from transduce.metrics.bleu import require_pairs
 from transduce.metrics.significance import PairedScores, Trials, paired_scores
 
 LENGTH_BOUNDS = (0, 5, 10, 15, 20, 30, 40, 60)
-"""Most words of a reference in each bucket but the last, which has no bound."""
+"""Upper bounds of reference lengths in words; a last bucket has no bound."""
 FREQUENCY_BOUNDS = (0, 1, 2, 4, 9, 99, 999)
-"""Most occurrences of a word in each bucket but the last, which has no bound."""
+"""Upper bounds of word frequencies; a last bucket has no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """What lies between two numbers, both counted in."""
+    """Range of numbers, both ends included."""
 
     first: int
     last: int | None
-    """None where there is no bound."""
+    """None for no bound."""
 
     def __str__(self) -> str:
         if self.last is None:
@@ -39,35 +39,35 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthScores:
-    """The scores of sentences whose references are about equally long."""
+    """Scores of the sentences whose references have similar lengths."""
 
     words: Bucket
     num_sentences: int
     bleu: tuple[float, ...]
-    """Of each system, in percent."""
+    """BLEU of each system in percent."""
     chrf: tuple[float, ...]
-    """Of each system, in percent."""
+    """chrF of each system in percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordAccuracy:
-    """How many words of a reference were met; a word is met as often as it is there."""
+    """Counts of matched words, clipped as in BLEU."""
 
     num_met: int
     num_written: int
-    """In the system's translations."""
+    """Number of words in the system's translations."""
     num_wanted: int
-    """In the references."""
+    """Number of words in the references."""
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of precision and recall, in percent."""
+        """Harmonic mean of precision and recall in percent."""
         return 200 * self.num_met / max(self.num_written + self.num_wanted, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrequencyScores:
-    """How well words are met that are about equally frequent."""
+    """Accuracy of words of similar frequency, for each system."""
 
     occurrences: Bucket
     systems: tuple[WordAccuracy, ...]
@@ -80,12 +80,12 @@ class Example:
     line: int
     """From 1."""
     source: str | None
-    """None if it is not told."""
+    """None if the sources are not given."""
     reference: str
     baseline: str
     hypothesis: str
     baseline_chrf: float
-    """Of this sentence, in percent."""
+    """chrF of this sentence in percent."""
     hypothesis_chrf: float
 
     @property
@@ -95,7 +95,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemExamples:
-    """Where a system differs most from the baseline, the largest difference first."""
+    """Sentences where a system differs most from the baseline, largest first."""
 
     system: str
     better: tuple[Example, ...]
@@ -104,17 +104,17 @@ class SystemExamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What came of holding systems against the first of them."""
+    """Result of comparing systems with the first of them, the baseline."""
 
     systems: tuple[str, ...]
     """The baseline first, here and in every tuple of scores."""
     num_sentences: int
     scores: tuple[PairedScores, ...]
-    """By BLEU and chrF."""
+    """Scores by BLEU and by chrF."""
     by_length: tuple[LengthScores, ...]
     by_frequency: tuple[FrequencyScores, ...]
     examples: tuple[SystemExamples, ...]
-    """Of each system but the baseline."""
+    """Examples of each system but the baseline."""
 
 
 def compare(
@@ -127,10 +127,10 @@ def compare(
     trials: Trials | None = None,
     num_examples: int = 5,
 ) -> Comparison:
-    """Hold systems against the first of them; `DataError` if there are not two.
+    """Compare systems with the first of them; `DataError` for fewer than two systems.
 
-    sacreBLEU's tokenizer defines the words. Their frequencies are counted in the
-    training text, or else in the references.
+    sacreBLEU's tokenizer defines the words. Word frequencies come from the training
+    text, or else from the references.
     """
     if len(systems) < 2:
         raise DataError(
@@ -161,7 +161,7 @@ def _word_splitter(bleu: BLEU) -> Callable[[str], list[str]]:
 
 
 def _buckets(bounds: Sequence[int]) -> list[Bucket]:
-    """One up to each bound, and one beyond."""
+    """Return a bucket up to each bound, and one beyond the last."""
     inner = [Bucket(first=low + 1, last=high) for low, high in pairwise(bounds)]
     beyond = Bucket(first=bounds[-1] + 1, last=None)
     return [Bucket(first=0, last=bounds[0]), *inner, beyond]
@@ -198,10 +198,10 @@ def _by_frequency(
     words: Callable[[str], list[str]],
     frequencies: Mapping[str, int],
 ) -> tuple[FrequencyScores, ...]:
-    """Of the buckets that hold a word of the references."""
+    """Score the buckets that hold a word of the references."""
 
     def counts(bags: Iterable[Counter[str]]) -> Counter[int]:
-        """How many words each bucket has."""
+        """Count the words in each bucket."""
         total: Counter[int] = Counter()
         for bag in bags:
             for word, count in bag.items():

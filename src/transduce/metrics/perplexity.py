@@ -1,11 +1,14 @@
-"""Perplexity of a text under a model, by the log-probabilities the model gave."""
+"""Perplexity of a text under a model, from its log-probability."""
 
 import math
 from dataclasses import dataclass
 
 
 def perplexity(log_probability: float, num_tokens: int) -> float:
-    """Of a token; infinite where a double cannot hold it."""
+    """Return the perplexity per token; infinite if it overflows.
+
+    `log_probability` is a natural logarithm.
+    """
     try:
         return math.exp(-log_probability / num_tokens)
     except OverflowError:
@@ -14,14 +17,14 @@ def perplexity(log_probability: float, num_tokens: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetScore:
-    """How likely a model holds a target, given its source."""
+    """Log-probability of a target under a model, given its source."""
 
     log_probability: float
-    """Natural logarithm, the end token counted."""
+    """Natural logarithm, including the end token."""
     num_tokens: int
-    """The end token counted."""
+    """Number of tokens, including the end token."""
 
     @property
     def perplexity(self) -> float:
-        """Of a token."""
+        """Perplexity per token."""
         return perplexity(self.log_probability, self.num_tokens)

@@ -1,8 +1,8 @@
-"""Whether a system is better than another, or only lucky in its test sentences.
+"""Significance tests for the difference of two systems.
 
-sacreBLEU's own paired tests (Post, 2018): the bootstrap (Koehn, 2004) draws the test
-sentences anew; approximate randomisation (Riezler and Maxwell, 2005) swaps the lines of
-two systems.
+These are sacreBLEU's paired tests (Post, 2018): the bootstrap (Koehn, 2004) resamples
+the test sentences; approximate randomisation (Riezler and Maxwell, 2005) swaps lines
+between two systems.
 """
 
 import os
@@ -20,29 +20,29 @@ from transduce.metrics.tokenization import Tokenization
 from transduce.settings import MOST_WHOLE, require_between
 
 SEED_VARIABLE = "SACREBLEU_SEED"
-"""Of the environment: the only place from which sacreBLEU takes it."""
+"""Environment variable from which sacreBLEU reads its seed."""
 
 SIGNIFICANT_P = 0.05
-"""Below it, a difference is taken for more than luck."""
+"""Differences with a smaller p-value count as significant."""
 
 
 MOST_TRIALS = 100_000
-"""Greatest number of trials of a test, whose draws are all in memory at once."""
+"""Maximum number of trials; a test holds all its draws in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trials:
-    """How often, and from which seed, chance is tried."""
+    """Number of trials of the significance tests, and their seed."""
 
     resamples: int = 1000
-    """Test sets drawn by the bootstrap."""
+    """Number of bootstrap resamples."""
     shuffles: int = 10_000
-    """Times that approximate randomisation swaps lines."""
+    """Number of shuffles of approximate randomisation."""
     seed: int = 12345
-    """sacreBLEU's own."""
+    """Seed of both tests; the default is sacreBLEU's."""
 
     def __post_init__(self) -> None:
-        # sacreBLEU takes 0 for its default, and a seed of 0 for none at all.
+        # sacreBLEU treats 0 trials as its default, and a seed of 0 as no seed.
         for name in ("resamples", "shuffles"):
             require_between(name, getattr(self, name), 1, MOST_TRIALS)
         require_between("seed", self.seed, 1, MOST_WHOLE)
@@ -50,30 +50,30 @@ class Trials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemScore:
-    """A system's score by one metric, beside that of the baseline."""
+    """Score of a system by one metric, compared with the baseline's."""
 
     score: float
-    """In percent."""
+    """Score in percent."""
     interval: float
     """Half the width of the 95 % interval around the bootstrap's mean, in percent."""
     difference: float
-    """From the baseline's score."""
+    """Difference from the baseline's score."""
     bootstrap_p: float | None
-    """How likely so large a difference is by chance; none for the baseline itself."""
+    """p-value of the paired bootstrap; None for the baseline itself."""
     randomisation_p: float | None
-    """The same by approximate randomisation."""
+    """p-value of approximate randomisation; None for the baseline itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedScores:
-    """The scores of all systems by one metric, the baseline's first."""
+    """Scores of all systems by one metric, the baseline's first."""
 
     metric: str
     systems: tuple[SystemScore, ...]
     bootstrap_signature: str
-    """The protocol of scores, intervals and `bootstrap_p`, as sacreBLEU writes it."""
+    """sacreBLEU's signature of the scores, intervals and `bootstrap_p`."""
     randomisation_signature: str
-    """That of `randomisation_p`."""
+    """sacreBLEU's signature of `randomisation_p`."""
 
 
 def paired_scores(
@@ -82,7 +82,10 @@ def paired_scores(
     metrics: Sequence[Metric],
     trials: Trials,
 ) -> tuple[PairedScores, ...]:
-    """Score systems by each metric, and test each against the first."""
+    """Score systems by each metric, and test each against the first.
+
+    Raises `DataError` unless all have a line for each reference.
+    """
     named, documents = list(systems.items()), [list(references)]
     keyed = {str(number): metric for number, metric in enumerate(metrics)}
     with _seeded(trials.seed):
@@ -102,7 +105,7 @@ def paired_scores(
 
 
 def _results(column: Sequence[str | Result]) -> list[Result]:
-    """A column of sacreBLEU's table that is not the one of names."""
+    """Return a column of sacreBLEU's table as results."""
     return [cell for cell in column if isinstance(cell, Result)]
 
 
@@ -112,7 +115,7 @@ def _beside_first(
     return tuple(
         SystemScore(
             score=by_bootstrap.score,
-            interval=float(by_bootstrap.ci or 0.0),  # of numpy's kind
+            interval=float(by_bootstrap.ci or 0.0),  # a NumPy float
             difference=by_bootstrap.score - drawn[0].score,
             bootstrap_p=_p_value(by_bootstrap, drawn[0]),
             randomisation_p=_p_value(by_shuffling, drawn[0]),
@@ -122,9 +125,9 @@ def _beside_first(
 
 
 def _p_value(result: Result, baseline: Result) -> float | None:
-    """sacreBLEU's, but for equal scores: no difference is always met by chance."""
+    """Return sacreBLEU's p-value, or 1 for equal scores."""
     if result.p_value is not None and result.score == baseline.score:
-        return 1.0  # sacreBLEU counts only larger differences, and finds none
+        return 1.0  # sacreBLEU counts only larger differences, so it would say 0
     return result.p_value
 
 
@@ -141,7 +144,8 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 class PooledBleu(BLEU):
-    """sacreBLEU's, of units as `pooled` makes them; each counts with all its lines."""
+    """sacreBLEU's BLEU over units of `pooled`: several translations of a sentence
+    each."""
 
     def __init__(self, tokenization: Tokenization | None = None) -> None:
         name = (tokenization or Tokenization()).name
@@ -167,9 +171,9 @@ class PooledBleu(BLEU):
 def pooled(
     translations: Sequence[Sequence[str]], references: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Units of all translations of a sentence, and of as many copies of its reference.
+    """Join all translations of each sentence into a unit, and copies of its reference.
 
-    `DataError` unless each text has a line for each reference.
+    Raises `DataError` unless each text has a line for each reference.
     """
     for text in translations:
         require_pairs(text, references)

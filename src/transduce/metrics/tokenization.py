@@ -1,7 +1,7 @@
-"""BLEU's tokenizer, chosen by the language of the target.
+"""BLEU's tokenizer, chosen by the target language.
 
-BLEU compares words. The usual tokenizer (13a) splits at spaces, which in Chinese yields
-whole clauses. Following Post (2018), each score names its tokenizer.
+BLEU compares words. The usual tokenizer (13a) splits at spaces, which yields whole
+clauses in Chinese. Every score names its tokenizer (Post, 2018).
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class EvaluationConfig:
     """Settings of the dev corpus and its scores."""
 
     tokenize: Tokenize = "auto"
-    """sacreBLEU's tokenizer; auto follows the target's language, or else its script."""
+    """sacreBLEU's tokenizer; auto follows the target language, or else its script."""
     hold_out: bool = True
     """Whether to hold out 1 % of the training corpus if no dev corpus is given: at
     least 200 pairs and at most 2,000; none of a corpus of fewer than 400."""
@@ -94,7 +94,7 @@ def tokenizer_of(language: str) -> str:
 
 def require_tokenizer(name: str) -> None:
     """Raise `RequestError` if a tokenizer cannot be used here."""
-    from sacrebleu.metrics.bleu import BLEU  # settings and checks do without it
+    from sacrebleu.metrics.bleu import BLEU  # not needed for settings
 
     try:
         BLEU(tokenize=name, force=True)

@@ -1,7 +1,7 @@
-"""Which symbols may come next, so that what is written is a tree over so many words.
+"""Automaton of well-formed linearised trees, for constrained parsing.
 
-The state of one hypothesis is a small value that costs nothing to copy. Knows neither
-words nor a vocabulary.
+Each hypothesis has a small immutable state, cheap to copy. The automaton works on
+symbols; words and vocabulary ids stand elsewhere.
 """
 
 from typing import NamedTuple
@@ -11,18 +11,18 @@ from transduce.trees.linearization import Kind, Order, Style, Symbol
 
 
 class Allowed(NamedTuple):
-    """What may come next.
+    """Set of symbols that may come next.
 
-    There are only about four times as many values as there are labels: whoever masks a
-    vocabulary needs one mask for each, made when it first occurs.
+    There are only about four times as many values as labels, so a mask of the
+    vocabulary can be cached for each.
     """
 
     opening: bool
     leaf: bool
     closing: str | None
-    """The only label that may be closed."""
+    """Only label that may be closed; None if none may be."""
     end: bool
-    """Of the sequence: the tree is complete."""
+    """Whether the tree is complete, so that the sequence may end."""
 
     def permits(self, symbol: Symbol) -> bool:
         match symbol.kind:
@@ -35,22 +35,22 @@ class Allowed(NamedTuple):
 
 
 class PartialTree(NamedTuple):
-    """A linearised tree of which a part is written.
+    """Prefix of a linearised tree.
 
-    Whatever allowed symbols follow, it gets complete: something is allowed at every
-    step, and no more symbols than are left can come before the end.
+    Any sequence of allowed symbols completes the tree: every step allows at least one
+    symbol, and the end comes within `symbols_left` symbols.
     """
 
     order: Order
     words_left: int
     symbols_left: int
     labels: tuple[str, ...] = ()
-    """Of the constituents that are open, outer ones first."""
+    """Labels of the open constituents, outer ones first."""
     last: Kind | None = None
-    """What was written last."""
+    """Kind of the last symbol; None at the start."""
 
     def allowed(self) -> Allowed:
-        """What may come next."""
+        """Return the symbols that may come next."""
         return Allowed(
             opening=self._may_open() and self._has_room(self.words_left, 1),
             leaf=self._may_add_leaf(),
@@ -59,7 +59,7 @@ class PartialTree(NamedTuple):
         )
 
     def after(self, symbol: Symbol) -> "PartialTree":
-        """The tree with one symbol more, which must be allowed."""
+        """Return the state after one more symbol, which must be allowed."""
         kind, label = symbol
         labels = self.labels
         if kind == "opening":
@@ -96,7 +96,10 @@ class PartialTree(NamedTuple):
 
 
 def partial_tree(num_words: int, max_symbols: int, style: Style) -> PartialTree:
-    """The state before the first symbol; the end does not count as one."""
+    """Return the initial state; `max_symbols` does not count the end.
+
+    Raises `RequestError` if no tree over the words fits.
+    """
     needed = num_words if num_words <= 1 else symbols_needed(num_words, 0)
     if max_symbols < needed:
         raise RequestError(
@@ -107,7 +110,7 @@ def partial_tree(num_words: int, max_symbols: int, style: Style) -> PartialTree:
 
 
 def symbols_needed(words_left: int, depth: int) -> int:
-    """How many symbols at least complete a tree with so many open constituents."""
+    """Return the least number of symbols that complete a tree at this depth."""
     if words_left and not depth:
         return words_left + 2  # a constituent around them
     return words_left + depth

@@ -1,8 +1,8 @@
 """Labelled bracket precision, recall and F1 as EVALB counts them (Sekine and Collins).
 
-The parameters are those of COLLINS.prm. A sentence whose words are not those of its
-gold tree is dropped: it counts in no figure but the numbers of errors and of skipped
-sentences, at which whoever reports the others must look first.
+The parameters are those of COLLINS.prm. A sentence whose words differ from those of its
+gold tree is dropped: only the numbers of errors and skipped sentences count it, so look
+at these first.
 """
 
 import re
@@ -22,38 +22,38 @@ DELETED = PUNCTUATION | {ROOT, TRACE}
 """Words with these tags and brackets with these labels are not compared."""
 EQUIVALENT = {"PRT": "ADVP"}
 SHORT = 40
-"""The greatest length of sentences that have figures of their own."""
+"""Maximum length of the sentences that are also scored separately."""
 FEW = 2
-"""Crossing brackets that are still few."""
+"""Maximum number of crossing brackets counted as few."""
 FUNCTION = re.compile(r"[-=].*")
-"""What is cut off labels, even if nothing is left."""
+"""Function tags and indices, removed from labels even if nothing is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceCounts:
-    """What is counted in one sentence; all but its length is 0 if it is dropped."""
+    """Counts of one sentence; all but its length are 0 if it is dropped."""
 
     length: int
-    """Words of the gold tree, with punctuation and without traces."""
+    """Number of words of the gold tree, with punctuation, without traces."""
     status: Status = "valid"
-    """Not all words are those of the gold tree: error. There are none: skip."""
+    """error: the words differ from the gold tree's; skip: there are none."""
     fault: str = ""
-    """Why it is dropped, in words."""
+    """Reason why the sentence is dropped."""
     matched: int = 0
-    """Brackets that both trees have."""
+    """Number of brackets that both trees have."""
     gold: int = 0
-    """Brackets of the gold tree."""
+    """Number of brackets of the gold tree."""
     predicted: int = 0
-    """Brackets of the predicted tree."""
+    """Number of brackets of the predicted tree."""
     crossing: int = 0
-    """Predicted brackets that overlap a gold one, neither holding the other."""
+    """Number of predicted brackets that cross a gold bracket."""
     words: int = 0
-    """Without punctuation."""
+    """Number of words without punctuation."""
     correct_tags: int = 0
 
     @property
     def recall(self) -> float:
-        """In percent, as all rates here."""
+        """Labelled recall in percent."""
         return percentage(self.matched, self.gold)
 
     @property
@@ -67,14 +67,14 @@ class SentenceCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracketFigures:
-    """The figures of a corpus; counts are of its valid sentences."""
+    """Figures of a corpus: counts over its valid sentences, and rates in percent."""
 
     sentences: int
-    """Valid or not."""
+    """Number of sentences, valid or not."""
     errors: int
-    """Sentences dropped because of other words."""
+    """Number of sentences dropped because their words differ."""
     skipped: int
-    """Sentences dropped for want of a parse."""
+    """Number of sentences dropped for lack of a parse."""
     valid: int
     matched: int
     gold: int
@@ -83,18 +83,18 @@ class BracketFigures:
     words: int
     correct_tags: int
     recall: float
-    """In percent, as all rates here, and of all brackets of the corpus together."""
+    """Over all brackets of the corpus together."""
     precision: float
     f1: float
     """0 if nothing matches."""
     complete_match: float
-    """Of sentences."""
+    """Share of sentences."""
     average_crossing: float
-    """Crossing brackets a sentence; no percentage."""
+    """Number of crossing brackets per sentence."""
     no_crossing: float
-    """Of sentences."""
+    """Share of sentences."""
     few_crossing: float
-    """Of sentences: those with at most 2 crossing brackets."""
+    """Share of sentences with at most 2 crossing brackets."""
     tagging_accuracy: float
 
 
@@ -105,13 +105,13 @@ class BracketScore:
     sentences: tuple[SentenceCounts, ...]
     all: BracketFigures
     short: BracketFigures
-    """Of the sentences of at most 40 words."""
+    """Figures of the sentences of at most 40 words."""
 
 
 def bracket_f1(gold: Sequence[Tree], predicted: Sequence[Tree]) -> BracketScore:
     """Score predicted trees, one for each gold tree; `DataError` if the numbers differ.
 
-    Trees must be as they are: what EVALB leaves out is left out here.
+    Pass the trees unchanged: this function drops what EVALB drops.
     """
     if len(gold) != len(predicted) or not gold:
         raise DataError(
@@ -127,9 +127,9 @@ def bracket_f1(gold: Sequence[Tree], predicted: Sequence[Tree]) -> BracketScore:
 
 
 def with_tags_of(gold: Tree, predicted: Tree) -> Tree:
-    """The predicted tree with the gold tree's tags, if both have the same words.
+    """Return the predicted tree with the gold tags, if both have the same words.
 
-    A parser that writes no tags cannot tell EVALB what is punctuation.
+    EVALB finds punctuation by its tags, which a parser without tags does not write.
     """
     spoken = without_traces(gold)
     if spoken.words != predicted.words:
@@ -159,7 +159,7 @@ def compare(gold: Tree, predicted: Tree) -> SentenceCounts:
 
 
 class _Compared(NamedTuple):
-    """What is left of a tree to compare."""
+    """Leaves and brackets of a tree that are compared."""
 
     leaves: list[Leaf]
     brackets: list[Constituent]
@@ -239,12 +239,12 @@ def _figures(sentences: Sequence[SentenceCounts]) -> BracketFigures:
 
 
 def percentage(part: int, whole: int) -> float:
-    """0 of nothing."""
-    # As EVALB computes it: another order of operations rounds some figures otherwise.
+    """Return a share in percent; 0 if the whole is 0."""
+    # EVALB's order of operations: another one rounds some figures differently.
     return 100.0 * part / whole if whole else 0.0
 
 
-# The spelling is EVALB's.
+# EVALB's own spelling.
 HEAD = """\
   Sent.                        Matched  Bracket   Cross        Correct Tag
  ID  Len.  Stat. Recal  Prec.  Bracket gold test Bracket Words  Tags Accracy
@@ -254,7 +254,7 @@ STATUS = {"valid": 0, "error": 1, "skip": 2}
 
 
 def evalb_report(score: BracketScore) -> str:
-    """The table of sentences and the summary, as EVALB prints them."""
+    """Format the table of sentences and the summary as EVALB does."""
     return "\n".join(_lines(score))
 
 

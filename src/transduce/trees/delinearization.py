@@ -1,9 +1,8 @@
-"""Symbols back to trees, whatever they are: each word becomes a leaf, in order.
+"""Trees from symbols, with repairs: each word becomes a leaf, in order.
 
-What a model writes need be no tree; it is mended by fixed rules, and each repair is
-counted. Vinyals et al. (2015) add brackets only; here the number of leaves is put
-right as well.
-"""
+A model's output may not be a well-formed tree. Fixed rules repair it, and each repair
+is counted. Vinyals et al. (2015) only add brackets; here the number of leaves is
+corrected as well."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,30 +14,30 @@ from transduce.trees.normalization import ROOT
 from transduce.trees.trees import NOTHING, Constituent, Leaf, Tree
 
 CLAUSE = "S"
-"""Put around what has no root of its own."""
+"""Label of the root added to an output without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repairs:
-    """How often symbols had to be mended, by kind; all 0 for those of a tree."""
+    """Number of repairs by kind; all 0 for a well-formed tree."""
 
     mislabelled: int = 0
-    """Closing symbols of another label than that of what they close."""
+    """Closing symbols whose label differs from the open constituent's."""
     unopened: int = 0
-    """Closing symbols with nothing to close; a constituent around all that is before
-    them is opened."""
+    """Closing symbols without an open constituent; they close one that is added around
+    everything before."""
     unclosed: int = 0
-    """Constituents that were closed only at the end."""
+    """Constituents without a closing symbol, closed at the end."""
     childless: int = 0
     """In-order opening symbols with no child before them."""
     empty: int = 0
-    """Constituents without a leaf, left out."""
+    """Constituents without a leaf, removed."""
     surplus: int = 0
-    """Leaves beyond the number of words, left out at the end."""
+    """Leaves beyond the number of words, removed from the end."""
     missing: int = 0
-    """Words without a leaf, put at the end of the root."""
+    """Words without a leaf, added at the end of the root."""
     unrooted: int = 0
-    """1 if all had to be put into one constituent."""
+    """1 if a root had to be added."""
 
     @property
     def total(self) -> int:
@@ -49,7 +48,7 @@ class Repairs:
 
 
 class Delinearized(NamedTuple):
-    """A tree, and what was mended to get it."""
+    """Tree with the repairs that were needed."""
 
     tree: Tree
     repairs: Repairs
@@ -58,9 +57,9 @@ class Delinearized(NamedTuple):
 def delinearize(
     symbols: Iterable[Symbol], words: Sequence[str], style: Style
 ) -> Delinearized:
-    """The tree of any symbols over exactly these words, below the root `TOP`.
+    """Build a tree over exactly these words from any symbols, with the root `TOP`.
 
-    Leaves have the tags that the symbols give them. No words make no tree, `NOTHING`.
+    Leaves take their tags from the symbols. Without words, the result is `NOTHING`.
     """
     repairs: Counter[str] = Counter()
     outline = _flat(_balanced(symbols, style.order, repairs), repairs)
@@ -74,9 +73,9 @@ def delinearize(
 class _Bracket:
     label: str
     children: list["_Bracket | str"] = field(default_factory=list)
-    """Brackets, and the tags of leaves."""
+    """Inner brackets, and tags of leaves."""
     num_taken: int = 0
-    """Children that were there before it, by in-order: it keeps them."""
+    """Number of children that preceded the in-order opening symbol."""
 
 
 def _balanced(
@@ -113,7 +112,7 @@ def _opened(
 
 
 class _Outline(NamedTuple):
-    """A tree that has no words yet."""
+    """Tree without its words."""
 
     tags: list[str]
     constituents: list[Constituent]
@@ -122,7 +121,7 @@ class _Outline(NamedTuple):
 def _flat(top: _Bracket, repairs: Counter[str]) -> _Outline:
     tags: list[str] = []
     constituents: list[Constituent] = []
-    # To come, from the end: nodes, and for each bracket its number where it closes.
+    # Stack of nodes to visit; a number marks where that constituent closes.
     coming: list[_Bracket | str | int] = [*reversed(top.children)]
     while coming:
         match coming.pop():
@@ -135,7 +134,7 @@ def _flat(top: _Bracket, repairs: Counter[str]) -> _Outline:
                 closed = constituents[number]._replace(end=len(tags))
                 constituents[number] = closed
             case _:
-                # What was inside it was empty too, and is gone.
+                # Its inner constituents were empty too and are already removed.
                 constituents.pop()
                 repairs["empty"] += 1
     return _Outline(tags, constituents)
@@ -160,7 +159,7 @@ def _shortened(outline: _Outline, num_words: int, repairs: Counter[str]) -> _Out
 
 
 def _moved(position: int, at: int, surplus: int) -> int:
-    """Where a position is when so many leaves are taken out."""
+    """Return a position after `surplus` leaves are removed."""
     return max(min(position, at), position - surplus)
 
 

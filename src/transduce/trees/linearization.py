@@ -1,7 +1,7 @@
-"""Trees as sequences of symbols, which a Transformer can write (section 6.3).
+"""Linearisation of trees into symbols that a Transformer can generate (section 6.3).
 
-Words are left out: a symbol stands for each, since the parser knows them. The root is
-left out too if it has one child only.
+A symbol stands for each word, since the words are known from the input. A root with
+only one child is omitted.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,39 +16,39 @@ Kind = Literal["opening", "closing", "leaf"]
 Order = Literal["top-down", "in-order"]
 StyleName = Literal["xx", "pos", "in-order", "in-order-pos"]
 PUNCTUATION = frozenset({",", ":", "``", "''", "."})
-"""The tags whose words EVALB leaves out."""
+"""Tags whose words EVALB ignores."""
 ANY_TAG = "XX"
 
 
 class Symbol(NamedTuple):
-    """The begin or end of a constituent, or a leaf."""
+    """Start or end of a constituent, or a leaf."""
 
     kind: Kind
     label: str
-    """Of the constituent; of a leaf its tag."""
+    """Label of the constituent, or tag of the leaf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """How a tree is linearised."""
+    """Style of linearisation."""
 
     order: Order
-    """Where a constituent is opened: before its first child, or just after it (Liu and
+    """Position of the opening symbol: before the first child, or after it (Liu and
     Zhang, 2017)."""
     opening: str
-    """What stands before the label in the spelling of an opening symbol."""
+    """Prefix of opening symbols."""
     closing: str
-    """The same of a closing symbol."""
+    """Prefix of closing symbols."""
     keeps_tags: bool
-    """Whether leaves are tags, or XX where they are no punctuation."""
+    """Whether leaves keep their tags; otherwise they are XX, except punctuation."""
 
     def leaf(self, tag: str) -> Symbol:
-        """The symbol of a leaf."""
+        """Return the symbol of a leaf."""
         is_kept = self.keeps_tags or tag in PUNCTUATION
         return Symbol("leaf", tag if is_kept else ANY_TAG)
 
     def spelling(self, symbol: Symbol) -> str:
-        """The symbol as a token of the target."""
+        """Return the symbol as a target token."""
         prefixes = {"opening": self.opening, "closing": self.closing, "leaf": ""}
         return prefixes[symbol.kind] + symbol.label
 
@@ -66,7 +66,7 @@ STYLES: dict[StyleName, Style] = {
 
 
 def linearize(tree: Tree, style: Style) -> list[Symbol]:
-    """The symbols of a tree, whose root must be `TOP`."""
+    """Return the symbols of a tree; `DataError` unless its root is `TOP`."""
     if not tree.constituents or tree.constituents[0].label != ROOT:
         raise DataError(
             f"A tree must have the root `{ROOT}` to be linearised, but is "
@@ -87,7 +87,7 @@ def _below_root(tree: Tree) -> Tree:
 
 def _symbols(tree: Tree, style: Style) -> Iterator[Symbol]:
     is_top_down = style.order == "top-down"
-    # Those that hold the leaf, each with whether it is opened.
+    # Constituents around the leaf, each with whether its opening symbol is written.
     entered: list[tuple[Constituent, bool]] = []
     leaves = zip(tree.leaves, tree.opened_at(), strict=True)
     for end, (leaf, begun) in enumerate(leaves, start=1):
@@ -106,9 +106,9 @@ def _symbols(tree: Tree, style: Style) -> Iterator[Symbol]:
 
 
 def symbols_in(trees: Iterable[Tree], style: Style) -> dict[str, Symbol]:
-    """Every symbol of linearised trees by its spelling: the vocabulary of the target.
+    """Collect the symbols of linearised trees by spelling: the target vocabulary.
 
-    `DataError` if two are spelt alike.
+    Raises `DataError` if two symbols have the same spelling.
     """
     symbols = {symbol for tree in trees for symbol in linearize(tree, style)}
     table: dict[str, Symbol] = {}
@@ -132,9 +132,9 @@ def _said(symbol: Symbol) -> str:
 
 
 def read_symbols(spellings: Iterable[str], style: Style) -> dict[str, Symbol]:
-    """The table that `symbols_in` gave, from its spellings alone.
+    """Rebuild the table of `symbols_in` from its spellings.
 
-    A label is what can be closed.
+    A spelling is a label if it also occurs with the closing prefix.
     """
     spellings = list(spellings)
     known = set(spellings)

@@ -1,6 +1,6 @@
-"""Trees as parsers learn them: without traces and functions, below one kind of root.
+"""Normalisation of trees for parsing: no traces, no function tags, one root label.
 
-So are the Penn Treebank's trees commonly prepared (Collins, 1999).
+This is the usual preparation of the Penn Treebank (Collins, 1999).
 """
 
 import re
@@ -11,18 +11,18 @@ from transduce.trees.trees import Constituent, Tree
 
 ROOT = "TOP"
 ROOTS = frozenset({"", ROOT, "ROOT", "S1", "VROOT"})
-"""What treebanks and parsers call the bracket around a sentence."""
+"""Labels of the bracket around a sentence, in treebanks and parsers."""
 TRACE = "-NONE-"
 FUNCTION = re.compile(r"(?<=.)[-=].*")
 
 
 def normalized(tree: Tree) -> Tree:
-    """The tree without traces and functions, below the root `TOP`."""
+    """Return the tree without traces and function tags, with the root `TOP`."""
     return with_root(without_functions(without_traces(tree)))
 
 
 def without_traces(tree: Tree) -> Tree:
-    """Leave out what is not spoken, and the constituents that hold nothing else."""
+    """Remove traces, and the constituents that become empty."""
     is_word = [leaf.tag != TRACE for leaf in tree.leaves]
     if all(is_word):
         return tree
@@ -38,7 +38,7 @@ def without_traces(tree: Tree) -> Tree:
 
 
 def without_functions(tree: Tree) -> Tree:
-    """NP-SBJ-1 becomes NP; of alternatives as in ADVP|PRT the last is kept."""
+    """Reduce labels: NP-SBJ-1 to NP, and alternatives such as ADVP|PRT to the last."""
     return replace(
         tree,
         constituents=tuple(
@@ -51,7 +51,7 @@ def without_functions(tree: Tree) -> Tree:
 
 
 def with_root(tree: Tree) -> Tree:
-    """Call the root `TOP`, or put one on top if there is none."""
+    """Rename the root to `TOP`, or add one if there is none."""
     if not tree.leaves:
         return tree
     inner = tree.constituents

@@ -1,7 +1,7 @@
 """Constituency trees, and the brackets they are written in (Marcus et al., 1993).
 
-A tree is flat: its leaves, and its constituents as spans over them. So nothing here
-goes from node to node, and trees are compared and hashed like other tuples.
+A tree is flat: leaves, and constituents as spans over them. No code walks from node to
+node, and trees compare and hash like tuples.
 """
 
 import re
@@ -14,23 +14,23 @@ from transduce.errors import DataError
 
 TOKEN = re.compile(r"[()]|[^()\s]+", re.ASCII)
 NO_PARSE = re.compile(r"\s*(?:\(\s*(?:\(\s*\)|TOP)?\s*\)\s*)?", re.ASCII)
-"""How parsers write that they found nothing: a blank line, `()`, `(())` or `(TOP)`."""
+"""Output of parsers that found no tree: a blank line, `()`, `(())` or `(TOP)`."""
 WORD = re.compile(r"\S+", re.ASCII)
-"""Of a treebank: other spaces than those of ASCII are a part of it."""
+"""Word of a treebank, which may contain non-ASCII spaces."""
 MAX_DEPTH = 1_000
-"""More brackets in one another are no sentence: the file is something else."""
+"""Maximum depth of brackets; a deeper file is not a treebank."""
 ALONE = "a word must stand in a bracket with its tag and nothing else, but here is"
 
 
 class Leaf(NamedTuple):
-    """A word and its part of speech."""
+    """Word with its part of speech."""
 
     tag: str
     word: str
 
 
 class Constituent(NamedTuple):
-    """A phrase: the leaves from `start` up to, but not including, `end`."""
+    """Phrase over the leaves from `start` up to, but not including, `end`."""
 
     label: str
     start: int
@@ -39,12 +39,12 @@ class Constituent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A sentence and its phrases; of a sentence without a parse, neither."""
+    """Constituency tree; empty for a sentence without a parse."""
 
     leaves: tuple[Leaf, ...]
     constituents: tuple[Constituent, ...]
-    """An outer one before those inside it, else from left to right; none is empty.
-    The first is the root, and holds all leaves."""
+    """Non-empty constituents from left to right, outer before inner. The first is the
+    root, which spans all leaves."""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ class Tree:
         return "".join(pieces)[1:]
 
     def opened_at(self) -> list[list[Constituent]]:
-        """The constituents that begin at each leaf, outer ones first."""
+        """Return the constituents that start at each leaf, outer ones first."""
         opened: list[list[Constituent]] = [[] for _ in self.leaves]
         for constituent in self.constituents:
             opened[constituent.start].append(constituent)
@@ -82,15 +82,15 @@ def _written(word: str) -> str:
 
 
 def without_brackets(word: str) -> str:
-    """A word as treebanks write it, in which brackets are for trees."""
+    """Escape brackets in a word as treebanks do."""
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
 def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
-    """The trees of a treebank, each on lines of its own, with or without blank ones.
+    """Read the trees of a treebank; each starts on a new line.
 
-    Where a tree takes several lines, all but its first must be indented. `name` is
-    that of the file: errors give it with line and column.
+    If a tree spans several lines, all but the first must be indented. Blank lines are
+    ignored. Errors (`DataError`) state the file's `name` with line and column.
     """
     reader = _Reader(name)
     for line in lines:
@@ -101,12 +101,11 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
 
 
 def read_parses(lines: Iterable[str], name: str) -> Iterator[Tree]:
-    """Read trees of a parser's output, or of a treebank; `NOTHING` for no parse.
+    """Read a parser's output or a treebank; `NOTHING` stands for no parse.
 
     If every tree is on one line, as EVALB reads them, a blank line is a sentence
-    without a parse. If a tree takes several lines, as `read_trees` reads them, blank
-    lines only separate trees.
-    """
+    without a parse. If trees span several lines, as `read_trees` reads them, blank
+    lines only separate them."""
     reader, found = _Reader(name), list[Tree | None]()
     takes_several_lines = False
     for line in lines:
@@ -125,7 +124,7 @@ def read_parses(lines: Iterable[str], name: str) -> Iterator[Tree]:
 
 
 def parse_tree(text: str) -> Tree:
-    """The tree written in a text."""
+    """Read one tree from a text; `DataError` if it holds none."""
     return _tree_in(text, "tree", 1)
 
 
@@ -140,19 +139,19 @@ def _tree_in(text: str, name: str, number: int) -> Tree:
 
 @dataclass(slots=True)
 class _Bracket:
-    """One that is open, and what is known of it."""
+    """Open bracket."""
 
     line: int
     column: int
     start: int
     index: int
-    """Of its constituent."""
+    """Index of its constituent."""
     label: str | None = None
     is_leaf: bool = False
 
 
 class _Reader:
-    """Takes in a file line by line and puts its trees together."""
+    """Reader that assembles trees line by line."""
 
     def __init__(self, name: str, num_lines_before: int = 0) -> None:
         self._name = name
@@ -163,9 +162,9 @@ class _Reader:
         self._constituents: list[Constituent] = []
 
     def read(self, line: str) -> Tree | None:
-        """The tree that ends in the next line, if one does."""
+        """Read the next line; return the tree that ends in it, or None."""
         if line.startswith("("):
-            # Else a bracket too few and one too many would make one of many trees.
+            # Otherwise a missing and a surplus bracket would merge many trees into one.
             self.finish("a line that is not indented")
         self._line += 1
         tree = None

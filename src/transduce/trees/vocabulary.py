@@ -1,4 +1,4 @@
-"""The symbols of linearised trees as the vocabulary of a target (section 6.3)."""
+"""Target vocabulary of a parser: the symbols of linearised trees (section 6.3)."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -20,20 +20,20 @@ from transduce.trees.linearization import (
 from transduce.trees.trees import Tree
 
 SYMBOLS_FILE = "target_tokenizer.json"
-"""Of a parser and of its run."""
+"""Name of the file in a parser's model folder and run folder."""
 SPECIAL_SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
 UNKNOWN = len(SPECIAL_SYMBOLS) - 1
-"""What training had not: so that its probability can be asked for."""
+"""Id of symbols that training did not contain, so that they can be scored."""
 NEVER_WRITTEN = (PAD, BOS, UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class SymbolVocabulary:
-    """Symbols to ids and back; each is a token, whole."""
+    """Mapping between symbols and ids; each symbol is one token."""
 
     style_name: StyleName
     spellings: tuple[str, ...]
-    """Of the symbols, by id from the first after the special ones."""
+    """Spellings by id, starting after the special symbols."""
 
     @property
     def style(self) -> Style:
@@ -45,44 +45,44 @@ class SymbolVocabulary:
 
     @property
     def symbols(self) -> dict[int, Symbol]:
-        """All that have an id and are not special."""
+        """Symbols by id, without the special ones."""
         table = read_symbols(self.spellings, self.style)
         return dict(enumerate(map(table.__getitem__, self.spellings), UNKNOWN + 1))
 
     @property
     def takes_word(self) -> list[bool]:
-        """By id: whether the symbol stands for a word, the next one."""
+        """Whether each id stands for a word of the input."""
         symbols = self.symbols
         return [
             i in symbols and symbols[i].kind == "leaf" for i in range(self.vocab_size)
         ]
 
     def target_line(self, tree: Tree) -> str:
-        """The symbols of a tree as a line of text."""
+        """Write the symbols of a tree as a line of text."""
         return " ".join(map(self.style.spelling, linearize(tree, self.style)))
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of the symbols that the spaces of each text part."""
+        """Return the ids of each text's symbols, which spaces separate."""
         ids = {spelling: i for i, spelling in enumerate(self.spellings, UNKNOWN + 1)}
         return [[ids.get(each, UNKNOWN) for each in text.split()] for text in texts]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The symbols themselves, as `Tokenizer.pieces` gives words."""
+        """Return the symbols as strings, as `Tokenizer.pieces` does for text."""
         spellings = (*SPECIAL_SYMBOLS, *self.spellings)
         return [f" {spellings[i]}" for i in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The symbols in a line, as `target_line` writes them."""
+        """Write ids as a line of symbols, the inverse of `encode_targets`."""
         return "".join(self.pieces(ids))[1:]
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the vocabulary as JSON."""
         content = {"style": self.style_name, "symbols": self.spellings}
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "SymbolVocabulary":
-        """Read what `save` wrote; `CheckpointError` if it is damaged."""
+        """Read a file written by `save`; `CheckpointError` if it is damaged."""
         try:
             content = parse_json(read_bounded(path))
             style_name, spellings = content["style"], tuple(content["symbols"])
@@ -92,7 +92,7 @@ class SymbolVocabulary:
                 if is_sound and len(vocabulary.symbols) == len(spellings):
                     return vocabulary
         except (OSError, ValueError, LookupError, TypeError, TransduceError):
-            pass  # said below
+            pass  # the error below covers these
         raise CheckpointError(
             f"{path}: must hold the symbols of trees, but does not; restore the file "
             "or train again."
@@ -108,5 +108,5 @@ def _is_spelling(symbol: object) -> bool:
 
 
 def learn_symbols(trees: Iterable[Tree], style_name: StyleName) -> SymbolVocabulary:
-    """All symbols of the trees."""
+    """Collect the symbols of the trees into a vocabulary."""
     return SymbolVocabulary(style_name, tuple(symbols_in(trees, STYLES[style_name])))
