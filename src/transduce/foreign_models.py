@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-MOST_JSON_BYTES = 10_000_000
+MAX_JSON_BYTES = 10_000_000
 """Maximum size of a JSON file; a larger one is not a model's configuration."""
 FIRST_BYTES = 4_096
 TRAIN = "train one with `transduce train`"
@@ -300,7 +300,7 @@ def _others(path: Path, names: set[str]) -> Iterator[Finding]:
 def _json(path: Path) -> dict[str, Any]:
     """Read the object of a JSON file; empty if the file holds none."""
     with suppress(OSError, ValueError, RecursionError):
-        if path.is_file() and path.stat().st_size <= MOST_JSON_BYTES:
+        if path.is_file() and path.stat().st_size <= MAX_JSON_BYTES:
             content = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(content, dict):
                 return content

@@ -45,7 +45,7 @@ FORMATS = {
     FORMAT: set[str](),
 }
 """Readable formats, each with the settings it lacks; these have the paper's values."""
-MOST_UPDATES = 10**12
+MAX_UPDATES = 10**12
 """Upper bound on a model's number of updates; a larger number is damage."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
@@ -283,9 +283,9 @@ def _read_config(
             "holds others; the model was saved by another version of transduce."
         )
     step = content.get("step")
-    if type(step) is not int or not 0 <= step <= MOST_UPDATES:
+    if type(step) is not int or not 0 <= step <= MAX_UPDATES:
         raise CheckpointError(
-            f"{path}: `step` must be a whole number from 0 to {MOST_UPDATES:,}, but is "
+            f"{path}: `step` must be a whole number from 0 to {MAX_UPDATES:,}, but is "
             f"{shown(step)}; use another checkpoint."
         )
     try:

@@ -16,7 +16,7 @@ from transduce.errors import ConfigError
 Config = TypeVar("Config")
 
 
-MOST_WHOLE = 2**53
+MAX_WHOLE = 2**53
 """Whole numbers up to this one are exact as floats."""
 LONGEST_SHOWN = 80
 """Maximum number of characters of a value in an error message."""
@@ -126,7 +126,7 @@ def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
         if typing.get_origin(option) is typing.Literal:
             if value in typing.get_args(option):
                 return value
-        elif option is float and type(value) is int and abs(value) <= MOST_WHOLE:
+        elif option is float and type(value) is int and abs(value) <= MAX_WHOLE:
             return float(value)
         elif type(value) is option:
             return value

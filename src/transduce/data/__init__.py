@@ -1,1 +1,1 @@
-"""Ids on disk and in batches (section 5.1). Knows no text and no model."""
+"""Corpora from files to batches: download, preparation, datasets (section 5.1)."""

@@ -1,7 +1,7 @@
-"""From downloaded archives to a folder of line-aligned files, one a language.
+"""Assembly of downloaded archives into line-aligned files, one per language.
 
-The folder holds `train.en` and its like and `corpus.json`, which says what it holds;
-`downloads/` keeps the archives. Files appear when all of them are whole.
+The folder holds files such as `train.en`, and `corpus.json`, which lists them;
+`downloads/` keeps the archives. The files appear once all of them are complete.
 """
 
 import json
@@ -21,41 +21,42 @@ from transduce.text.corpus import MAX_LINE_BYTES, Line
 
 RECORD, DOWNLOADS = "corpus.json", "downloads"
 REPORT_LINES = 10_000
-"""Between calls of the observer."""
+"""Lines between two calls of the observer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitCounts:
-    """What became of the lines of a split."""
+    """Numbers of kept and dropped lines of a split."""
 
     num_pairs: int
-    """Written."""
+    """Number of pairs written."""
     num_empty: int = 0
-    """Left out, for a side was empty."""
+    """Number of pairs dropped because a side is empty."""
     num_no_text: int = 0
-    """Left out, for a side was not UTF-8, held a NUL byte or was endless."""
+    """Number of pairs dropped because a side is not UTF-8, holds a NUL byte, or is too
+    long for a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssembledCorpus:
-    """A named corpus on disk."""
+    """Named corpus on disk."""
 
     corpus: NamedCorpus
     folder: Path
     counts: dict[str, SplitCounts]
-    """By the name of the split."""
+    """Counts by name of the split."""
     is_new: bool
-    """False: it was there already."""
+    """Whether it was assembled now; False if it existed already."""
 
     def path(self, split: Split, language: str) -> Path:
         return _path(self.folder, split, language)
 
 
 class PreparationObserver(DownloadObserver, Protocol):
-    """Who is told how the preparation goes."""
+    """Observer of the progress of downloads and assembly."""
 
     def assembled(self, split: str, num_lines: int) -> None:
-        """So many lines of a split are read so far."""
+        """Report the number of lines of a split read so far."""
 
 
 def assemble(
@@ -64,10 +65,10 @@ def assemble(
     observer: PreparationObserver,
     mirror: str | None = None,
 ) -> AssembledCorpus:
-    """Download and assemble a corpus, unless the folder holds it.
+    """Download and assemble a corpus, unless the folder holds it already.
 
-    `ConfigError` if it holds something else; `DataError` if anything goes wrong on the
-    way. What was downloaded is kept, and the same call goes on from there.
+    Raises `ConfigError` if the folder holds something else, and `DataError` for other
+    failures. Downloads are kept, and the next call continues from there.
     """
     counts = _counts_there(corpus, folder)
     if counts is not None:
@@ -82,7 +83,7 @@ def assemble(
 
 
 def _counts_there(corpus: NamedCorpus, folder: Path) -> dict[str, SplitCounts] | None:
-    """What the folder holds of the corpus; none if it has yet to be made."""
+    """Read the counts of an assembled corpus; None if it is not yet assembled."""
     if not (folder / RECORD).exists():
         _refuse_other_contents(folder)
         return None
@@ -138,7 +139,7 @@ def _assemble(
 def _put_in_place(
     corpus: NamedCorpus, counts: dict[str, SplitCounts], new: Path, folder: Path
 ) -> None:
-    """Move all files; the record first, by which a crash between them is mended."""
+    """Move all files into place; the record first, so that a crash can be repaired."""
     splits = {name: asdict(each) for name, each in counts.items()}
     record = json.dumps({"corpus": corpus.name, "splits": splits}, indent=2)
     (new / RECORD).write_text(record + "\n", encoding="utf-8")
@@ -173,7 +174,7 @@ def _write_split(
 
 
 def _write(files: Sequence[BinaryIO], lines: Sequence[Line]) -> None:
-    """Add a line to each file; `DataError` if one is no text."""
+    """Add a line to each file; `DataError` if one is not text."""
     for file, line in zip(files, lines, strict=True):
         file.write(line.text().encode("utf-8") + b"\n")
 
@@ -198,7 +199,7 @@ def _rows_of_part(part: Part, downloads: Path) -> Iterator[list[Line]]:
 
 
 def _fault(lines: Sequence[Line]) -> str | None:
-    """Why training could not take a pair, or none."""
+    """Return why training cannot use a pair, or None."""
     try:
         texts = [line.text() for line in lines]
     except DataError:

@@ -1,8 +1,8 @@
-"""Variants of trees: more to learn from than a small treebank has.
+"""Augmentation of small treebanks by variants of their trees.
 
-A variant has some words replaced by others of the same tag, a constituent by another of
-the same label, or is but a constituent of its tree. So a model sees words and phrases
-where the treebank has others, and short sentences as well as long ones.
+A variant replaces words by others of the same tag or a constituent by another of the
+same label, or is a constituent of its tree. So a model sees words and phrases in new
+contexts, and short sentences as well as long ones.
 """
 
 from collections import defaultdict
@@ -15,26 +15,26 @@ from transduce.settings import require_between
 from transduce.trees.normalization import ROOT
 from transduce.trees.trees import Constituent, Tree
 
-MOST_COPIES = 10_000
-"""Variants of a tree at most."""
+MAX_COPIES = 10_000
+"""Maximum number of variants of a tree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AugmentationConfig:
-    """How a treebank is made larger; by default it is not."""
+    """Settings of augmentation; by default there is none."""
 
     copies: int = 0
-    """Variants of each tree, beside the tree itself."""
+    """Number of variants of each tree, in addition to the tree itself."""
     cut: float = 0.3
-    """The share of variants that are a constituent of their tree."""
+    """Share of variants that are a constituent of their tree."""
     replaced_constituents: float = 0.5
-    """The share of variants with a constituent of another tree."""
+    """Share of variants with a constituent of another tree."""
     replaced_words: float = 0.1
-    """The share of the words of a variant that are replaced."""
+    """Share of the words of a variant that are replaced."""
     seed: int = 1
 
     def __post_init__(self) -> None:
-        require_between("treebank.augmentation.copies", self.copies, 0, MOST_COPIES)
+        require_between("treebank.augmentation.copies", self.copies, 0, MAX_COPIES)
         require_between("treebank.augmentation.seed", self.seed, 0, 2**63 - 1)
         for name in ("cut", "replaced_constituents", "replaced_words"):
             if not 0 <= (value := getattr(self, name)) <= 1:
@@ -45,10 +45,10 @@ class AugmentationConfig:
 
 
 def augmented(trees: Sequence[Tree], config: AugmentationConfig) -> Iterator[Tree]:
-    """All trees and then their variants, the same for the same seed."""
+    """Return all trees followed by their variants, which the seed determines."""
     yield from trees
     if config.copies:
-        # Unlike the paper: a small treebank is made larger by variants of its trees.
+        # Unlike the paper: variants of its trees enlarge a small treebank.
         maker = _Variants(trees, config)
         for _ in range(config.copies):
             yield from map(maker.variant, trees)
@@ -59,9 +59,9 @@ class _Variants:
         self._config = config
         self._random = Random(config.seed)
         self._words = defaultdict[str, list[str]](list)
-        """By tag, each as often as it occurs."""
+        """Words by tag, repeated by frequency."""
         self._constituents = defaultdict[str, list[tuple[Tree, Constituent]]](list)
-        """By label, each with its tree."""
+        """Constituents by label, each with its tree."""
         for tree in trees:
             for leaf in tree.leaves:
                 self._words[leaf.tag].append(leaf.word)
@@ -90,7 +90,7 @@ class _Variants:
 
 
 def _alone(tree: Tree, constituent: Constituent) -> Tree:
-    """A constituent and what is in it, as a tree of its own."""
+    """Return a constituent as a tree of its own."""
     moved = [
         Constituent(label, start - constituent.start, end - constituent.start)
         for label, start, end in _within(tree, constituent)
@@ -101,7 +101,7 @@ def _alone(tree: Tree, constituent: Constituent) -> Tree:
 
 
 def _with(tree: Tree, place: Constituent, donor: Tree, new: Constituent) -> Tree:
-    """The tree with another constituent, of another tree, in the place of its own."""
+    """Return the tree with one constituent replaced by another tree's."""
     growth = (new.end - new.start) - (place.end - place.start)
     gone = _within(tree, place)
     first = tree.constituents.index(gone[0])
@@ -132,7 +132,7 @@ def _with(tree: Tree, place: Constituent, donor: Tree, new: Constituent) -> Tree
 
 
 def _within(tree: Tree, constituent: Constituent) -> tuple[Constituent, ...]:
-    """The constituent and all that it holds; of equal ones the first and outermost."""
+    """Return the constituent and those inside it; of equal ones, the outermost."""
     first = tree.constituents.index(constituent)
     last = first
     while (

@@ -1,11 +1,10 @@
 """Batches of similar lengths, and updates of about N tokens (section 5.1).
 
 "Sentence pairs were batched together by approximate sequence length": an epoch's pairs
-are sorted by length and cut into batches; an update is a random draw of batches, as
-many as its token budget holds. How many devices and how much memory there are changes
-nothing of this. Of a large corpus a random million pairs at a time are planned, so that
-the plan of an epoch takes no more memory than theirs, and the order of all. Planning
-needs no PyTorch.
+are sorted by length and cut into batches; an update is a random selection of batches
+that fills its token budget. The plan does not depend on the number of devices or their
+memory. A large corpus is planned in random parts of a million pairs, which bounds the
+memory of the plan. Planning needs no PyTorch.
 """
 
 from collections.abc import Generator, Iterator
@@ -24,45 +23,46 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 if TYPE_CHECKING:
     import transduce.data.tensors
 
-MOST_TOKENS = 10**9
-"""Tokens of an update or a batch at most: more than any memory holds."""
-MOST_LENGTH = 2**20
-"""Tokens of a sentence at most."""
+MAX_TOKENS = 10**9
+"""Maximum number of tokens of an update or a batch."""
+MAX_LENGTH = 2**20
+"""Maximum number of tokens of a sentence."""
 PLANNED_PAIRS = 2**20
-"""Pairs sorted by length at a time."""
+"""Number of pairs sorted by length at a time."""
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingConfig:
-    """How many tokens make an update and a batch (section 5.1)."""
+    """Sizes of updates and batches in tokens (section 5.1)."""
 
     source_tokens: int = 25_000
-    """Source tokens of one update, about; padding not counted."""
+    """Approximate number of source tokens of an update, without padding."""
     target_tokens: int = 25_000
-    """Target tokens of one update, about; padding not counted."""
+    """Approximate number of target tokens of an update, without padding."""
     batch_tokens: int = 3_125
-    """Positions a side, padding included, that a batch of similar lengths may have."""
+    """Maximum number of positions of a batch on each side, with padding."""
     max_length: int = 256
-    """Longer pairs, in tokens of either side with its end token, are left out."""
+    """Maximum length of either side in tokens, with the end token; longer pairs are
+    dropped."""
 
     def __post_init__(self) -> None:
         for name in ("source_tokens", "target_tokens", "batch_tokens"):
-            require_between(f"batching.{name}", getattr(self, name), 1, MOST_TOKENS)
-        require_between("batching.max_length", self.max_length, 1, MOST_LENGTH)
+            require_between(f"batching.{name}", getattr(self, name), 1, MAX_TOKENS)
+        require_between("batching.max_length", self.max_length, 1, MAX_LENGTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Update:
-    """The pairs of one optimizer step, cut into batches of indices."""
+    """Sentence pairs of one optimizer step, as batches of indices."""
 
     batches: tuple[Integer[np.ndarray, " _"], ...]
     source_lengths: Integer[np.ndarray, " pairs"]
-    """Tokens of each source, with its end."""
+    """Length of each source in tokens, with the end token."""
     target_lengths: Integer[np.ndarray, " pairs"]
     num_positions: int
-    """Source and target positions of all batches, padding included."""
+    """Number of source and target positions of all batches, with padding."""
 
     @property
     def num_source_tokens(self) -> int:
@@ -74,7 +74,7 @@ class Update:
 
 
 class Batcher:
-    """Cuts a dataset into updates, the same for the same seed and epoch."""
+    """Divides a dataset into updates, determined by seed and epoch."""
 
     def __init__(self, dataset: Dataset, config: BatchingConfig, seed: int) -> None:
         self._dataset = dataset
@@ -82,7 +82,7 @@ class Batcher:
         self._seed = seed
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[Update]:
-        """The updates of an epoch in their random order, from the first-th on."""
+        """Yield the updates of an epoch in random order, starting at index `first`."""
         random = np.random.default_rng((self._seed, epoch))
         pairs = random.permutation(np.arange(len(self._dataset), dtype=np.uint32))
         for planned in _in_parts(pairs):
@@ -94,17 +94,17 @@ class Batcher:
             first = max(first - len(bounds), 0)
 
     def in_order(self) -> "Iterator[transduce.data.tensors.Batch]":
-        """All pairs once, similar lengths together, for measuring a loss."""
+        """Yield all pairs once, in batches of similar lengths, to measure a loss."""
         for planned in _in_parts(np.arange(len(self._dataset))):
             yield from map(self.load, self._batches(planned))
 
     def _batches(
         self, indices: Integer[np.ndarray, " pairs"]
     ) -> list[Integer[np.ndarray, " _"]]:
-        """Sort pairs by length and cut them where a batch is full."""
+        """Sort pairs by length and divide them into full batches."""
         source, target = self._lengths(indices)
-        # Sources grow and shrink by turns, so that they do not leap where the length
-        # of the targets changes.
+        # Source lengths rise and fall by turns, so that they do not jump where the
+        # length of the targets changes.
         turned = np.where(target % 2, source, -source)
         order = np.lexsort((turned, target))
         longest = np.maximum(source, target)[order].tolist()
@@ -118,7 +118,7 @@ class Batcher:
         return np.split(indices[order], starts[1:])
 
     def _update_bounds(self, batches: list[Integer[np.ndarray, " _"]]) -> list[int]:
-        """Where one update ends and the next begins; all are filled alike."""
+        """Return the bounds between updates, which are equally full."""
         tokens = np.array([[side.sum() for side in self._lengths(b)] for b in batches])
         budgets = (self._config.source_tokens, self._config.target_tokens)
         shares = (tokens / budgets).max(axis=1)
@@ -140,7 +140,7 @@ class Batcher:
     def load(
         self, indices: Integer[np.ndarray, " batch"]
     ) -> "transduce.data.tensors.Batch":
-        """Tensors of the ids of a batch, padded, with their special tokens."""
+        """Return a batch's ids as padded tensors, with special tokens."""
         from transduce.data.tensors import as_batch
 
         source, target = self._lengths(indices)
@@ -154,7 +154,8 @@ class Batcher:
         return as_batch(source_ids, target_in, target_ids)
 
     def longest_batch(self) -> Integer[np.ndarray, " pairs"]:
-        """As many of the longest pairs as fill a batch: what takes most memory."""
+        """Return the longest pairs that fill a batch: the batch that needs most
+        memory."""
         longest = np.empty(0, dtype=np.int64)
         for part in _in_parts(np.arange(len(self._dataset))):
             candidates = np.concatenate([longest, part])
@@ -166,13 +167,13 @@ class Batcher:
         return longest
 
     def num_positions(self, indices: Integer[np.ndarray, " batch"]) -> int:
-        """Of both sides of a batch, padding included."""
+        """Return the number of positions of both sides of a batch, with padding."""
         return len(indices) * sum(int(side.max()) for side in self._lengths(indices))
 
     def _lengths(
         self, indices: Integer[np.ndarray, " pairs"]
     ) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
-        """Tokens of the sources and of the targets, each with its end."""
+        """Return the lengths of sources and targets in tokens, with the end tokens."""
         source, target = self._dataset.source, self._dataset.target
         return source.lengths(indices) + 1, target.lengths(indices) + 1
 
@@ -184,7 +185,7 @@ def _in_parts(
 
 
 def read_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """The same items, each made while the one before it is in use."""
+    """Yield the same items, each produced while the previous one is in use."""
     with ThreadPoolExecutor(max_workers=1) as reader:
         coming = reader.submit(next, items, None)
         while (item := coming.result()) is not None:

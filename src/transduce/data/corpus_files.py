@@ -1,4 +1,4 @@
-"""The text files of a run, and what they come to when read through once."""
+"""Text files of a run, and figures from reading them through once."""
 
 import re
 from collections import deque
@@ -15,7 +15,7 @@ from transduce.text.scripts import UNSPACED_RUN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFiles:
-    """The text files of a run, line-aligned, in pairs."""
+    """Line-aligned text files of a run, in pairs."""
 
     source: tuple[Path, ...]
     target: tuple[Path, ...]
@@ -24,14 +24,14 @@ class CorpusFiles:
 
     task: ClassVar[Literal["translation", "parsing"]] = "translation"
     metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf")
-    """What says how good translations are."""
+    """Metrics of translations on the dev corpus."""
 
     @property
     def has_dev(self) -> bool:
         return bool(self.dev_source or self.dev_target)
 
     def absolute_names(self) -> dict[str, list[str]]:
-        """The names of the files by their part, whatever the current folder."""
+        """Return the absolute file names by part."""
         return {
             part: [str(path.absolute()) for path in paths]
             for part, paths in asdict(self).items()
@@ -42,7 +42,7 @@ MARKS = {
     "line separator": re.compile(r"[\v\f\r\x1c-\x1e\x85\u2028\u2029]"),
     "control character": re.compile(r"[\x01-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]"),
     "replacement character": re.compile("\ufffd"),
-    # The two UTF-8 bytes of a letter such as u-umlaut, read as Latin-1.
+    # Two UTF-8 bytes of a letter such as u-umlaut, decoded as Latin-1.
     "doubly encoded letter": re.compile(r"[\xc2\xc3][\x80-\xbf]"),
 }
 """Patterns of suspicious characters that training accepts."""
@@ -51,7 +51,7 @@ ANY_MARK = re.compile("|".join(pattern.pattern for pattern in MARKS.values()))
 
 WHOLE_LINES, SAMPLED_LINES = 10_000, 100
 """Lines whose words and letters are counted: the first 10,000, then one in 100, which
-is enough for their proportions."""
+suffices for proportions."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class TextFigures:
 
 
 class Reading:
-    """What has been read of two line-aligned sides so far."""
+    """Figures of two line-aligned sides, as far as read."""
 
     def __init__(self) -> None:
         self.marks = dict.fromkeys(MARKS, 0)
@@ -80,19 +80,19 @@ class Reading:
         self.figures = {"source": TextFigures(), "target": TextFigures()}
         """Figures of each side, from its first lines and a sample of the others."""
         self.num_characters = 0
-        """Of both sides, with an end for each pair."""
+        """Number of characters of both sides, with a line end for each pair."""
         self._number = 0
         self._lines = sha256()
 
     def pairs(
         self, source: Sequence[Path], target: Sequence[Path]
     ) -> Iterator[SentencePair]:
-        """The sentence pairs of the files, taken note of."""
+        """Yield the sentence pairs of the files, and count them."""
         for source_line, target_line in aligned_lines(source, target):
             pair = SentencePair(source=source_line.text(), target=target_line.text())
             self.num_characters += num_characters(pair)
             self._take_note(pair)
-            # No line holds the end of a line.
+            # A line never contains a line end.
             for line in (source_line, target_line):
                 self._lines.update(line.content + b"\n")
             yield pair
@@ -109,12 +109,13 @@ class Reading:
 
     @property
     def digest(self) -> str:
-        """Stands for the lines of both sides, however they were cut into files."""
+        """Hash of the lines of both sides, independent of their division into files."""
         return self._lines.hexdigest()
 
 
 def require_files(paths: Iterable[Path]) -> None:
-    """`DataError` if a path is a folder or a pipe: a corpus is read several times."""
+    """Raise `DataError` for a folder or a pipe, since a corpus is read several
+    times."""
     for path in paths:
         if path.exists() and not path.is_file():
             raise DataError(
@@ -124,9 +125,9 @@ def require_files(paths: Iterable[Path]) -> None:
 
 
 def read_through(source: Sequence[Path], target: Sequence[Path]) -> Reading:
-    """Read all pairs once, so that a fault anywhere is found before any work.
+    """Read all pairs once, so that errors are found before any work.
 
-    `DataError` if there is one, or no line at all.
+    Raises `DataError` for an error, or if there is no line at all.
     """
     require_files((*source, *target))
     reading = Reading()
@@ -139,5 +140,5 @@ def read_through(source: Sequence[Path], target: Sequence[Path]) -> Reading:
 
 
 def num_characters(pair: SentencePair) -> int:
-    """Of both sides, with an end."""
+    """Return the number of characters of both sides, with a line end."""
     return len(pair.source) + len(pair.target) + 1

@@ -1,4 +1,4 @@
-"""An encoded parallel corpus on disk, memory-mapped. Knows no text."""
+"""Encoded parallel corpus on disk, memory-mapped."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ OFFSET_TYPE = np.dtype("<i8")
 DATASET_FILES = ("source.ids", "source.offsets", "target.ids", "target.offsets")
 
 CHUNK_PAIRS = 10_000
-"""Written in one go."""
+"""Number of pairs written at once."""
 CHUNK_IDS = 1 << 22
-"""Ids that are checked at once."""
+"""Number of ids checked at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPair:
-    """The ids of a sentence pair, without special tokens."""
+    """Ids of a sentence pair, without special tokens."""
 
     source: list[int]
     target: list[int]
@@ -30,7 +30,7 @@ class EncodedPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedSide:
-    """One side of a corpus: all ids in a row, and where each sentence begins."""
+    """One side of a corpus: concatenated ids, and the offset of each sentence."""
 
     ids: Integer[np.ndarray, " ids"]
     offsets: Integer[np.ndarray, " sentences_and_one"]
@@ -38,13 +38,14 @@ class EncodedSide:
     def lengths(
         self, indices: Integer[np.ndarray, " picked"]
     ) -> Integer[np.ndarray, " picked"]:
-        """Ids of each of some sentences, special tokens not counted."""
+        """Return the lengths of some sentences in ids, without special tokens."""
         return self.offsets[indices + 1] - self.offsets[indices]
 
     def padded(
         self, indices: Integer[np.ndarray, " rows"], pad: int
     ) -> Integer[np.ndarray, "rows length"]:
-        """The ids of some sentences as rows, padded at the end with at least one."""
+        """Return the ids of some sentences as rows, each with at least one padding
+        id."""
         starts, lengths = self.offsets[indices], self.lengths(indices)
         column = np.arange(lengths.max() + 1)
         is_id = column < lengths[:, None]
@@ -58,7 +59,7 @@ class EncodedSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """An encoded parallel corpus."""
+    """Encoded parallel corpus."""
 
     source: EncodedSide
     target: EncodedSide
@@ -68,7 +69,7 @@ class Dataset:
 
 
 def write_dataset(pairs: Iterable[EncodedPair], folder: Path) -> Dataset:
-    """Stream pairs to files in the folder, and open them."""
+    """Write pairs to files in the folder as a stream, and open them."""
     folder.mkdir(parents=True, exist_ok=True)
     with (
         _SideWriter(folder, "source") as source,
@@ -82,7 +83,7 @@ def write_dataset(pairs: Iterable[EncodedPair], folder: Path) -> Dataset:
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """Map the files that `write_dataset` wrote; `DataError` if they are damaged."""
+    """Map the files written by `write_dataset`; `DataError` if they are damaged."""
     source, target = (_open_side(folder, side) for side in ("source", "target"))
     if len(source.offsets) != len(target.offsets):
         fault = f"{len(target.offsets) - 1:,} for {len(source.offsets) - 1:,} sources"
@@ -140,7 +141,7 @@ def _open_side(folder: Path, side: str) -> EncodedSide:
         raise _damaged(folder, side, "sentences that end before they begin")
     if num_bytes != whole:
         raise _damaged(folder, side, f"{num_bytes:,} bytes of ids instead of {whole:,}")
-    # An empty file cannot be mapped; a side of empty sentences is one.
+    # An empty file, as of a side of empty sentences, cannot be mapped.
     if num_bytes == 0:
         return EncodedSide(ids=np.empty(0, dtype=ID_TYPE), offsets=offsets)
     ids = np.memmap(ids_path, dtype=ID_TYPE, mode="r")

@@ -1,4 +1,4 @@
-"""One file over HTTP: resumed where it broke off, and checked. Knows no corpora."""
+"""Downloads over HTTP, resumed and checked, and streaming of their archives."""
 
 import gzip
 import hashlib
@@ -23,40 +23,40 @@ from transduce.errors import ConfigError, DataError
 from transduce.text.corpus import BYTE_ORDER_MARK, Line
 
 PAUSES_S = (1.0, 5.0, 25.0)
-"""Before each further attempt; all of them again once something has come."""
+"""Pauses in seconds before further attempts; they restart after any progress."""
 TIMEOUT_S = 60.0
 CHUNK_BYTES = 1 << 18
-MOST_BYTES = 1 << 28
-"""Bytes of a file of unknown size at most: many times the largest such file."""
-MOST_DIGITS = 18
-"""Digits of a size that a server announces at most."""
-SIZE = rf"\d{{1,{MOST_DIGITS}}}"
+MAX_BYTES = 1 << 28
+"""Maximum size in bytes of a file of unknown size, far above the largest such file."""
+MAX_DIGITS = 18
+"""Maximum number of digits of an announced size."""
+SIZE = rf"\d{{1,{MAX_DIGITS}}}"
 MAY_PASS = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 SERVER_FAULT = 500
-"""This answer and those above it may pass as well."""
+"""HTTP status from which on an error may be temporary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file on a server, and how it is known to be the right one."""
+    """File on a server, with its expected size and checksum."""
 
     url: str
     size_bytes: int | None = None
-    """None: not known, so what the server announces is taken for right."""
+    """Size in bytes; None if unknown, then the announced size counts."""
     checksum: str | None = None
-    """Such as `sha256:` and hexadecimal digits; None: not known."""
+    """Algorithm and hexadecimal digits, such as `sha256:…`; None if unknown."""
 
     @property
     def name(self) -> str:
         return PurePosixPath(urlsplit(self.url).path).name
 
     @property
-    def most_bytes(self) -> int:
-        """Bytes after which a download stops, even if the server sends more."""
-        return MOST_BYTES if self.size_bytes is None else self.size_bytes
+    def max_bytes(self) -> int:
+        """Number of bytes after which a download stops."""
+        return MAX_BYTES if self.size_bytes is None else self.size_bytes
 
     def on(self, mirror: str) -> "RemoteFile":
-        """The same file on another server; `ConfigError` if that is no address."""
+        """Return the same file on a mirror; `ConfigError` if that is not an address."""
         if not _is_address(mirror):
             raise ConfigError(
                 "The mirror must be an address such as https://example.org/mirror, "
@@ -67,19 +67,19 @@ class RemoteFile:
 
 @runtime_checkable
 class DownloadObserver(Protocol):
-    """Who is told how a download goes."""
+    """Observer of the progress of a download."""
 
     def received(self, file: RemoteFile, num_bytes: int, total: int | None) -> None:
-        """So many bytes are there, those of earlier attempts among them."""
+        """Report the bytes present, including those of earlier attempts."""
 
     def waiting(self, file: RemoteFile, reason: str, seconds: float) -> None: ...
 
 
 def fetch(file: RemoteFile, path: Path, observer: DownloadObserver) -> None:
-    """Bring a file to `path`, unless it is there; `DataError` if it cannot be had.
+    """Download a file to `path`, unless it exists; `DataError` on failure.
 
-    What comes is kept beside it as `.part`, and the next call asks for the rest only.
-    `path` appears when size and checksum are right.
+    Partial content is kept beside it as `.part`, and the next call requests only the
+    rest. `path` appears once size and checksum are right.
     """
     if path.exists():
         if fault := _fault(file, path):
@@ -97,17 +97,17 @@ def fetch(file: RemoteFile, path: Path, observer: DownloadObserver) -> None:
 
 
 class _TransferError(Exception):
-    """A fault of network or server that may pass."""
+    """Error of network or server that may be temporary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Offer:
-    """What a server is about to send."""
+    """Range that a server announces to send."""
 
     start: int
-    """Its first byte's place in the file."""
+    """Position of its first byte in the file."""
     total: int | None
-    """Bytes of the whole file."""
+    """Size of the whole file in bytes; None if unknown."""
 
 
 def _complete(file: RemoteFile, part: Path, observer: DownloadObserver) -> None:
@@ -130,11 +130,11 @@ def _complete(file: RemoteFile, part: Path, observer: DownloadObserver) -> None:
 
 
 def _receive(file: RemoteFile, part: Path, observer: DownloadObserver) -> None:
-    """Add the rest to what is there, or begin anew if the server sends no rest."""
+    """Append the rest, or start again if the server does not send ranges."""
     with _ask(file.url, part) as response:
         offer = _offer(file, response, _size(part))
         size = offer.start
-        if (offer.total or 0) > file.most_bytes:
+        if (offer.total or 0) > file.max_bytes:
             raise _too_much(file, part)
         with _opened_to_extend(part) as stream:
             stream.truncate(offer.start)
@@ -142,9 +142,9 @@ def _receive(file: RemoteFile, part: Path, observer: DownloadObserver) -> None:
                 stream.write(chunk)
                 size += len(chunk)
                 observer.received(file, size, offer.total)
-                if size > file.most_bytes:
+                if size > file.max_bytes:
                     break
-    if file.size_bytes is None and size > file.most_bytes:
+    if file.size_bytes is None and size > file.max_bytes:
         raise _too_much(file, part)
     if offer.total is not None and size < offer.total:
         raise _TransferError(
@@ -162,7 +162,7 @@ def _ask(url: str, part: Path) -> HTTPResponse:
         with error:
             answer = f"{error.code} {error.reason}"
         if start and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            # There is no more of it: what is there is of another file.
+            # Nothing is left to send, so the partial content belongs to another file.
             part.unlink()
         elif error.code not in MAY_PASS and error.code < SERVER_FAULT:
             raise DataError(
@@ -196,14 +196,14 @@ def _offer(file: RemoteFile, response: HTTPResponse, asked_from: int) -> _Offer:
 
 def _size_in(header: str) -> int | None:
     """Size that a header announces; None if it is not a number of bytes."""
-    is_size = header.isdecimal() and len(header) <= MOST_DIGITS
+    is_size = header.isdecimal() and len(header) <= MAX_DIGITS
     return int(header) if is_size else None
 
 
 def _too_much(file: RemoteFile, part: Path) -> DataError:
     part.unlink(missing_ok=True)
     return DataError(
-        f"{file.url}: must be at most {file.most_bytes:,} bytes long, but the server "
+        f"{file.url}: must be at most {file.max_bytes:,} bytes long, but the server "
         "sends more; the partial download is removed; name another server by --mirror."
     )
 
@@ -217,7 +217,7 @@ def _partial_offer(response: HTTPResponse, asked_from: int) -> _Offer:
 
 
 def _chunks(response: HTTPResponse) -> Iterator[bytes]:
-    """What comes, as it comes."""
+    """Yield the content in chunks as they arrive."""
     while True:
         try:
             chunk = response.read1(CHUNK_BYTES)
@@ -242,7 +242,7 @@ def _opened_to_extend(path: Path) -> Iterator[BinaryIO]:
 
 
 def _fault(file: RemoteFile, path: Path) -> str | None:
-    """What is wrong with a file that has come, or none."""
+    """Return what is wrong with a downloaded file, or None."""
     size = _size(path)
     if file.size_bytes not in (None, size):
         return f"must be {file.size_bytes:,} bytes long, but is {size:,}"
@@ -279,14 +279,14 @@ def _is_address(mirror: str) -> bool:
 
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#\d+|#x[\da-f]+);", re.IGNORECASE)
-"""With its semicolon only: in `?a=1&lt=2` of an address there is none."""
+"""Entities with their semicolon, so that `?a=1&lt=2` in an address is none."""
 WHITE_SPACE = re.compile(r"[ \t\r\n]+")
 
 
 def lines_of(archive: Path, member: str | None = None) -> Iterator[Line]:
-    """The lines of a gzip file, or of a member of a tar; `DataError` if it is damaged.
+    """Yield the lines of a gzip file, or of a tar's member; `DataError` if damaged.
 
-    A member is gzip or SGML if its name ends so; a segment of SGML is a line.
+    The member's suffix tells gzip and SGML; a segment of SGML is a line.
     """
     place = archive / member if member else archive
     try:
@@ -334,7 +334,7 @@ def _contents(file: IO[bytes], place: Path) -> Iterable[bytes]:
 
 
 def _segments(sgml: bytes) -> Iterator[bytes]:
-    # What is not UTF-8 comes out as it went in, and is told by its line.
+    # Bytes that are not UTF-8 pass unchanged; the caller reports their line.
     text = sgml.decode("utf-8", "surrogateescape")
     for segment in SEGMENT.findall(text):
         decoded = ENTITY.sub(lambda entity: html.unescape(entity[0]), segment)

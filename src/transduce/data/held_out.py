@@ -1,4 +1,4 @@
-"""Pairs held out of a corpus, to score a run on text that it was not trained on.
+"""Pairs held out of a corpus, to score a run on text outside its training data.
 
 A hash of a pair's source and a seed decides whether it is held out. The choice is
 reproducible, does not depend on the pair's place, and is the same for all pairs with
@@ -17,8 +17,8 @@ from transduce.data.corpus_files import CorpusFiles, require_files
 from transduce.errors import ConfigError, DataError
 from transduce.text.corpus import aligned_lines
 
-LEAST, MOST = 200, 2_000
-"""Numbers of pairs held out at least and at most."""
+MIN_HELD_OUT, MAX_HELD_OUT = 200, 2_000
+"""Minimum and maximum number of held-out pairs."""
 SHARE = 100
 """Number of pairs for each held-out one, within these bounds."""
 
@@ -46,7 +46,7 @@ def usual_number(num_pairs: int) -> int | None:
 
     It is one in a hundred, at least 200 and at most 2,000.
     """
-    number = min(max(num_pairs // SHARE, LEAST), MOST)
+    number = min(max(num_pairs // SHARE, MIN_HELD_OUT), MAX_HELD_OUT)
     return number if 2 * number <= num_pairs else None
 
 
@@ -55,8 +55,8 @@ def choose(
 ) -> Choice | None:
     """Choose different sources for parts of these sizes, by default the usual one.
 
-    None if there are too few: at least as many pairs must stay in training as are held
-    out.
+    Returns None if there are too few pairs: training must keep at least as many as are
+    held out.
     """
     most = MOST if sizes is None else sum(sizes)
     kept, held, num_read = list[tuple[int, bytes]](), set[bytes](), 0

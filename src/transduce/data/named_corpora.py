@@ -1,9 +1,8 @@
-"""Corpora by name (section 5.1): where their archives lie and what is in them.
+"""Named corpora (section 5.1): locations and contents of their archives.
 
-Sizes and checksums are those that other projects have published for the same files:
+Sizes and checksums are those that other projects publish for the same files:
 TensorFlow Datasets (training parts of WMT), sacreBLEU (its test sets), torchtext
-(Multi30k). Where no size is given, none was found, and what the server announces is
-checked instead.
+(Multi30k). Where none was found, the size that the server announces is checked instead.
 """
 
 from dataclasses import dataclass
@@ -15,40 +14,40 @@ from transduce.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """The lines of one language: a gzip file, or a member of a tar."""
+    """Lines of one language: a gzip file, or a member of a tar."""
 
     file: RemoteFile
     member: str | None = None
 
 
 Part = tuple[Text, ...]
-"""Texts that are translations of each other, one a language."""
+"""Texts that are translations of each other, one per language."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """The parts that make up one file a language."""
+    """Parts that make up one file per language."""
 
     name: str
     parts: tuple[Part, ...]
     num_pairs: int | None = None
-    """None: not known exactly."""
+    """Number of pairs; None if not known exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedCorpus:
-    """A corpus that can be downloaded."""
+    """Corpus that can be downloaded."""
 
     name: str
     languages: tuple[str, ...]
-    """Source, then target, then others."""
+    """Languages: source, target, then others."""
     train: Split
     dev: Split
     tests: tuple[Split, ...]
     preset: str
-    """What to train on it."""
+    """Suggested preset."""
     terms: str
-    """Of use."""
+    """Terms of use."""
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -56,15 +55,15 @@ class NamedCorpus:
 
     @property
     def files(self) -> tuple[RemoteFile, ...]:
-        """What has to be downloaded, each once."""
+        """Files to download, each once."""
         parts = (part for split in self.splits for part in split.parts)
         return tuple(dict.fromkeys(text.file for part in parts for text in part))
 
 
 def named_corpus(name: str) -> NamedCorpus:
-    """The corpus of that name; `ConfigError` names the nearest if there is none."""
+    """Return the corpus of that name; `ConfigError` suggests the nearest name."""
     if name not in NAMED_CORPORA:
-        # Languages the wrong way round are the likeliest slip.
+        # Swapped languages are the likeliest mistake.
         known = {_in_order(each): each for each in NAMED_CORPORA}
         nearest = known[get_close_matches(_in_order(name), known, n=1, cutoff=0.0)[0]]
         raise ConfigError(
@@ -181,8 +180,8 @@ NAMED_CORPORA = {
         preset="base",
         terms=WMT14_TERMS,
     ),
-    # Unlike the paper: nearly 41 million pairs, where the paper speaks of 36 million
-    # and does not say which it left out.
+    # Unlike the paper: nearly 41 million pairs; the paper has 36 million and does not
+    # say which it omits.
     "wmt14-en-fr": NamedCorpus(
         name="wmt14-en-fr",
         languages=("en", "fr"),

@@ -1,8 +1,7 @@
-"""A corpus ready to train on: its tokenizer and its ids, made once.
+"""Prepared corpora: a tokenizer and encoded pairs, made once.
 
-What is made depends on the lines of the files and on the settings of tokenizer and
-filter alone. These are its key: where a run beside it has the same, its files are
-shared, not made again.
+A prepared corpus depends only on the lines of the files and the settings of tokenizer
+and filter, which make up its key. Runs in the same folder with the same key share it.
 """
 
 import json
@@ -39,20 +38,20 @@ from transduce.text.tokenizer import (
 from transduce.trees.vocabulary import SYMBOLS_FILE, SymbolVocabulary
 
 CHUNK_PAIRS = 10_000
-"""Encoded in one go."""
+"""Number of pairs encoded at once."""
 CHUNKS_AHEAD = 2
-"""Encoded while those before them are written."""
+"""Number of chunks encoded ahead of writing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairCounts:
-    """What became of the pairs of a corpus."""
+    """Numbers of kept and dropped pairs of a corpus."""
 
     kept: int
     empty: int
-    """With a side that holds nothing but white space."""
+    """Number of pairs with a side of only white space."""
     overlong: int
-    """With a side of more tokens than `batching.max_length`."""
+    """Number of pairs with a side of more than `batching.max_length` tokens."""
 
     @property
     def total(self) -> int:
@@ -68,7 +67,8 @@ class PairCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairEncoder:
-    """What cuts both sides of a pair: the tokenizer, or else symbols the target."""
+    """Encoder of pairs: the tokenizer, and a vocabulary of symbols for a parser's
+    target."""
 
     tokenizer: Tokenizer
     symbols: SymbolVocabulary | None = None
@@ -86,7 +86,7 @@ class PairEncoder:
 def encode_corpus(
     pairs: Iterable[SentencePair], encoder: PairEncoder, max_length: int, folder: Path
 ) -> PairCounts:
-    """Write the ids of the pairs that are fit to train on, and count the others."""
+    """Write the ids of usable pairs, and count the others."""
     fates: Counter[str] = Counter()
 
     def fit() -> Iterator[EncodedPair]:
@@ -105,7 +105,7 @@ def encode_corpus(
 def encode_pairs(
     pairs: Iterable[SentencePair], encoder: PairEncoder
 ) -> Iterator[EncodedPair]:
-    """The pairs as ids, in their order, a few chunks ahead of what is asked for."""
+    """Yield the pairs as ids in order, encoded a few chunks ahead."""
     stream = iter(pairs)
     with ThreadPoolExecutor(CHUNKS_AHEAD) as threads:
         ahead: deque[Future[list[EncodedPair]]] = deque()
@@ -118,7 +118,7 @@ def encode_pairs(
 
 
 def fate_of(pair: EncodedPair, max_length: int) -> str:
-    """Whether a pair is "kept", or left out as "empty" or "overlong"."""
+    """Return whether a pair is "kept", or dropped as "empty" or "overlong"."""
     if not pair.source or not pair.target:
         return "empty"
     # The end token counts.
@@ -128,29 +128,29 @@ def fate_of(pair: EncodedPair, max_length: int) -> str:
 
 
 FORMAT = 1
-"""Of the files; raised when the same text would be written in another way."""
+"""Format version, raised when the same text would give other files."""
 CORPUS = "corpus"
 TRAINING, DEV = f"{CORPUS}/training", f"{CORPUS}/dev"
 DEV_SOURCE, DEV_TARGET = "source.txt", "target.txt"
-"""Its text, as it was."""
+"""Files of the dev corpus's original text."""
 RECORD = f"{CORPUS}/preparation.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCorpus:
-    """What was made of the files."""
+    """Prepared corpus: sizes, key and figures."""
 
     key: str
-    """Stands for all that it was made of."""
+    """Hash of everything that it depends on."""
     training: PairCounts
     dev: PairCounts | None
     vocab_size: int
     target_vocab_size: int | None = None
-    """Of symbols, if the target has a vocabulary of its own."""
+    """Size of the target vocabulary of a parser; None if the vocabulary is shared."""
     readings: Mapping[str, Reading] = field(default_factory=dict, compare=False)
     """Reading of the files by split: "training" and "dev"."""
     shared_with: Path | None = None
-    """The folder whose files these are, if they were there before."""
+    """Folder of the run whose files are shared; None if made anew."""
     is_held_out: bool = False
     """Whether the dev corpus was taken from the training corpus."""
 
@@ -165,10 +165,9 @@ def prepare(
 ) -> PreparedCorpus:
     """Learn the tokenizer, and write it and the encoded corpora into the folder.
 
-    If there are symbols, they are the target's vocabulary, and are written too. If one
-    of the neighbours has been prepared from the same, its files are shared. All files
-    are read to their end before anything is written. `DataError` if one cannot be used,
-    or no pair is left to train on.
+    `symbols` is a parser's target vocabulary. If a neighbour was prepared from the same
+    input, its files are shared. All files are read through before anything is written.
+    Raises `DataError` if one cannot be used, or no pair is left to train on.
     """
     reading = read_through(files.source, files.target)
     dev = read_through(files.dev_source, files.dev_target) if files.has_dev else None
@@ -198,10 +197,9 @@ def prepare(
 def learning_texts(
     pairs: Iterable[SentencePair], num_characters: int, *, source_only: bool = False
 ) -> Iterator[str]:
-    """What the tokenizer is learned from: both sides of the pairs, or one.
+    """Yield the text from which the tokenizer is learned: both sides, or one.
 
-    Of a corpus of more than `LEARNING_CHARACTERS`, as many pairs as that allows, from
-    all of it.
+    A corpus of more than `LEARNING_CHARACTERS` characters is sampled evenly.
     """
     every = max(-(-num_characters // LEARNING_CHARACTERS), 1)
     for pair in islice(pairs, 0, None, every):
@@ -212,7 +210,7 @@ def learning_texts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recipe:
-    """All that a prepared corpus depends on."""
+    """Input and settings that a prepared corpus depends on."""
 
     tokenizer: TokenizerConfig
     max_length: int
@@ -291,7 +289,7 @@ def _make_dev(
             f"{files.dev_source[0]}: at least one pair must be left to validate on, "
             f"but {counts}."
         )
-    # All of its text is translated, whatever was left out of its loss.
+    # All of its text is translated, also pairs dropped from its loss.
     write_lines(folder / DEV_SOURCE, (pair.source for pair in pairs))
     write_lines(folder / DEV_TARGET, (pair.target for pair in pairs))
     return counts
@@ -306,7 +304,7 @@ def _require_unchanged(path: Path, again: Reading, first: Reading) -> None:
 
 
 def _share(neighbour: Path, folder: Path, recipe: _Recipe) -> bool:
-    """Link what is large, copy the rest; whether the neighbour has all of it."""
+    """Link large files and copy the rest; return whether the neighbour has all."""
     if _key_of(neighbour) != recipe.key:
         return False
     ids = [f"{TRAINING}/{name}" for name in DATASET_FILES]
@@ -321,7 +319,7 @@ def _share(neighbour: Path, folder: Path, recipe: _Recipe) -> bool:
             _link(neighbour / name, folder / name)
         for name in texts:
             shutil.copyfile(neighbour / name, folder / name)
-    except OSError:  # it has lost a file, or is being removed
+    except OSError:  # a file is missing, or being removed
         _discard(folder)
         return False
     return True
@@ -330,7 +328,7 @@ def _share(neighbour: Path, folder: Path, recipe: _Recipe) -> bool:
 def _link(path: Path, copy: Path) -> None:
     try:
         os.link(path.resolve(), copy)
-    except OSError:  # a disk without links
+    except OSError:  # a disk without hard links
         shutil.copyfile(path, copy)
 
 
@@ -347,7 +345,7 @@ def _key_of(folder: Path) -> str | None:
 
 
 def _read(folder: Path, recipe: _Recipe) -> PreparedCorpus | None:
-    """What the folder holds, if it is sound."""
+    """Read the record of a prepared corpus; None if it is damaged."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         open_dataset(folder / TRAINING)

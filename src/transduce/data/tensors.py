@@ -12,14 +12,14 @@ from transduce.text.vocabulary import PAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Sentence pairs side by side, padded at the end."""
+    """Padded ids of sentence pairs."""
 
     source: Int[Tensor, "batch source"]
     target_in: Int[Tensor, "batch target"]
     target_out: Int[Tensor, "batch target"]
 
     def pinned(self) -> "Batch":
-        """The same batch where a GPU reads it by itself."""
+        """Return the batch in pinned memory, from which a GPU copies asynchronously."""
         return Batch(
             source=self.source.pin_memory(),
             target_in=self.target_in.pin_memory(),
@@ -27,7 +27,7 @@ class Batch:
         )
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch in the device's memory."""
+        """Return the batch on a device."""
         return Batch(
             source=self.source.to(device, non_blocking=True),
             target_in=self.target_in.to(device, non_blocking=True),
@@ -40,7 +40,7 @@ def as_batch(
     target_in: Integer[np.ndarray, "batch target"],
     target_out: Integer[np.ndarray, "batch target"],
 ) -> Batch:
-    """Batch whose tensors share the memory of these arrays."""
+    """Return a batch that shares the memory of these arrays."""
     return Batch(
         source=torch.from_numpy(source),
         target_in=torch.from_numpy(target_in),
@@ -49,6 +49,6 @@ def as_batch(
 
 
 def pad_rows(rows: list[list[int]]) -> Int[Tensor, "batch length"]:
-    """Rows of ids as one tensor, padded at the end."""
+    """Return rows of ids as one tensor, padded at the end."""
     width = max(map(len, rows))
     return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])

@@ -1,4 +1,4 @@
-"""Treebanks as parallel text: sentences, and their trees as symbols (section 6.3)."""
+"""Treebanks as parallel text: sentences and linearised trees (section 6.3)."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,27 +19,27 @@ from transduce.trees.normalization import normalized
 from transduce.trees.trees import Tree, read_parses, read_trees
 from transduce.trees.vocabulary import SymbolVocabulary, learn_symbols
 
-MOST_GUIDANCE = 1_000
-"""Largest weight of guidance relative to the cross-entropy; it drowns the latter."""
+MAX_GUIDANCE = 1_000
+"""Largest weight of guided attention; it exceeds the cross-entropy by far."""
 TEXT = "text"
-"""Where the treebank is text while it is prepared."""
+"""Folder of the treebank as text during preparation."""
 WORDS, SYMBOLS = "words.txt", "symbols.txt"
 DEV_TREES = f"{DEV}/trees.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreebankConfig:
-    """How the trees of a parser are written as text."""
+    """Settings of a parser's target."""
 
     style: StyleName = "xx"
-    """How a tree is linearised."""
+    """Style of linearisation."""
     guidance: float = 0.0
-    """Weight of the loss by which attention is taught to look at the next word; none:
-    it is free."""
+    """Weight of the loss that guides cross-attention to the next word; 0 for no
+    guidance."""
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
 
     def __post_init__(self) -> None:
-        require_between("treebank.guidance", self.guidance, 0, MOST_GUIDANCE)
+        require_between("treebank.guidance", self.guidance, 0, MAX_GUIDANCE)
         if self.style not in get_args(StyleName):
             known = ", ".join(f'"{name}"' for name in STYLES)
             raise ConfigError(
@@ -49,21 +49,21 @@ class TreebankConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreebankFiles:
-    """The treebanks of a run."""
+    """Treebank files of a run."""
 
     trees: tuple[Path, ...]
     dev_trees: tuple[Path, ...] = ()
 
     task: ClassVar[Literal["translation", "parsing"]] = "parsing"
     metrics: ClassVar[tuple[str, ...]] = ("f1",)
-    """What says how good parses are."""
+    """Metric of parses on the dev treebank."""
 
     @property
     def has_dev(self) -> bool:
         return bool(self.dev_trees)
 
     def absolute_names(self) -> dict[str, list[str]]:
-        """The names of the files by their part, whatever the current folder."""
+        """Return the absolute file names by part."""
         return {
             part: [str(path.absolute()) for path in paths]
             for part, paths in asdict(self).items()
@@ -79,9 +79,9 @@ def prepare_treebank(
     neighbours: Iterable[Path] = (),
     held_out_by: int | None = None,
 ) -> PreparedCorpus:
-    """What `prepare` does of text, of treebanks; the dev trees are kept, normalised.
+    """Prepare treebanks as `prepare` does text; keep the normalised dev trees.
 
-    With a seed `held_out_by`, dev trees are held out if there are enough trees.
+    With a seed `held_out_by`, dev trees are held out if there are enough trees. Raises
     `DataError` if a file cannot be used.
     """
     trees = read_treebank(files.trees)
@@ -111,7 +111,7 @@ def prepare_treebank(
 
 
 def read_treebank(paths: Sequence[Path]) -> list[Tree]:
-    """The trees of all files, normalised; `DataError` if there is none."""
+    """Read the trees of all files, normalised; `DataError` if there is none."""
     trees = [tree for path in paths for tree in _trees(path)]
     if not trees:
         raise DataError(f"{paths[0]}: a treebank must have a tree, but has none.")
@@ -119,10 +119,10 @@ def read_treebank(paths: Sequence[Path]) -> list[Tree]:
 
 
 def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
-    """Read gold and predicted trees as they are, in order.
+    """Read gold and predicted trees unchanged, in order.
 
-    `DataError` unless there is a prediction for each, and any at all.
-    """
+    Raises `DataError` unless there is a prediction for each gold tree, and at least
+    one."""
     gold_trees, trees = (
         list(read_parses(read_text([path]), str(path))) for path in (gold, predicted)
     )
@@ -141,7 +141,7 @@ def _trees(path: Path) -> Iterator[Tree]:
 
 
 def _write_text(trees: Iterable[Tree], symbols: SymbolVocabulary, folder: Path) -> Path:
-    """As two files in the folder, which is returned."""
+    """Write sentences and linearised trees as two files; return their folder."""
     folder.mkdir(parents=True)
     kept = list(trees)
     write_lines(folder / WORDS, (" ".join(tree.words) for tree in kept))

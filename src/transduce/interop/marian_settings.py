@@ -47,7 +47,7 @@ EQUAL = {
     "decoder_ffn_dim": "encoder_ffn_dim",
     "decoder_vocab_size": "vocab_size",
 }
-MOST_WHOLE = MOST["vocab_size"]
+MAX_WHOLE = MOST["vocab_size"]
 """Largest whole number that is accepted."""
 SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
 """In the order of ours."""
@@ -238,8 +238,8 @@ def _whole(
             f"{path}: `{name}` must be a whole number of {least} at least, but is "
             f"{shown(value)}."
         )
-    if value > MOST_WHOLE:
+    if value > MAX_WHOLE:
         raise CheckpointError(
-            f"{path}: `{name}` must be at most {MOST_WHOLE:,}, but is {shown(value)}."
+            f"{path}: `{name}` must be at most {MAX_WHOLE:,}, but is {shown(value)}."
         )
     return value

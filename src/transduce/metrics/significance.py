@@ -17,7 +17,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from transduce.metrics.bleu import require_pairs
 from transduce.metrics.tokenization import Tokenization
-from transduce.settings import MOST_WHOLE, require_between
+from transduce.settings import MAX_WHOLE, require_between
 
 SEED_VARIABLE = "SACREBLEU_SEED"
 """Environment variable from which sacreBLEU reads its seed."""
@@ -26,7 +26,7 @@ SIGNIFICANT_P = 0.05
 """Differences with a smaller p-value count as significant."""
 
 
-MOST_TRIALS = 100_000
+MAX_TRIALS = 100_000
 """Maximum number of trials; a test holds all its draws in memory."""
 
 
@@ -44,8 +44,8 @@ class Trials:
     def __post_init__(self) -> None:
         # sacreBLEU treats 0 trials as its default, and a seed of 0 as no seed.
         for name in ("resamples", "shuffles"):
-            require_between(name, getattr(self, name), 1, MOST_TRIALS)
-        require_between("seed", self.seed, 1, MOST_WHOLE)
+            require_between(name, getattr(self, name), 1, MAX_TRIALS)
+        require_between("seed", self.seed, 1, MAX_WHOLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

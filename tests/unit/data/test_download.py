@@ -254,7 +254,7 @@ def test_a_file_of_unknown_size_is_bounded(
     unknown, path, observer, server, listed, monkeypatch, announces
 ):
     monkeypatch.setattr(download, "CHUNK_BYTES", 1_000)
-    monkeypatch.setattr(download, "MOST_BYTES", HALF)
+    monkeypatch.setattr(download, "MAX_BYTES", HALF)
     server.announces_length = announces
     with pytest.raises(DataError, match=f"at most {HALF:,} bytes long.*sends more"):
         fetch(unknown, path, observer)
@@ -266,7 +266,7 @@ def test_a_file_of_unknown_size_is_bounded(
 def test_a_part_beyond_the_bound_is_removed(
     unknown, path, part, observer, server, listed, monkeypatch
 ):
-    monkeypatch.setattr(download, "MOST_BYTES", HALF)
+    monkeypatch.setattr(download, "MAX_BYTES", HALF)
     server.announces_length = False
     part(CONTENT[: HALF + 1])
     with pytest.raises(DataError, match="the partial download is removed"):
