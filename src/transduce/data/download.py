@@ -14,7 +14,7 @@ from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, Protocol, cast, runtime_checkable
+from typing import IO, BinaryIO, Protocol, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -65,7 +65,6 @@ class RemoteFile:
         return replace(self, url=mirror.rstrip("/") + urlsplit(self.url).path)
 
 
-@runtime_checkable
 class DownloadObserver(Protocol):
     """Observer of the progress of a download."""
 

@@ -58,7 +58,7 @@ def choose(
     Returns None if there are too few pairs: training must keep at least as many as are
     held out.
     """
-    most = MOST if sizes is None else sum(sizes)
+    most = MAX_HELD_OUT if sizes is None else sum(sizes)
     kept, held, num_read = list[tuple[int, bytes]](), set[bytes](), 0
     for source in sources:
         num_read += 1

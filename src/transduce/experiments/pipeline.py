@@ -19,7 +19,7 @@ from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.data.batches import Batcher
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.dataset import open_dataset, require_ids_below
-from transduce.data.held_out import MOST
+from transduce.data.held_out import MAX_HELD_OUT
 from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.device import Hardware
 from transduce.errors import (
@@ -231,7 +231,7 @@ def _require_consistent(files: RunFiles, config: RunConfig) -> None:
     will_have_dev = files.has_dev or config.evaluation.hold_out
     if isinstance(files, CorpusFiles) and will_have_dev:
         # Find missing packages of scoring now, not at the first checkpoint.
-        references = islice(read_text(files.dev_target or files.target), MOST)
+        references = islice(read_text(files.dev_target or files.target), MAX_HELD_OUT)
         language = config.languages.target
         choose_tokenization(config.evaluation.tokenize, language, references)
 
