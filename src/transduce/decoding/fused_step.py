@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.model.attention import MultiHeadAttention, additive_mask, split_heads
+from transduce.model.attention import MultiHeadAttention, additive_mask
 from transduce.model.cache import DecodingState, LayerCache
 from transduce.model.layers import DecoderLayer, ResidualConnection
 from transduce.model.transformer import Transformer
+from transduce.nn.fuse import head_major
 from transduce.nn.linear import linear
 
 LinearMap = Callable[[Tensor], Tensor]
@@ -91,7 +92,7 @@ class FusedLayer:
         self._memory = FusedAttention(memory, make_linear)
         self._after_memory = FusedResidual(layer.after_memory_attention)
         self._inner = _flat(network.inner, make_linear)
-        self._activated = network.activated
+        self._activated = network.activate
         self._outer = _flat(network.outer, make_linear)
         self._after_feed_forward = FusedResidual(layer.after_feed_forward)
 
@@ -151,7 +152,7 @@ class FusedAttention:
         self, x: Float[Tensor, "sentences group width"]
     ) -> Float[Tensor, "sentences heads group head_width"]:
         """Split into heads."""
-        return split_heads(x, self._num_heads)
+        return head_major(x, self._num_heads)
 
     def attend(
         self,

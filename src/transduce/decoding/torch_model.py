@@ -29,6 +29,7 @@ from transduce.model.embedding import SharedEmbedding
 from transduce.model.transformer import Memory, Transformer
 from transduce.model_folder import ModelAtRest
 from transduce.native import api
+from transduce.nn.fuse import fuse
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 MakeMap = Callable[[Tensor, Tensor | None], nn.Module]
@@ -87,10 +88,11 @@ def prepare(
 def prepared(
     model: Transformer, precision: DecodingPrecision, device: torch.device
 ) -> TorchModel:
-    """Prepare a model in place; packed weights are no longer among its own.
+    """Prepare a model, whose parameters may be converted in place.
 
     Raises `RequestError` if the device cannot decode in this precision.
     """
+    model = fuse(model)
     if precision == "int8":
         _require_int8(device)
         return _packed(model, _natively("int8") or _by_torch_in_int8())

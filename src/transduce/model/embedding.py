@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.model.sizes import sinusoid_array
-from transduce.nn.linear import linear
 
 
 class SharedEmbedding(nn.Module):
@@ -32,7 +31,7 @@ class SharedEmbedding(nn.Module):
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         """How well each output fits each row: the transposed matrix."""
-        return linear(x, self.weight, self.bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
 def sinusoids(length: int, d_model: int) -> Float[Tensor, "{length} {d_model}"]:

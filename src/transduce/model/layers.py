@@ -1,6 +1,7 @@
-"""The layers of encoder and decoder (sections 3.1 and 3.3)."""
+"""The layers of encoder and decoder, and their stacks (sections 3.1 and 3.3)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -10,22 +11,22 @@ from transduce.model.attention import MultiHeadAttention
 from transduce.model.cache import LayerCache
 from transduce.model.config import Activation, ModelConfig, Norm
 from transduce.model.sizes import first_room
-from transduce.nn.dropout import Dropout, InnerDropout
-from transduce.nn.linear import Linear
-from transduce.nn.residual import has_normalized_sum, normalized_sum
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a ReLU between, the same at each position (equation 2)."""
+    """Position-wise feed-forward network (section 3.3).
+
+    FFN(x) = max(0, x W_1 + b_1) W_2 + b_2      (equation 2)
+    """
 
     def __init__(
         self, d_model: int, d_ff: int, activation: Activation, dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.inner = Linear(d_model, d_ff)
-        self.dropout = InnerDropout(dropout)
-        self.outer = Linear(d_ff, d_model)
+        self.inner = nn.Linear(d_model, d_ff)
+        self.dropout = nn.Dropout(dropout)
+        self.outer = nn.Linear(d_ff, d_model)
         for layer in (self.inner, self.outer):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -33,35 +34,33 @@ class FeedForward(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch length d_model"]
     ) -> Float[Tensor, "batch length d_model"]:
-        return self.outer(self.dropout(self.activated(self.inner(x))))
+        return self.outer(self.dropout(self.activate(self.inner(x))))
 
-    @property
-    def maps(self) -> tuple[Linear, Linear]:
-        """The linear maps, in their order."""
-        return self.inner, self.outer
-
-    def activated(
+    def activate(
         self, x: Float[Tensor, "batch length d_ff"]
     ) -> Float[Tensor, "batch length d_ff"]:
-        """What stands between the two maps."""
+        """Apply the activation between the two linear maps."""
         match self.activation:
             case "relu":
                 return x.relu()
             case "silu":
                 # Unlike the paper: x * sigmoid(x), smooth at zero (Elfwing et al.,
-                # 2018), which many models of Marian have, there named swish.
+                # 2018), which many models of Marian have under the name swish.
                 return functional.silu(x)
 
 
 class ResidualConnection(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1 and 5.4)."""
+    """Residual connection around a sub-layer, with its norm (sections 3.1 and 5.4).
+
+    LayerNorm(x + Dropout(Sublayer(x)))
+    """
 
     def __init__(
         self, d_model: int, dropout: float, norm: Norm, norm_epsilon: float
     ) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(d_model, eps=norm_epsilon)
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         self.is_pre_norm = norm == "pre"
 
     def forward(
@@ -70,12 +69,17 @@ class ResidualConnection(nn.Module):
         sublayer: Callable[[Tensor], Tensor],
     ) -> Float[Tensor, "batch length d_model"]:
         if self.is_pre_norm:
-            # Unlike the paper: normalised before the sub-layer, which lets deep
+            # Unlike the paper: the norm comes before the sub-layer, which lets deep
             # stacks train without warm-up (Nguyen and Salazar, 2019).
             return x + self.dropout(sublayer(self.norm(x)))
-        addend = sublayer(x)
-        if self.dropout.is_on and has_normalized_sum(x, addend):
-            return normalized_sum(x, addend, self.dropout.rate, self.norm)
+        return self.add_and_norm(x, sublayer(x))
+
+    def add_and_norm(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        addend: Float[Tensor, "batch length d_model"],
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Return LayerNorm(x + Dropout(addend))."""
         return self.norm(x + self.dropout(addend))
 
 
@@ -96,13 +100,6 @@ class EncoderLayer(nn.Module):
     ) -> Float[Tensor, "batch source d_model"]:
         x = self.after_self_attention(x, lambda x: self.self_attention(x, x, mask))
         return self.after_feed_forward(x, self.feed_forward)
-
-    def weights(self) -> list[Tensor]:
-        """All that it learns, sub-layer by sub-layer, the norm's last."""
-        return [
-            *_weights(*self.self_attention.maps, self.after_self_attention.norm),
-            *_weights(*self.feed_forward.maps, self.after_feed_forward.norm),
-        ]
 
 
 class DecoderLayer(nn.Module):
@@ -129,14 +126,6 @@ class DecoderLayer(nn.Module):
             x, lambda x: self.memory_attention(x, memory, memory_mask)
         )
         return self.after_feed_forward(x, self.feed_forward)
-
-    def weights(self) -> list[Tensor]:
-        """All that it learns, sub-layer by sub-layer, the norm's last."""
-        return [
-            *_weights(*self.self_attention.maps, self.after_self_attention.norm),
-            *_weights(*self.memory_attention.maps, self.after_memory_attention.norm),
-            *_weights(*self.feed_forward.maps, self.after_feed_forward.norm),
-        ]
 
     def start(self, memory: Float[Tensor, "sentences source d_model"]) -> LayerCache:
         """The cache before the first step."""
@@ -179,8 +168,44 @@ class DecoderLayer(nn.Module):
         return self.after_feed_forward(x, self.feed_forward)
 
 
-def _weights(*parts: Linear | nn.LayerNorm) -> list[Tensor]:
-    return [weight for part in parts for weight in (part.weight, part.bias)]
+class EncoderStack(nn.ModuleList):
+    """N encoder layers, each reading the output of the one before (section 3.1)."""
+
+    def __init__(self, layers: Iterable[EncoderLayer]) -> None:
+        super().__init__(layers)
+
+    def __iter__(self) -> Iterator[EncoderLayer]:
+        return cast(Iterator[EncoderLayer], super().__iter__())
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch source d_model"],
+        mask: Bool[Tensor, "#batch 1 #queries source"],
+    ) -> Float[Tensor, "batch source d_model"]:
+        for layer in self:
+            x = layer(x, mask)
+        return x
+
+
+class DecoderStack(nn.ModuleList):
+    """N decoder layers, each reading the output of the one before (section 3.1)."""
+
+    def __init__(self, layers: Iterable[DecoderLayer]) -> None:
+        super().__init__(layers)
+
+    def __iter__(self) -> Iterator[DecoderLayer]:
+        return cast(Iterator[DecoderLayer], super().__iter__())
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch target d_model"],
+        memory: Float[Tensor, "batch source d_model"],
+        self_mask: Bool[Tensor, "1 1 target target"],
+        memory_mask: Bool[Tensor, "batch 1 1 source"],
+    ) -> Float[Tensor, "batch target d_model"]:
+        for layer in self:
+            x = layer(x, memory, self_mask, memory_mask)
+        return x
 
 
 def _attention(config: ModelConfig) -> MultiHeadAttention:

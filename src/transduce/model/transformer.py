@@ -16,9 +16,12 @@ from transduce.model.embedding import (
     SharedEmbedding,
     SinusoidalPositions,
 )
-from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.stack import DecoderStack, EncoderStack
-from transduce.nn.dropout import Dropout
+from transduce.model.layers import (
+    DecoderLayer,
+    DecoderStack,
+    EncoderLayer,
+    EncoderStack,
+)
 from transduce.text.vocabulary import PAD
 
 
@@ -53,7 +56,7 @@ class Transformer(nn.Module):
             if config.positions == "sinusoidal"
             else LearnedPositions(config.max_positions, config.d_model)
         )
-        self.dropout = Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
         self.encoder_layers = EncoderStack(
             EncoderLayer(config) for _ in range(config.num_layers)
         )

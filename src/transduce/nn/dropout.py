@@ -39,35 +39,22 @@ def rows_of(x: Float[Tensor, "*shape"]) -> Blocks:
     return Blocks(width, -(-width // MASK_MULTIPLE) * MASK_MULTIPLE)
 
 
-class Dropout(nn.Module):
-    """Set activations to zero at random in training, and scale up the others.
+class Dropout(nn.Dropout):
+    """Dropout with masks that a CPU draws faster than PyTorch's.
 
     Masks follow from PyTorch's seed, but differ between kinds of devices, and between
     installations with and without the native library.
     """
 
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anything is dropped."""
-        return self.training and self.rate > 0
-
-    @property
-    def rate_in_use(self) -> float:
-        """Rate in the present mode: 0 unless training."""
-        return self.rate if self.training else 0.0
-
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        if not self.is_on:
+        rate = dropout_in_use(self)
+        if rate == 0:
             return x
         if _has_native(x):
-            return _NativeDropout.apply(x, self.rate, self._blocks(x))  # type: ignore[no-untyped-call] # torch's own
+            return _NativeDropout.apply(x, rate, self._blocks(x))  # type: ignore[no-untyped-call] # torch's own
         if x.device.type == "cpu":
-            return _CpuDropout.apply(x, self.rate)  # type: ignore[no-untyped-call] # torch's own
-        return functional.dropout(x, self.rate)
+            return _CpuDropout.apply(x, rate)  # type: ignore[no-untyped-call] # torch's own
+        return functional.dropout(x, rate)
 
     def _blocks(self, x: Float[Tensor, "*shape"]) -> Blocks:
         """Blocks of rows if that wastes no draws, otherwise of a fixed size."""
@@ -75,16 +62,19 @@ class Dropout(nn.Module):
         return rows_of(x) if is_by_row else Blocks(BLOCK, BLOCK)
 
 
-class InnerDropout(Dropout):
+class RowDropout(Dropout):
     """Dropout within a sub-layer, of attention's weights or after the ReLU.
 
     It draws masks row by row, as the native functions of whole sub-layers do.
     """
 
-    # Unlike the paper: any model can have dropout of attention's weights and after the
-    # ReLU. The paper has the first for parsing only (section 6.3); its code has both.
     def _blocks(self, x: Float[Tensor, "*shape"]) -> Blocks:
         return rows_of(x)
+
+
+def dropout_in_use(dropout: nn.Dropout) -> float:
+    """Rate of dropout in the present mode: 0 unless training."""
+    return dropout.p if dropout.training else 0.0
 
 
 def _has_native(x: Float[Tensor, "*shape"]) -> bool:

@@ -19,6 +19,7 @@ from transduce.device import Hardware
 from transduce.errors import TransduceError
 from transduce.metrics.perplexity import perplexity
 from transduce.model.transformer import Transformer
+from transduce.nn.fuse import fuse
 from transduce.nn.packed_weights import unchanged_weights
 from transduce.text.vocabulary import PAD
 from transduce.training.compiled_layers import fuse_layers, is_worth_fusing
@@ -136,7 +137,7 @@ class Trainer:
         processes: Processes = ALONE,
         guidance: Guidance | None = None,
     ) -> None:
-        self.model = model.to(hardware.device)
+        self.model = fuse(model.to(hardware.device))
         self.progress = Progress()
         self.is_checkpoint_due = False
         """Whether the schedule, or the end, asks for a checkpoint after this step."""

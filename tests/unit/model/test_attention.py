@@ -140,48 +140,6 @@ def test_scaled_attention_is_pytorchs():
     torch.testing.assert_close(seen[0], weights, atol=1e-5, rtol=1e-5)
 
 
-def test_on_a_cpu_attention_itself_is_in_fp32():
-    module, seen = random_attention(3, 4, 2, "scaled"), []
-    module.weights_tap.register_forward_hook(lambda _, __, out: seen.append(out))
-    x = torch.randn(2, 6, D_MODEL)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = module(x, x, causal_mask(6, 6, CPU))
-    assert (found.dtype, seen[0].dtype) == (torch.bfloat16, torch.float32)
-    torch.testing.assert_close(seen[0].sum(dim=-1), torch.ones(2, 3, 6))
-
-
-def test_the_fused_kernel_for_a_cpu_is_asked_in_fp32(monkeypatch):
-    fused, seen = functional.scaled_dot_product_attention, []
-
-    def note(*factors: Tensor, **settings: object) -> Tensor:
-        seen.extend(each.dtype for each in factors[:3])
-        return fused(*factors, **settings)
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", note)
-    monkeypatch.setattr("transduce.model.attention.FEW_KEYS", 0)
-    module, x = random_attention(3, 4, 2, "scaled"), torch.randn(2, 6, D_MODEL)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        module(x, x, None)
-    assert seen == [torch.float32] * 3
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_the_fused_kernel_does_what_is_done_without(monkeypatch, masked):
-    module = random_attention(3, 4, 2, "scaled")
-    x, upstream = torch.randn(2, 2, 6, D_MODEL)
-    mask = causal_mask(6, 6, CPU) if masked else None
-    found = []
-    for few_keys in (0, 6):
-        monkeypatch.setattr("transduce.model.attention.FEW_KEYS", few_keys)
-        module.zero_grad()
-        inputs = x.clone().requires_grad_()
-        outputs = module(inputs, inputs, mask)
-        outputs.backward(upstream)
-        gradients = [weight.grad for weight in module.parameters()]
-        found.append([outputs, inputs.grad, *gradients])
-    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("scores", SCORES)
 def test_a_listening_hook_sees_weights_that_sum_to_one(scores):
     module = random_attention(3, 4, 2, scores)

@@ -10,9 +10,9 @@ from torch.autograd import grad
 
 from instruction_sets import chosen_isa, runnable_isas
 from transduce.model.config import ModelConfig
-from transduce.model.layers import DecoderLayer
-from transduce.model.stack import DecoderStack
+from transduce.model.layers import DecoderLayer, DecoderStack
 from transduce.nn.dropout import Dropout
+from transduce.nn.fuse import fuse
 from transduce.nn.residual import normalized_sum
 from transduce.nn.short_attention import Heads, short_attention
 from transduce.training.cross_entropy import smoothed_cross_entropy
@@ -61,7 +61,7 @@ def layers() -> tuple[Tensor, ...]:
     config = ModelConfig(
         vocab_size=9, d_model=64, d_ff=48, num_heads=2, d_k=16, d_v=32, num_layers=2
     )
-    stack = DecoderStack(DecoderLayer(config) for _ in range(2)).train()
+    stack = fuse(DecoderStack(DecoderLayer(config) for _ in range(2)).train())
     x, memory = drawn(5, 9, 64), drawn(5, 7, 64)
     masks = torch.ones(1, 1, 9, 9).bool(), torch.ones(5, 1, 1, 7).bool()
     output = stack(x, memory, *masks)

@@ -10,6 +10,7 @@ from torch.nn import functional
 from transduce.model.layers import ResidualConnection
 from transduce.nn import residual as module
 from transduce.nn.dropout import Dropout
+from transduce.nn.fuse import fuse
 from transduce.nn.native_operators import nn_api
 from transduce.nn.residual import has_normalized_sum, normalized_sum
 
@@ -161,7 +162,7 @@ def test_only_where_a_kernel_fits(monkeypatch):
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("is_training", [True, False])
 def test_a_layer_says_the_same_with_it_and_without(dropout, is_training, monkeypatch):
-    layer = ResidualConnection(32, dropout, "post", EPSILON).train(is_training)
+    layer = fuse(ResidualConnection(32, dropout, "post", EPSILON).train(is_training))
     x = torch.randn(4, 9, 32)
 
     def said() -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from transduce.model.attention import MultiHeadAttention, attention_weights
 from transduce.nn import short_attention as module
+from transduce.nn.fuse import fuse
 from transduce.nn.native_operators import nn_api
 from transduce.nn.short_attention import (
     MOST_KEYS,
@@ -194,7 +195,7 @@ def test_not_without_kernels(monkeypatch):
 
 @pytest.mark.parametrize("scores", ["scaled", "unscaled", "additive"])
 def test_a_layer_says_the_same_with_it_and_without(scores):
-    layer = MultiHeadAttention(64, 4, 16, 16, scores)
+    layer = fuse(MultiHeadAttention(64, 4, 16, 16, scores))
     query, memory = torch.randn(3, 6, 64), torch.randn(3, 8, 64)
     mask = mask_of("of keys", 3, 6, 8)
     output = layer(query, memory, mask)
@@ -204,7 +205,7 @@ def test_a_layer_says_the_same_with_it_and_without(scores):
 
 
 def test_who_asks_for_the_weights_gets_them():
-    layer, seen = MultiHeadAttention(64, 4, 16, 16, "scaled"), []
+    layer, seen = fuse(MultiHeadAttention(64, 4, 16, 16, "scaled")), []
     layer.weights_tap.register_forward_hook(lambda *said: seen.append(said[-1]))
     x = torch.randn(3, 6, 64)
     assert not has_kernel_behind(layer(x, x, None))

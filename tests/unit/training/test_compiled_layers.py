@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.tensors import Batch
-from transduce.model import attention
 from transduce.model.transformer import Transformer
-from transduce.nn.dropout import Dropout
+from transduce.nn.dropout import Dropout, dropout_in_use
+from transduce.nn.fuse import FusedAttention, fuse
 from transduce.training.compiled_layers import (
     LEAST_UPDATES,
     fuse_layers,
@@ -60,12 +60,11 @@ def as_on_a_gpu(monkeypatch) -> None:
     """Attention and dropout by PyTorch's own operators."""
 
     def drop(dropout: Dropout, x: Tensor) -> Tensor:
-        return functional.dropout(x, dropout.rate) if dropout.is_on else x
+        return functional.dropout(x, rate) if (rate := dropout_in_use(dropout)) else x
 
     monkeypatch.setattr(Dropout, "forward", drop)
-    attention_of_heads = attention.MultiHeadAttention
-    monkeypatch.setattr(attention_of_heads, "_is_sooner_done_plainly", lambda *_: False)
-    monkeypatch.setattr(attention_of_heads, "_has_short_attention", lambda *_: False)
+    monkeypatch.setattr(FusedAttention, "_is_faster_unfused", lambda *_: False)
+    monkeypatch.setattr(FusedAttention, "_has_short_attention", lambda *_: False)
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def batcher(make_dataset, random_pairs) -> Batcher:
 def batch_loss(tiny, cpu) -> BatchLoss:
     # In float64 there are no kernels of ours, as there are none on a GPU.
     dropouts = {"dropout": 0.1, "attention_dropout": 0.1, "relu_dropout": 0.1}
-    model = Transformer(replace(tiny, num_layers=3, **dropouts)).double()
+    model = fuse(Transformer(replace(tiny, num_layers=3, **dropouts)).double())
     return BatchLoss(model, 0.1, cpu)
 
 

@@ -14,10 +14,11 @@ from transduce.model.layers import FeedForward
 from transduce.nn import dropout as dropout_module
 from transduce.nn import short_attention as module
 from transduce.nn.dropout import (
-    InnerDropout,
+    RowDropout,
     dropout_scale,
     num_dropped,
 )
+from transduce.nn.fuse import fuse
 from transduce.nn.short_attention import Heads, short_attention
 
 pytestmark = [
@@ -94,7 +95,7 @@ def test_attention_and_its_gradients_are_those_of_the_formula(queries, keys):
 @pytest.mark.parametrize("width", [1, 5, 16, 31, 32, 33, 48, 256, 2049])
 def test_masks_are_those_of_the_formula_for_any_width(width):
     torch.manual_seed(9)
-    found = InnerDropout(RATE).train()(torch.ones(7, width))
+    found = RowDropout(RATE).train()(torch.ones(7, width))
     expected = factors(9, 7, width, RATE)
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
 
@@ -115,7 +116,7 @@ def test_weights_are_dropped_at_the_given_rate(rate):
 
 def layer_of(scores: str = "scaled") -> MultiHeadAttention:
     torch.manual_seed(1)
-    return MultiHeadAttention(64, 4, 16, 16, scores, RATE).train()
+    return fuse(MultiHeadAttention(64, 4, 16, 16, scores, RATE).train())
 
 
 @pytest.mark.parametrize("keys", [8, 130])
@@ -174,7 +175,7 @@ def test_additive_attention_drops_too():
 
 
 def test_relu_dropout_is_active_in_training_only():
-    network = FeedForward(8, 4_096, "relu", RATE).train()
+    network = fuse(FeedForward(8, 4_096, "relu", RATE).train())
     network.inner.bias.data.fill_(1.0)
     network.inner.weight.data.zero_()
     network.outer.weight.data.fill_(1 / 4_096)
@@ -196,7 +197,7 @@ def test_nan_stays_nan_under_dropout():
 
 
 def test_no_masks_are_drawn_at_rate_zero():
-    layer = MultiHeadAttention(64, 4, 16, 16, "scaled", 0.0).train()
+    layer = fuse(MultiHeadAttention(64, 4, 16, 16, "scaled", 0.0).train())
     x = torch.randn(2, 5, 64)
     torch.manual_seed(3)
     expected = torch.rand(1)

@@ -9,12 +9,17 @@ from torch import Tensor, nn
 from torch.autograd import grad
 
 from transduce import native
-from transduce.model import stack as module
 from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig
-from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.stack import DecoderStack, EncoderStack
+from transduce.model.layers import (
+    DecoderLayer,
+    DecoderStack,
+    EncoderLayer,
+    EncoderStack,
+)
+from transduce.nn import fuse as module
 from transduce.nn import layer_stack
+from transduce.nn.fuse import fuse
 from transduce.nn.native_operators import has_sgemm
 from transduce.nn.packed_weights import unchanged_weights
 
@@ -40,7 +45,7 @@ def stacks(config: ModelConfig) -> tuple[EncoderStack, DecoderStack]:
     decoder = DecoderStack(DecoderLayer(config) for _ in layers)
     for weight in [*encoder.parameters(), *decoder.parameters()]:
         nn.init.normal_(weight, mean=0.02, std=0.1)  # biases and norms too
-    return encoder.train(), decoder.train()
+    return fuse(encoder.train()), fuse(decoder.train())
 
 
 def sides(batch: int, source: int, target: int) -> tuple[Tensor, Tensor]:

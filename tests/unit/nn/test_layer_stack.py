@@ -11,13 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transduce.model import stack as module
 from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig
-from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.stack import DecoderStack, EncoderStack
+from transduce.model.layers import (
+    DecoderLayer,
+    DecoderStack,
+    EncoderLayer,
+    EncoderStack,
+)
 from transduce.model.transformer import Transformer
+from transduce.nn import fuse as module
 from transduce.nn import layer_stack, native_operators
+from transduce.nn.fuse import fuse
 from transduce.nn.layer_stack import MOST_PARTS
 from transduce.nn.native_operators import has_sgemm
 
@@ -49,7 +54,7 @@ def stacks(config: ModelConfig = CONFIG) -> tuple[EncoderStack, DecoderStack]:
     )
     for weight in [*encoder.parameters(), *decoder.parameters()]:
         nn.init.normal_(weight, mean=0.05, std=0.2)  # biases and norms too
-    return encoder.train(), decoder.train()
+    return fuse(encoder.train()), fuse(decoder.train())
 
 
 def padded(batch: int, length: int) -> Tensor:
@@ -167,7 +172,7 @@ def test_sub_layers_each_draw_their_own_masks():
 
 def test_a_neighbourhood_is_seen_as_it_is(two_threads, monkeypatch):
     torch.manual_seed(1)
-    model = Transformer(replace(CONFIG, neighbourhood=2)).train()
+    model = fuse(Transformer(replace(CONFIG, neighbourhood=2)).train())
     source, target = torch.randint(4, 50, (60, 9)), torch.randint(4, 50, (60, 12))
     source[1, 5:] = source[40:, 7:] = 0
 
@@ -450,15 +455,15 @@ def packed(encoder: EncoderStack) -> None:
 
 
 def partly_with_less_dropout(encoder: EncoderStack) -> None:
-    encoder[1].after_self_attention.dropout.rate = 0.1
+    encoder[1].after_self_attention.dropout.p = 0.1
 
 
 def partly_with_dropout_of_attention(encoder: EncoderStack) -> None:
-    encoder[1].self_attention.dropout.rate = 0.1
+    encoder[1].self_attention.dropout.p = 0.1
 
 
 def partly_with_dropout_of_the_relu(encoder: EncoderStack) -> None:
-    encoder[2].feed_forward.dropout.rate = 0.1
+    encoder[2].feed_forward.dropout.p = 0.1
 
 
 @pytest.mark.parametrize(

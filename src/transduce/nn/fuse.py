@@ -1,0 +1,312 @@
+"""The same model, computed fast: the one place where kernels are chosen.
+
+`fuse` replaces modules of `transduce.model` by subclasses that compute the same with
+other functions: those of the native library on a CPU, PyTorch's fused attention
+elsewhere. Each function says for which inputs it exists and is the fastest; for all
+others a module computes as its base class does.
+"""
+
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import TypeVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from transduce.model.attention import MultiHeadAttention, split_heads
+from transduce.model.embedding import SharedEmbedding
+from transduce.model.layers import (
+    DecoderLayer,
+    DecoderStack,
+    EncoderLayer,
+    EncoderStack,
+    FeedForward,
+    ResidualConnection,
+)
+from transduce.nn.dropout import Dropout, RowDropout, dropout_in_use
+from transduce.nn.layer_stack import Attended, Layers, has_layer_stack, layer_stack
+from transduce.nn.linear import Linear, linear
+from transduce.nn.residual import has_normalized_sum, normalized_sum
+from transduce.nn.short_attention import Heads, has_short_attention, short_attention
+
+Module = TypeVar("Module", bound=nn.Module)
+
+FEW_QUERIES, FEW_KEYS = 16, 64
+"""With at most this many queries (in decoding) or keys (in training, if the native
+attention does not exist), forming the weights is faster on a CPU than PyTorch's fused
+attention."""
+
+
+def fuse(model: Module) -> Module:
+    """Return a copy of a model, or of a part of it, that is computed fast.
+
+    The copy shares the parameters and has the same modules under the same names, with
+    their hooks.
+    """
+    shared = {id(parameter): parameter for parameter in model.parameters()}
+    fused = deepcopy(model, shared)
+    for module in list(fused.modules()):
+        if isinstance(module, MultiHeadAttention | FeedForward):
+            # Fused functions of whole sub-layers draw masks row by row.
+            module.dropout.__class__ = RowDropout
+        # Fused classes differ from their bases in methods only.
+        if type(module) in FUSED:
+            module.__class__ = FUSED[type(module)]
+    return fused
+
+
+def head_major(
+    x: Float[Tensor, "batch length width"], num_heads: int
+) -> Float[Tensor, "batch heads length head_width"]:
+    """Split into heads; on a CPU return them in fp32.
+
+    PyTorch's attention in bf16 takes up to ten times as long on a CPU, because its
+    kernels are compiled for each length.
+    """
+    heads = split_heads(x, num_heads)
+    if x.is_cuda or x.dtype != torch.bfloat16:
+        return heads
+    return heads.to(torch.float32, memory_format=torch.contiguous_format)
+
+
+class FusedAttention(MultiHeadAttention):
+    """Attention by the native library or by PyTorch's fused function.
+
+    Weights are formed only if a hook reads them, or if that is faster.
+    """
+
+    def forward(
+        self,
+        query: Float[Tensor, "batch queries d_model"],
+        attended: Float[Tensor, "batch keys d_model"],
+        mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
+    ) -> Float[Tensor, "batch queries d_model"]:
+        if not self._has_short_attention(query, attended):
+            return super().forward(query, attended, mask)
+        queries = self.project_query(query)
+        key_value = self.project_key_value(attended)
+        with torch.autocast("cpu", enabled=False):  # attention is in fp32
+            heads = short_attention(
+                queries, key_value, mask, heads_of(self), dropout_in_use(self.dropout)
+            )
+        return self.project_output(heads)
+
+    def average(
+        self,
+        query: Float[Tensor, "batch heads queries d_k"],
+        key: Float[Tensor, "batch heads keys d_k"],
+        value: Float[Tensor, "batch heads keys d_v"],
+        mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
+    ) -> Float[Tensor, "batch heads queries d_v"]:
+        """Average each head's values, weighted by the match of query and key."""
+        with torch.autocast("cpu", enabled=False):  # `split` returns fp32
+            if self._forms_weights or self._is_faster_unfused(query, key):
+                return super().average(query, key, value, mask)
+            rate = dropout_in_use(self.dropout)
+            return functional.scaled_dot_product_attention(
+                query, key, value, mask, rate, scale=self.scale
+            )
+
+    def split(
+        self, x: Float[Tensor, "batch length width"]
+    ) -> Float[Tensor, "batch heads length head_width"]:
+        """Give each head its part of the width, on a CPU in fp32."""
+        return head_major(x, self.num_heads)
+
+    @property
+    def _forms_weights(self) -> bool:
+        """Whether a hook reads the weights, or no fused function exists."""
+        return len(self.weights_tap._forward_hooks) > 0 or self.scores == "additive"
+
+    def _is_faster_unfused(
+        self,
+        query: Float[Tensor, "batch heads queries d_k"],
+        key: Float[Tensor, "batch heads keys d_k"],
+    ) -> bool:
+        """Whether forming the weights is faster than PyTorch's fused attention."""
+        if query.is_cuda:
+            return False
+        if dropout_in_use(self.dropout) > 0:
+            # With dropout PyTorch forms them too, and draws masks more slowly.
+            return True
+        if torch.is_grad_enabled():
+            return key.size(2) <= FEW_KEYS
+        return query.size(2) <= FEW_QUERIES
+
+    def _has_short_attention(
+        self,
+        query: Float[Tensor, "batch queries d_model"],
+        attended: Float[Tensor, "batch keys d_model"],
+    ) -> bool:
+        if self._forms_weights or not torch.is_grad_enabled():
+            return False
+        rate = dropout_in_use(self.dropout)
+        return has_short_attention(query, attended, heads_of(self), rate)
+
+
+class FusedResidual(ResidualConnection):
+    """Residual connection whose dropout, sum and norm are one native function."""
+
+    def add_and_norm(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        addend: Float[Tensor, "batch length d_model"],
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Return LayerNorm(x + Dropout(addend))."""
+        rate = dropout_in_use(self.dropout)
+        if rate > 0 and has_normalized_sum(x, addend):
+            return normalized_sum(x, addend, rate, self.norm)
+        return super().add_and_norm(x, addend)
+
+
+class FusedEmbedding(SharedEmbedding):
+    """Embedding whose logits are computed by `linear`."""
+
+    def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
+        """Return the logits of rows."""
+        return linear(x, self.weight, self.bias)
+
+
+class FusedEncoderStack(EncoderStack):
+    """Encoder layers in one native call, if nothing reads what is between them."""
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch source d_model"],
+        mask: Bool[Tensor, "#batch 1 #queries source"],
+    ) -> Float[Tensor, "batch source d_model"]:
+        if is_one_call(self, x, None):
+            return layer_stack(x, mask, None, layers_of(self), weights_of(self))
+        return super().forward(x, mask)
+
+
+class FusedDecoderStack(DecoderStack):
+    """Decoder layers in one native call, if nothing reads what is between them."""
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch target d_model"],
+        memory: Float[Tensor, "batch source d_model"],
+        self_mask: Bool[Tensor, "1 1 target target"],
+        memory_mask: Bool[Tensor, "batch 1 1 source"],
+    ) -> Float[Tensor, "batch target d_model"]:
+        attended = Attended(memory=memory, mask=memory_mask)
+        if is_one_call(self, x, attended):
+            layers, weights = layers_of(self), weights_of(self)
+            return layer_stack(x, self_mask, attended, layers, weights)
+        return super().forward(x, memory, self_mask, memory_mask)
+
+
+FUSED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Dropout: Dropout,
+    nn.Linear: Linear,
+    SharedEmbedding: FusedEmbedding,
+    MultiHeadAttention: FusedAttention,
+    ResidualConnection: FusedResidual,
+    EncoderStack: FusedEncoderStack,
+    DecoderStack: FusedDecoderStack,
+}
+"""Class that replaces each class of the model."""
+
+Stack = EncoderStack | DecoderStack
+Layer = EncoderLayer | DecoderLayer
+
+
+def is_one_call(
+    stack: Stack,
+    x: Float[Tensor, "batch length d_model"],
+    attended: Attended | None,
+) -> bool:
+    """Whether one native call can compute all layers, and no hook needs them apart."""
+    return (
+        len(stack) > 0
+        and all(map(_is_supported, stack))
+        and has_layer_stack(x, attended, layers_of(stack))
+        and all(_is_plain(module, stack.training) for module in stack.modules())
+        and _is_uniform(stack)
+    )
+
+
+def _is_supported(layer: Layer) -> bool:
+    """Whether a layer is of the paper's kind, and its weights are unpacked."""
+    network = layer.feed_forward
+    return (
+        all(isinstance(each, nn.Linear) for each in (network.inner, network.outer))
+        and network.activation == "relu"
+        and not layer.after_feed_forward.is_pre_norm
+        and layer.self_attention.scores != "additive"
+    )
+
+
+def _is_plain(module: nn.Module, is_training: bool) -> bool:
+    """Whether a module is in the mode of its stack and has no hooks."""
+    return module.training == is_training and not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def _is_uniform(stack: Stack) -> bool:
+    """Whether all layers have the same dropout rates and the same epsilon."""
+    modules = list(stack.modules())
+    residuals = [m for m in modules if isinstance(m, ResidualConnection)]
+    attentions = [m for m in modules if isinstance(m, MultiHeadAttention)]
+    networks = [m for m in modules if isinstance(m, FeedForward)]
+    return (
+        len({(each.dropout.p, each.norm.eps) for each in residuals}) == 1
+        and len({each.dropout.p for each in attentions}) == 1
+        and len({each.dropout.p for each in networks}) == 1
+    )
+
+
+def layers_of(stack: Stack) -> Layers:
+    """Return the settings that all layers of a stack share."""
+    [first, *_] = stack
+    attention, network = first.self_attention, first.feed_forward
+    residual = first.after_feed_forward
+    return Layers(
+        count=len(stack),
+        d_ff=network.inner.out_features,
+        heads=heads_of(attention),
+        dropout=dropout_in_use(residual.dropout),
+        attention_dropout=dropout_in_use(attention.dropout),
+        relu_dropout=dropout_in_use(network.dropout),
+        norm_epsilon=residual.norm.eps,
+    )
+
+
+def heads_of(attention: MultiHeadAttention) -> Heads:
+    """Return the number, widths and scale of an attention's heads."""
+    return Heads(
+        count=attention.num_heads,
+        d_k=attention.d_k,
+        d_v=attention.d_v,
+        scale=attention.scale,
+    )
+
+
+def weights_of(stack: Stack) -> list[Tensor]:
+    """Return the weights of all layers in the order of `layer_stack`."""
+    return [weight for layer in stack for weight in _layer_weights(layer)]
+
+
+def _layer_weights(layer: Layer) -> Iterable[Tensor]:
+    parts = [*_maps(layer.self_attention), layer.after_self_attention.norm]
+    if isinstance(layer, DecoderLayer):
+        parts += [*_maps(layer.memory_attention), layer.after_memory_attention.norm]
+    network = layer.feed_forward
+    parts += [network.inner, network.outer, layer.after_feed_forward.norm]
+    for part in parts:
+        yield from (part.weight, part.bias)
+
+
+def _maps(attention: MultiHeadAttention) -> list[nn.Linear | nn.LayerNorm]:
+    return [
+        attention.project_query,
+        attention.project_key_value,
+        attention.project_output,
+    ]

@@ -1,0 +1,86 @@
+"""Fused modules: their parameters, and PyTorch's attention on a CPU."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from transduce.model.attention import MultiHeadAttention, causal_mask
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.nn.fuse import FusedAttention, fuse
+
+CPU = torch.device("cpu")
+D_MODEL = 12
+
+
+def random_attention() -> MultiHeadAttention:
+    module = MultiHeadAttention(D_MODEL, 3, 4, 2, "scaled")
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return module
+
+
+def test_a_fused_model_has_the_parameters_of_the_plain_one(tiny: ModelConfig):
+    plain = Transformer(tiny)
+    fused = fuse(plain)
+    assert list(fused.state_dict()) == list(plain.state_dict())
+    for ours, theirs in zip(fused.parameters(), plain.parameters(), strict=True):
+        assert ours is theirs
+
+
+def test_a_plain_model_stays_plain(tiny: ModelConfig):
+    plain = Transformer(tiny)
+    fused = fuse(plain)
+    assert not any(isinstance(each, FusedAttention) for each in plain.modules())
+    assert any(isinstance(each, FusedAttention) for each in fused.modules())
+    fused.train()
+    plain.eval()
+    assert fused.encoder_layers[0].training
+
+
+def test_a_fused_model_fused_again_is_the_same(tiny: ModelConfig):
+    fused = fuse(Transformer(tiny))
+    assert list(map(type, fuse(fused).modules())) == list(map(type, fused.modules()))
+
+
+def test_on_a_cpu_attention_itself_is_in_fp32():
+    module, seen = fuse(random_attention()), []
+    module.weights_tap.register_forward_hook(lambda _, __, out: seen.append(out))
+    x = torch.randn(2, 6, D_MODEL)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = module(x, x, causal_mask(6, 6, CPU))
+    assert (found.dtype, seen[0].dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(seen[0].sum(dim=-1), torch.ones(2, 3, 6))
+
+
+def test_the_fused_kernel_for_a_cpu_is_asked_in_fp32(monkeypatch):
+    fused, seen = functional.scaled_dot_product_attention, []
+
+    def note(*factors: Tensor, **settings: object) -> Tensor:
+        seen.extend(each.dtype for each in factors[:3])
+        return fused(*factors, **settings)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", note)
+    monkeypatch.setattr("transduce.nn.fuse.FEW_KEYS", 0)
+    module, x = fuse(random_attention()), torch.randn(2, 6, D_MODEL)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        module(x, x, None)
+    assert seen == [torch.float32] * 3
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_fused_kernel_does_what_is_done_without(monkeypatch, masked):
+    module = fuse(random_attention())
+    x, upstream = torch.randn(2, 2, 6, D_MODEL)
+    mask = causal_mask(6, 6, CPU) if masked else None
+    found = []
+    for few_keys in (0, 6):
+        monkeypatch.setattr("transduce.nn.fuse.FEW_KEYS", few_keys)
+        module.zero_grad()
+        inputs = x.clone().requires_grad_()
+        outputs = module(inputs, inputs, mask)
+        outputs.backward(upstream)
+        gradients = [weight.grad for weight in module.parameters()]
+        found.append([outputs, inputs.grad, *gradients])
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
