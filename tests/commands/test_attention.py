@@ -189,7 +189,7 @@ def test_letters_without_a_font_are_reported_in_one_sentence(
     told = capfd.readouterr().err
     assert figure.read_bytes().startswith(BEGINNINGS["png"])
     assert told.count("\n") == 1
-    assert told.startswith("No font of this machine has ")
+    assert told.startswith("No installed font has ")
     assert f"install a font that has them, such as {font}, or" in told
 
 
@@ -211,7 +211,7 @@ def test_fewer_lines_are_drawn_for_one_token(
         (
             ("--source", "one " * 129),
             "The source must have at most 128 tokens, as attention maps grow with its "
-            "square, but has 129; give one sentence of it.",
+            "square, but has 129; give a single sentence.",
         ),
         (("--target", "eins " * 300), "The target must have at most 128 tokens"),
         (("--layer", "2"), "`layer` must be from 1 to 1, but is 2."),

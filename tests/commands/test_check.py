@@ -75,7 +75,7 @@ def test_a_dev_corpus_has_columns_and_an_overlap(corpus_files, capsys):
         "  lines                               40          40          40          40\n"
         in output
     )
-    assert "dev sources that stand in training: 40\n" in output
+    assert "dev sources that are also in training: 40\n" in output
     assert f"    {source}:1 is {source}:1\n" in output
     assert "    and 37 more\n" in output
 
@@ -160,8 +160,8 @@ def test_settings_decide_what_is_kept(
         (["--source", "a", "--target", "a", "--dev-source", "a"], "but only a is"),
         (["--source", "a", "--target", "a", "--preset", "bas"], "did you mean 'base'"),
         (["--source", "a", "--target", "a", "--set", "x=1"], "there is no setting `x`"),
-        (["--source", "a", "--target", "b"], "corpus to keep: 0 of 1"),
-        (["--source", "b", "--target", "b"], "corpus to keep: 0 of 1"),
+        (["--source", "a", "--target", "b"], "corpus: 0 of 1"),
+        (["--source", "b", "--target", "b"], "corpus: 0 of 1"),
         (["--source", "gz", "--target", "a"], "damaged or cut short"),
     ],
 )
@@ -234,7 +234,7 @@ def test_trees_are_reported_on(trees, capsys):
         "  Training would start.",
     ):
         assert f"{line}\n" in output
-    assert "dev sources that stand in training: 3 (3 with the same target)" in output
+    assert "dev sources that are also in training: 3 (3 with the same target)" in output
 
 
 def test_trees_are_one_object_in_json(trees, capsys):

@@ -1,17 +1,17 @@
 "use strict";
-// Draws the attention of one sentence. All it knows is in the page; it asks nobody.
+// Draws the attention of one sentence from the data in the page, without network.
 
 const data = JSON.parse(document.getElementById("attention").textContent);
 const KINDS = ["encoder", "decoder", "encoder-decoder"];
-const LEAST_SHOWN = 0.01; // fainter lines would only grey the rest
+const LEAST_SHOWN = 0.01; // fainter lines only add a grey haze
 const maps = Object.fromEntries(KINDS.map((kind) => [kind, readMap(data.maps[kind])]));
 const state = {
   kind: "encoder-decoder",
   layer: data.layer,
   heads: new Set(allHeads("encoder-decoder")),
   grain: "sub-words",
-  pointed: null, // {side, index}: what the mouse or the keyboard is on
-  held: null, // the same, kept by a tap
+  pointed: null, // {side, index} of the token under the mouse or the keyboard focus
+  held: null, // the same for the token selected by a tap
   aligned: { layer: data.layer, heads: allHeads("encoder-decoder") },
 };
 
@@ -88,7 +88,7 @@ function swatch(head) {
   return mark;
 }
 
-// A row of buttons of which one is pressed, or several.
+// Row of toggle buttons.
 function choices(id, options) {
   const box = byId(id);
   const focused = [...box.querySelectorAll("button")].indexOf(document.activeElement);
@@ -155,7 +155,7 @@ function drawLines() {
   drawTokens("keys", "to", labelsOf(keys, state.grain));
 }
 
-// What changes with the token that is pointed at: lines, shades and the sentence.
+// Redraws what depends on the selected token: lines, shades and the sentence.
 function drawFocus() {
   const at = focus();
   const heads = chosenHeads();
@@ -215,7 +215,7 @@ function colours() {
   return { ink: style.getPropertyValue("--ink"), accent: style.getPropertyValue("--accent"), line: style.getPropertyValue("--line") };
 }
 
-// Points and cells on a canvas as sharp as the screen.
+// Sizes a canvas in device pixels, so that it is sharp.
 function surface(canvas, width, height) {
   const scale = Math.max(window.devicePixelRatio || 1, 2);
   canvas.width = width * scale;

@@ -1,7 +1,6 @@
-"""The weights of every layer and head, seen by hooks while the model computes.
+"""Attention weights of every layer and head, recorded by forward hooks.
 
-Needs of a model what `Transformer` has: `encode`, `decode`, and layers whose
-attentions let their weights pass through a tap.
+The hooks are on each attention's `weights_tap`, through which its weights pass.
 """
 
 import threading
@@ -23,9 +22,9 @@ from transduce.text.vocabulary import PAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMaps:
-    """What each position of a sentence and its translation attends to.
+    """Attention weights of one sentence pair.
 
-    A target position is that of the token that is read there: the first is the begin.
+    Target positions are those of the decoder's input, which starts with `<s>`.
     """
 
     encoder: Float[Tensor, "layers heads source source"]
@@ -33,7 +32,7 @@ class AttentionMaps:
     encoder_decoder: Float[Tensor, "decoder_layers heads target source"]
 
     def of(self, kind: AttentionKind) -> Float[Tensor, "layers heads queries keys"]:
-        """One of the three."""
+        """Maps of one kind of attention."""
         match kind:
             case "encoder":
                 return self.encoder
@@ -44,7 +43,7 @@ class AttentionMaps:
 
 
 def attentions(model: Transformer) -> dict[AttentionKind, list[MultiHeadAttention]]:
-    """The attentions of a model, layer by layer."""
+    """Attention modules of a model by kind, layer by layer."""
     encoder = cast(list[EncoderLayer], list(model.encoder_layers))
     decoder = cast(list[DecoderLayer], list(model.decoder_layers))
     return {
@@ -60,16 +59,16 @@ def attention_maps(
     source: Int[Tensor, "batch source"],
     target_in: Int[Tensor, "batch target"],
 ) -> list[AttentionMaps]:
-    """The maps of each pair of a batch, without its padding."""
+    """Attention maps of each pair of a batch, without padding."""
     with ExitStack() as stack:
-        seen = {
-            kind: [stack.enter_context(_watched(each)) for each in layers]
+        recorded = {
+            kind: [stack.enter_context(_recorded(each)) for each in layers]
             for kind, layers in attentions(model).items()
         }
         model.decode(target_in, model.encode(source))
     whole = {
         kind: torch.stack([weights for (weights,) in layers], dim=1).float().cpu()
-        for kind, layers in seen.items()
+        for kind, layers in recorded.items()
     }
     lengths = zip(_lengths(source), _lengths(target_in), strict=True)
     return [
@@ -91,26 +90,26 @@ def cross_attention_maps(
     """Encoder-decoder attention maps of each pair of a batch, without padding."""
     with ExitStack() as stack:
         layers = attentions(model)["encoder-decoder"]
-        seen = [stack.enter_context(_watched(each)) for each in layers]
+        recorded = [stack.enter_context(_recorded(each)) for each in layers]
         model.decode(target_in, model.encode(source))
-    whole = torch.stack([weights for (weights,) in seen], dim=1).float().cpu()
+    whole = torch.stack([weights for (weights,) in recorded], dim=1).float().cpu()
     lengths = zip(_lengths(source), _lengths(target_in), strict=True)
     return [whole[i, :, :, :n, :m] for i, (m, n) in enumerate(lengths)]
 
 
 @contextmanager
 def without_head(attention: MultiHeadAttention, head: int) -> Iterator[None]:
-    """While this lasts, a head adds nothing to what its layer puts out.
+    """Mask one head inside the block: its output is 0 (Michel et al., 2019).
 
-    As if its values were all 0 (Michel et al., 2019).
+    `head` counts from 0.
     """
 
-    def silence(_: nn.Module, __: object, weights: Tensor) -> Tensor:
+    def mask(_: nn.Module, __: object, weights: Tensor) -> Tensor:
         kept = torch.ones(weights.size(1), 1, 1, device=weights.device)
         kept[head] = 0
         return weights * kept
 
-    hook = attention.weights_tap.register_forward_hook(silence)
+    hook = attention.weights_tap.register_forward_hook(mask)
     try:
         yield
     finally:
@@ -118,19 +117,19 @@ def without_head(attention: MultiHeadAttention, head: int) -> Iterator[None]:
 
 
 @contextmanager
-def _watched(attention: MultiHeadAttention) -> Iterator[list[Tensor]]:
-    """The weights of all heads, each time this thread asks the attention."""
-    seen: list[Tensor] = []
-    watching = threading.get_ident()
+def _recorded(attention: MultiHeadAttention) -> Iterator[list[Tensor]]:
+    """Record the weights of all heads at each forward pass of this thread."""
+    recorded: list[Tensor] = []
+    thread = threading.get_ident()
 
-    def keep(_: nn.Module, __: object, weights: Tensor) -> None:
-        # Another thread may translate by the same model meanwhile.
-        if threading.get_ident() == watching:
-            seen.append(weights)
+    def record(_: nn.Module, __: object, weights: Tensor) -> None:
+        # Another thread may translate with the same model meanwhile.
+        if threading.get_ident() == thread:
+            recorded.append(weights)
 
-    hook = attention.weights_tap.register_forward_hook(keep)
+    hook = attention.weights_tap.register_forward_hook(record)
     try:
-        yield seen
+        yield recorded
     finally:
         hook.remove()
 

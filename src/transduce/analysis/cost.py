@@ -1,6 +1,6 @@
-"""What layers cost (section 4; Table 1), and what a training does (Table 2).
+"""Cost of layers (section 4, Table 1) and of training (Table 2), as the paper has it.
 
-By the paper's own formulas and estimates; `model.cost` counts what a model computes.
+These are the paper's formulas and estimates; `model.cost` counts the FLOPs of a model.
 """
 
 from dataclasses import dataclass
@@ -13,45 +13,45 @@ LayerType = Literal[
     "convolutional, contiguous",
     "restricted self-attention",
 ]
-"""The rows of Table 1. Its convolutional layers, one upon the other, are ever more
-dilated; contiguous ones stand beside them in the text."""
+"""Rows of Table 1. Its convolutional layers are dilated, more with each layer; the text
+of section 4 also has contiguous kernels."""
 
 SUSTAINED_TFLOPS = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
-"""What the paper takes a device to do in single precision (section 6.1, footnote 5)."""
+"""Sustained single-precision TFLOPS by device, as the paper assumes (footnote 5)."""
 
 UTILISATION = 0.28, 0.43
-"""What trainings of this model make of such a speed, at least and at most: the paper's
-base and big models 0.29 and 0.42, and the same between 0.28 and 0.41 in the published
-figures of NVIDIA and of MLPerf."""
+"""Lowest and highest utilisation of the sustained speed in published trainings of this
+model: 0.29 and 0.42 for the paper's base and big models, 0.28 to 0.41 in the figures of
+NVIDIA and MLPerf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSizes:
-    """The letters of Table 1."""
+    """Sizes of a layer, by the letters of Table 1."""
 
     n: int
-    """Positions of the sequence."""
+    """Length of the sequence."""
     d: int
-    """Width of a position's representation."""
+    """Dimension of a position's representation."""
     k: int = 3
-    """Positions that a convolution's kernel covers."""
+    """Kernel width of a convolution."""
     r: int = 1
-    """How far to either side restricted self-attention sees."""
+    """Neighbourhood of restricted self-attention, in positions to either side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What a training is done on."""
+    """Devices of a training."""
 
     name: str
-    """Of one device."""
+    """Name of one device."""
     tflops: float
-    """That one device sustains in products of matrices."""
+    """Sustained TFLOPS of one device in matrix products."""
     num_devices: int
 
     @property
     def flops(self) -> float:
-        """A second, of all devices."""
+        """FLOP/s of all devices."""
         return self.tflops * 1e12 * self.num_devices
 
     def __str__(self) -> str:
@@ -60,18 +60,18 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """A row of Table 1, for some sizes."""
+    """Row of Table 1 for given sizes; operations are up to a constant factor."""
 
     operations: int
-    """Multiply-adds of a layer, up to a factor."""
+    """Multiply-adds of a layer."""
     sequential_operations: int
-    """Of which each waits for the one before, up to a factor."""
+    """Operations that must follow one another."""
     maximum_path_length: int
-    """Steps of the layer's kind from one end of the sequence to the other."""
+    """Layers (steps of a recurrence) from one end of the sequence to the other."""
 
 
 def layer_cost(layer: LayerType, sizes: LayerSizes) -> LayerCost:
-    """Table 1. Recurrences and convolutions see only what comes before a position."""
+    """Cost of a layer by Table 1; recurrences and convolutions are causal."""
     n, d, k, r = sizes.n, sizes.d, sizes.k, sizes.r
     match layer:
         case "self-attention":
@@ -103,28 +103,28 @@ def layer_cost(layer: LayerType, sizes: LayerSizes) -> LayerCost:
 
 
 def estimate_flops(seconds: float, cluster: Cluster) -> float:
-    """The paper's own estimate of a training's cost (section 6.1; Table 2)."""
+    """FLOPs of a training as the paper estimates them (section 6.1; Table 2)."""
     return seconds * cluster.flops
 
 
 def utilisation(flops: float, seconds: float, cluster: Cluster) -> float:
-    """The share of a cluster's speed that a training of so many FLOPs made use of."""
+    """Share of a cluster's speed that a training of `flops` FLOPs used."""
     return flops / estimate_flops(seconds, cluster)
 
 
 def forecast(flops: float, cluster: Cluster) -> tuple[float, float]:
-    """Seconds that a training of so many FLOPs takes, at least and at most."""
+    """Fewest and most seconds that a training of `flops` FLOPs takes."""
     least, most = UTILISATION
     return flops / (most * cluster.flops), flops / (least * cluster.flops)
 
 
 def _steps(distance: int, reach: int) -> int:
-    """At least one, and as many as it takes."""
+    """Number of layers that cover the distance, at least 1."""
     return max(-(-distance // reach), 1)
 
 
 def _dilated_steps(n: int, k: int) -> int:
-    """The logarithm of n, rounded up: each step reaches k times as far."""
+    """Logarithm of n to the base k, rounded up: each layer reaches k times as far."""
     steps = 1
     while k**steps < n:
         steps += 1

@@ -1,4 +1,4 @@
-"""Drawings of attention for papers and reports."""
+"""Figures of attention and of learning curves, as PNG, SVG or PDF."""
 
 import math
 import os
@@ -30,37 +30,37 @@ HEAD_COLOURS = (
     *("#3b76af", "#d1495b", "#2a9134", "#9b3d9b"),
     *("#b07d00", "#008b9a", "#c05a1c", "#6a6fb5"),
 )
-"""Head by head; a ninth has that of the first."""
+"""Colours of heads 1 to 8, then from the first again."""
 DARK = "#1f2329"
-"""On light squares in any theme: so not quite the ink, which pages make their own."""
+"""Text on light cells. Not `INK`, which pages replace by their own text colour."""
 LEAST_SHOWN = 0.01
-"""Weights below are not drawn."""
+"""Smaller weights are not drawn."""
 FIGURE_TYPES = ("png", "svg", "pdf")
 TOKEN_INCHES = 0.28
-"""From one token to the next."""
+"""Distance between tokens."""
 LETTER_INCHES = 0.11
 """Approximate width of a letter; wide ones, such as Han, count twice."""
 LONGEST_LABEL = 24
-"""Characters of a label at most; a longer word loses its middle."""
+"""Longest label in characters; longer words are shortened in the middle."""
 MANY_TOKENS = 40
-"""Tokens above which a map has smaller cells."""
+"""Number of tokens above which a map has smaller cells."""
 MOST_INCHES = 60
-"""Inches of a picture's side at most; larger pictures take gigabytes."""
+"""Longest side of a figure; larger figures would take gigabytes."""
 DOTS, MOST_DOTS = 200, 8_000
-"""Dots per inch, and per side at most."""
+"""Dots per inch, and most dots per side."""
 LINES_INCHES = 2.2
-"""Height between the words above and those below."""
+"""Height of the lines between the upper and the lower tokens."""
 LEGEND_INCHES = 0.9
 """Width of a head in the legend."""
 BAR_INCHES = 0.8
 """Width of the colour bar."""
 HEADS_A_ROW = 4
-"""Maps side by side at most, if they are of long sentences."""
+"""Most maps side by side for long sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledHeads:
-    """Heads of all layers between tokens that have names."""
+    """Attention weights of all layers and heads, with token labels."""
 
     weights: Float[Tensor, "layers heads queries keys"]
     queries: tuple[str, ...]
@@ -69,7 +69,7 @@ class LabelledHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadValues:
-    """A number for each head of an attention, by layer and head from 1."""
+    """Value of each head of a kind of attention, by layer and head, both from 1."""
 
     kind: AttentionKind
     values: Mapping[tuple[int, int], float]
@@ -81,10 +81,10 @@ def draw_lines(
     heads: Sequence[int],
     queries: Collection[int] | None = None,
 ) -> Figure:
-    """Lines from queries, above, to keys, below, as in Figures 3 to 5.
+    """Draw lines from queries, above, to keys, below, as in Figures 3 to 5.
 
-    Each head has a colour, named in the legend; its opacity is the weight. Layer and
-    heads count from 1. If queries are given by their places, only their lines are
+    Each head has a colour, shown in the legend; the opacity of a line is its weight.
+    Layer and heads count from 1. With `queries`, indices from 0, only their lines are
     drawn. The shorter side is spread to the width of the longer.
     """
     above, below = _labels(labelled.queries), _labels(labelled.keys)
@@ -133,7 +133,7 @@ def _colour(head: int) -> str:
 
 
 def _labels(texts: Sequence[str]) -> list[str]:
-    """Texts as they are drawn: shortened, with code points for missing characters."""
+    """Shorten labels, and replace characters without a font by code points."""
     fonts = fonts_for(texts)
     return [_shortened(fonts.shown(text)) for text in texts]
 
@@ -209,13 +209,13 @@ def _write_tokens(
 
 
 def _places(count: int, num_columns: int) -> list[float]:
-    """Of so many tokens, evenly among the columns."""
+    """Horizontal positions of `count` tokens, spread evenly over the columns."""
     places: list[float] = np.linspace(0, num_columns - 1, count).tolist()
     return places
 
 
 def draw_maps(labelled: LabelledHeads, layer: int, heads: Sequence[int]) -> Figure:
-    """Heat maps of heads in a grid; layer and heads count from 1."""
+    """Draw heat maps of heads in a grid; layer and heads count from 1."""
     rows, columns = _labels(labelled.queries), _labels(labelled.keys)
     is_dense = max(len(rows), len(columns)) > MANY_TOKENS
     cell = TOKEN_INCHES / 2 if is_dense else TOKEN_INCHES
@@ -241,7 +241,7 @@ def draw_maps(labelled: LabelledHeads, layer: int, heads: Sequence[int]) -> Figu
 
 
 def draw_overview(labelled: LabelledHeads) -> Figure:
-    """All heads of all layers, small."""
+    """Draw small heat maps of all heads of all layers."""
     num_layers, num_heads = labelled.weights.shape[:2]
     with matplotlib.rc_context(STYLE):
         figure = new_figure(1.3 * num_heads + BAR_INCHES + 0.4, 1.3 * num_layers + 0.7)
@@ -266,7 +266,7 @@ def _draw_map(
 
 
 def _add_bar(figure: Figure, grid: Any) -> None:
-    """Add a bar that maps colours to weights."""
+    """Add a colour bar."""
     share = 0.3 / figure.get_figwidth()
     colours = ScalarMappable(Normalize(0, 1), "Blues")
     bar = figure.colorbar(colours, ax=grid, label="weight", fraction=share, aspect=15)
@@ -274,12 +274,12 @@ def _add_bar(figure: Figure, grid: Any) -> None:
 
 
 def draw_heads(name: str, title: str, grids: Sequence[HeadValues]) -> Picture:
-    """A number for each head in a field of its own, a grid for each attention."""
+    """Draw one grid of layers and heads for each kind of attention."""
     values = [value for grid in grids for value in grid.values.values()]
     most = max(*map(abs, values), 1e-9)
     sizes = [tuple(map(max, zip(*grid.values, strict=True))) for grid in grids]
     with matplotlib.rc_context(STYLE):
-        # As wide as all three, so that pictures of fewer are not drawn larger.
+        # Always wide enough for three grids, so that fewer are not drawn larger.
         figure = new_figure(
             len(ATTENTION_KINDS) * (0.62 * max(heads for _, heads in sizes) + 0.5),
             0.5 * max(layers for layers, _ in sizes) + 0.9,
@@ -324,7 +324,7 @@ def _draw_grid(
 
 
 def check_figure_path(path: Path) -> None:
-    """`ConfigError` if no figure can be written under such a name."""
+    """Raise `ConfigError` if the path ends in no known figure type."""
     if path.suffix.removeprefix(".").lower() not in FIGURE_TYPES:
         raise ConfigError(
             f"{path}: a figure must end in .{', .'.join(FIGURE_TYPES)}, but ends in "
@@ -333,7 +333,7 @@ def check_figure_path(path: Path) -> None:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Write PNG, SVG or PDF, whole or not at all; `DataError` if that fails."""
+    """Write PNG, SVG or PDF atomically; `DataError` if that fails."""
     kind = path.suffix.removeprefix(".").lower()
     if path.exists() and not path.is_file():
         new = path  # a pipe or a device, which cannot be replaced
@@ -357,7 +357,7 @@ def write_figure(figure: Figure, path: Path) -> None:
 
 
 def _plain(label: str) -> str:
-    """Matplotlib would take what stands between dollar signs for a formula."""
+    """Escape dollar signs, between which matplotlib reads formulas."""
     return label.replace("$", r"\$")
 
 
@@ -367,7 +367,7 @@ TOKENIZER = re.compile(r"\|tok:([^|]*)")
 
 
 def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Draw loss and, if there is a dev corpus, its score over the steps, as PNG."""
+    """Draw loss and dev score of a run's log over its steps, as PNG."""
     entries = list(log)
     steps = [e for e in entries if e["kind"] == "step"]
     scores = [e for e in entries if e["kind"] == "dev"]
@@ -391,7 +391,7 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
 
 
 def _bleu_label(scores: Sequence[Mapping[str, Any]]) -> str:
-    """Label of BLEU, with the tokenizer if the log has it."""
+    """Axis label of BLEU, with the tokenizer if the log has it."""
     found = TOKENIZER.search(scores[-1].get("signature", "")) if scores else None
     return f"sacreBLEU ({found[1]})" if found else "sacreBLEU"
 

@@ -1,6 +1,7 @@
-"""What the built-in grammar knows of its sentences, beside the maps of a model.
+"""Attention compared with the annotation of the built-in grammar's sentences.
 
-All is between words, as the grammar counts them; the end of the source is one more.
+The grammar gives each sentence's tree, antecedents of pronouns and word alignment.
+Positions are words; the end token of the source counts as one more.
 """
 
 from collections import Counter, defaultdict
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from transduce.analysis.attention_maps import AttentionMaps
 from transduce.analysis.head_statistics import HeadName
-from transduce.analysis.word_links import between_words, groups_of_words
+from transduce.analysis.word_links import between_words, letter_groups
 from transduce.grammar.corpus import GrammarSentence
 from transduce.model.config import AttentionKind
 from transduce.trees.trees import Constituent, Tree, parse_tree
@@ -29,7 +30,7 @@ MODIFIERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependency:
-    """A word that is to find another."""
+    """Syntactic dependency between two words."""
 
     kind: str
     query: int
@@ -37,7 +38,7 @@ class Dependency:
 
 
 def dependencies(tree: Tree) -> Iterator[Dependency]:
-    """Modifiers to nouns, verbs to subjects, objects to verbs."""
+    """Dependencies from modifiers to nouns, verbs to subjects, objects to verbs."""
     phrases = _Phrases(tree)
     yield from _of_modifiers(phrases)
     for verb, phrase in phrases.verbs():
@@ -45,7 +46,7 @@ def dependencies(tree: Tree) -> Iterator[Dependency]:
 
 
 class _Phrases:
-    """A tree whose leaves know the phrase that they stand in."""
+    """Tree with the innermost phrase of each leaf."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -57,7 +58,7 @@ class _Phrases:
         return inner
 
     def nouns(self) -> Iterator[tuple[int, Constituent]]:
-        """Each noun phrase with the noun that it is about: its own, or its first's."""
+        """Each noun phrase with its head: its own noun, or that of its first phrase."""
         for phrase in self.tree.constituents:
             noun = self._noun(phrase)
             if phrase.label == "NP" and noun is not None:
@@ -72,7 +73,7 @@ class _Phrases:
         return found[-1] if found else None
 
     def verbs(self) -> Iterator[tuple[int, Constituent]]:
-        """The verbs that begin their phrase."""
+        """Each verb phrase with the verb that begins it."""
         for phrase in self.tree.constituents:
             tag = self.tree.leaves[phrase.start].tag
             if phrase.label == "VP" and tag.startswith("V"):
@@ -91,7 +92,7 @@ def _of_verb(phrases: _Phrases, verb: int, phrase: Constituent) -> Iterator[Depe
     before = [(n, p) for n, p in phrases.nouns() if p.end == phrase.start]
     after = [n for n, p in phrases.nouns() if p.start == verb + 1]
     if before:
-        # The longest: one that has a clause about it, not one within that.
+        # The longest noun phrase includes its relative clause.
         subject = min(before, key=lambda each: each[1].start)[0]
         yield Dependency(kind="verb → subject", query=verb, key=subject)
     for noun in after[:1]:
@@ -103,7 +104,7 @@ RELATIVE = ("WDT", "WP")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A word that is to find another, and in which attention it may look."""
+    """Linked pair of words, and the kind of attention that could find it."""
 
     kind: str
     attention: AttentionKind
@@ -113,14 +114,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotatedMaps:
-    """A sentence of the grammar, and the maps of a model between its words."""
+    """Sentence of the grammar with a model's attention between its words."""
 
     sentence: GrammarSentence
     encoder: Float[Tensor, "layers heads source source"]
     written: Float[Tensor, "decoder_layers heads target source"]
-    """From each target word where the decoder writes it."""
+    """Encoder-decoder attention at the step that outputs the target word."""
     read: Float[Tensor, "decoder_layers heads target source"]
-    """From each target word where the decoder reads it, a step later."""
+    """Encoder-decoder attention at the next step, whose input is the target word."""
 
 
 def annotate(
@@ -129,15 +130,15 @@ def annotate(
     source_pieces: list[str],
     target_pieces: list[str],
 ) -> AnnotatedMaps:
-    """Join what is between pieces to what is between words."""
-    source = _with_end(groups_of_words(source_pieces, sentence.source_words))
-    target = groups_of_words(target_pieces, sentence.target_words)
-    memory = maps.encoder_decoder
+    """Convert attention between sub-words to attention between words."""
+    source = _with_end(letter_groups(source_pieces, sentence.source_words))
+    target = letter_groups(target_pieces, sentence.target_words)
+    cross = maps.encoder_decoder
     return AnnotatedMaps(
         sentence=sentence,
         encoder=between_words(maps.encoder, source, source),
-        written=between_words(memory[..., :-1, :], target, source),
-        read=between_words(memory[..., 1:, :], target, source),
+        written=between_words(cross[..., :-1, :], target, source),
+        read=between_words(cross[..., 1:, :], target, source),
     )
 
 
@@ -148,7 +149,7 @@ def _with_end(
 
 
 def links(sentence: GrammarSentence) -> Iterator[Link]:
-    """Pronouns to what they stand for, and words to those they depend on."""
+    """Links from pronouns to their antecedents, and from words to their heads."""
     tree = parse_tree(sentence.tree)
     yield from _antecedents(sentence, tree)
     for each in dependencies(tree):
@@ -181,26 +182,26 @@ def _pronoun_kind(tree: Tree, position: int) -> str:
 
 
 Place = Literal["written", "read"]
-"""Whether a target word attends where the decoder writes it, or where it reads it."""
+"""Decoding step whose attention is used for a target word: see `AnnotatedMaps`."""
 Linking = Literal["target", "source", "either"]
-"""Which words choose the one they are linked to: those of a side, or of both."""
+"""Side whose words each choose the word with the greatest weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlignmentError:
-    """How far the links of a head, or of the mean of a layer's, are from the true."""
+    """Alignment error rate of a head, or of the mean of a layer's heads."""
 
     layer: int
     head: int | None
-    """None for the mean."""
+    """Number of the head from 1; None for the mean of heads."""
     place: Place
     linking: Linking
     error_rate: float
-    """0 if all links are there and right, 1 if none is."""
+    """Between 0, if all links are found and right, and 1, if none is."""
 
 
 def alignment_errors(annotated: Sequence[AnnotatedMaps]) -> list[AlignmentError]:
-    """The error rates of every head and layer, over all sentences together."""
+    """Alignment error rates of every head and layer over all sentences."""
     return [
         each
         for place in get_args(Place)
@@ -245,9 +246,9 @@ def _counts(
 def links_by(
     linking: Linking, weights: Float[Tensor, "*heads target source_and_end"]
 ) -> Bool[Tensor, "*heads target source"]:
-    """Which words are linked: each with the one that has most weight for it.
+    """Link each word with the one of the greatest weight.
 
-    The end of the source is no word: a target word that prefers it has no link.
+    The end token of the source is no word: a target word that prefers it has no link.
     """
     by_target = _greatest(weights, dim=-1)
     by_source = _greatest(weights, dim=-2)
@@ -264,68 +265,70 @@ def _greatest(weights: Float[Tensor, "..."], dim: int) -> Bool[Tensor, "..."]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFinding:
-    """How often a head finds the words of one kind of link."""
+class LinkAccuracy:
+    """Accuracy of a head for one kind of link."""
 
     head: HeadName
     accuracy: float
-    """The share of words that attend to the right one most of all: of all words but
-    themselves, and the end left out."""
+    """Share of links whose word has the greatest weight, without the querying word and
+    the end token."""
     weight: float
-    """The mean weight on the right word."""
+    """Mean weight on the linked word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSurvey:
-    """One kind of link, and how all heads of an attention fare with it."""
+    """Accuracy of all heads for one kind of link."""
 
     kind: str
     num_links: int
     offset: int
-    """Words from the one that looks to the one it is to find, most often."""
+    """Most frequent offset of the linked word, in words."""
     offset_accuracy: float
-    """What always looking so far away would achieve."""
-    heads: tuple[LinkFinding, ...]
-    """The most accurate first."""
+    """Accuracy of always choosing the word at this offset."""
+    heads: tuple[LinkAccuracy, ...]
+    """Heads, the most accurate first."""
 
 
 def survey_links(annotated: Iterable[AnnotatedMaps]) -> list[LinkSurvey]:
-    """Every kind of link that the sentences have."""
-    found: dict[tuple[str, AttentionKind], list[_Found]] = defaultdict(list)
+    """Accuracy of all heads for every kind of link in the sentences."""
+    results: dict[tuple[str, AttentionKind], list[_LinkResult]] = defaultdict(list)
     for each in annotated:
         for link in links(each.sentence):
-            found[link.kind, link.attention].append(_look(each, link))
-    return [_survey(*key, looks) for key, looks in sorted(found.items())]
+            results[link.kind, link.attention].append(_link_result(each, link))
+    return [_survey(*key, found) for key, found in sorted(results.items())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """What the heads did about one link."""
+class _LinkResult:
+    """Result of all heads for one link."""
 
     offset: int
     is_right: Bool[Tensor, "layers heads"]
     weight: Float[Tensor, "layers heads"]
 
 
-def _look(annotated: AnnotatedMaps, link: Link) -> _Found:
+def _link_result(annotated: AnnotatedMaps, link: Link) -> _LinkResult:
     is_inside = link.attention == "encoder"
     maps = annotated.encoder if is_inside else annotated.written
     weights = maps[:, :, link.query]
     others = weights[..., :-1].clone()
     if is_inside:
         others[..., link.query] = -1
-    return _Found(
+    return _LinkResult(
         offset=link.key - link.query,
         is_right=others.argmax(dim=-1) == link.key,
         weight=weights[..., link.key],
     )
 
 
-def _survey(kind: str, attention: AttentionKind, found: list[_Found]) -> LinkSurvey:
+def _survey(
+    kind: str, attention: AttentionKind, found: list[_LinkResult]
+) -> LinkSurvey:
     accuracy = torch.stack([each.is_right for each in found]).double().mean(dim=0)
     weight = torch.stack([each.weight for each in found]).double().mean(dim=0)
     heads = [
-        LinkFinding(
+        LinkAccuracy(
             head=HeadName(kind=attention, layer=layer + 1, head=head + 1),
             accuracy=float(accuracy[layer, head]),
             weight=float(weight[layer, head]),

@@ -1,4 +1,4 @@
-"""What a head does, in a few numbers."""
+"""Statistics of attention heads: entropy, sharpness, distance and preferred offset."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from transduce.model.config import ATTENTION_KINDS, AttentionKind
 from transduce.report.content import Table, columns
 
 FARTHEST = 4
-"""Positions to either side that are looked at for one that a head prefers."""
+"""Largest relative position considered as a head's preferred offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadName:
-    """Where a head is; layers and heads count from 1, as people do."""
+    """Kind, layer and number of a head; layers and heads count from 1."""
 
     kind: AttentionKind
     layer: int
@@ -29,36 +29,39 @@ class HeadName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadStatistics:
-    """Means over the queries, of how a head spreads its weight over the keys."""
+    """Statistics of a head's attention weights, as means over the queries.
+
+    The last four are None for encoder-decoder attention.
+    """
 
     head: HeadName
     entropy: float
-    """Nats: 0 if all weight is on one key, log n if it is on all n alike."""
+    """Entropy in nats: 0 if all weight is on one key, log n if it is even over n."""
     sharpness: float
-    """The greatest weight of a query."""
+    """Greatest weight."""
     edge: float
-    """The share on the token that is no text: a source's end, a target's begin."""
+    """Weight on the special token: `</s>` of a source, `<s>` of a target."""
     distance: float | None = None
-    """Positions between a query and what it attends to; none between two texts."""
+    """Expected distance between query and key, in positions."""
     previous: float | None = None
-    """The share on the position before."""
+    """Weight on the previous position."""
     same: float | None = None
-    """The share on the query's own position."""
+    """Weight on the query's own position."""
     following: float | None = None
-    """The share on the position after, which a decoder does not see."""
+    """Weight on the next position, which a decoder masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """The relative position that a head of an encoder or decoder looks to most."""
+    """Relative position around which a self-attention head has the most weight."""
 
     head: HeadName
     offset: int
-    """Of the key from the query: -1 is the token before."""
+    """Position of the key relative to the query: -1 is the previous token."""
     share: float
-    """Of the weight, on it and the two positions beside it."""
+    """Weight on this position and its two neighbours."""
     even_share: float
-    """What would be there if each query attended alike to all that it may."""
+    """The same weight if attention were uniform over all unmasked keys."""
 
 
 STATISTICS: dict[str, Callable[[HeadStatistics], float | None]] = {
@@ -70,17 +73,17 @@ STATISTICS: dict[str, Callable[[HeadStatistics], float | None]] = {
     "next": lambda each: each.following,
     "edge": lambda each: each.edge,
 }
-"""What people call them."""
+"""Names of the statistics in tables."""
 LEGEND = (
-    "Entropy in nats, 0 if all weight is on one token; sharpness is the greatest "
-    "weight; distance in tokens; the rest are shares of the weight: on the token "
-    "before, on itself, on the one after, and on the edge, which is </s> in the source "
-    "and <s> in what the decoder reads."
+    "Entropy is in nats, 0 if all weight is on one token. Sharpness is the greatest "
+    "weight. Distance is in tokens. The other columns are the weight on the previous "
+    "token, on the token itself, on the next one, and on the edge: </s> of the source "
+    "or <s> of the decoder's input."
 )
 
 
 def statistics_table(statistics: Iterable[HeadStatistics]) -> Table:
-    """A row for each head."""
+    """Table with a row for each head."""
     return Table(
         columns=columns("head", *STATISTICS),
         rows=tuple(
@@ -95,7 +98,7 @@ def _cell(value: float | None) -> str:
 
 
 def head_statistics(maps: list[AttentionMaps]) -> list[HeadStatistics]:
-    """Those of every head; each sentence counts as much as it has queries."""
+    """Statistics of every head over all queries of all sentences."""
     return [
         each
         for kind in ATTENTION_KINDS
@@ -103,8 +106,8 @@ def head_statistics(maps: list[AttentionMaps]) -> list[HeadStatistics]:
     ]
 
 
-def favourite_offsets(maps: list[AttentionMaps]) -> list[Offset]:
-    """Those of every head that attends within one text, and not to another."""
+def preferred_offsets(maps: list[AttentionMaps]) -> list[Offset]:
+    """Preferred offset of every self-attention head."""
     kinds: tuple[AttentionKind, ...] = ("encoder", "decoder")
     return [
         each for kind in kinds for each in _offsets(kind, [m.of(kind) for m in maps])
@@ -131,7 +134,7 @@ def _offsets(kind: AttentionKind, maps: list[Tensor]) -> list[Offset]:
 
 
 def _shares_by_offset(maps: list[Tensor]) -> Float[Tensor, "layers heads offsets"]:
-    """Of the weight around each offset from -FARTHEST to FARTHEST."""
+    """Mean weight around each offset from -FARTHEST to FARTHEST."""
     num_queries = sum(each.size(-2) for each in maps)
     reach = range(-FARTHEST - 1, FARTHEST + 2)
     single = torch.stack(
@@ -165,7 +168,7 @@ def _of_kind(kind: AttentionKind, maps: list[Tensor]) -> list[HeadStatistics]:
 def _sums(
     kind: AttentionKind, weights: Float[Tensor, "layers heads queries keys"]
 ) -> dict[str, Float[Tensor, "layers heads"]]:
-    """Over the queries of a sentence."""
+    """Sums of the statistics over the queries of a sentence."""
     weights = weights.double()
     edge = 0 if kind == "decoder" else -1
     sums = {

@@ -1,4 +1,4 @@
-"""What every head of a model does over a corpus, and what is lost without it."""
+"""Survey of all attention heads of a model over a corpus, as data and as a report."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from transduce.analysis.head_statistics import (
     HeadName,
     HeadStatistics,
     Offset,
-    favourite_offsets,
     head_statistics,
+    preferred_offsets,
     statistics_table,
 )
 from transduce.analysis.word_links import are_spelt
@@ -56,21 +56,21 @@ BATCH_PAIRS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPair:
-    """A pair as a model reads it, without its special tokens."""
+    """Token ids of a sentence pair, without special tokens."""
 
     source: list[int]
     target: list[int]
 
     @property
     def num_tokens(self) -> int:
-        """Of the longer side."""
+        """Number of tokens of the longer side."""
         return max(len(self.source), len(self.target))
 
 
 def read_pairs(
     translator: Translator, sources: Sequence[str], targets: Sequence[str]
 ) -> list[ReadPair]:
-    """The ids of pairs; the targets of a model that parses are lines of symbols."""
+    """Encode sentence pairs; the targets of a parser are lines of symbols."""
     written = translator.symbols or translator.tokenizer
     ids = zip(
         translator.tokenizer.encode_sources(sources),
@@ -81,7 +81,7 @@ def read_pairs(
 
 
 def maps_of(model: Transformer, pairs: Sequence[ReadPair]) -> Iterator[AttentionMaps]:
-    """The maps of each pair, in order."""
+    """Attention maps of each pair, in order."""
     device = next(model.parameters()).device
     for batch in _batches(pairs):
         source = pad_rows([[*pair.source, EOS] for pair in batch]).to(device)
@@ -90,7 +90,7 @@ def maps_of(model: Transformer, pairs: Sequence[ReadPair]) -> Iterator[Attention
 
 
 def loss(model: Transformer, pairs: Sequence[ReadPair]) -> float:
-    """Nats per target token, the end counted, without label smoothing."""
+    """Cross-entropy in nats per target token and end token, without smoothing."""
     device = next(model.parameters()).device
     by_length = sorted(pairs, key=lambda pair: len(pair.source) + len(pair.target))
     total, num_tokens = 0.0, 0
@@ -108,16 +108,16 @@ def _batches(pairs: Sequence[ReadPair]) -> Iterator[Sequence[ReadPair]]:
 
 
 MAX_TOKENS = 128
-"""Of either side: maps grow with its square."""
+"""Longest source or target: attention maps grow with its square."""
 SEED = 20170612
-"""Of the sentences of the built-in grammar, which no training has had."""
+"""Seed of the built-in grammar's sentences, which no training uses."""
 
 OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedHead:
-    """The loss without one head."""
+    """Loss of the model with one head masked."""
 
     head: HeadName
     loss: float
@@ -126,20 +126,20 @@ class PrunedHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSurvey:
-    """What is known of all heads by any corpus."""
+    """Statistics of all heads over a corpus."""
 
     num_pairs: int
     loss: float
-    """Of the whole model, in nats per target token."""
+    """Loss of the whole model, in nats per target token."""
     statistics: tuple[HeadStatistics, ...]
     offsets: tuple[Offset, ...]
     pruned: tuple[PrunedHead, ...]
-    """The one that is missed most first."""
+    """Losses without each head, the highest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotatedSurvey:
-    """What is known besides by the built-in grammar."""
+    """Results that need the annotation of the built-in grammar."""
 
     alignment: tuple[AlignmentError, ...]
     links: tuple[LinkSurvey, ...]
@@ -148,10 +148,10 @@ class AnnotatedSurvey:
 def survey_heads(
     translator: Translator, corpus: Sequence[SentencePair], on_progress: OnProgress
 ) -> HeadSurvey:
-    """Look at every head over sentence pairs, and then without it.
+    """Compute the statistics of every head, and the loss without it.
 
-    Those of a model that parses are as `tree_pairs` gives them. Pairs that are too long
-    are left out; `DataError` if there is no other.
+    A parser needs the pairs of `tree_pairs`. Pairs that are too long are left out;
+    raises `DataError` if none is left.
     """
     model = translator.models[0].operators.model
     pairs = read_pairs(
@@ -163,13 +163,13 @@ def survey_heads(
             f"The corpus must have a pair of at most {MAX_TOKENS} tokens a side, but "
             f"has none among its first {len(corpus):,}."
         )
-    on_progress("Looking at the attention...")
+    on_progress("Computing attention...")
     maps = list(maps_of(model, pairs))
     return HeadSurvey(
         num_pairs=len(pairs),
         loss=loss(model, pairs),
         statistics=tuple(head_statistics(maps)),
-        offsets=tuple(favourite_offsets(maps)),
+        offsets=tuple(preferred_offsets(maps)),
         pruned=tuple(_prune(model, pairs, on_progress)),
     )
 
@@ -177,9 +177,10 @@ def survey_heads(
 def survey_annotated(
     translator: Translator, sentences: Sequence[GrammarSentence]
 ) -> AnnotatedSurvey:
-    """Hold the heads against what the grammar knows of its sentences.
+    """Compare the heads with the annotation of the grammar's sentences.
 
-    Those that the tokenizer cannot spell are left out; `DataError` if these are all.
+    Sentences that the tokenizer cannot represent are left out; raises `DataError` if
+    none is left.
     """
     model, tokenizer = translator.models[0].operators.model, translator.tokenizer
     pairs = read_pairs(
@@ -199,8 +200,8 @@ def survey_annotated(
     ]
     if not annotated:
         raise DataError(
-            "The model's tokenizer must be able to spell the built-in corpus, but "
-            f"cannot in its first {len(sentences):,} sentences; give text of the "
+            "The model's tokenizer must cover the words of the built-in corpus, but "
+            f"covers no sentence of the first {len(sentences):,}; give text of the "
             "model's languages with --source and --target."
         )
     return AnnotatedSurvey(
@@ -210,9 +211,9 @@ def survey_annotated(
 
 
 def grammar_sentences(count: int, target: str | None) -> list[GrammarSentence]:
-    """Different sentences with combinations of words that are not in training.
+    """Distinct sentences with combinations of words that are not in training.
 
-    Their translations are Chinese if that is the target language, otherwise German.
+    Their translations are Chinese for a Chinese target language, otherwise German.
     """
     is_chinese = target is not None and base(target) == "zh"
     grammar = Grammar.built_in("en-zh" if is_chinese else "en-de")
@@ -220,7 +221,7 @@ def grammar_sentences(count: int, target: str | None) -> list[GrammarSentence]:
 
 
 def tree_pairs(symbols: SymbolVocabulary, trees: Iterable[Tree]) -> list[SentencePair]:
-    """Sentences and their trees as a model that parses reads and writes them."""
+    """Sentences with their linearized trees, as a parser reads and writes them."""
     return [
         SentencePair(
             source=" ".join(map(without_brackets, tree.words)),
@@ -247,17 +248,17 @@ def _prune(
 def as_report(
     survey: HeadSurvey, annotated: AnnotatedSurvey | None, model: str, corpus: str
 ) -> Report:
-    """All that was found; some of it only of the built-in grammar."""
+    """Report on all heads; `annotated` is for the built-in grammar only."""
     sections = [
         Section(title="Heads that follow positions", parts=tuple(_positional(survey))),
-        Section(title="What each head does", parts=tuple(_statistics(survey))),
+        Section(title="Statistics of the heads", parts=tuple(_statistics(survey))),
     ]
     if annotated is not None:
         sections += [
             Section(title="Pronouns and syntax", parts=tuple(_links(annotated))),
             Section(title="Alignment", parts=tuple(_alignment(annotated))),
         ]
-    sections.append(Section(title="Without a head", parts=tuple(_pruning(survey))))
+    sections.append(Section(title="Pruning", parts=tuple(_pruning(survey))))
     pairs = counted(survey.num_pairs, "pair")
     return Report(
         title=f"The heads of {model} on {pairs} of {corpus}",
@@ -267,13 +268,14 @@ def as_report(
 
 def _positional(survey: HeadSurvey) -> Iterator[Part]:
     yield (
-        "The relative position around which a head has most weight: the share of the "
-        "weight on it and the two beside it, and what would be there if each token "
-        "attended alike to all that it may. 0 is a token itself, -1 the one before."
+        "The relative position around which each head has the most weight. The share "
+        "is the weight on this position and its two neighbours; the last column is the "
+        "same for uniform attention over all unmasked tokens. Position 0 is the token "
+        "itself, -1 the previous one."
     )
     ranked = sorted(survey.offsets, key=lambda each: each.share, reverse=True)
     yield Table(
-        columns=columns("head", "around", "share", "if even"),
+        columns=columns("head", "position", "share", "if uniform"),
         rows=tuple(
             (
                 str(each.head),
@@ -285,7 +287,7 @@ def _positional(survey: HeadSurvey) -> Iterator[Part]:
         ),
     )
     values = [(each.head, each.share) for each in survey.offsets]
-    yield _picture("positions", "Share of the weight around one position", values)
+    yield _picture("positions", "Weight around the preferred position", values)
 
 
 def _statistics(survey: HeadSurvey) -> Iterator[Part]:
@@ -293,27 +295,29 @@ def _statistics(survey: HeadSurvey) -> Iterator[Part]:
     yield statistics_table(survey.statistics)
     yield _picture(
         "sharpness",
-        "Sharpness: the greatest weight of a token",
+        "Sharpness: greatest weight of a query",
         [(each.head, each.sharpness) for each in survey.statistics],
     )
 
 
 def _links(annotated: AnnotatedSurvey) -> Iterator[Part]:
     yield (
-        "How often the most accurate heads attend to the right word most of all, "
-        "themselves and the end left out; how much of their weight is on it; and how "
-        "often a look at a fixed distance would find it. A translation looks from "
-        "where the decoder writes it into the source."
+        "Accuracy of the two best heads for each kind of link: how often the linked "
+        "word has the greatest weight, apart from the word itself and the end token. "
+        "Weight is the best head's mean weight on the linked word. For "
+        "comparison, the last columns are the most frequent distance of the linked "
+        "word and the accuracy of always choosing that distance. Translations of "
+        "pronouns attend to the source at the step that outputs them."
     )
-    heads = ("links", "best head", "right", "weight", "second", "right")
+    heads = ("links", "best head", "accuracy", "weight", "second", "accuracy")
     yield Table(
-        columns=columns("link", *heads, "distance", "right"),
+        columns=columns("link", *heads, "distance", "accuracy"),
         rows=tuple(map(_link_row, annotated.links)),
     )
     for survey in annotated.links:
         if survey.kind.startswith("it "):
             values = [(each.head, each.accuracy) for each in survey.heads]
-            yield _picture("antecedents", f"{survey.kind}: how often right", values)
+            yield _picture("antecedents", f"{survey.kind}: accuracy", values)
 
 
 def _link_row(survey: LinkSurvey) -> tuple[str, ...]:
@@ -333,12 +337,12 @@ def _link_row(survey: LinkSurvey) -> tuple[str, ...]:
 
 def _alignment(annotated: AnnotatedSurvey) -> Iterator[Part]:
     yield (
-        "Alignment error rate (Och and Ney, 2003) of the encoder-decoder attention, "
-        "between words, against the grammar's own alignment: 0 % if all links are "
-        "there and right. A target word attends where the decoder writes it, or where "
-        "it reads it, a step later. It is linked to the source word that it attends to "
-        "most (by target), a source word to the target word that attends most to it "
-        "(by source), or either."
+        "Alignment error rate (Och and Ney, 2003) of encoder-decoder attention between "
+        "words, against the grammar's alignment; 0 % means that all links are found "
+        "and right. The attention of a target word is taken at the step that outputs "
+        "it (written), or at the next step, whose input it is (read). By target, each "
+        "target word is linked to the source word of the greatest weight; by source, "
+        "each source word to the target word of the greatest weight; by either, both."
     )
     heads = [f"{p}, by {b}" for p in ("written", "read") for b in get_args(Linking)]
     by_head: dict[tuple[int, bool, int], list[AlignmentError]] = {}
@@ -363,19 +367,20 @@ def _error_row(errors: Sequence[AlignmentError]) -> tuple[str, ...]:
 
 def _pruning(survey: HeadSurvey) -> Iterator[Part]:
     yield (
-        f"The loss of the whole model is {survey.loss:.4f} nats per target token. One "
-        "head at a time is masked, so that it adds nothing to what its layer puts out "
-        "(Michel et al., 2019)."
+        f"The loss of the whole model is {survey.loss:.4f} nats per target token. The "
+        "table has the loss with one head masked, so that its output is 0 (Michel et "
+        "al., 2019)."
     )
     yield Table(
-        columns=columns("head", "loss", "more by"),
+        columns=columns("head", "loss", "increase"),
         rows=tuple(
             (str(each.head), f"{each.loss:.4f}", f"{each.loss - survey.loss:+.4f}")
             for each in survey.pruned
         ),
     )
     values = [(each.head, each.loss - survey.loss) for each in survey.pruned]
-    yield _picture("pruning", "Loss without each head: nats per target token", values)
+    title = "Increase of the loss without each head, in nats per target token"
+    yield _picture("pruning", title, values)
 
 
 def _picture(name: str, title: str, values: list[tuple[HeadName, float]]) -> Picture:

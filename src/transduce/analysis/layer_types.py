@@ -1,4 +1,8 @@
-"""The layers themselves: PyTorch's LSTM and convolution, and the model's attention."""
+"""Layers of Table 1 as modules, and measurements of their complexity (section 4).
+
+Three properties are measured: the maximum path length, the number of sequential
+operations, and the growth of the running time with each size.
+"""
 
 import time
 from bisect import bisect_left
@@ -20,15 +24,15 @@ from transduce.analysis.cost import LayerSizes, LayerType
 from transduce.model.attention import MultiHeadAttention
 
 HEAD_WIDTH = 64
-"""d_k and d_v of the paper's base and big models; what is wider has more heads."""
-LOOKING_BACK: frozenset[LayerType] = frozenset(
+"""d_k and d_v, as in the paper's base and big models; wider layers have more heads."""
+CAUSAL: frozenset[LayerType] = frozenset(
     {"recurrent", "convolutional", "convolutional, contiguous"}
 )
-"""Those whose outputs depend on no later input."""
+"""Layer types whose outputs depend on no later input."""
 
 
 class SelfAttention(nn.Module):
-    """Every position attends to all (section 3.2.3)."""
+    """Self-attention of every position to all (section 3.2.3)."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -41,10 +45,11 @@ class SelfAttention(nn.Module):
 
 
 class RestrictedSelfAttention(nn.Module):
-    """Every position attends to those at most r away (section 4).
+    """Self-attention of every position to those at most r away (section 4).
 
-    What a model with `neighbourhood` computes, but with few of the scores that its mask
-    hides: a block of r positions has no keys but its own and r to either side.
+    The result is that of a model with `neighbourhood`, but most masked scores are not
+    computed: the keys of a block of r queries are the block and r positions to either
+    side.
     """
 
     def __init__(self, d_model: int, neighbourhood: int) -> None:
@@ -76,7 +81,7 @@ class RestrictedSelfAttention(nn.Module):
 
 
 class Recurrence(nn.Module):
-    """A long short-term memory (Hochreiter and Schmidhuber, 1997)."""
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997)."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -90,7 +95,7 @@ class Recurrence(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A position is made of itself and k - 1 before it, some way apart."""
+    """Causal convolution over a position and k - 1 earlier ones, `dilation` apart."""
 
     def __init__(self, d_model: int, kernel_width: int, dilation: int) -> None:
         super().__init__()
@@ -105,7 +110,7 @@ class Convolution(nn.Module):
 
 
 def make_layer(layer: LayerType, sizes: LayerSizes, place: int = 0) -> nn.Module:
-    """A layer at its place in a stack, from 0, by which convolutions are dilated."""
+    """Make the layer at a place in a stack, from 0, which determines the dilation."""
     match layer:
         case "self-attention":
             return SelfAttention(sizes.d)
@@ -114,7 +119,7 @@ def make_layer(layer: LayerType, sizes: LayerSizes, place: int = 0) -> nn.Module
         case "recurrent":
             return Recurrence(sizes.d)
         case "convolutional":
-            # Further apart than the sequence is long makes no difference.
+            # A dilation beyond the sequence's length makes no difference.
             dilation = min(sizes.k**place, sizes.n)
             return Convolution(sizes.d, sizes.k, dilation)
         case "convolutional, contiguous":
@@ -122,9 +127,9 @@ def make_layer(layer: LayerType, sizes: LayerSizes, place: int = 0) -> nn.Module
 
 
 def share_of_term(layer: LayerType, sizes: LayerSizes) -> float:
-    """How much of a layer's products Table 1 speaks of, as a share of their FLOPs.
+    """Share of a layer's FLOPs that is in the term of Table 1.
 
-    Attention has four projections besides, of n * d * d multiply-adds each.
+    The rest is the four projections of attention, of n * d * d multiply-adds each.
     """
     match layer:
         case "self-attention":
@@ -142,13 +147,13 @@ def _attention(d_model: int) -> MultiHeadAttention:
 
 
 EXACT = torch.float64
-"""Fine enough that what depends on another over a long path does not vanish. Besides,
-PyTorch has no LSTM in one piece for it, which would hide its steps."""
+"""Precise enough that gradients over long paths do not vanish. Besides, PyTorch has no
+fused LSTM for this type, which would hide the steps of the recurrence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathLength:
-    """How many steps of a layer's kind lie between the ends of a sequence, at most."""
+    """Maximum path length of a layer type, measured and by the formula of Table 1."""
 
     layer: LayerType
     sizes: LayerSizes
@@ -158,18 +163,18 @@ class PathLength:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequentialOperations:
-    """The longest chain of operations in one layer, by the length of the sequence."""
+    """Longest chain of dependent operations in one layer, by sequence length."""
 
     layer: LayerType
     n: tuple[int, ...]
     counts: tuple[int, ...]
 
 
-class FollowedRecurrence(nn.Module):
-    """A recurrence in which a signal is followed through so many steps alone.
+class TruncatedRecurrence(nn.Module):
+    """Recurrence whose gradient is truncated to a number of steps.
 
-    Of a batch, sequence i is followed through the last steps up to position i: the
-    state that comes before them is taken as it is.
+    In sequence i of the batch, the gradient of position i flows back through the last
+    `num_steps` steps only: the state before them is detached.
     """
 
     def __init__(self, recurrence: Recurrence, num_steps: int) -> None:
@@ -184,14 +189,14 @@ class FollowedRecurrence(nn.Module):
         for position in range(x.size(1)):
             output, (hidden, cell) = self.lstm(x[:, position : position + 1], state)
             outputs.append(output)
-            is_cut = torch.arange(len(x)) == position + self.num_steps
-            state = _cut(hidden, is_cut), _cut(cell, is_cut)
+            is_detached = torch.arange(len(x)) == position + self.num_steps
+            state = _detached(hidden, is_detached), _detached(cell, is_detached)
         return torch.cat(outputs, dim=1)
 
 
 def dependencies(layers: nn.Module, n: int, d: int) -> Bool[Tensor, "outputs inputs"]:
-    """Which inputs each output depends on: where the Jacobian is not zero."""
-    # A copy of the sequence for each output, so that one pass goes back from all.
+    """Inputs that each output depends on: the non-zeros of the Jacobian."""
+    # One copy of the sequence per output, so that one backward pass is enough.
     x = torch.randn(n, d, dtype=EXACT).repeat(n, 1, 1).requires_grad_()
     own = layers(x).diagonal(dim1=0, dim2=1)
     (gradient,) = torch.autograd.grad((own * torch.randn_like(own)).sum(), x)
@@ -199,29 +204,29 @@ def dependencies(layers: nn.Module, n: int, d: int) -> Bool[Tensor, "outputs inp
 
 
 def maximum_path_length(layer: LayerType, sizes: LayerSizes) -> int:
-    """The fewest steps that connect each output with all inputs it may depend on.
+    """Fewest steps that connect each output with all inputs it may depend on.
 
-    A step is a layer of a stack; of a recurrence, a position.
+    A step is a layer of a stack or, for a recurrence, a position.
     """
-    wanted = torch.ones(sizes.n, sizes.n, dtype=torch.bool)
-    if layer in LOOKING_BACK:
-        wanted = wanted.tril()
+    expected = torch.ones(sizes.n, sizes.n, dtype=torch.bool)
+    if layer in CAUSAL:
+        expected = expected.tril()
 
     def connects(num_steps: int) -> bool:
         steps = _steps(layer, sizes, num_steps).to(EXACT)
         found = dependencies(steps, sizes.n, sizes.d)
-        assert not (found & ~wanted).any()
-        return bool(found[wanted].all())
+        assert not (found & ~expected).any()
+        return bool(found[expected].all())
 
     return 1 + bisect_left(range(1, sizes.n + 1), True, key=connects)
 
 
 def count_sequential_operations(layer: LayerType, sizes: LayerSizes) -> int:
-    """Operations of one layer of which each needs what the one before put out."""
+    """Number of operations in the longest chain of one layer's autograd graph."""
     made = make_layer(layer, sizes).to(EXACT)
     for module in made.modules():
         if isinstance(module, MultiHeadAttention):
-            # While one listens, attention is not one fused operation.
+            # With a hook on its weights, attention is not one fused operation.
             module.weights_tap.register_forward_hook(lambda *_: None)
     x = torch.randn(1, sizes.n, sizes.d, dtype=EXACT, requires_grad=True)
     node = made(x).grad_fn
@@ -230,20 +235,20 @@ def count_sequential_operations(layer: LayerType, sizes: LayerSizes) -> int:
 
 
 def _steps(layer: LayerType, sizes: LayerSizes, num_steps: int) -> nn.Module:
-    """So many steps of a layer's kind."""
+    """Stack of `num_steps` layers, or a recurrence of `num_steps` steps."""
     if layer == "recurrent":
-        return FollowedRecurrence(Recurrence(sizes.d), num_steps)
+        return TruncatedRecurrence(Recurrence(sizes.d), num_steps)
     return nn.Sequential(*(make_layer(layer, sizes, i) for i in range(num_steps)))
 
 
-def _cut(
-    state: Float[Tensor, "1 batch d_model"], is_cut: Bool[Tensor, " batch"]
+def _detached(
+    state: Float[Tensor, "1 batch d_model"], is_detached: Bool[Tensor, " batch"]
 ) -> Float[Tensor, "1 batch d_model"]:
-    return torch.where(is_cut[:, None], state.detach(), state)
+    return torch.where(is_detached[:, None], state.detach(), state)
 
 
 def _longest_chain(last: Node) -> int:
-    """Nodes on the longest way from one that needs no other."""
+    """Number of nodes on the longest path that ends in `last`."""
     lengths: dict[Node, int] = {}
     waiting = [last]
     while waiting:
@@ -259,40 +264,42 @@ def _longest_chain(last: Node) -> int:
 
 MIN_ROUNDS = 6
 STEADY = 0.03
-"""By which the exponents of odd and even rounds may differ."""
+"""Largest difference of the exponents of odd and even rounds."""
 SEED = 1
-"""Of the order in which layers take their turns."""
+"""Seed of the order of layers in each round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """One size of a layer taken through several values, the others fixed."""
+    """Several values for one size of a layer, with the other sizes fixed."""
 
     layer: LayerType
     letter: Literal["n", "d", "k", "r"]
     values: tuple[int, ...]
     others: LayerSizes
     theory: int
-    """The exponent of Table 1."""
+    """Exponent by Table 1."""
     batch: int = 1
-    """Sequences at a time."""
+    """Sequences per forward pass."""
 
     @property
     def sizes(self) -> list[LayerSizes]:
+        """Sizes of the layer at each value."""
         return [replace(self.others, **{self.letter: value}) for value in self.values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What came of a sweep."""
+    """Growth of a layer's running time over a sweep."""
 
     sweep: Sweep
     seconds: tuple[float, ...]
-    """Processor time of a layer at each value, the median."""
+    """Median processor time at each value."""
     exponent: float
+    """Slope of a straight line through the logarithms."""
 
     def fitted(self) -> list[float]:
-        """Seconds by the power of the exponent nearest to the medians."""
+        """Seconds at each value by the fitted power law."""
         centre_x, centre_y = (
             geometric_mean(self.sweep.values),
             geometric_mean(self.seconds),
@@ -302,16 +309,16 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """What came of all sweeps."""
+    """Growth of the running time over all sweeps."""
 
     growths: tuple[Growth, ...]
     rounds: int
     is_steady: bool
-    """Whether the rounds were enough for the two halves of them to agree."""
+    """Whether the exponents of odd and even rounds agree."""
 
 
 class _Trial:
-    """A layer and its input, to be timed again and again."""
+    """Layer with its input and the times of its forward passes."""
 
     def __init__(self, sweep: Sweep, sizes: LayerSizes) -> None:
         self.layer: nn.Module = make_layer(sweep.layer, sizes)
@@ -327,13 +334,18 @@ class _Trial:
 def measure_scaling(
     sweeps: Sequence[Sweep], max_rounds: int, on_round: Callable[[int], None]
 ) -> Scaling:
-    """Time forward passes; `on_round` is told the number of each round before it."""
+    """Time forward passes in processor time of one thread, which load hardly disturbs.
+
+    In each round all layers take turns, until the exponents of odd and even rounds
+    agree, or for `max_rounds`. Calls `on_round` with the number of each round before
+    it.
+    """
     random, rounds, is_steady = np.random.default_rng(SEED), 0, False
     with _one_thread(), torch.inference_mode():
         tried = [[_Trial(sweep, sizes) for sizes in sweep.sizes] for sweep in sweeps]
         trials = [trial for each in tried for trial in each]
         for trial in trials:
-            trial.layer(trial.input)  # kernels are chosen, memory is allotted
+            trial.layer(trial.input)  # warm up
         while rounds < max_rounds and not is_steady:
             rounds += 1
             on_round(rounds)
@@ -351,7 +363,7 @@ def measure_scaling(
 
 
 def _growth(sweep: Sweep, seconds: Sequence[Sequence[float]]) -> Growth:
-    """The slope of the medians where both axes are logarithmic."""
+    """Fit a straight line to the logarithms of the median times."""
     medians = [median(each) for each in seconds]
     slope, _ = linear_regression(list(map(log, sweep.values)), list(map(log, medians)))
     return Growth(sweep=sweep, seconds=tuple(medians), exponent=slope)

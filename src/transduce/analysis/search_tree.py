@@ -1,4 +1,4 @@
-"""What beam search went through for a sentence: the hypotheses of each step."""
+"""Hypotheses of each step of a beam search, as data and as a drawing."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,27 +21,26 @@ from transduce.text.vocabulary import BOS, EOS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A hypothesis that search went on with, by its last token."""
+    """Hypothesis kept in the beam at one step, identified by its last token."""
 
     parent: int | None
-    """Its number among the branches of the step before; none in the first step."""
+    """Index among the branches of the previous step; None in the first step."""
     token: int
     log_probability: float
-    """Of the token, after those before it."""
+    """Log-probability of the token, given those before it."""
     total: float
-    """Of the hypothesis so far."""
+    """Log-probability of the hypothesis so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTree:
-    """The branches of each step, best first, and what was found."""
+    """Beam of each step and the final hypotheses, all best first."""
 
     steps: tuple[tuple[Branch, ...], ...]
     hypotheses: tuple[Hypothesis, ...]
-    """Best first."""
 
     def path(self, hypothesis: Hypothesis) -> list[int]:
-        """The numbers of its branches, step by step."""
+        """Index of the hypothesis's branch at each step."""
         numbers: list[int] = []
         for branches, token in zip(self.steps, hypothesis.ids, strict=False):
             last = (numbers[-1] if numbers else None, token)
@@ -50,8 +49,8 @@ class SearchTree:
         return numbers
 
 
-class _WatchedSearch(BeamSearch):
-    """A search for one sentence that is written down while it goes on."""
+class _RecordedSearch(BeamSearch):
+    """Beam search for one sentence that records the beam of each step."""
 
     def __init__(
         self,
@@ -97,15 +96,15 @@ def _branch(
 
 
 @torch.no_grad()
-def watch_search(
+def record_search(
     model: Transformer,
     source: Int[Tensor, "1 source"],
     config: SearchConfig,
     excluded: Sequence[int],
 ) -> SearchTree:
-    """Search for the translation of a sentence, and keep what was weighed.
+    """Translate one sentence by beam search, recording the beam of each step.
 
-    What is excluded is never put out.
+    The `excluded` token ids are never generated.
     """
     memory = model.encode(source)
     decoder: NextTokenModel
@@ -116,7 +115,7 @@ def watch_search(
     else:
         decoder = IncrementalDecoder(model, memory)
     limit = config.limit(source.size(1))
-    search = _WatchedSearch(limit, config, excluded, coverage)
+    search = _RecordedSearch(limit, config, excluded, coverage)
     (sentence,) = search.live
     Decoding(decoder, search, BOS).finish()
     return SearchTree(
@@ -125,14 +124,14 @@ def watch_search(
 
 
 STEP, LANE, MARGIN = 110, 46, 24
-"""Pixels from step to step, from rank to rank, and around."""
+"""Pixels between steps, between ranks, and around the drawing."""
 
 
 def draw_tree(tree: SearchTree, tokens: dict[int, str]) -> str:
-    """An SVG: a column for each step, in it the hypotheses that went on, best first.
+    """Draw the search as SVG: a column for each step, its hypotheses best first.
 
-    Below a token stands the log-probability of all up to it. Under them all stand the
-    ends of those that were found, with their scores.
+    Below each token is the log-probability up to it. Below the columns are the ends of
+    the final hypotheses with their scores.
     """
     best = set(enumerate(tree.path(tree.hypotheses[0])))
     num_lanes = max(map(len, tree.steps), default=1)
@@ -147,7 +146,7 @@ def draw_tree(tree: SearchTree, tokens: dict[int, str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" aria-label="Tree of the search; '
-        f'the table below has what it found">{"".join(shapes)}</svg>'
+        f'the table below lists its hypotheses">{"".join(shapes)}</svg>'
     )
 
 
@@ -156,7 +155,7 @@ def _branches(
 ) -> Iterator[str]:
     for step, branches in enumerate(tree.steps):
         for lane, branch in enumerate(branches):
-            if branch.token == EOS:  # has ended, and only fills the beam up
+            if branch.token == EOS:  # finished; only fills up the beam
                 continue
             yield _node(
                 _place(step + 1, lane),

@@ -1,4 +1,4 @@
-"""All that is known of how a model reads and translates one sentence."""
+"""Attention and beam search of one sentence, as data and as a web page."""
 
 import json
 from base64 import b64encode
@@ -15,11 +15,11 @@ from torch import Tensor
 from transduce.analysis.attention_maps import AttentionMaps, attention_maps
 from transduce.analysis.figures import HEAD_COLOURS, LabelledHeads
 from transduce.analysis.head_statistics import LEGEND, head_statistics, statistics_table
-from transduce.analysis.search_tree import SearchTree, draw_tree, watch_search
+from transduce.analysis.search_tree import SearchTree, draw_tree, record_search
 from transduce.analysis.word_links import (
     between_words,
-    groups_of,
-    spelt_letters,
+    piece_texts,
+    word_groups,
     word_starts,
 )
 from transduce.decoding.search import require_numbers
@@ -37,7 +37,7 @@ from transduce.trees.trees import parse_tree, without_brackets
 from transduce.trees.vocabulary import NEVER_WRITTEN
 
 MAX_TOKENS = 128
-"""Of either side: maps grow with its square, and nobody reads larger ones."""
+"""Longest source or target in tokens: attention maps grow with its square."""
 BEGIN, END = " <s>", " </s>"
 CONTINUED = "·"
 
@@ -46,28 +46,29 @@ Granularity = Literal["words", "sub-words"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """The tokens of an axis of a map."""
+    """Tokens along one axis of an attention map."""
 
     pieces: tuple[str, ...]
-    """A word's first begins with a space; begin and end of the text are among them."""
+    """Sub-words, `<s>` and `</s>`; the first piece of a word begins with a space."""
     starts: tuple[int, ...]
-    """Where words begin, the begin and the end being words too."""
+    """Index of each word's first piece; `<s>` and `</s>` count as words."""
 
     @property
     def labels(self) -> list[str]:
-        """Readable pieces; those that continue a word have a mark before them.
+        """Readable pieces; those that continue a word are marked by a dot.
 
-        The first byte of a letter shows the letter; its other bytes show the mark only.
+        A letter encoded as bytes is shown at its first byte.
         """
         return [
             text.strip() or "␣" if i in self.starts else CONTINUED + text
-            for i, text in enumerate(spelt_letters(self.pieces))
+            for i, text in enumerate(piece_texts(self.pieces))
         ]
 
     @property
     def words(self) -> list[str]:
+        """Whole words, with `<s>` and `</s>`."""
         ends = [*self.starts[1:], len(self.pieces)]
-        letters = spelt_letters(self.pieces)
+        letters = piece_texts(self.pieces)
         return [
             "".join(letters[start:end]).strip()
             for start, end in zip(self.starts, ends, strict=True)
@@ -76,19 +77,19 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairAttention:
-    """A source and a target, and what attends to what."""
+    """Attention weights between the tokens of a source and a target."""
 
     source_text: str
     target_text: str
     source: Tokens
     target_in: Tokens
-    """What the decoder reads."""
+    """Input of the decoder."""
     target_out: Tokens
-    """What it writes at the same positions."""
+    """Output of the decoder at the same positions."""
     maps: AttentionMaps
 
     def axes(self, kind: AttentionKind) -> tuple[Tokens, Tokens]:
-        """What attends, and what is attended to."""
+        """Queries and keys of a kind of attention."""
         match kind:
             case "encoder":
                 return self.source, self.source
@@ -98,14 +99,16 @@ class PairAttention:
                 return self.target_out, self.source
 
     def heads_of(self, kind: AttentionKind, granularity: Granularity) -> LabelledHeads:
-        """All heads of one of the three attentions."""
+        """Heads of a kind of attention, with labelled queries and keys."""
         queries, keys = self.axes(kind)
         weights = self.maps.of(kind)
         if granularity == "sub-words":
             return LabelledHeads(
                 weights=weights, queries=tuple(queries.labels), keys=tuple(keys.labels)
             )
-        groups = [groups_of(axis.starts, len(axis.pieces)) for axis in (queries, keys)]
+        groups = [
+            word_groups(axis.starts, len(axis.pieces)) for axis in (queries, keys)
+        ]
         return LabelledHeads(
             weights=between_words(weights, *groups),
             queries=tuple(queries.words),
@@ -115,26 +118,26 @@ class PairAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceAttention:
-    """A source with its translation, and the search for it."""
+    """Attention of a sentence pair, and the beam search of the source."""
 
     pair: PairAttention
     is_forced: bool
-    """Whether the translation was given, and not the model's own."""
+    """Whether the target was given, not found by the search."""
     is_parse: bool
-    """Whether what was written are the symbols of a tree."""
+    """Whether the target is the linearized tree of a parser."""
     search: SearchTree
     found: tuple[str, ...]
-    """The texts of the hypotheses of the search."""
+    """Text of each hypothesis of the search."""
     tokens: dict[int, str]
-    """The pieces of the ids in the search."""
+    """Pieces of the token ids in the search."""
 
 
 def attend(translator: Translator, source_text: str, target_text: str) -> PairAttention:
-    """Let the first model read a source and a target.
+    """Compute the attention of the first model of an ensemble for a sentence pair.
 
-    The source of a model that parses is raw English, which is cut as the Penn Treebank
-    is, and the target a tree in brackets. `RequestError` if a text is empty or too
-    long, `DataError` if a tree must be one and is none.
+    A parser's source is raw English, which is tokenized as in the Penn Treebank, and
+    its target a bracketed tree. Raises `RequestError` if a text is empty or too long,
+    `DataError` if a tree is malformed.
     """
     source = _Source.read(translator, source_text)
     return _attend(translator, source, _target_ids(translator, target_text))
@@ -146,14 +149,15 @@ def look_into(
     target_text: str | None,
     config: SearchConfig | None = None,
 ) -> SentenceAttention:
-    """Translate, or read a given translation as `attend` does, and watch the search.
+    """Record the attention and the beam search of a sentence.
 
-    It is the model's own by default. `CheckpointError` if the model puts out no
-    numbers.
+    The target is the best hypothesis, unless one is given. The search settings are the
+    model's by default. Raises the errors of `attend`, and `CheckpointError` if the
+    model's output is not finite.
     """
     source = _Source.read(translator, source_text)
     given = None if target_text is None else _target_ids(translator, target_text)
-    search = watch_search(
+    search = record_search(
         translator.models[0].operators.model,
         _row([*source.ids, EOS], translator),
         config or translator.search,
@@ -205,7 +209,7 @@ def _require_length(ids: list[int], side: str) -> None:
     if len(ids) > MAX_TOKENS:
         raise TooLongError(
             f"The {side} must have at most {MAX_TOKENS} tokens, as attention maps grow "
-            f"with its square, but has {len(ids):,}; give one sentence of it."
+            f"with its square, but has {len(ids):,}; give a single sentence."
         )
 
 
@@ -244,7 +248,7 @@ def _tokens(pieces: list[str], first: str = "", last: str = "") -> Tokens:
 
 
 def as_page(sentence: SentenceAttention) -> str:
-    """HTML for any screen, light or dark, and for paper; scripts, but no network."""
+    """Self-contained HTML page with scripts, for light and dark screens and print."""
     return whole_page(
         "Attention",
         [
@@ -276,7 +280,7 @@ def _texts(sentence: SentenceAttention) -> str:
 
 
 def _data(sentence: SentenceAttention) -> str:
-    """What the script draws; weights are little-endian floats of 32 bits in base64."""
+    """Data for the page's script; weights are little-endian float32 in base64."""
     pair = sentence.pair
     data = {
         "source": _axis(pair.source),
@@ -286,7 +290,7 @@ def _data(sentence: SentenceAttention) -> str:
         "colours": HEAD_COLOURS,
         "maps": {kind: _weights(pair.maps.of(kind)) for kind in ATTENTION_KINDS},
     }
-    # Nothing in a text may end the element.
+    # A text must not be able to close the element.
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
     return f'<script type="application/json" id="attention">{text}</script>'
 
@@ -294,7 +298,7 @@ def _data(sentence: SentenceAttention) -> str:
 def _clearest_layer(
     weights: Float[Tensor, "layers heads target source"],
 ) -> int:
-    """Where the heads agree most on something: what is shown first."""
+    """Index of the layer with the sharpest mean of heads, which is shown first."""
     return int(weights.mean(dim=1).amax(dim=-1).mean(dim=-1).argmax())
 
 
@@ -315,7 +319,7 @@ def _weights(weights: Float[Tensor, "layers heads queries keys"]) -> dict[str, A
 
 def _statistics(sentence: SentenceAttention) -> Section:
     return Section(
-        title="What each head does",
+        title="Statistics of the heads",
         parts=(
             f"Means over the tokens of this sentence. {LEGEND}",
             statistics_table(head_statistics([sentence.pair.maps])),
@@ -326,9 +330,9 @@ def _statistics(sentence: SentenceAttention) -> Section:
 def _search_tree(sentence: SentenceAttention) -> str:
     picture = draw_tree(sentence.search, sentence.tokens)
     return (
-        "<section><h2>The search</h2><p>A column for each step, in it the hypotheses "
-        "that search went on with, best first; below each the log-probability so far. "
-        "The path of the best one stands out.</p>"
+        "<section><h2>Beam search</h2><p>Each column is a step and lists the "
+        "hypotheses kept in the beam, best first, with their log-probability so far. "
+        "The path of the best hypothesis is highlighted.</p>"
         f'<div class="tree" tabindex="0" role="region" aria-label="Search">{picture}'
         "</div></section>"
     )
@@ -349,9 +353,9 @@ def _hypotheses(sentence: SentenceAttention) -> Section:
         )
     )
     return Section(
-        title="What the search found",
+        title="Hypotheses",
         parts=(
-            "The score is the log-probability over the length penalty.",
+            "The score is the log-probability divided by the length penalty.",
             Table(columns=(*heads, Column(name="text", is_text=True)), rows=rows),
         ),
     )

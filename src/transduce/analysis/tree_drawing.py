@@ -1,4 +1,4 @@
-"""A constituency tree for people to look at: as indented brackets, or as a picture."""
+"""Constituency trees for display: as indented brackets or as an SVG picture."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ from transduce.trees.trees import Tree
 
 INDENT = "  "
 CHARACTER, GAP, LEVEL, MARGIN, BASELINE = 8, 14, 44, 16, 14
-"""Pixels: the width of a character, between words, between levels, around a tree, and
-from the top of a line of text to where its letters stand."""
+"""Pixels: width of a character, gap between words, distance of levels, margin around a
+tree, and height of the text's baseline."""
 STYLE = (
     "text{font:14px sans-serif;text-anchor:middle;fill:#222}"
     ".label{font-weight:600;fill:#4477aa}.tag{fill:#888}"
@@ -20,7 +20,7 @@ STYLE = (
 
 
 def indented(tree: Tree) -> str:
-    """The tree in brackets, a constituent a line with the leaves it begins with."""
+    """Format a tree in brackets, one constituent per line with its first leaves."""
     closing = Counter(one.end for one in tree.constituents)
     lines: list[str] = []
     depth, is_begun = 0, False
@@ -41,7 +41,7 @@ def indented(tree: Tree) -> str:
 
 
 def svg(trees: Iterable[Tree]) -> str:
-    """Trees as one picture, one below the other."""
+    """Draw trees as one SVG picture, one below the other."""
     drawings: list[str] = []
     width, height = 0.0, 0.0
     for tree in trees:
@@ -61,7 +61,7 @@ def svg(trees: Iterable[Tree]) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """What is written at a place, and what hangs below it."""
+    """Label, tag or word of a drawing, with the nodes below it."""
 
     text: str
     kind: str
@@ -75,9 +75,9 @@ class _Node:
 
 
 def _laid_out(tree: Tree) -> list[_Node]:
-    """All nodes, each over the middle of what is below it."""
+    """Place all nodes, each centred above its children."""
     above: list[tuple[_Node, int]] = []
-    """What holds the next leaf, with its end."""
+    """Open constituents around the next leaf, each with its end."""
     phrases: list[_Node] = []
     others: list[_Node] = []
     leaves = zip(tree.leaves, tree.opened_at(), _middles(tree), strict=True)
@@ -105,7 +105,7 @@ def _widths(tree: Tree) -> list[int]:
 
 
 def _middles(tree: Tree) -> list[float]:
-    """Of each word, from the left edge."""
+    """Horizontal centre of each word."""
     widths = _widths(tree)
     ends = accumulate(widths, initial=MARGIN)
     return [start + width / 2 for start, width in zip(ends, widths, strict=False)]

@@ -1,8 +1,8 @@
-"""Word links between a sentence and its translation.
+"""Word alignment between a sentence and its translation, from attention.
 
-The links follow the decoder's attention to the source (Bahdanau et al., 2015). The best
-layer differs between models; for each pair it is the one in which most words of both
-sides choose each other, as in Chen et al. (2020).
+A target word is linked to the source word of its greatest encoder-decoder attention
+(Bahdanau et al., 2015). The best layer differs between models; for each pair it is the
+one in which most words of both sides choose each other, as in Chen et al. (2020).
 """
 
 import re
@@ -30,14 +30,14 @@ _ENDS_UNSPACED = re.compile(f"[{UNSPACED_LETTERS}]$")
 
 
 def word_starts(pieces: Sequence[str]) -> list[int]:
-    """Where words begin among pieces as `Tokenizer.pieces` gives them.
+    """Indices of the first piece of each word, for pieces of `Tokenizer.pieces`.
 
-    The first piece of a word begins with a space; what has neither letter nor digit
-    is a word of its own, and so is a piece of a script that writes no spaces.
+    The first piece of a word begins with a space. A piece without letters and digits is
+    a word of its own, and so is a piece of a script without spaces.
     """
     starts: list[int] = []
     before = ""
-    for i, text in enumerate(spelt_letters(pieces)):
+    for i, text in enumerate(piece_texts(pieces)):
         if i == 0 or (text and _begins_word(text, before)):
             starts.append(i)
         before = text or before
@@ -47,8 +47,8 @@ def word_starts(pieces: Sequence[str]) -> list[int]:
 def _begins_word(text: str, before: str) -> bool:
     if text.startswith(" "):
         return True
-    goes_on = unicodedata.category(text[0])[0] == "M" or text[0] == _JOINER
-    if not before.strip() or goes_on or before.endswith(_JOINER):
+    continues = unicodedata.category(text[0])[0] == "M" or text[0] == _JOINER
+    if not before.strip() or continues or before.endswith(_JOINER):
         return False
     return (
         _is_punctuation(text)
@@ -58,16 +58,16 @@ def _begins_word(text: str, before: str) -> bool:
     )
 
 
-def spelt_letters(pieces: Sequence[str]) -> list[str]:
-    """Text of each piece; a letter in bytes belongs to its first byte."""
+def piece_texts(pieces: Sequence[str]) -> list[str]:
+    """Text of each piece; a letter encoded as bytes is the text of its first byte."""
     texts: list[str] = []
     for is_bytes, run in groupby(pieces, lambda piece: bool(_BYTE.fullmatch(piece))):
         found = list(run)
-        texts += _of_bytes([int(p[3:5], 16) for p in found]) if is_bytes else found
+        texts += _decoded([int(p[3:5], 16) for p in found]) if is_bytes else found
     return texts
 
 
-def _of_bytes(values: Sequence[int]) -> list[str]:
+def _decoded(values: Sequence[int]) -> list[str]:
     texts: list[str] = []
     while (start := len(texts)) < len(values):
         length = next(
@@ -79,7 +79,7 @@ def _of_bytes(values: Sequence[int]) -> list[str]:
 
 
 def _begins_letter(values: Sequence[int], length: int) -> bool:
-    """Whether the bytes are one UTF-8 letter of this length."""
+    """Whether the bytes are one UTF-8 character of this length."""
     try:
         return len(bytes(values).decode("utf-8")) == 1 and len(values) == length
     except UnicodeDecodeError:
@@ -90,8 +90,10 @@ def _is_punctuation(piece: str) -> bool:
     return piece != " " and not _LETTER_OR_DIGIT.search(piece)
 
 
-def groups_of(starts: Sequence[int], num_pieces: int) -> Float[Tensor, "pieces words"]:
-    """Which pieces, each one, belong to which words."""
+def word_groups(
+    starts: Sequence[int], num_pieces: int
+) -> Float[Tensor, "pieces words"]:
+    """Matrix of 1 where a piece belongs to a word, otherwise 0."""
     groups = torch.zeros(num_pieces, len(starts))
     for word, (start, end) in enumerate(
         zip(starts, [*starts[1:], num_pieces], strict=True)
@@ -100,36 +102,39 @@ def groups_of(starts: Sequence[int], num_pieces: int) -> Float[Tensor, "pieces w
     return groups
 
 
-def groups_of_words(
+def letter_groups(
     pieces: Sequence[str], words: Sequence[str]
 ) -> Float[Tensor, "pieces words"]:
-    """Which part of each piece belongs to which of the words that they spell.
+    """Matrix of the share of each piece's letters that belong to each word.
 
-    By their letters, as a piece may be of two words, which share it then. Of a letter
-    that is spelt in bytes, each byte is a piece.
+    A piece may belong to two words. Each byte of a letter encoded as bytes is a piece.
+    The pieces must spell the words: see `are_spelt`.
     """
     owners = [word for word, text in enumerate(words) for _ in text]
     groups = torch.zeros(len(pieces), len(words))
     at = 0
     for i, piece in enumerate(pieces):
         count = _num_letters(piece)
-        # A space belongs to the next word, the later bytes of a letter to the first.
+        # A space belongs to the next word, later bytes of a letter to the first byte's.
         other = at if not piece.strip() and at < len(owners) else at - 1
-        mine = owners[at : at + count] or owners[other : other + 1]
-        for owner in mine:
-            groups[i, owner] += 1 / len(mine)
+        letters = owners[at : at + count] or owners[other : other + 1]
+        for owner in letters:
+            groups[i, owner] += 1 / len(letters)
         at += count
     assert at == len(owners)
     return groups
 
 
 def are_spelt(words: Sequence[str], pieces: Sequence[str]) -> bool:
-    """Whether the pieces have as many letters: some tokenizers lose what is unknown."""
+    """Whether the pieces have as many letters as the words.
+
+    Some tokenizers drop unknown characters.
+    """
     return sum(map(len, words)) == sum(map(_num_letters, pieces))
 
 
 def _num_letters(piece: str) -> int:
-    """That begin in it."""
+    """Number of letters that begin in a piece."""
     if byte := _BYTE.fullmatch(piece):
         return int(int(byte[1], 16) & 0xC0 != 0x80)
     return len(piece.replace(" ", ""))
@@ -140,24 +145,28 @@ def between_words(
     query_groups: Float[Tensor, "queries query_words"],
     key_groups: Float[Tensor, "keys key_words"],
 ) -> Float[Tensor, "*heads query_words key_words"]:
-    """What words attend to; every word must have a piece."""
+    """Attention between words: the mean over a query's pieces, the sum over a key's.
+
+    Every query word must have a piece.
+    """
     means = query_groups / query_groups.sum(dim=0)
     return means.T @ weights @ key_groups
 
 
 MOST_POSITIONS = 2_048
-"""Positions of a batch at most, padding included."""
+"""Largest batch in positions, padding included."""
 MAX_TOKENS = 256
-"""Tokens of a sentence at most: maps grow with its square, and longer sentences are
+"""Longest sentence: attention maps grow with its square, and longer sentences are
 translated in parts."""
 
 
 def attended_links(
     translator: Translator, pairs: Sequence[tuple[str, str]]
 ) -> list[WordLinks | None]:
-    """Word links of sentences and their translations by the first model.
+    """Word links of sentence pairs by the first model of an ensemble.
 
-    None for a pair with a side that is too long, or that its tokens do not spell.
+    None for a pair with a side that is too long, or that the tokenizer cannot
+    represent.
     """
     tokenizer = translator.tokenizer
     sources = tokenizer.encode_sources([source for source, _ in pairs])
@@ -191,9 +200,7 @@ def _links(
     words = _words(pair[0], source), _words(pair[1], target)
     if not (source and target and all(map(are_spelt, words, pieces))):
         return None
-    groups = [
-        groups_of_words(of, spelt) for of, spelt in zip(pieces, words, strict=True)
-    ]
+    groups = [letter_groups(of, spelt) for of, spelt in zip(pieces, words, strict=True)]
     if any(bool((each.sum(dim=0) == 0).any()) for each in groups):
         return None
     means = weights.mean(dim=1)[..., :-1]  # without the end token of the source
@@ -212,7 +219,7 @@ def _words(text: str, spans: Sequence[Span]) -> list[str]:
 def _agreement(
     weights: Float[Tensor, "maps target source"],
 ) -> Float[Tensor, " maps"]:
-    """Number of target words that are chosen by the source word they choose."""
+    """Number of target words chosen by the source word that they choose."""
     chosen = weights.argmax(dim=-1)
     choosing = weights.argmax(dim=-2)
     back = choosing.gather(-1, chosen)

@@ -23,12 +23,12 @@ from transduce.data.treebank import TreebankFiles
 from transduce.errors import DataError, counted
 from transduce.experiments.corpus_check import (
     Advice,
-    BankReport,
     CorpusReport,
     Overlap,
     PairReport,
     SplitReport,
     TreebankReport,
+    TreesReport,
     advise,
     advise_on_treebank,
     check_corpus,
@@ -321,7 +321,7 @@ def _share(count: int, total: int) -> str:
     return f"{count / total:.1%}" if count / total >= 0.0005 else "< 0.1%"
 
 
-def _bank_figures(bank: BankReport) -> dict[str, str]:
+def _bank_figures(bank: TreesReport) -> dict[str, str]:
     return {
         "trees": f"{bank.trees:,}",
         "words": f"{bank.words:,}",
@@ -387,8 +387,8 @@ def _places(
         pairs = _pair_findings(split.pairs)
         findings |= {f"{name} pairs, {label}": each for label, each in pairs.items()}
     if overlap is not None:
-        findings["dev pairs that stand in training"] = overlap.pairs
-        findings["dev sources that stand in training"] = overlap.sources
+        findings["dev pairs that are also in training"] = overlap.pairs
+        findings["dev sources that are also in training"] = overlap.sources
     met = {label: finding for label, finding in findings.items() if finding.count}
     return places | {f"{label}: {f.count:,}": _examples(f) for label, f in met.items()}
 

@@ -1,7 +1,7 @@
-"""What training would make of a corpus, found out before it (section 5.1).
+"""Check of a corpus before training, with advice (section 5.1).
 
-The corpus goes through the tokenizer, the filter and the batcher that training would
-use. The report is plain numbers and strings; showing it is not done here.
+The corpus goes through the tokenizer, the filter and the batcher of training. The
+report is plain numbers and strings.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,9 +35,9 @@ from transduce.experiments.corpus_survey import (
     LengthBin,
     SideReport,
     Survey,
-    sound_pairs,
     survey_corpus,
     survey_prepared,
+    valid_pairs,
 )
 from transduce.experiments.presets import (
     FITTING,
@@ -50,59 +50,63 @@ from transduce.experiments.presets import (
 from transduce.text.tokenizer import learn_tokenizer
 
 LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10
-"""A pair is lopsided if one side is longer by more than this factor and by at least so
-many tokens: a word or two may well take three times as many in another language."""
+"""A pair is lopsided if one side is longer by more than this factor and by at least
+this many tokens: a word or two may well take three times as many in another
+language."""
 
 REMEDIES = {
-    "replacement character": "letters were lost there: fetch the text again",
-    "doubly encoded letter": "undo one encoding, or fetch the text again",
-    "line separator": "it ends no line here, so see that the lines match; make it a "
-    "space",
+    "replacement character": "letters were lost there: download the text again",
+    "doubly encoded letter": "undo one encoding, or download the text again",
+    "line separator": "it does not end a line here, so check that the lines match; "
+    "replace it by a space",
     "control character": "remove it",
 }
-"""What to do about each of the survey's marks, worst first."""
+"""Remedy for each kind of suspicious character, worst first."""
 
 NOTEWORTHY = 0.01
-"""A smaller share of odd pairs is in every corpus, and no reason to warn."""
+"""Share of unusual pairs above which a warning is given: every corpus has a few."""
 CHARACTERS_PER_TOKEN, SYMBOLS_PER_WORD = 5, 3
-"""Rough numbers to estimate a corpus' tokens before it has a tokenizer."""
+"""Rough numbers to estimate a corpus's tokens before it has a tokenizer."""
 MANY_EPOCHS = 100
+"""Number of epochs above which fewer steps are advised."""
 MUCH_PADDING = 0.25
+"""Share of padding above which smaller batches are advised."""
 LONG_WORD, SHORT_WORD = 20, 4
-"""Characters between spaces, on average: above the first, text of a spaced script lacks
+"""Mean distance of spaces in characters: above the first, text of a spaced script lacks
 spaces; below the second, text of an unspaced script has them."""
 MANY_BYTES = 0.03
-"""Share of byte tokens above which a larger vocabulary is needed."""
+"""Share of byte tokens above which a larger vocabulary is advised."""
 
 DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""Odd, so that digests of two sides are mixed into one without loss."""
+"""Multiplier that combines two digests; odd, so that no information is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairReport:
-    """What becomes of the pairs; from `lopsided` on, of those that are kept."""
+    """Counts of sentence pairs; from `lopsided` on, of the kept ones only."""
 
     total: int
-    """Lines that have one on the other side."""
+    """Pairs of lines."""
     invalid: int
-    """With a line that training refuses to read."""
+    """Pairs with a line that training refuses to read."""
     kept: int
+    """Pairs that training would use."""
     empty_source: Finding
     empty_target: Finding
     empty_both: Finding
     overlong: Finding
     lopsided: Finding
     identical: Finding
-    """Both sides are the same text."""
+    """Pairs whose two sides are the same text."""
     repeated: Finding
-    """Both sides have stood together before."""
+    """Pairs that occurred before."""
     ambiguous_sources: int
-    """Sources that stand with several targets."""
+    """Sources with several different targets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitReport:
-    """The training or the dev corpus."""
+    """Report on the training or the dev corpus."""
 
     source: SideReport
     target: SideReport
@@ -114,7 +118,7 @@ class SplitReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """What of the dev corpus stands in training."""
+    """Dev pairs and dev sources that also occur in the training corpus."""
 
     pairs: Finding
     sources: Finding
@@ -122,24 +126,26 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochReport:
-    """The first pass over the corpus, cut as training would."""
+    """Updates and padding of the first epoch, batched as in training."""
 
     updates: int
+    """Updates per epoch."""
     padding: float
-    """The share of positions of all batches that hold no token."""
+    """Share of positions in all batches that hold no token."""
     steps: int
+    """Updates of the training."""
     epochs: float
-    """That the steps make."""
+    """Number of epochs of the training."""
     fewer_steps: int
-    """The steps to take if these make too many epochs."""
+    """Advised updates if these make too many epochs."""
     fitting_preset: str | None
     """Preset for corpora of this size; None if the settings fit it."""
     fitting_steps: int | None
-    """Steps to take with that preset; None if its own suit the corpus."""
+    """Advised updates with that preset; None if its own fit the corpus."""
 
     @property
     def proposal(self) -> str:
-        """The options that choose what fits the corpus."""
+        """Command options that choose the fitting preset."""
         steps = self.fitting_steps
         fewer = "" if steps is None else f" --set training.steps={steps}"
         return f"--preset {self.fitting_preset}{fewer}"
@@ -147,7 +153,7 @@ class EpochReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusReport:
-    """All that was found out about a corpus."""
+    """Report on a parallel corpus."""
 
     training: SplitReport
     dev: SplitReport | None
@@ -156,11 +162,13 @@ class CorpusReport:
     epoch: EpochReport | None
     """None if no pair is kept."""
     vocab_size: int
+    """Size of the learned vocabulary."""
     asked_vocab_size: int
+    """Size by the setting `tokenizer.vocab_size`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BankReport:
+class TreesReport:
     """Report on the training or the dev trees."""
 
     files: tuple[Path, ...]
@@ -179,45 +187,47 @@ class BankReport:
 class TreebankReport:
     """Report on treebanks."""
 
-    training: BankReport
-    dev: BankReport | None
+    training: TreesReport
+    dev: TreesReport | None
     copies: int
-    """Variants made of each training tree."""
+    """Number of variants of each training tree."""
     prepared: int
-    """Trees and variants that are trained on."""
+    """Trees and variants that training uses."""
     overlong: int
-    """Trees and variants that are left out as too long."""
+    """Trees and variants left out as too long."""
     overlap: Overlap | None
-    """Dev trees that are in training, too; None without dev trees."""
+    """Dev trees that also occur in training; None without dev trees."""
     epoch: EpochReport | None
     vocab_size: int
+    """Size of the learned source vocabulary."""
     asked_vocab_size: int
+    """Size by the setting `tokenizer.vocab_size`."""
     num_symbols: int
-    """Size of the target's vocabulary, in which trees are written."""
+    """Size of the target vocabulary, the symbols of linearized trees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What is wrong, and what to do about it."""
+    """Problem of a corpus with its remedy."""
 
     problem: str
     remedy: str
     is_refusal: bool = False
-    """Training would not start."""
+    """Whether training would refuse to start."""
 
     def __str__(self) -> str:
         return f"{self.problem}; {self.remedy}."
 
 
 def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
-    """Read a corpus as training would, but to its end.
+    """Check a parallel corpus as training would use it.
 
-    `DataError` only where a file cannot be read at all. Faults of its lines are in the
-    report.
+    Faults of lines are in the report. Raises `DataError` only if a file cannot be read
+    at all.
     """
     max_length = config.batching.max_length
-    total = sum(map(num_characters, sound_pairs(files.source, files.target)))
-    texts = learning_texts(sound_pairs(files.source, files.target), total)
+    total = sum(map(num_characters, valid_pairs(files.source, files.target)))
+    texts = learning_texts(valid_pairs(files.source, files.target), total)
     tokenizer = learn_tokenizer(texts, config.tokenizer)
     training = survey_corpus(files.source, files.target, tokenizer, max_length)
     dev = None
@@ -234,16 +244,16 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
 
 
 def preset_for(files: CorpusFiles | TreebankFiles) -> str:
-    """Preset that fits the size of some files, estimated by their characters."""
+    """Preset that fits the size of a corpus, estimated from its characters."""
     if isinstance(files, TreebankFiles):
         words = sum(len(tree.leaves) for tree in read_treebank(files.trees))
         return fitting_preset(SYMBOLS_PER_WORD * words, files.task)
-    total = sum(map(num_characters, sound_pairs(files.source, files.target)))
+    total = sum(map(num_characters, valid_pairs(files.source, files.target)))
     return fitting_preset(total // (2 * CHARACTERS_PER_TOKEN), files.task)
 
 
 def check_treebank(files: TreebankFiles, config: RunConfig) -> TreebankReport:
-    """Read treebanks as training would; `DataError` at the first fault."""
+    """Check treebanks as training would use them; `DataError` at the first fault."""
     with TemporaryDirectory(prefix="transduce-") as name:
         folder = Path(name)
         prepared = prepare_treebank(
@@ -251,8 +261,8 @@ def check_treebank(files: TreebankFiles, config: RunConfig) -> TreebankReport:
         )
         report = check_prepared(folder, prepared, config, files.task)
     return TreebankReport(
-        training=_bank_report(files.trees),
-        dev=_bank_report(files.dev_trees) if files.dev_trees else None,
+        training=_trees_report(files.trees),
+        dev=_trees_report(files.dev_trees) if files.dev_trees else None,
         copies=config.treebank.augmentation.copies,
         prepared=report.training.pairs.kept,
         overlong=report.training.pairs.overlong.count,
@@ -264,11 +274,11 @@ def check_treebank(files: TreebankFiles, config: RunConfig) -> TreebankReport:
     )
 
 
-def _bank_report(paths: Sequence[Path]) -> BankReport:
+def _trees_report(paths: Sequence[Path]) -> TreesReport:
     trees = read_treebank(paths)
     lengths = [len(tree.leaves) for tree in trees]
     constituents = [each for tree in trees for each in tree.constituents]
-    return BankReport(
+    return TreesReport(
         files=tuple(paths),
         trees=len(trees),
         words=sum(lengths),
@@ -282,9 +292,9 @@ def _bank_report(paths: Sequence[Path]) -> BankReport:
 def check_prepared(
     folder: Path, corpus: PreparedCorpus, config: RunConfig, task: Task
 ) -> CorpusReport:
-    """Report like `check_corpus` on a prepared corpus, without places and words.
+    """Check a prepared corpus like `check_corpus`, without file names and lines.
 
-    It is fast, as it reads ids, not texts.
+    This is fast, as ids are read instead of texts.
     """
     splits = {
         name: survey_prepared(
@@ -308,7 +318,10 @@ def check_prepared(
 
 
 def require_fitting(report: CorpusReport, task: Task) -> None:
-    """Raise `ConfigError` if default settings are for much larger corpora."""
+    """Raise `ConfigError` if default settings are for much larger corpora.
+
+    The message proposes a preset that fits.
+    """
     epoch = report.epoch
     if epoch is None or epoch.epochs <= MOST_EPOCHS or epoch.fitting_preset is None:
         return
@@ -317,13 +330,13 @@ def require_fitting(report: CorpusReport, task: Task) -> None:
     pairs = counted(report.training.pairs.kept, noun)
     raise ConfigError(
         f"A preset must be chosen for a corpus of {pairs}: add {epoch.proposal}, "
-        f"which fits it. (The paper's, {large}, makes "
-        f"{epoch.epochs:,.0f} epochs of it; --preset {large} trains that all the same.)"
+        f"which fits it. (The paper's preset {large} would train "
+        f"{epoch.epochs:,.0f} epochs; --preset {large} chooses it all the same.)"
     )
 
 
 def advise_on_treebank(report: CorpusReport | TreebankReport) -> tuple[Advice, ...]:
-    """Advice that applies to trees; repeated trees are no fault."""
+    """Advice about treebanks, in which repeated trees are no fault."""
     return (
         *(_overlap_advice(report.overlap) if report.overlap else ()),
         *(_training_advice(report, report.epoch) if report.epoch else ()),
@@ -331,7 +344,7 @@ def advise_on_treebank(report: CorpusReport | TreebankReport) -> tuple[Advice, .
 
 
 def advise(report: CorpusReport) -> tuple[Advice, ...]:
-    """What to do before training, worst first; refusals come before all else."""
+    """Advice about a parallel corpus, worst first, beginning with refusals."""
     splits = {"training": report.training, "dev": report.dev}
     named = [(name, split) for name, split in splits.items() if split is not None]
     return (
@@ -403,25 +416,27 @@ def _num_ambiguous_sources(survey: Survey) -> int:
 
 def _overlap(training: Survey, dev: Survey) -> Overlap:
     return Overlap(
-        pairs=_standing_in(training, dev, _pair_digests(training), _pair_digests(dev)),
-        sources=_standing_in(
+        pairs=_repeats(training, dev, _pair_digests(training), _pair_digests(dev)),
+        sources=_repeats(
             training, dev, training.rows["source_digest"], dev.rows["source_digest"]
         ),
     )
 
 
-def _standing_in(
+def _repeats(
     training: Survey,
     dev: Survey,
     known: Integer[np.ndarray, " training"],
-    asked: Integer[np.ndarray, " dev"],
+    digests: Integer[np.ndarray, " dev"],
 ) -> Finding:
-    rows = np.flatnonzero(np.isin(asked, known))
+    """Dev rows whose digest occurs in training."""
+    rows = np.flatnonzero(np.isin(digests, known))
+    first = [int(np.argmax(known == digests[row])) for row in rows[:NUM_EXAMPLES]]
     return Finding(
         count=len(rows),
         examples=tuple(
-            f"{dev.place(row)} is {training.place(int(np.argmax(known == asked[row])))}"
-            for row in rows[:NUM_EXAMPLES].tolist()
+            f"{dev.place(row)} is {training.place(place)}"
+            for row, place in zip(rows[:NUM_EXAMPLES].tolist(), first, strict=True)
         ),
     )
 
@@ -433,7 +448,7 @@ def _pair_digests(survey: Survey) -> Integer[np.ndarray, " pairs"]:
 def _first_rows(
     digests: Integer[np.ndarray, " pairs"],
 ) -> Integer[np.ndarray, " pairs"]:
-    """For each row, the one in which its digest stands first."""
+    """Index of the first row with the same digest, for each row."""
     _, first, which = np.unique(digests, return_index=True, return_inverse=True)
     return first[which]
 
@@ -472,19 +487,19 @@ def _first_epoch(dataset: Dataset, config: RunConfig) -> Iterator[Update]:
 
 
 def _fewer_steps(config: RunConfig, updates: int) -> int:
-    """Steps that make enough epochs, at least twice as many as those of the warmup."""
+    """Updates of `MANY_EPOCHS` epochs, but at least twice those of the warm-up."""
     return max(MANY_EPOCHS * updates, 2 * config.training.warmup_steps)
 
 
 def _fitting_preset(kept: Survey, config: RunConfig, task: Task) -> str | None:
     """Preset for a corpus of this size; None if the settings fit it."""
     name = fitting_preset(int(kept.rows["target_length"].sum()), task)
-    asked, fitting = config.batching.target_tokens, PRESETS[name].batching.target_tokens
-    return name if asked > fitting else None
+    ours, fitting = config.batching.target_tokens, PRESETS[name].batching.target_tokens
+    return name if ours > fitting else None
 
 
 def _only_lengths(lengths: Integer[np.ndarray, " sentences"]) -> EncodedSide:
-    """A side of such sentences without their ids, since batches are cut by length."""
+    """Encoded side without ids: batching needs only the lengths."""
     ends = np.cumsum(lengths, dtype=np.int64)
     return EncodedSide(ids=np.empty(0, ID_TYPE), offsets=np.insert(ends, 0, 0))
 
@@ -501,12 +516,12 @@ def _refusals(name: str, split: SplitReport) -> Iterator[Advice]:
         yield Advice(
             problem=f"{files.source} has {counted(files.source_lines, 'line')}, but "
             f"{files.target} has {files.target_lines:,}",
-            remedy="find where a line was lost or broken: all after it are mismatched",
+            remedy="find where a line was lost or split: all lines after it mismatch",
             is_refusal=True,
         )
     if not split.pairs.kept:
         yield Advice(
-            problem=f"pairs of the {name} corpus to keep: 0 of {split.pairs.total:,}",
+            problem=f"usable pairs of the {name} corpus: 0 of {split.pairs.total:,}",
             remedy="give files with text on both sides, or raise batching.max_length",
             is_refusal=True,
         )
@@ -515,9 +530,9 @@ def _refusals(name: str, split: SplitReport) -> Iterator[Advice]:
 def _overlap_advice(overlap: Overlap) -> Iterator[Advice]:
     if overlap.sources.count:
         yield Advice(
-            problem=f"dev sources that stand in training: {overlap.sources.count:,} "
-            f"({overlap.pairs.count:,} with the same target)",
-            remedy="take them out of the training files, or dev scores are too good",
+            problem="dev sources that are also in training: "
+            f"{overlap.sources.count:,} ({overlap.pairs.count:,} with the same target)",
+            remedy="remove them from the training files, or dev scores are too high",
         )
 
 
@@ -534,19 +549,19 @@ def _text_advice(name: str, split: SplitReport) -> Iterator[Advice]:
 
 
 def _word_advice(name: str, side: SideReport) -> Iterator[Advice]:
-    """Advice on missing or unusual spaces, and on characters outside the vocabulary."""
+    """Advice about missing or unusual spaces, and about unknown characters."""
     letters = side.characters / max(side.words, 1)
     is_unspaced = side.unspaced_letters > side.characters / 2
     if not is_unspaced and letters > LONG_WORD:
         yield Advice(
             problem=f"the training {name} has a space only every {letters:.0f} "
-            "characters, so that a piece of the vocabulary may be a whole clause",
-            remedy="restore the spaces between its words",
+            "characters, so a sub-word of the vocabulary may be a whole clause",
+            remedy="restore the spaces between words",
         )
     if is_unspaced and letters < SHORT_WORD:
         yield Advice(
             problem=f"the training {name} has spaces between the words of a script "
-            f"that writes none (one every {letters:.1f} characters)",
+            f"that is written without (one every {letters:.1f} characters)",
             remedy="remove them, unless translations should have them too",
         )
     if side.byte_tokens > MANY_BYTES * side.tokens:
@@ -563,10 +578,10 @@ def _pair_advice(pairs: PairReport) -> Iterator[Advice]:
         for finding in (pairs.empty_source, pairs.empty_target, pairs.empty_both)
     )
     odd = (
-        (empty, "with an empty side", "see that the files belong together"),
+        (empty, "with an empty side", "check that the files belong together"),
         (pairs.overlong.count, "too long", "split them or raise batching.max_length"),
-        (pairs.identical.count, "of twice the same text", "take them out"),
-        (pairs.lopsided.count, "of very unlike length", "see that the lines match"),
+        (pairs.identical.count, "with the same text on both sides", "remove them"),
+        (pairs.lopsided.count, "of very different length", "check the alignment"),
         (pairs.repeated.count, "that repeat an earlier one", "keep one of each"),
     )
     for number, description, remedy in odd:
@@ -584,7 +599,7 @@ def _training_advice(
         yield Advice(
             problem=f"{counted(epoch.steps, 'step')} read only {epoch.epochs:.0%} of "
             "the corpus",
-            remedy=f"see all of it once by --set training.steps={epoch.updates}",
+            remedy=f"read all of it once with --set training.steps={epoch.updates}",
         )
     if epoch.steps > epoch.fewer_steps:
         is_other = epoch.fitting_preset is not None
@@ -599,11 +614,11 @@ def _training_advice(
     if epoch.padding > MUCH_PADDING:
         yield Advice(
             problem=f"padding takes {epoch.padding:.0%} of the positions computed",
-            remedy="lower batching.batch_tokens, so that lengths in a batch are alike",
+            remedy="lower batching.batch_tokens, so that a batch has similar lengths",
         )
     if report.vocab_size < report.asked_vocab_size:
         yield Advice(
             problem=f"the corpus gives only {report.vocab_size:,} of the "
-            f"{report.asked_vocab_size:,} pieces of tokenizer.vocab_size",
+            f"{report.asked_vocab_size:,} sub-words of tokenizer.vocab_size",
             remedy="nothing is lost, and the model has fewer parameters",
         )

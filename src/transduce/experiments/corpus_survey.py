@@ -1,8 +1,8 @@
-"""A corpus read to its end, whatever is wrong with it.
+"""Survey of a parallel corpus: counts, lengths, duplicates and faults.
 
 Training stops at the first fault of a file. Here every fault is counted, its pair is
-left out, and reading goes on. Of each sound pair only place, lengths and digests
-are kept: 33 bytes, whatever its text. Knows nothing of what to do about a fault.
+left out, and reading continues. For each valid pair only its position, lengths and
+digests are kept, in 33 bytes. `corpus_check` has the advice about faults.
 """
 
 import re
@@ -35,20 +35,20 @@ Side: TypeAlias = Literal["source", "target"]
 Row: TypeAlias = tuple[int, int, int, int, int, int]
 
 NUM_EXAMPLES = 3
-"""Places named of each finding; the others are only counted."""
+"""Number of examples listed for each finding."""
 
 MAX_BINS = 12
-"""Of lengths, not counting one for the last hundredth."""
+"""Largest number of bins of lengths, besides one for the longest 1 %."""
 
 FATES = ("kept", "empty", "overlong")
-"""The answers of `fate_of`; a row holds their index."""
+"""Results of `fate_of`; a row holds their index."""
 
 CHUNK_ROWS, CHUNK_IDS = 100_000, 10_000_000
-"""Sentences, and ids, that are processed at once."""
+"""Sentences and ids processed at once."""
 MIXERS = tuple(
     map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 )
-"""Odd factors of the digests, with random-looking bits."""
+"""Odd multipliers of the digests, with random-looking bits."""
 
 ROW = np.dtype(
     [
@@ -62,12 +62,12 @@ ROW = np.dtype(
 )
 
 _NO_TEXT = re.compile(r"[\x00\udc80-\udcff]")
-"""NUL, or what Python's `surrogateescape` makes of a byte that is not UTF-8."""
+"""NUL, or a byte that is not UTF-8 as Python's `surrogateescape` decodes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """How often something was met, and where first."""
+    """Number of occurrences, with the first places."""
 
     count: int
     examples: tuple[str, ...] = ()
@@ -75,19 +75,22 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePair:
-    """Two files that are read line by line together."""
+    """Source file and target file, aligned line by line."""
 
     source: Path
     target: Path
     source_lines: int
     target_lines: int
     position: int
-    """Of its first pair among all pairs of the corpus."""
+    """Index of the files' first pair among all pairs of the corpus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideReport:
-    """One side of a corpus. All but `lines` and `invalid` is of its sound pairs."""
+    """Report on one side of a corpus.
+
+    All but `lines` and `invalid` is on valid pairs only.
+    """
 
     files: tuple[Path, ...]
     lines: int
@@ -100,22 +103,24 @@ class SideReport:
     """Number of tokens that are bytes of characters outside the vocabulary."""
     tokens_per_word: float
     mean_length: float
-    """Lengths are in tokens, of the lines that hold any."""
+    """Mean length in tokens of non-empty lines."""
     median_length: float
+    """Median length in tokens of non-empty lines."""
     percentile_95_length: int
-    """The least that 95 of 100 lines do not exceed."""
+    """95th percentile of the length in tokens of non-empty lines."""
     longest: int
+    """Length of the longest line in tokens."""
     longest_place: str
-    """Nothing where no line holds any token."""
+    """File and line of the longest line; empty if all lines are empty."""
     invalid: Finding
-    """Lines that are not UTF-8 or hold a NUL byte."""
+    """Lines that are not UTF-8, or contain a NUL byte."""
     suspicious: dict[str, Finding]
-    """By the kind of mark."""
+    """Lines with suspicious characters, by their kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBin:
-    """How many lines of each side are from `shortest` to `longest` tokens long."""
+    """Number of lines of each side with `shortest` to `longest` tokens."""
 
     shortest: int
     longest: int
@@ -124,23 +129,25 @@ class LengthBin:
 
 
 class Tally:
-    """Counts, and remembers the first examples."""
+    """Count with the first examples."""
 
     def __init__(self, count: int = 0) -> None:
         self._count = count
         self._examples: list[str] = []
 
     def add(self, example: str) -> None:
+        """Count one more occurrence."""
         self._count += 1
         if len(self._examples) < NUM_EXAMPLES:
             self._examples.append(example)
 
     def finding(self) -> Finding:
+        """Count and examples so far."""
         return Finding(count=self._count, examples=tuple(self._examples))
 
 
-class SideNotes:
-    """What is noted of one side while its lines are read."""
+class SideCounts:
+    """Counts of one side while its lines are read."""
 
     def __init__(self) -> None:
         self.num_lines = 0
@@ -152,7 +159,7 @@ class SideNotes:
         self.marks = {kind: Tally() for kind in MARKS}
 
     def read(self, line: Line | None) -> str | None:
-        """Count the line; its text, or none if training would refuse it."""
+        """Count a line and return its text, or None if training would refuse it."""
         if line is None:
             return None
         self.num_lines += 1
@@ -162,8 +169,8 @@ class SideNotes:
             self.invalid.add(f"{line.place} ({invalid_byte(line.content)})")
             return None
 
-    def note(self, text: str, line: Line) -> None:
-        """Count what is in a line whose pair is sound."""
+    def count(self, text: str, line: Line) -> None:
+        """Count the words and characters of a line of a valid pair."""
         self.num_words += len(text.split())
         self.num_characters += len(text)
         if not text.isascii():
@@ -176,14 +183,14 @@ class SideNotes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedPair:
-    """A sound pair, and which of the corpus it is."""
+    """Valid pair with its index in the corpus."""
 
     position: int
     pair: SentencePair
 
 
 class CorpusReader:
-    """Reads the sound pairs of a corpus, and notes what is wrong with the others."""
+    """Reader of the valid pairs of a corpus that counts the faults of the others."""
 
     def __init__(self, source: Sequence[Path], target: Sequence[Path]) -> None:
         if len(source) != len(target):
@@ -191,14 +198,14 @@ class CorpusReader:
                 "Source and target must have equally many files, but have "
                 f"{len(source)} and {len(target)}."
             )
-        self.source = SideNotes()
-        self.target = SideNotes()
+        self.source = SideCounts()
+        self.target = SideCounts()
         self.files: list[FilePair] = []
         self._paths = list(zip(source, target, strict=True))
         self._position = 0
 
     def pairs(self) -> Iterator[PlacedPair]:
-        """Once through; `DataError` only where a file cannot be read on at all."""
+        """Read the corpus once; `DataError` only if a file cannot be read further."""
         for source, target in self._paths:
             before = (self.source.num_lines, self.target.num_lines, self._position)
             yield from self._pairs_of(source, target)
@@ -218,8 +225,8 @@ class CorpusReader:
             source_text = self.source.read(source_line)
             target_text = self.target.read(target_line)
             if source_text is not None and target_text is not None:
-                self.source.note(source_text, source_line)
-                self.target.note(target_text, target_line)
+                self.source.count(source_text, source_line)
+                self.target.count(target_text, target_line)
                 pair = SentencePair(source=source_text, target=target_text)
                 yield PlacedPair(position=self._position, pair=pair)
             self._position += 1
@@ -227,20 +234,20 @@ class CorpusReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What was seen of a corpus."""
+    """Files, counts and valid pairs of a corpus."""
 
     files: tuple[FilePair, ...]
-    source: SideNotes
-    target: SideNotes
+    source: SideCounts
+    target: SideCounts
     rows: Shaped[np.ndarray, " pairs"]
-    """A `ROW` for each sound pair."""
+    """A `ROW` for each valid pair."""
 
     def kept(self) -> "Survey":
-        """The same of the pairs that training would keep."""
+        """Survey of only the pairs that training would keep."""
         return replace(self, rows=self.rows[self.rows["fate"] == FATES.index("kept")])
 
     def place(self, row: int, side: Side = "source") -> str:
-        """The file and line of a row."""
+        """File and line of a row."""
         position = int(self.rows["position"][row])
         following = bisect_right(self.files, position, key=lambda file: file.position)
         file = self.files[following - 1]
@@ -249,7 +256,7 @@ class Survey:
     def finding(
         self, is_found: Bool[np.ndarray, " pairs"], side: Side = "source"
     ) -> Finding:
-        """The rows of a mask, counted; the first ones by their place."""
+        """Number of rows of a mask, with the places of the first."""
         first = np.flatnonzero(is_found)[:NUM_EXAMPLES].tolist()
         return Finding(
             count=int(is_found.sum()),
@@ -257,31 +264,31 @@ class Survey:
         )
 
     def side(self, side: Side) -> SideReport:
-        """All that is to be said of one side."""
-        notes: SideNotes = getattr(self, side)
+        """Report on one side."""
+        counts: SideCounts = getattr(self, side)
         lengths = self.rows[f"{side}_length"]
         is_blank = not lengths.any()
         filled = np.zeros(1) if is_blank else lengths[lengths > 0]
         return SideReport(
             files=tuple(getattr(file, side) for file in self.files),
-            lines=notes.num_lines,
-            words=notes.num_words,
-            characters=notes.num_characters,
-            unspaced_letters=notes.num_unspaced_letters,
+            lines=counts.num_lines,
+            words=counts.num_words,
+            characters=counts.num_characters,
+            unspaced_letters=counts.num_unspaced_letters,
             tokens=int(lengths.sum()),
-            byte_tokens=notes.num_byte_tokens,
-            tokens_per_word=float(lengths.sum() / max(notes.num_words, 1)),
+            byte_tokens=counts.num_byte_tokens,
+            tokens_per_word=float(lengths.sum() / max(counts.num_words, 1)),
             mean_length=float(filled.mean()),
             median_length=float(np.median(filled)),
             percentile_95_length=_percentile(filled, 95),
             longest=int(filled.max()),
             longest_place="" if is_blank else self.place(int(lengths.argmax()), side),
-            invalid=notes.invalid.finding(),
-            suspicious={kind: tally.finding() for kind, tally in notes.marks.items()},
+            invalid=counts.invalid.finding(),
+            suspicious={kind: tally.finding() for kind, tally in counts.marks.items()},
         )
 
     def length_bins(self) -> tuple[LengthBin, ...]:
-        """Equal bins for nearly all lines, and one more for the few that are longer."""
+        """Bins of equal width for 99 % of the lines, and one more for the longest."""
         source, target = self.rows["source_length"], self.rows["target_length"]
         either = np.maximum(source, target)
         if not either.any():
@@ -310,7 +317,7 @@ def survey_corpus(
     tokenizer: Tokenizer,
     max_length: int,
 ) -> Survey:
-    """Read a corpus to its end, as training would encode it."""
+    """Survey a corpus, encoded as training would encode it."""
     reader = CorpusReader(source, target)
     rows = np.fromiter(_rows(reader, tokenizer, max_length), dtype=ROW)
     return Survey(
@@ -319,9 +326,9 @@ def survey_corpus(
 
 
 def survey_prepared(dataset: Dataset, counts: PairCounts, reading: Reading) -> Survey:
-    """Survey of a prepared corpus, without places.
+    """Survey a prepared corpus, without file names.
 
-    The texts are not read again: equal ids are equal texts.
+    The texts are not read again: equal ids mean equal texts.
     """
     rows = np.zeros(counts.total, dtype=ROW)
     rows["position"] = np.arange(counts.total)
@@ -332,7 +339,7 @@ def survey_prepared(dataset: Dataset, counts: PairCounts, reading: Reading) -> S
     kept["target_length"] = np.diff(dataset.target.offsets)
     kept["source_digest"] = _id_digests(dataset.source)
     kept["target_digest"] = _id_digests(dataset.target)
-    rows["source_length"][counts.kept + counts.empty :] = 1  # they are not empty
+    rows["source_length"][counts.kept + counts.empty :] = 1  # not empty
     rows["target_length"][counts.kept + counts.empty :] = 1
     files = FilePair(
         source=Path(),
@@ -345,18 +352,23 @@ def survey_prepared(dataset: Dataset, counts: PairCounts, reading: Reading) -> S
         "source": dataset.source,
         "target": dataset.target,
     }
-    notes = {side: SideNotes() for side in sides}
-    for side, note in notes.items():
+    side_counts = {side: SideCounts() for side in sides}
+    for side, counted in side_counts.items():
         figures = reading.figures[side]
-        note.num_lines = counts.total
-        note.num_words = figures.words
-        note.num_characters = figures.characters
-        note.num_unspaced_letters = figures.unspaced_letters
-        note.num_byte_tokens = _num_byte_ids(sides[side])
+        counted.num_lines = counts.total
+        counted.num_words = figures.words
+        counted.num_characters = figures.characters
+        counted.num_unspaced_letters = figures.unspaced_letters
+        counted.num_byte_tokens = _num_byte_ids(sides[side])
     # The side of a mark is not recorded, and no report needs it.
-    notes["source"].marks = {kind: Tally(n) for kind, n in reading.marks.items()}
+    side_counts["source"].marks = {
+        kind: Tally(number) for kind, number in reading.marks.items()
+    }
     return Survey(
-        files=(files,), source=notes["source"], target=notes["target"], rows=rows
+        files=(files,),
+        source=side_counts["source"],
+        target=side_counts["target"],
+        rows=rows,
     )
 
 
@@ -372,7 +384,7 @@ def _num_byte_ids(side: EncodedSide) -> int:
 
 
 def _id_digests(side: EncodedSide) -> Integer[np.ndarray, " sentences"]:
-    """64-bit digest of each (non-empty) sentence's ids and their places."""
+    """64-bit digest of each non-empty sentence's ids and their positions."""
     digests = np.empty(len(side.offsets) - 1, dtype=np.uint64)
     for first in range(0, len(digests), CHUNK_ROWS):
         offsets = side.offsets[first : first + CHUNK_ROWS + 1]
@@ -386,17 +398,17 @@ def _id_digests(side: EncodedSide) -> Integer[np.ndarray, " sentences"]:
     return digests
 
 
-def sound_pairs(
+def valid_pairs(
     source: Sequence[Path], target: Sequence[Path]
 ) -> Iterator[SentencePair]:
-    """Every pair without a fault."""
+    """Read every pair whose lines are both valid text."""
     return (placed.pair for placed in CorpusReader(source, target).pairs())
 
 
 def invalid_byte(content: bytes) -> str:
-    """The first byte of a faulty line that is no text, counted from 1."""
-    sound, *_ = _NO_TEXT.split(content.decode("utf-8", "surrogateescape"), maxsplit=1)
-    offset = len(sound.encode("utf-8"))
+    """Describe the first invalid byte of a line; positions count from 1."""
+    valid, *_ = _NO_TEXT.split(content.decode("utf-8", "surrogateescape"), maxsplit=1)
+    offset = len(valid.encode("utf-8"))
     return f"byte {offset + 1} is 0x{content[offset]:02x}"
 
 
@@ -423,16 +435,16 @@ def _num_bytes(ids: Sequence[int]) -> int:
 
 
 def _percentile(lengths: Num[np.ndarray, " lines"], percent: int) -> int:
-    """The least length that so many of 100 lines do not exceed."""
+    """Percentile of the lengths, which is one of them."""
     return int(np.percentile(lengths, percent, method="inverted_cdf"))
 
 
 def _bin_width(longest: int) -> int:
-    """The least of 1, 2, 5, 10, 20, ... that makes few enough bins."""
+    """Smallest of 1, 2, 5, 10, 20, … that makes at most `MAX_BINS` bins."""
     widths = (digit * 10**exponent for exponent in count() for digit in (1, 2, 5))
     return next(width for width in widths if longest <= width * MAX_BINS)
 
 
 def _digest(text: str) -> int:
-    """64 bits that stand for a text as training sees it."""
+    """64-bit digest of a text after normalization."""
     return int.from_bytes(blake2b(normalize(text).encode(), digest_size=8).digest())

@@ -1,4 +1,4 @@
-"""Lines and points over numbers, as a picture of a report."""
+"""Charts of points and lines as pictures of a report, and the fonts for them."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -19,9 +19,9 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from transduce.report.content import Picture
 
 INK = "#1f2328"
-"""Of text and axes on white; on a page it becomes the page's own."""
+"""Colour of text and axes on white; a web page replaces it by its text colour."""
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#b8860b")
-"""Told apart on white and on black, and by most who see colours differently."""
+"""Colours that differ on white and on black, and for most colour-blind readers."""
 STYLE: dict[Any, Any] = {
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -36,26 +36,26 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "transduce",
 }
 
-NOTHING = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-"""To be said of a drawing in itself."""
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+"""Leaves out the metadata that would differ from one drawing to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Values of one thing; those of one colour belong together."""
+    """Series of values; series of the same colour belong together."""
 
     label: str
-    """In the legend; not there if empty."""
+    """Label in the legend; an empty one is left out."""
     x: Sequence[float]
     y: Sequence[float]
     colour: int = 0
-    """Which of `COLOURS`."""
+    """Index in `COLOURS`."""
     drawn: Literal["points", "line"] = "points"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Series over one pair of axes."""
+    """Series on one pair of axes."""
 
     name: str
     title: str
@@ -64,11 +64,11 @@ class Chart:
     series: tuple[Series, ...]
     scale: Literal["linear", "log"] = "linear"
     names: tuple[str, ...] = ()
-    """Of x = 0, 1, and so on, instead of numbers."""
+    """Tick labels of x = 0, 1, …, instead of numbers."""
 
 
 def draw(chart: Chart) -> Picture:
-    """The same bytes for the same chart."""
+    """Draw a chart; the same chart gives the same bytes."""
     with matplotlib.rc_context(STYLE):
         figure = new_figure(6, 4)
         _draw_on(figure.subplots(), chart)
@@ -76,17 +76,17 @@ def draw(chart: Chart) -> Picture:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty drawing, in inches, that needs no screen."""
+    """Make an empty figure, sized in inches, that needs no display."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def picture_of(figure: Figure, name: str, title: str) -> Picture:
-    """A drawing as a picture of a report; the same bytes for the same drawing."""
+    """Render a figure for a report; the same figure gives the same bytes."""
     vector, pixels = StringIO(), BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(vector, format="svg", transparent=True, metadata=NOTHING)
+        figure.savefig(vector, format="svg", transparent=True, metadata=NO_METADATA)
         figure.savefig(pixels, format="png", dpi=150, facecolor="white")
     return Picture(
         name=name,
@@ -97,7 +97,7 @@ def picture_of(figure: Figure, name: str, title: str) -> Picture:
 
 
 def _part_of_a_page(svg: str) -> str:
-    """Without what only a file has, and names that another picture may have too."""
+    """Remove the file header and ids that could clash with another picture's."""
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     return re.sub(r' id="[\w.]+_\d+"', "", svg).rstrip()
 
@@ -127,7 +127,7 @@ def _draw_on(axes: Axes, chart: Chart) -> None:
     axes.legend(frameon=False)
 
 
-USUAL = "DejaVu Sans"
+DEFAULT_FONT = "DejaVu Sans"
 PREFERRED = ("Noto Sans", "Source Han Sans", "WenQuanYi", "Microsoft YaHei", "PingFang")
 """Beginnings of the names of preferred fonts, best first."""
 
@@ -139,14 +139,14 @@ LAST_RESORT = "Last Resort"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fonts:
-    """Font families for some texts, tried in order, and the characters they lack."""
+    """Font families for given texts, tried in order, and the characters they lack."""
 
     families: tuple[str, ...]
     missing: frozenset[str]
     """Characters that no font has."""
 
     def shown(self, text: str) -> str:
-        """The text, with code points in place of missing characters."""
+        """Replace missing characters by their code points."""
         if self.missing.isdisjoint(text):
             return text
         return "".join(
@@ -161,8 +161,8 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
         character for text in texts for character in text if not character.isspace()
     }
     wanted -= {"\u200b", "\u200c", "\u200d", "\ufe0e", "\ufe0f"}
-    missing = wanted - _characters(font_manager.findfont(USUAL))
-    families = [USUAL]
+    missing = wanted - _characters(font_manager.findfont(DEFAULT_FONT))
+    families = [DEFAULT_FONT]
     for name, path in _installed() if missing else ():
         if found := missing & _characters(path):
             families.append(name)
@@ -180,19 +180,19 @@ def drawn_in(fonts: Fonts) -> Iterator[None]:
 
 
 def advice(missing: Collection[str]) -> str:
-    """Message about characters that no font of this machine has."""
+    """Message about characters that no installed font has."""
     some = "".join(sorted(missing)[:8])
     font = "Noto Sans CJK" if any(map(CJK.match, missing)) else "one of the Noto fonts"
     return (
-        f"No font of this machine has {len(missing):,} of the picture's characters "
-        f"({some}), so their code points are drawn; install a font that has them, "
-        f"such as {font}, or use a page (--out), which has the browser's fonts."
+        f"No installed font has {len(missing):,} of the picture's characters ({some}), "
+        f"so their code points are drawn; install a font that has them, such as "
+        f"{font}, or use a page (--out), which uses the browser's fonts."
     )
 
 
 @cache
 def _installed() -> tuple[tuple[str, str], ...]:
-    """Name and file of each upright font of the usual weight, preferred ones first."""
+    """Name and file of each upright font of regular weight, preferred ones first."""
     known = {entry.fname for entry in font_manager.fontManager.ttflist}
     for path in font_manager.findSystemFonts():
         if path not in known:  # installed since matplotlib made its list
@@ -211,7 +211,7 @@ def _add(path: str) -> None:
     try:
         font_manager.fontManager.addfont(path)
     except (OSError, RuntimeError, UnicodeDecodeError):
-        return  # a font that matplotlib cannot draw, such as one of coloured emoji
+        return  # a font that matplotlib cannot draw, such as a colour emoji font
 
 
 def _rank(font: tuple[str, str]) -> tuple[int, bool, str, str]:

@@ -1,4 +1,4 @@
-"""What a report is made of, however it is shown."""
+"""Content of a report, and its form in Markdown."""
 
 import re
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedText:
-    """Words of which some are to stand out."""
+    """Text with some words highlighted."""
 
     words: tuple[tuple[str, bool], ...]
-    """Each with whether it is marked."""
+    """Each word, and whether it is highlighted."""
     separator: str = " "
     """Text between two words."""
 
@@ -22,16 +22,16 @@ Cell: TypeAlias = str | MarkedText
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """The head of a column."""
+    """Header of a column."""
 
     name: str
     is_text: bool = False
-    """Set flush left; figures stand flush right."""
+    """Whether the column is text, aligned left; numbers are aligned right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under named columns."""
+    """Table with named columns."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -43,24 +43,24 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A drawing in the two forms that pages and files want."""
+    """Picture as SVG for web pages and as PNG for files."""
 
     name: str
-    """Of its file, without an ending."""
+    """Name of the file, without extension."""
     title: str
     svg: str
-    """For a page: it takes the page's colour of text."""
+    """SVG in the page's text colour."""
     png: bytes
-    """On white."""
+    """PNG on white."""
 
 
 Part: TypeAlias = str | Table | Picture
-"""A paragraph, a table or a picture."""
+"""Paragraph, table or picture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Parts under a heading."""
+    """Heading with its parts."""
 
     title: str
     parts: tuple[Part, ...]
@@ -68,24 +68,24 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that is told of one thing."""
+    """Title with its sections."""
 
     title: str
     sections: tuple[Section, ...]
 
     def pictures(self) -> list[Picture]:
-        """Those of all sections, in order."""
+        """Pictures of all sections, in order."""
         parts = (part for section in self.sections for part in section.parts)
         return [part for part in parts if isinstance(part, Picture)]
 
 
 def columns(first: str, *others: str) -> tuple[Column, ...]:
-    """The heads of a table of figures, whose first column says what they are of."""
+    """Columns of a table of numbers whose first column is text."""
     return (Column(name=first, is_text=True), *(Column(name=name) for name in others))
 
 
 def plain(cell: Cell) -> str:
-    """The text alone."""
+    """Text of a cell without highlighting."""
     if isinstance(cell, str):
         return cell
     return cell.separator.join(word for word, _ in cell.words)
@@ -95,7 +95,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
 def as_markdown(report: Report) -> str:
-    """The text, in which `![...](NAME.png)` stands for a picture."""
+    """Format a report as Markdown that refers to each picture as `NAME.png`."""
     blocks = [f"# {_escaped(report.title)}"]
     for section in report.sections:
         blocks.append(f"## {_escaped(section.title)}")
@@ -104,7 +104,7 @@ def as_markdown(report: Report) -> str:
 
 
 def write_markdown(report: Report, folder: Path, name: str) -> None:
-    """Write `NAME.md` and the pictures into a folder."""
+    """Write `NAME.md` and the pictures as PNG into a folder."""
     (folder / f"{name}.md").write_text(as_markdown(report), encoding="utf-8")
     for picture in report.pictures():
         (folder / f"{picture.name}.png").write_bytes(picture.png)

@@ -1,4 +1,4 @@
-"""A report as one web page that needs nothing beside it."""
+"""Reports as self-contained web pages."""
 
 from collections.abc import Iterable, Iterator
 from html import escape
@@ -10,11 +10,11 @@ POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'"
 )
-"""Of every page: nothing is loaded from anywhere."""
+"""Content security policy of a page: it loads nothing from anywhere."""
 
 
 def as_page(report: Report) -> str:
-    """HTML for any screen, light or dark, and for paper; no scripts, no network."""
+    """HTML page for light and dark screens and for print, without scripts."""
     return whole_page(report.title, map(as_html, report.sections))
 
 
@@ -25,7 +25,7 @@ def whole_page(
     script: str = "",
     policy: str = POLICY,
 ) -> str:
-    """A page of parts in HTML, with style and script of its own beside the common."""
+    """HTML page of parts that are HTML; `style` and `script` are added to it."""
     common = (files("transduce.report") / "page.css").read_text(encoding="utf-8")
     body = "\n".join(parts)
     ending = f"\n<script>\n{script}</script>" if script else ""
@@ -51,7 +51,7 @@ def whole_page(
 
 
 def as_html(section: Section) -> str:
-    """A section of a page."""
+    """Format a section as HTML."""
     parts = [line for part in section.parts for line in _part(part)]
     heading = f"<h2>{escape(section.title)}</h2>"
     return "\n".join(["<section>", heading, *parts, "</section>"])
@@ -70,7 +70,7 @@ def _part(part: Part) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
-    # In a box of its own, so that a wide one scrolls and not the page.
+    # In a box, so that a wide table scrolls, not the page.
     yield '<div class="table" tabindex="0">\n<table>'
     if table.title:
         yield f"<caption>{escape(table.title)}</caption>"

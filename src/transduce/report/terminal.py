@@ -1,4 +1,4 @@
-"""A report on a terminal, or in a file of its output."""
+"""Reports as text on a terminal."""
 
 from collections.abc import Iterator
 
@@ -10,15 +10,15 @@ from rich.text import Text
 from transduce.report.content import Cell, Picture, Report, Table, plain
 
 LONGEST_WHOLE = 20
-"""Characters of a word that is not broken as long as there is room."""
+"""Longest word, in characters, that is kept whole if the table fits."""
 LEGIBLE = 8
-"""Characters that a column must have room for, unless its words are shorter."""
+"""Narrowest column, in characters, unless its words are shorter."""
 GAP = 3
-"""Between two columns."""
+"""Characters between two columns."""
 
 
 def show(report: Report, console: Console) -> None:
-    """Print all but the pictures."""
+    """Print a report without its pictures."""
     console.print(Text(report.title, style="bold"))
     for section in report.sections:
         console.print()
@@ -32,7 +32,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _shown(table: Table, width: int) -> Iterator[RichTable | Text]:
-    """Table or, if the terminal is too narrow for its columns, a list for each row."""
+    """Format as a table or, if the terminal is too narrow, as a list for each row."""
     words = [w for w, _ in _widths(table)]
     if sum(min(each, LEGIBLE) for each in words) <= width - GAP * len(table.columns):
         yield _table(table, width)
@@ -68,14 +68,14 @@ def _table(table: Table, width: int) -> RichTable:
     return shown
 
 
-def _column_widths(table: Table, room: int) -> list[int] | list[None]:
-    """Such that words stay whole; none if all fits anyway, or nothing helps."""
+def _column_widths(table: Table, available: int) -> list[int] | list[None]:
+    """Widths that keep words whole; None if all text fits, or words do not."""
     longest_words, most = zip(*_widths(table), strict=True)
     least = [min(each, LONGEST_WHOLE) for each in longest_words]
-    slack = room - sum(least)
-    if sum(most) <= room or slack < 0:
+    slack = available - sum(least)
+    if sum(most) <= available or slack < 0:
         return [None] * len(most)
-    # The rest is shared out by what each would like to have.
+    # Distribute the rest in proportion to what each column lacks.
     wanted = [high - low for low, high in zip(least, most, strict=True)]
     return [
         low + slack * share // sum(wanted)

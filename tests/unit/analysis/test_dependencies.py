@@ -7,10 +7,10 @@ from torch import nn
 from transduce.analysis import layer_types as module
 from transduce.analysis.cost import LayerSizes, layer_cost
 from transduce.analysis.layer_types import (
+    CAUSAL,
     EXACT,
-    LOOKING_BACK,
-    FollowedRecurrence,
     Recurrence,
+    TruncatedRecurrence,
     count_sequential_operations,
     dependencies,
     make_layer,
@@ -54,7 +54,7 @@ def test_no_output_depends_on_what_a_layer_must_not_see(layer):
         "restricted self-attention": distance.abs() <= 2,
     }[layer]
     assert torch.equal(found, expected)
-    assert (layer in LOOKING_BACK) == (not found.triu(1).any())
+    assert (layer in CAUSAL) == (not found.triu(1).any())
 
 
 def test_dependencies_are_the_jacobians_non_zeros():
@@ -77,13 +77,13 @@ def test_what_cancels_out_is_a_dependency_still():
 def test_a_followed_recurrence_computes_the_same():
     recurrence = Recurrence(5)
     x = torch.randn(6, 6, 5)
-    found = FollowedRecurrence(recurrence, num_steps=2)(x)
+    found = TruncatedRecurrence(recurrence, num_steps=2)(x)
     torch.testing.assert_close(found, recurrence(x))
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
 def test_a_signal_is_followed_through_so_many_steps(num_steps):
-    followed = FollowedRecurrence(Recurrence(4), num_steps).to(EXACT)
+    followed = TruncatedRecurrence(Recurrence(4), num_steps).to(EXACT)
     ones = torch.ones(8, 8, dtype=torch.bool)
     expected = ones.tril() & ones.triu(1 - num_steps)
     assert torch.equal(dependencies(followed, 8, 4), expected)

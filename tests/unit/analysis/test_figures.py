@@ -124,15 +124,15 @@ def test_fonts_are_searched_for_letters_that_the_usual_one_lacks(
         lambda: (("One", "one"), ("Two", "two"), ("Three", "three")),
     )
     found = fonts_for(["我们 ab", "\u200b龘"])
-    assert found.families == (chart.USUAL, "One", "Two")
+    assert found.families == (chart.DEFAULT_FONT, "One", "Two")
     assert found.missing == {"龘"}
     assert fonts_for(["plain text"]) == Fonts(
-        families=(chart.USUAL,), missing=frozenset()
+        families=(chart.DEFAULT_FONT,), missing=frozenset()
     )
     assert "1 of the picture's characters (龘)" in advice(found.missing)
 
 
 def test_the_font_of_boxes_is_never_chosen() -> None:
     names = [name for name, _ in chart._installed()]
-    assert chart.USUAL in names
+    assert chart.DEFAULT_FONT in names
     assert not [name for name in names if name.startswith(chart.LAST_RESORT)]

@@ -7,8 +7,8 @@ from transduce.analysis.attention_maps import AttentionMaps
 from transduce.analysis.head_statistics import (
     HeadName,
     HeadStatistics,
-    favourite_offsets,
     head_statistics,
+    preferred_offsets,
     statistics_table,
 )
 
@@ -88,7 +88,7 @@ def test_longer_sentences_count_for_more(maps: AttentionMaps) -> None:
 def test_the_favourite_offset_is_held_against_even_attention(
     maps: AttentionMaps,
 ) -> None:
-    found = {str(each.head): each for each in favourite_offsets([maps])}
+    found = {str(each.head): each for each in preferred_offsets([maps])}
     assert set(found) == {"encoder 1.1", "encoder 1.2", "decoder 1.1", "decoder 1.2"}
     previous = found["encoder 1.2"]
     assert previous.head == HeadName(kind="encoder", layer=1, head=2)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from transduce.analysis.search_tree import SearchTree, draw_tree, watch_search
+from transduce.analysis.search_tree import SearchTree, draw_tree, record_search
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.search_config import SearchConfig
@@ -14,7 +14,7 @@ SEVERAL = SearchConfig(num_best=4)
 @pytest.fixture(scope="module")
 def tree(trained_checkpoint: Checkpoint) -> SearchTree:
     source = torch.tensor([[*trained_checkpoint.tokenizer.encode(TEXT), EOS]])
-    return watch_search(trained_checkpoint.build(), source, SEVERAL, EXCLUDED)
+    return record_search(trained_checkpoint.build(), source, SEVERAL, EXCLUDED)
 
 
 def test_watching_finds_what_translating_finds(
@@ -61,7 +61,7 @@ def test_a_search_that_is_cut_short_has_a_path(
     source = torch.tensor([[*trained_checkpoint.tokenizer.encode("one"), EOS]])
     config = SearchConfig(beam_size=2, extra_length=4)
     without_end = (*EXCLUDED, EOS)
-    tree = watch_search(trained_checkpoint.build(), source, config, without_end)
+    tree = record_search(trained_checkpoint.build(), source, config, without_end)
     assert not tree.hypotheses[0].is_finished
     assert len(tree.path(tree.hypotheses[0])) == len(tree.steps)
     assert "cut short" in draw_tree(

@@ -4,9 +4,9 @@ import torch
 from transduce.analysis.word_links import (
     are_spelt,
     between_words,
-    groups_of,
-    groups_of_words,
-    spelt_letters,
+    letter_groups,
+    piece_texts,
+    word_groups,
     word_starts,
 )
 
@@ -40,14 +40,14 @@ def test_a_word_begins_with_a_space_or_beside_punctuation(
 
 def test_weights_to_a_word_are_summed_and_from_a_word_averaged() -> None:
     weights = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [0.3, 0.4, 0.3]])
-    groups = groups_of([0, 1], 3)  # a word of one piece, and one of two
+    groups = word_groups([0, 1], 3)  # a word of one piece, and one of two
     found = between_words(weights, groups, groups)
     torch.testing.assert_close(found, torch.tensor([[0.5, 0.5], [0.2, 0.8]]))
 
 
 def test_pieces_belong_to_the_words_that_they_spell() -> None:
     pieces = [" Mar", "tin", "'s", " cannot", "."]
-    groups = groups_of_words(pieces, ["Martin", "'s", "can", "not", "."])
+    groups = letter_groups(pieces, ["Martin", "'s", "can", "not", "."])
     expected = torch.zeros(5, 5)
     expected[0, 0] = expected[1, 0] = expected[2, 1] = expected[4, 4] = 1
     expected[3, 2] = expected[3, 3] = 0.5
@@ -56,7 +56,7 @@ def test_pieces_belong_to_the_words_that_they_spell() -> None:
 
 def test_bytes_belong_to_the_letter_that_they_spell() -> None:
     pieces = [" gr", "<0xC3>", "<0xBC>", "n", "<0xC3>", "<0xA4>"]
-    groups = groups_of_words(pieces, ["grün", "ä"])
+    groups = letter_groups(pieces, ["grün", "ä"])
     assert groups.argmax(dim=1).tolist() == [0, 0, 0, 0, 1, 1]
     torch.testing.assert_close(groups.sum(dim=1), torch.ones(6))
 
@@ -68,13 +68,13 @@ def test_a_letter_that_a_tokenizer_lost_is_missed() -> None:
 
 def test_a_letter_in_bytes_stands_with_its_first_byte() -> None:
     pieces = [" a", "<0xE9>", "<0xBE>", "<0x98>", "<0xC3>", "<0xA4>", "<0xA4>", "b"]
-    assert spelt_letters(pieces) == [" a", "龘", "", "", "ä", "", "\ufffd", "b"]
-    assert spelt_letters(["<0xC3>", "<0xA4>", "<0x41>"]) == ["ä", "", "A"]
+    assert piece_texts(pieces) == [" a", "龘", "", "", "ä", "", "\ufffd", "b"]
+    assert piece_texts(["<0xC3>", "<0xA4>", "<0x41>"]) == ["ä", "", "A"]
 
 
 def test_a_space_alone_belongs_to_the_word_after_it() -> None:
     pieces = [" ", "我们", "走", "<0xE9>", "<0xBE>", "<0x98>"]
-    groups = groups_of_words(pieces, ["我", "们走", "龘"])
+    groups = letter_groups(pieces, ["我", "们走", "龘"])
     assert groups.sum(dim=1).tolist() == [1] * 6
     assert groups[0].tolist() == [1, 0, 0]
     assert groups[3:].argmax(dim=1).tolist() == [2, 2, 2]

@@ -280,7 +280,7 @@ def test_dev_pairs_and_dev_sources_in_training_are_told_apart(check):
         "dev_source:2 is source:3",
         "dev_source:3 is source:1",
     )
-    assert "dev sources that stand in training: 2 (1 with" in _problems(report)
+    assert "dev sources that are also in training: 2 (1 with" in _problems(report)
 
 
 def test_a_dev_corpus_of_its_own_has_no_overlap(check):
@@ -325,7 +325,7 @@ def _with_training(**changes: int) -> RunConfig:
     [
         (_with_training(steps=5_000), "5,000 steps make 5,000 epochs of the corpus"),
         (_with_training(steps=5_000), "--set training.steps=100 makes 100 epochs"),
-        (TINY, "of the 400 pieces of tokenizer.vocab_size"),
+        (TINY, "of the 400 sub-words of tokenizer.vocab_size"),
     ],
 )
 def test_settings_that_do_not_suit_the_corpus_are_advised_on(config, problem, check):
@@ -356,8 +356,8 @@ def test_much_padding_is_advised_on(check):
     [
         ((b"", b"x"), "pairs with an empty side: 1 (10.0%)"),
         ((b"w " * 300, b"x"), "pairs too long: 1 (10.0%)"),
-        ((b"same", b"same"), "pairs of twice the same text: 1 (10.0%)"),
-        ((b"w " * 30, b"x"), "pairs of very unlike length: 1 (10.0%)"),
+        ((b"same", b"same"), "pairs with the same text on both sides: 1 (10.0%)"),
+        ((b"w " * 30, b"x"), "pairs of very different length: 1 (10.0%)"),
         ((b"a0", b"b0"), "pairs that repeat an earlier one: 1 (10.0%)"),
     ],
 )
@@ -462,8 +462,8 @@ def test_settings_for_larger_corpora_are_refused_with_those_that_fit(
         require_fitting(report, "translation")
     assert str(refused.value) == (
         "A preset must be chosen for a corpus of 3 pairs: add --preset multi30k --set "
-        "training.steps=3000, which fits it. (The paper's, base, makes 100,000 epochs "
-        "of it; --preset base trains that all the same.)"
+        "training.steps=3000, which fits it. (The paper's preset base would train "
+        "100,000 epochs; --preset base chooses it all the same.)"
     )
     training = replace(PRESETS["base"].training, steps=20)
     require_fitting(

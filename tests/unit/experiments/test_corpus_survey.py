@@ -12,8 +12,8 @@ from transduce.errors import DataError
 from transduce.experiments.corpus_survey import (
     Survey,
     invalid_byte,
-    sound_pairs,
     survey_corpus,
+    valid_pairs,
 )
 from transduce.text.corpus import Line, SentencePair
 from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
@@ -31,7 +31,7 @@ def survey(
             Path(name).write_bytes(b"".join(line + b"\n" for line in lines))
         sides = [Path("source")], [Path("target")]
         config = TokenizerConfig(vocab_size=400)
-        texts = learning_texts(sound_pairs(*sides), num_characters=0)
+        texts = learning_texts(valid_pairs(*sides), num_characters=0)
         tokenizer = learn_tokenizer(texts, config)
         return survey_corpus(*sides, tokenizer, max_length=256)
 
@@ -60,7 +60,7 @@ def test_the_first_of_invalid_and_nul_bytes_is_named(content, named):
 def test_a_tokenizer_is_learned_from_sound_pairs_only(tmp_path):
     (tmp_path / "source").write_bytes(b"one\ncaf\xe9\ntwo\nmore\n")
     (tmp_path / "target").write_bytes(b"eins\nzwei\ndr\0ei\n")
-    pairs = sound_pairs([tmp_path / "source"], [tmp_path / "target"])
+    pairs = valid_pairs([tmp_path / "source"], [tmp_path / "target"])
     assert list(pairs) == [SentencePair(source="one", target="eins")]
 
 

@@ -640,6 +640,6 @@ def test_a_run_begins_with_warnings_about_its_corpus(
     notes = Notes()
     train(files, TINY, tmp_path / "run", CPU, notes)
     problems = [str(advice) for advice in notes.starts[0].advice]
-    assert problems[0].startswith("dev sources that stand in training: 40 (40 with")
+    assert problems[0].startswith("dev sources that are also in training: 40 (40 with")
     resume(tmp_path / "run", CPU, notes)
     assert notes.starts[1].advice == ()
