@@ -66,9 +66,9 @@ def test_no_preset_contradicts_itself(name: str) -> None:
         (
             TEXT,
             ["model.positions=learned", "model.max_positions=99"],
-            r"must be at least `batching.max_length`, 256, .* but is 99; raise it",
+            r"must be at least `batching.max_length`, 256, .* but is 99; raise the",
         ),
-        (TEXT, ["model.max_positions=2000"], "is 2,000, but sinusoids have no limit"),
+        (TEXT, ["model.max_positions=2000"], "is 2,000, but sinusoidal positions"),
         (
             TEXT,
             ["training.checkpoint_minutes=5"],
@@ -115,16 +115,19 @@ def test_consistent_settings_are_accepted(assignments: list[str]) -> None:
         ),
         (
             ["training.steps=2000", "training.checkpoint_steps=3000"],
-            "A checkpoint every 3,000 updates means a single one, at the end of 2,000",
+            "With a checkpoint every 3,000 updates, a training of 2,000 updates has",
         ),
         (
             ["batching.batch_tokens=4096"],
             "Updates may be larger than",
         ),
-        (["model.neighbourhood=400"], "`model.neighbourhood` of 400 has no effect on"),
+        (
+            ["model.neighbourhood=400"],
+            "`model.neighbourhood` is 400, which has no effect",
+        ),
         (
             ["search.num_best=2"],
-            "`search.num_best`, 2, changes nothing: a line has one",
+            "`search.num_best` is 2, which has no effect: a line gets one",
         ),
         (
             ["search.penalty=power", "search.length_penalty=0"],

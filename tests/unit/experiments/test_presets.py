@@ -312,7 +312,7 @@ def test_a_preset_is_for_one_task(name, task):
     }[task]
     with pytest.raises(ConfigError) as refused:
         require_task(name, task)
-    assert str(refused.value).startswith(f"The preset {name} must be given ")
+    assert str(refused.value).startswith(f"The preset {name} is for ")
     assert f"but is given {given}; {wanted}" in str(refused.value)
 
 

@@ -77,7 +77,7 @@ def test_what_is_there_is_not_overwritten(
     there = out / "mine" if kind == "folder" else out
     there.parent.mkdir(exist_ok=True)
     there.write_text("precious")
-    with pytest.raises(ConfigError, match="must be new or empty, but is not; go on"):
+    with pytest.raises(ConfigError, match="must be new or empty, but is not; continue"):
         RunFolder.create(out, files, TINY, "fp32")
     assert there.read_text() == "precious"
 
@@ -120,7 +120,7 @@ def test_what_is_no_run_is_not_resumed(run: RunFolder, missing: str) -> None:
 
 def test_a_run_of_another_version_is_not_resumed(run: RunFolder) -> None:
     change_record(run, format=99)
-    message = r"config\.json: the format must be 1, but is 99; the run was begun by"
+    message = r"config\.json: the format must be 1, but is 99; the run was started by"
     with pytest.raises(CheckpointError, match=message):
         RunFolder.open(run.path)
 
