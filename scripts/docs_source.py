@@ -1,0 +1,92 @@
+"""Show code beside the paper in the documentation, and check the tests named there.
+
+MkDocs calls this file as a hook. A comment on a line of its own, such as
+
+    <!-- source: transduce.model.attention.causal_mask -->
+
+becomes the source of that function, class, method or value. Tests are named
+`tests/FILE.py::NAME`. A name that does not exist is an error.
+
+    python scripts/docs_source.py       # checks all pages of docs/paper
+"""
+
+import ast
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "paper"
+SOURCE = re.compile(r"^<!-- source: ([\w.]+) -->$", re.MULTILINE)
+TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
+class MissingNameError(LookupError):
+    """A page names code that does not exist."""
+
+
+def expanded(markdown: str) -> str:
+    """Replace the comments by code blocks; `MissingNameError` if a name does not exist."""
+    for file, name in TEST.findall(markdown):
+        _require_test(file, name)
+    return SOURCE.sub(lambda match: _block(match[1]), markdown)
+
+
+def _require_test(file: str, name: str) -> None:
+    path = ROOT / file
+    if not path.is_file() or f"def {name}" not in path.read_text(encoding="utf-8"):
+        raise MissingNameError(f"There is no test `{file}::{name}`.")
+
+
+def _block(identifier: str) -> str:
+    """Return the code block of a dotted name."""
+    path, names = _module(identifier)
+    text = path.read_text(encoding="utf-8")
+    node: ast.AST = ast.parse(text)
+    for name in names:
+        found = [each for each in ast.iter_child_nodes(node) if _defines(each, name)]
+        if not found:
+            raise MissingNameError(f"There is no `{identifier}`.")
+        node = found[0]
+    code = textwrap.dedent("\n".join(text.splitlines()[_first(node) : node.end_lineno]))
+    file = path.relative_to(ROOT / "src")
+    return f'```python title="{file.as_posix()}"\n{code}\n```'
+
+
+def _module(identifier: str) -> tuple[Path, list[str]]:
+    """Return the file of a dotted name, and the names within it."""
+    parts = identifier.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        path = ROOT.joinpath("src", *parts[:count]).with_suffix(".py")
+        if path.is_file():
+            return path, parts[count:]
+    raise MissingNameError(f"There is no module of `{identifier}`.")
+
+
+def _defines(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.FunctionDef() | ast.ClassDef():
+            return node.name == name
+        case ast.Assign(targets=[ast.Name(id=target)]):
+            return target == name
+        case ast.AnnAssign(target=ast.Name(id=target)):
+            return target == name
+    return False
+
+
+def _first(node: Any) -> int:
+    """Return the index of the first line of a definition, its decorators included."""
+    decorators = getattr(node, "decorator_list", [])
+    line: int = min([node.lineno, *(each.lineno for each in decorators)])
+    return line - 1
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Expand a page of the site."""
+    return expanded(markdown)
+
+
+if __name__ == "__main__":
+    for path in sorted(PAGES.glob("*.md")):
+        expanded(path.read_text(encoding="utf-8"))
