@@ -509,8 +509,8 @@ def python_page() -> str:
 
 def http_page() -> str:
     """Page of the HTTP interface, from the server's OpenAPI document."""
-    from transduce.serving.http.documentation import examples
-    from transduce.serving.http.server import create_app
+    from transduce.serving.documentation import examples
+    from transduce.serving.server import create_app
 
     openapi = create_app([]).openapi()
     bodies = examples([])
@@ -732,6 +732,8 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
 
     def shown(match: re.Match[str]) -> str:
         display = "inline" if match["tag"] == "span" else "block"
-        return convert(html.unescape(match["formula"]).strip(), display=display)
+        formula = convert(html.unescape(match["formula"]).strip(), display=display)
+        # A block of its own: it scrolls where the page is too narrow.
+        return f'<p class="formula">{formula}</p>' if display == "block" else formula
 
     return FORMULA.sub(shown, content)

@@ -4,8 +4,8 @@ MkDocs calls this file as a hook. A comment on a line of its own, such as
 
     <!-- source: transduce.model.attention.causal_mask -->
 
-becomes the source of that function, class, method or value. Tests are named
-`tests/FILE.py::NAME`. A name that does not exist is an error.
+becomes the source of that function, class, method or value. A test is written
+`tests/FILE.py::NAME`, and shown by its name. A name that does not exist is an error.
 
     python scripts/docs_source.py       # checks all pages of docs/paper
 """
@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "paper"
 SOURCE = re.compile(r"^<!-- source: ([\w.]+) -->$", re.MULTILINE)
-TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+TEST = re.compile(r"`(?:tests/)?((?:unit|relations)/[\w/]+\.py)(?:::(\w+))?`")
 
 
 class MissingNameError(LookupError):
@@ -27,16 +27,17 @@ class MissingNameError(LookupError):
 
 
 def expanded(markdown: str) -> str:
-    """Replace the comments by code blocks; `MissingNameError` if a name does not exist."""
-    for file, name in TEST.findall(markdown):
-        _require_test(file, name)
+    """Replace the comments by code; `MissingNameError` if a name does not exist."""
+    markdown = TEST.sub(lambda match: _test(match[0], match[1], match[2]), markdown)
     return SOURCE.sub(lambda match: _block(match[1]), markdown)
 
 
-def _require_test(file: str, name: str) -> None:
-    path = ROOT / file
-    if not path.is_file() or f"def {name}" not in path.read_text(encoding="utf-8"):
-        raise MissingNameError(f"There is no test `{file}::{name}`.")
+def _test(written: str, file: str, name: str | None) -> str:
+    """Return the name of a test, its file as a tooltip; a file alone stays as it is."""
+    path = ROOT / "tests" / file
+    if not path.is_file() or f"def {name or ''}" not in path.read_text("utf-8"):
+        raise MissingNameError(f"There is no test {written}.")
+    return f'`{name}`{{ title="tests/{file}" }}' if name else written
 
 
 def _block(identifier: str) -> str:
