@@ -3,7 +3,7 @@
 A synchronous grammar for each pair, written by hand in a data file, derives each
 sentence in both languages at once. So the translation is a function of the English, and
 tree, word alignment and antecedents come with it. The top of the English-German file
-explains the notation. The module knows no tokenizer and no model.
+explains the notation.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ BUILT_IN: dict[Pair, str] = {
 START = "Sentence"
 HELD_OUT_PERCENT = 6
 CLITIC = "~"
-"""Begins an article that contracts with the preposition before it."""
+"""Prefix of an article that contracts with the preposition before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class GrammarSentence:
 
 
 class Grammar:
-    """A synchronous grammar that speaks."""
+    """Synchronous grammar that generates sentence pairs."""
 
     def __init__(self, file: GrammarFile) -> None:
         self._book = RuleBook(file)
@@ -67,11 +67,11 @@ class Grammar:
         return cls(read_grammar(text, name))
 
     def training_sentences(self, seed: int) -> Iterator[GrammarSentence]:
-        """Sentences without end, none with a held-out combination; few are equal."""
+        """Yield endless sentences without held-out combinations; few are equal."""
         return self._sentences(self._training_book, Random(seed))
 
     def held_out_sentences(self, seed: int) -> Iterator[GrammarSentence]:
-        """Different sentences without end, all with a held-out combination."""
+        """Yield endless distinct sentences, all with a held-out combination."""
         seen: set[str] = set()
         for sentence in self._sentences(self._book, Random(seed)):
             is_new = sentence.source not in seen
@@ -80,7 +80,7 @@ class Grammar:
                 yield sentence
 
     def num_sentences(self) -> int:
-        """A lower bound: the derivations without pronouns, which all differ."""
+        """Return a lower bound: the number of derivations without pronouns."""
         return Count(self._book).of(START)
 
     def _sentences(self, book: RuleBook, rng: Random) -> Iterator[GrammarSentence]:
@@ -88,12 +88,12 @@ class Grammar:
             yield self.derive(Derivation(book, rng))
 
     def derive(self, derivation: Derivation) -> GrammarSentence:
-        """Say the sentence of a new derivation."""
+        """Generate the sentence of a new derivation."""
         target = derivation.expand(START).fields["all"]
         return _sentence(derivation, self._written(target), self._space)
 
     def _written(self, words: list[TargetWord]) -> list[TargetWord]:
-        """Contract articles, and keep one of the commas that meet."""
+        """Contract articles, and merge adjacent commas."""
         written: list[TargetWord] = []
         for word in words:
             last = written[-1].text if written else ""
@@ -133,7 +133,7 @@ def _sentence(
 
 
 def _adapt_articles(derivation: Derivation) -> None:
-    """Write an before a vowel, which is known only when the next word is."""
+    """Replace "a" by "an" before a vowel."""
     for position, (word, following) in enumerate(pairwise(derivation.words)):
         if word == "a" and following[0] in "aeiou":
             derivation.put(position, "an")
@@ -160,18 +160,18 @@ def _written_out(words: Sequence[str]) -> str:
 
 
 def is_held_out(combination: Combination) -> bool:
-    """Whether training never shows the combination: one pair in about sixteen."""
+    """Return whether training excludes a combination: about one pair in sixteen."""
     digest = crc32("+".join(combination).encode())
     return digest % 100 < HELD_OUT_PERCENT
 
 
 def training_trees(seed: int) -> Iterator[Tree]:
-    """Trees without end, of `Grammar.training_sentences`."""
+    """Yield the trees of `Grammar.training_sentences`, endlessly."""
     return _trees(Grammar.built_in().training_sentences(seed))
 
 
 def held_out_trees(seed: int) -> Iterator[Tree]:
-    """Different trees without end, of `Grammar.held_out_sentences`."""
+    """Yield the distinct trees of `Grammar.held_out_sentences`, endlessly."""
     return _trees(Grammar.built_in().held_out_sentences(seed))
 
 

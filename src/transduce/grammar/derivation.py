@@ -1,7 +1,7 @@
-"""Derives one sentence from the rules of a synchronous grammar.
+"""Derivation of a sentence pair by the rules of a synchronous grammar.
 
-A derivation runs from left to right over the English side, so that a pronoun can
-only look back. Knows no word and no phenomenon: these are in the data file.
+A derivation runs from left to right over the English side, so that a pronoun refers
+only backwards. Words and phenomena are in the data file.
 """
 
 from collections.abc import Sequence
@@ -47,12 +47,12 @@ Fields = dict[str, list[TargetWord]]
 
 
 class Derivation:
-    """One sentence while it grows."""
+    """State of one sentence during its derivation."""
 
     def __init__(self, book: RuleBook, rng: Random) -> None:
         self.words: list[str] = []
         self.tree: list[str] = []
-        """The tree in pieces: brackets and words, each with the space before it."""
+        """Pieces of the tree: brackets and words, each with the space before it."""
         self.combinations: list[Combination] = []
         self.antecedents: list[tuple[int, int]] = []
         self._leaves: list[int] = []
@@ -62,7 +62,7 @@ class Derivation:
         self._rng = rng
 
     def expand(self, symbol: str, arguments: Sequence[Value] = ()) -> "Expansion":
-        """Derive one phrase: English goes to the sentence, the target to the result."""
+        """Derive one phrase: extend the English sentence, and return the target."""
         expansion = Expansion(self, *self._draw(symbol, arguments))
         expansion.say()
         expansion.translate()
@@ -76,19 +76,19 @@ class Derivation:
             self._mentioned.pop()
 
     def add_word(self, text: str) -> int:
-        """Write a word at the end of the English and return its position."""
+        """Append a word to the English sentence and return its position."""
         self._leaves.append(len(self.tree))
         self.tree.append(f" {text}")
         self.words.append(text)
         return len(self.words) - 1
 
     def put(self, position: int, text: str) -> None:
-        """Write another form of a word that is there."""
+        """Replace the form of a word."""
         self.words[position] = text
         self.tree[self._leaves[position]] = f" {text}"
 
     def introduce(self, lexeme: Lexeme, number: str, position: int) -> None:
-        """Let later pronouns stand for a noun."""
+        """Make a noun available as antecedent of later pronouns."""
         features = lexeme.features
         pronoun = features["pronoun"] if number == "singular" else "they"
         referent = Referent(
@@ -105,7 +105,7 @@ class Derivation:
         self._mentioned[-1].append(referent)
 
     def refer(self, value: Value, position: int) -> None:
-        """Note that the pronoun at a position stands for what has been said before."""
+        """Record the antecedent of the pronoun at a position."""
         referent = value if isinstance(value, Referent) else self._latest(value)
         self._mentioned[-1].append(referent)
         self.antecedents.append((position, referent.position))
@@ -159,7 +159,7 @@ class Derivation:
         return self._book.candidates(choice, variables)
 
     def _unambiguous(self, choice: Choice, variables: Variables) -> Sequence[Referent]:
-        """The referents whose pronoun fits no other referent."""
+        """Return the referents whose pronoun fits no other referent."""
         wanted = [value_of(term, variables) for _, term in choice.filters]
         partner = variables[choice.partner] if choice.partner else ""
         pronouns = [referent.features["pronoun"] for referent in self._referents]
@@ -173,7 +173,7 @@ class Derivation:
 
 
 class Expansion:
-    """One use of a rule: its variables, and what its words and phrases became."""
+    """Application of a rule, with its variables, words and phrases."""
 
     __slots__ = ("_derivation", "_links", "_phrases", "_rule", "_variables", "fields")
 
@@ -188,7 +188,7 @@ class Expansion:
         self._phrases: dict[str, Fields] = {}
 
     def say(self) -> None:
-        """Say the English side."""
+        """Derive the English side."""
         for item in self._rule.english:
             if isinstance(item, Call):
                 self._say_phrase(item)
@@ -263,6 +263,6 @@ class Expansion:
 
 
 def joined(words: Sequence[TargetWord]) -> TargetWord:
-    """Write words as one: aus + schaltet."""
+    """Join words into one: aus + schaltet."""
     sources = {source for word in words for source in word.sources}
     return TargetWord("".join(word.text for word in words), tuple(sorted(sources)))

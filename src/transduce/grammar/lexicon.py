@@ -1,6 +1,6 @@
-"""A synchronous grammar made ready for use: which rules fit, which words may follow.
+"""Lookup of the rules and words of a synchronous grammar, and their number.
 
-Also counts what the grammar can say. Knows nothing of the sentence that is being said.
+The state of the sentence being derived is in `derivation`.
 """
 
 from bisect import bisect
@@ -21,12 +21,12 @@ from transduce.grammar.rules import (
 )
 
 Combination = tuple[str, str]
-"""Two lemmas that one rule brings together, in alphabetical order."""
+"""Two lemmas that a rule combines, in alphabetical order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Referent:
-    """A noun of the sentence, which a later pronoun may stand for."""
+    """Noun of the sentence to which a later pronoun may refer."""
 
     lexeme: Lexeme
     position: int
@@ -60,9 +60,9 @@ class Selection:
 
 
 class RuleBook:
-    """A grammar file, with what is looked up in it again and again kept at hand.
+    """Grammar file with cached lookups.
 
-    It offers no combination that `is_excluded` names.
+    Combinations for which `is_excluded` is true are never offered.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RuleBook:
         self._candidates: dict[tuple[object, ...], Sequence[Lexeme]] = {}
 
     def selection(self, symbol: str, arguments: Sequence[Value]) -> Selection:
-        """The rules of a symbol whose parameters take the arguments."""
+        """Return the rules of a symbol whose parameters accept the arguments."""
         tested = self._tested[symbol]
         key = (symbol, *[arguments[position] for position in tested])
         if key not in self._selections:
@@ -93,7 +93,7 @@ class RuleBook:
         return self._selections[key]
 
     def candidates(self, choice: Choice, variables: Variables) -> Sequence[Lexeme]:
-        """The rows of the choice's table that pass its filters."""
+        """Return the rows of the choice's table that pass its filters."""
         wanted = tuple([value_of(term, variables) for _, term in choice.filters])
         if not choice.partner:
             return self._rows(choice, wanted)
@@ -116,7 +116,7 @@ class RuleBook:
         return self._candidates[key]
 
     def allows(self, partner: Value, value: Value) -> bool:
-        """Whether two words may come together."""
+        """Return whether two words may be combined."""
         combination = combination_of(partner, value)
         return combination is None or not self._is_excluded(combination)
 
@@ -127,12 +127,12 @@ def _tested_positions(rules: Sequence[Rule]) -> Sequence[int]:
 
 
 def bind(rule: Rule, arguments: Sequence[Value]) -> Variables:
-    """The variables of a rule that its caller sets."""
+    """Return the variables of a rule that its caller sets."""
     return dict(zip(rule.names, arguments))  # noqa: B905
 
 
 def derive(rule: Rule, variables: Variables) -> Variables:
-    """Add what the rule passes on to its phrases."""
+    """Add the constants and features that a rule passes to its phrases."""
     variables.update(rule.constants)
     for key, path in rule.features:
         variables[key] = value_of(path, variables)
@@ -140,7 +140,7 @@ def derive(rule: Rule, variables: Variables) -> Variables:
 
 
 def value_of(term: Term, variables: Variables) -> Value:
-    """The value of a constant, a variable or a feature of a variable."""
+    """Return the value of a constant, a variable or a feature of a variable."""
     if not isinstance(term, Path):
         return term
     value: Any = variables[term.root]
@@ -149,7 +149,7 @@ def value_of(term: Term, variables: Variables) -> Value:
 
 
 def alternatives(value: Value) -> Sequence[Value]:
-    """The values to choose from: those of a feature that has several."""
+    """Return the values of a feature as a sequence."""
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -183,15 +183,15 @@ def combination_of(partner: Value, value: Value) -> Combination | None:
 
 
 Position = tuple[str, int]
-"""A symbol and one of its parameters."""
+"""Symbol with one of its parameters."""
 
 
 class Count:
-    """The numbers of derivations of phrases.
+    """Numbers of derivations of phrases.
 
-    The count of a rule is, summed over its choices, the product of its phrases.
-    Pronouns are left out, since whether one may be said depends on the sentence so
-    far: the count is a lower bound.
+    The count of a rule is the sum over its choices of the product over its phrases.
+    Rules with pronouns do not count, since a pronoun depends on the sentence before it;
+    so the count is a lower bound.
     """
 
     def __init__(self, book: RuleBook) -> None:
@@ -200,7 +200,7 @@ class Count:
         self._counts: dict[tuple[Value, ...], int] = {}
 
     def of(self, symbol: str, arguments: Sequence[Value] = ()) -> int:
-        """The number of derivations of a phrase without pronouns."""
+        """Return the number of derivations of a phrase without pronouns."""
         deciding = [
             value
             for position, value in enumerate(arguments)
@@ -243,9 +243,9 @@ class Count:
 
 
 def _deciding_positions(rules: Mapping[str, tuple[Rule, ...]]) -> set[Position]:
-    """The parameters that counts depend on, in the end.
+    """Return the parameters that counts depend on.
 
-    A verb, say, is passed on to its object only to be combined with it.
+    Others, such as a verb passed to its object, only restrict combinations.
     """
     deciding: set[Position] = set()
     size = -1

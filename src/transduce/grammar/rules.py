@@ -1,7 +1,7 @@
-"""Reads a synchronous grammar: lexemes and rules with two linked sides.
+"""Reader of synchronous grammars: lexemes, and rules with two linked sides.
 
-The notation is explained at the top of the data file. Nothing here knows a
-language: words, agreement and word order are all in the file.
+The top of the English-German data file explains the notation. Words, agreement and word
+order of the languages are all in the data files.
 """
 
 import re
@@ -18,12 +18,12 @@ CHOICE = re.compile(r"\?(\w+) in ([\w|?.]+)(?:\[(.*?)\])?(?: with \?(\w+))?$")
 HEAD = re.compile(r"(\w+)(?:\[(.*)\])?$")
 ITEM = re.compile(r"\((?P<label>\S+)|(?P<close>\))|(?P<word>(?:[^\s()\[]|\[[^\]]*\])+)")
 REFERENT_TABLES = ("antecedent", "possessor")
-"""Not in the lexicon: nouns that are in the sentence already."""
+"""Tables of nouns that occur earlier in the sentence, not in the lexicon."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Lexeme:
-    """One row of the lexicon; `features` is what rules may ask about it."""
+    """Row of the lexicon; rules test its `features`."""
 
     lemma: str
     tags: Any
@@ -45,7 +45,7 @@ Term = str | tuple[str, ...] | Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """One parameter of a rule: a name and what its value must or must not be."""
+    """Parameter of a rule: its name, and required or excluded values."""
 
     name: str
     value: str = ""
@@ -61,14 +61,14 @@ class Choice:
 
     name: str
     source: "str | tuple[str, ...] | Path"
-    """A table, the values themselves, or what is known already."""
+    """Table, explicit values, or a known feature."""
     filters: tuple[tuple[str, Term], ...]
     partner: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """A word on either side; words with the same link are aligned."""
+    """Word on either side; words with the same link are aligned."""
 
     text: str | Path
     link: str
@@ -77,20 +77,20 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A phrase on the English side: `name:Symbol[term term]`."""
+    """Phrase on the English side: `name:Symbol[term term]`."""
 
     name: str
     symbol: str
     terms: tuple[Term, ...]
     keys: tuple[str, ...]
-    """Under which a rule's variables hold the terms."""
+    """Keys of the terms among a rule's variables."""
     arguments: Callable[[Mapping[str, Any]], tuple[Any, ...]]
-    """The values of the terms, taken from the variables of the calling rule."""
+    """Function from the calling rule's variables to the values of the terms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """The begin or end of a constituent of the English tree, maybe of a clause."""
+    """Start or end of a constituent of the English tree."""
 
     text: str
     opens_clause: bool = False
@@ -109,22 +109,22 @@ class Reference:
 
 
 Target = tuple[tuple[Word | Reference, ...], ...]
-"""Slots in order; what stands in one slot is written as one word."""
+"""Slots in order; the parts of a slot are joined into one word."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Rule:
-    """How one phrase is said in both languages."""
+    """Rule that derives a phrase in both languages."""
 
     symbol: str
     weight: float
     parameters: tuple[Pattern, ...]
     names: tuple[str, ...]
-    """Of the parameters."""
+    """Names of the parameters."""
     constants: dict[str, str | tuple[str, ...]]
-    """What the rule passes on as it stands, by key."""
+    """Constants that the rule passes to its phrases, by key."""
     features: tuple[tuple[str, Path], ...]
-    """What the rule passes on of its variables, by key."""
+    """Features of variables that the rule passes to its phrases, by key."""
     choices: tuple[Choice, ...]
     english: English
     calls: tuple[Call, ...]
@@ -135,7 +135,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarFile:
-    """A data file, read and checked."""
+    """Parsed data file."""
 
     tables: dict[str, tuple[Lexeme, ...]]
     rules: dict[str, tuple[Rule, ...]]
@@ -145,7 +145,7 @@ class GrammarFile:
 
 
 def read_grammar(text: str, name: str) -> GrammarFile:
-    """Read the text of a data file; `name` is what errors call it."""
+    """Parse the text of a data file; errors state its `name`."""
     try:
         return _read(tomllib.loads(text))
     except ValueError as error:
@@ -347,7 +347,7 @@ def _call(text: str) -> Call | None:
 
 
 def _key_of(term: Term) -> str:
-    """Under which a rule's variables hold a term that it passes on."""
+    """Return the key of a term among a rule's variables."""
     if not isinstance(term, Path):
         return f"={term}"
     steps = [
@@ -357,7 +357,7 @@ def _key_of(term: Term) -> str:
 
 
 def _arguments(keys: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    # One C call for all of them: this is where derivations spend their time.
+    # One call in C for all of them: derivations spend most of their time here.
     match keys:
         case ():
             return lambda _: ()

@@ -1,1 +1,1 @@
-"""Strings: parallel files, tokenizers, the built-in grammar. Knows no torch."""
+"""Text: parallel files, tokenizers, languages, sentence splitting and markup."""

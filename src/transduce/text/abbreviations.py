@@ -14,7 +14,7 @@ def _words(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abbreviations:
-    """Words of one language, or of all together."""
+    """Words of one language, or of all languages together."""
 
     never: frozenset[str] = field(default_factory=frozenset)
     """Abbreviations that never end a sentence, such as titles before a name."""

@@ -2,7 +2,7 @@
 
 A line ends at LF or CRLF and nowhere else, so that line counts agree with `wc -l`:
 U+2028, U+0085, form feed and a lone CR are characters of the line. Files are UTF-8,
-with or without a byte order mark, plain or gzip. Knows nothing of tokens.
+with or without a byte order mark, plain or gzip.
 """
 
 import gzip
@@ -23,12 +23,12 @@ GZIP_MAGIC = b"\x1f\x8b"
 STANDARD_INPUT = Path("-")
 """File name that stands for standard input."""
 MAX_LINE_BYTES = 1_000_000
-"""A longer line is no sentence: the file is something else, or its ends are lost."""
+"""Maximum length of a line in bytes; a longer one shows that the file is not text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentencePair:
-    """A source sentence and its translation."""
+    """Source sentence with its translation."""
 
     source: str
     target: str
@@ -36,7 +36,7 @@ class SentencePair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of a file, without its end; `number` counts from 1."""
+    """Line of a file without its line end; `number` counts from 1."""
 
     path: Path
     number: int
@@ -47,7 +47,7 @@ class Line:
         return f"{self.path}:{self.number}"
 
     def text(self) -> str:
-        """The line as text; `DataError` if it is not UTF-8 or holds a NUL byte."""
+        """Decode the line; `DataError` if it is not UTF-8 or holds a NUL byte."""
         if b"\0" in self.content:
             raise DataError(
                 f"{self.place}: a line must be text, but this one holds a NUL byte; "
@@ -64,12 +64,12 @@ class Line:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Raw lines of a plain or gzip file; `-` is standard input."""
+    """Yield the raw lines of a plain or gzip file; `-` is standard input."""
     is_standard = path == STANDARD_INPUT
     file = standard_input() if is_standard else None
     path = Path("standard input") if is_standard else path
     try:
-        # Opened once, as a pipe can be read but once.
+        # Open it once: a pipe can be read only once.
         with file or path.open("rb") as file:
             is_gzip = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
             stream = gzip.GzipFile(fileobj=file) if is_gzip else file
@@ -85,7 +85,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def standard_input(option: str = "") -> BufferedReader:
-    """Standard input as bytes; `DataError` if closed, which names `option` instead."""
+    """Return standard input as bytes; `DataError` suggests `option` if it is closed."""
     if sys.stdin is None:  # Python's value for a closed stream
         instead = f": {option}" if option else "."
         raise DataError(
@@ -97,7 +97,7 @@ def standard_input(option: str = "") -> BufferedReader:
 
 
 def read_stream(stream: BinaryIO) -> Iterator[str]:
-    """The lines of standard input as text."""
+    """Yield the lines of a stream as text."""
     path = Path("standard input")
     try:
         for line in _lines(stream.readline, path):
@@ -107,7 +107,7 @@ def read_stream(stream: BinaryIO) -> Iterator[str]:
 
 
 def read_text(paths: Sequence[Path]) -> Iterator[str]:
-    """The lines of several files as one text."""
+    """Yield the lines of several files in order as text."""
     for path in paths:
         for line in read_lines(path):
             yield line.text()
@@ -116,7 +116,7 @@ def read_text(paths: Sequence[Path]) -> Iterator[str]:
 def aligned_lines(
     source: Sequence[Path], target: Sequence[Path]
 ) -> Iterator[tuple[Line, Line]]:
-    """The lines of both sides in step; `DataError` where one side ends first.
+    """Yield the lines of both sides in step; `DataError` where one side ends first.
 
     Files are paired in order, so that unequal counts are found in the file that has
     them and do not shift the files after it.
@@ -144,13 +144,13 @@ def aligned_lines(
 def read_pairs(
     source: Sequence[Path], target: Sequence[Path]
 ) -> Iterator[SentencePair]:
-    """The sentence pairs of line-aligned files, several a side if need be."""
+    """Yield the sentence pairs of line-aligned files; a side may have several files."""
     for source_line, target_line in aligned_lines(source, target):
         yield SentencePair(source=source_line.text(), target=target_line.text())
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write one line each; the only line end is LF."""
+    """Write lines, each ended by LF."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(line + "\n" for line in lines)
 

@@ -25,8 +25,8 @@ from transduce.text.sentence_splitting import Stretch, has_letter, sentence_span
 WORD_OR_SPACE = re.compile(r"[ \t\n\f\r]+|[^ \t\n\f\r]+")
 MARK = re.compile(r"[^\w\s]")
 MAX_TAGS = 128
-"""Inline tags of a sentence at most; if there are more, the text between two tags is
-translated by itself, so that time stays linear in the text."""
+"""Maximum number of inline tags of a sentence. With more, each text between two tags is
+translated separately, so that time stays linear in the text."""
 
 
 def split_html(
@@ -57,8 +57,8 @@ def written_html(
 ) -> str:
     """Stretch with the escaped translation of its sentence, and its tags.
 
-    The links decide where the tags go; without them words are linked by their relative
-    places. A sentence without a translation stays as it is.
+    Links determine the places of the tags; without them, words are linked by relative
+    position. A sentence without a translation is copied.
     """
     if stretch.sentence is None or not translation.strip():
         return stretch.text

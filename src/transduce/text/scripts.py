@@ -1,8 +1,8 @@
 """Scripts with and without spaces between words, by their characters.
 
 Scripts are ranges of Unicode, so that Python's `re` and every regular expression engine
-that reads a `tokenizer.json` agree on them. The module knows no languages:
-`transduce.text.languages` lists those without spaces.
+that reads a `tokenizer.json` agree on them. `transduce.text.languages` lists the
+languages without spaces.
 """
 
 import re
@@ -17,7 +17,7 @@ class Script:
     letters: str
     """Ranges of its letters and marks, for a character class."""
     longest_piece: int
-    """Letters of a learned piece at most: about a word, never a clause."""
+    """Maximum number of letters of a learned piece: about a word, never a clause."""
 
 
 KANA_MARKS = "\u3099\u309a\u30fc\uff70\uff9e\uff9f"

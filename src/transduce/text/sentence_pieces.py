@@ -1,8 +1,8 @@
 """Tokenizers of Marian's models: two unigram models, and one vocabulary for both.
 
 The unigram models (Kudo, 2018), one of each language, were learned by SentencePiece
-(Kudo and Richardson, 2018), and cut text here as they do there. What they cut it into
-has its id in the vocabulary, or is unknown.
+(Kudo and Richardson, 2018), and split text here as they do there. The vocabulary gives
+each piece its id; a piece outside it is unknown.
 """
 
 import base64
@@ -23,25 +23,25 @@ from transduce.errors import CheckpointError
 from transduce.text.vocabulary import EOS
 
 UNKNOWN = "<unk>"
-"""The piece of the vocabulary for what is not in it; as text it is nothing."""
+"""Piece that stands for all others; it decodes to nothing."""
 SPACE = "\u2581"
-"""How a space is written in pieces."""
+"""Character that stands for a space in pieces."""
 NO_PIECE = " "
-"""Cannot be in a text whose spaces are written otherwise."""
+"""String that no text contains once its spaces are replaced."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 LANGUAGE = re.compile(">>.*?<<", re.DOTALL)
-"""What stands before the text for a model that translates into several."""
+"""Code before a source that names the target language."""
 
 
 class CharacterMap:
-    """What is written for what, such as "fi" for its ligature: the longest match first.
+    """Replacement of characters, such as "fi" for its ligature; the longest match wins.
 
-    A double array (Aoe, 1989) as SentencePiece keeps it: its size in bytes, its units,
-    and then what is to be written, each ended by a zero.
+    SentencePiece stores it as a double array (Aoe, 1989): its size in bytes, its units,
+    and then the replacements, each ended by a zero byte.
     """
 
     def __init__(self, compiled: bytes) -> None:
-        """`struct.error` if it is cut short."""
+        """Read a compiled map; `struct.error` if it is cut short."""
         (size,) = struct.unpack_from("<I", compiled) if compiled else (0,)
         self._units = struct.unpack_from(f"<{size // 4}I", compiled, 4) if size else ()
         self._written = compiled[4 + size :]
@@ -65,7 +65,7 @@ class CharacterMap:
             ) from None
 
     def _longest(self, data: bytes, start: int) -> tuple[int, bytes]:
-        """Where the longest match from there ends, and what is to be written for it."""
+        """Return the end of the longest match at `start`, and its replacement."""
         end = start + _width(data[start])
         written = data[start:end]
         unit = self._units[0]
@@ -85,19 +85,19 @@ class CharacterMap:
 
 @dataclass(frozen=True, kw_only=True)
 class UnigramModel:
-    """How texts of a language are cut into pieces: the likeliest way."""
+    """Unigram model of a language: it splits text into its likeliest pieces."""
 
     pieces: tuple[tuple[str, float], ...]
-    """With their log-probabilities."""
+    """Pieces with their log-probabilities."""
     character_map: bytes
-    """What is written for what before, as `CharacterMap` reads it."""
+    """Replacements before splitting, compiled for `CharacterMap`."""
     adds_space: bool
-    """Before the text, so that its first word is like any other."""
+    """Whether a space precedes the text, so that its first word is like any other."""
     removes_spaces: bool
-    """All but one between words."""
+    """Whether runs of spaces become one space."""
 
     def cut(self, texts: Sequence[str]) -> list[list[str]]:
-        """The pieces of each text, and runs of what is in none of them."""
+        """Return the pieces of each text; a run of unknown characters is one piece."""
         written = [self._written(text) for text in texts]
         if not any(written):  # no need to prepare the library
             return [[] for _ in texts]
@@ -105,8 +105,8 @@ class UnigramModel:
 
     @cached_property
     def _library(self) -> tokenizers.Tokenizer:
-        # The library sums in double precision, and so may choose another way where
-        # two are equally likely but for the rounding of SentencePiece.
+        # The library sums in double precision, so it may choose differently where two
+        # splits are equally likely up to SentencePiece's rounding.
         pieces = [(NO_PIECE, 0.0), *self.pieces]
         return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0))
 
@@ -115,7 +115,7 @@ class UnigramModel:
         return CharacterMap(self.character_map)
 
     def _written(self, text: str) -> str:
-        """As the pieces write it."""
+        """Normalise a text, and write its spaces as the pieces do."""
         if not text:
             return ""
         written = self._map(SURROGATE.sub("\ufffd", text))
@@ -129,13 +129,13 @@ class UnigramModel:
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceTokenizer:
-    """Text to ids and back by a unigram model of each language.
+    """Tokenizer with a unigram model for each language and one vocabulary.
 
-    What the vocabulary has not is unknown, and lost.
+    Unknown pieces are lost.
     """
 
     vocabulary: tuple[str, ...]
-    """By id."""
+    """Pieces by id."""
     source: UnigramModel
     target: UnigramModel
 
@@ -144,39 +144,40 @@ class SentencePieceTokenizer:
         return len(self.vocabulary)
 
     def language(self, text: str) -> str:
-        """The code before a text, such as >>fr<<, that tells what to translate into."""
+        """Return the code before a text that names the target language, such as
+        >>fr<<."""
         match = LANGUAGE.match(text)
         return match[0] if match else ""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the pieces of a source; no special token among them.
+        """Return the ids of a source's pieces, without special tokens.
 
-        The code of a language is one piece.
+        A language code is one piece.
         """
         return self.encode_sources([text])[0]
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` for many texts at once, on all cores."""
+        """Encode many sources at once, on all cores."""
         return self._encode(texts, self.source)
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """The same for targets."""
+        """Encode many targets at once, on all cores."""
         return self._encode(texts, self.target)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids, one space for each run of white space.
+        """Return the text of ids, without special and unknown tokens.
 
-        Special tokens and what is unknown are left out.
+        Each run of white space becomes one space.
         """
         known = (i for i in ids if i > EOS and i != self._unknown)
         return " ".join("".join(self.pieces(known)).split())
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces themselves, for people to read; a word's first has a space."""
+        """Return readable pieces; the first piece of a word starts with a space."""
         return [self.vocabulary[i].replace(SPACE, " ") for i in ids]
 
     def save(self, path: Path) -> None:
-        """Write all of it as JSON."""
+        """Write the tokenizer as JSON."""
         content = {
             "type": "SentencePiece",
             "vocabulary": self.vocabulary,
@@ -187,9 +188,9 @@ class SentencePieceTokenizer:
 
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> "SentencePieceTokenizer":
-        """From the JSON that `save` wrote.
+        """Read the JSON written by `save`.
 
-        `LookupError`, `TypeError`, `ValueError` or `struct.error` if it is damaged.
+        Raises `LookupError`, `TypeError`, `ValueError` or `struct.error` if damaged.
         """
         vocabulary = tuple(map(_piece, content["vocabulary"]))
         if UNKNOWN not in vocabulary:
@@ -210,7 +211,7 @@ class SentencePieceTokenizer:
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        """Those of special tokens left out: in a text they are no such."""
+        """Ids by piece, without special tokens, which text cannot contain."""
         return {piece: i for i, piece in enumerate(self.vocabulary) if i > EOS}
 
     @cached_property
@@ -225,7 +226,7 @@ def _record(model: UnigramModel) -> dict[str, Any]:
 
 def _unigram_model(record: dict[str, Any]) -> UnigramModel:
     character_map = base64.b64decode(record["character_map"], validate=True)
-    CharacterMap(character_map)  # so that damage is found now
+    CharacterMap(character_map)  # find damage now
     return UnigramModel(
         pieces=tuple(
             (_piece(piece), _finite(score)) for piece, score in record["pieces"]
@@ -237,7 +238,7 @@ def _unigram_model(record: dict[str, Any]) -> UnigramModel:
 
 
 def _piece(piece: object) -> str:
-    if type(piece) is not str:  # a control symbol is empty: it writes no text
+    if type(piece) is not str:  # a control symbol is empty, as it has no text
         raise ValueError("each piece must be a string")
     piece.encode()  # `UnicodeEncodeError`, a `ValueError`, if it is half a character
     return piece
@@ -250,10 +251,10 @@ def _finite(score: object) -> float:
 
 
 def _offset(unit: int) -> int:
-    """From a unit to those that come after it."""
+    """Return the offset from a unit to its children."""
     return (unit >> 10) << ((unit & 0x200) >> 6)
 
 
 def _width(first: int) -> int:
-    """Bytes of the character that begins with this one, in UTF-8."""
+    """Return the length in bytes of the UTF-8 character that starts with this byte."""
     return 1 + (first >= 0xC0) + (first >= 0xE0) + (first >= 0xF0)

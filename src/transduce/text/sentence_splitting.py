@@ -64,10 +64,10 @@ CUT = re.compile(r"\s\w")
 LOOK_BACK = 64
 """Characters before a stop that are searched for the word before it."""
 MAX_ASKED = 2_000
-"""Characters that the library reads at once: its time is quadratic in a text with
-unclosed quotes."""
+"""Maximum number of characters the library reads at once: with unclosed quotes, its
+time is quadratic."""
 MAX_ORDINAL = 31
-"""Greatest number that counts as an ordinal by itself, as that of a day."""
+"""Largest number that counts as an ordinal by itself, such as the day of a month."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,12 +416,12 @@ def split_text(
 
 
 def sentences(stretches: Sequence[Stretch]) -> list[str]:
-    """What is to be translated."""
+    """List the sentences to translate."""
     return [each.sentence for each in stretches if each.sentence is not None]
 
 
 def join_text(stretches: Sequence[Stretch], translations: Sequence[str]) -> str:
-    """The stretches in a row, each sentence replaced by its translation."""
+    """Join the stretches, each sentence replaced by its translation."""
     found = iter(translations)
     return "".join(next(found) if p.is_sentence else p.text for p in stretches)
 

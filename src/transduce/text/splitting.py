@@ -1,4 +1,4 @@
-"""Over-long text, split where a sentence or a clause ends."""
+"""Splitting of long texts at the ends of sentences and clauses."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -8,7 +8,8 @@ from transduce.text.scripts import UNSPACED_LETTERS
 from transduce.text.sentence_splitting import sentence_spans
 
 CountTokens = Callable[[Sequence[str]], list[int]]
-"""The number of tokens of each text; of two with a space between it is the sum."""
+"""Function that counts the tokens of each text. Counts are additive over texts joined
+by a space."""
 
 CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、､،؛፣၊])|(?<=……)|(?<=——)")
 WORD_END = re.compile(r"(?<=\s)")
@@ -20,7 +21,7 @@ JOINED_AFTER = (
     "\u3099\u309a\u30fcぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮ"
 )
 JOINED_BEFORE = "\u200d\u0e40-\u0e44\u0ec0-\u0ec4\u17d2\u1039"
-"""Characters that combine with the one before them, and with the one after."""
+"""Characters that combine with the one before, and with the one after."""
 CHARACTER_END = re.compile(rf"(?<=[^{JOINED_BEFORE}])(?![{JOINED_AFTER}])")
 ANYWHERE = re.compile(r"(?<=.)", re.DOTALL)
 UNSPACED = re.compile(
@@ -34,11 +35,12 @@ WITHIN_WORD = re.compile(rf"(?![{UNSPACED_LETTERS}])\w(?![{UNSPACED_LETTERS}])\w
 def split_long(
     text: str, max_tokens: int, count_tokens: CountTokens, language: str | None = None
 ) -> list[str]:
-    """The text in parts of at most so many tokens; itself if it is short enough.
+    """Split a text into parts of at most `max_tokens` tokens, unless it is short
+    enough.
 
-    Each sentence is a part, as sentences end in the language, a BCP 47 tag. One that is
-    too long is split at clauses, else between words, into as few parts as hold it; else
-    anywhere, each character counted alone.
+    Each sentence is a part; `language` is a BCP 47 tag. A sentence that is too long is
+    split at clauses, else between words, into as few parts as possible; a word that is
+    too long is split anywhere, with each character counted alone.
     """
     [length] = count_tokens([text])
     if length <= max_tokens:
@@ -49,16 +51,17 @@ def split_long(
 
 
 def is_within_word(text: str, place: int) -> bool:
-    """Whether the text is in the middle of a word before that place.
+    """Return whether a place in a text is inside a word.
 
-    Where no spaces are written, it is not known.
+    Word borders of scripts without spaces are unknown.
     """
     around = text[max(place - 1, 0) : place + 1]
     return bool(WITHIN_WORD.fullmatch(around)) and not UNSPACED.search(around)
 
 
 def space_between(before: str, after: str) -> str:
-    """What stands between two texts; nothing if one is empty, or both write none."""
+    """Return the space between two texts; empty if one is empty or neither uses
+    spaces."""
     is_written = UNSPACED.match(before[-1:]) is None or UNSPACED.match(after) is None
     return " " if before and after and is_written else ""
 
@@ -66,7 +69,7 @@ def space_between(before: str, after: str) -> str:
 def _fitting(
     sentences: list[str], max_tokens: int, count_tokens: CountTokens
 ) -> list[str]:
-    parts = sentences  # counted together, as each call has a fixed cost
+    parts = sentences  # count them together, since each call has a fixed cost
     for end in (CLAUSE_END, WORD_END, CHARACTER_END, ANYWHERE):
         parts = [
             packed
@@ -81,7 +84,7 @@ def _fitting(
 
 
 def _packed(pieces: list[str], max_tokens: int, count_tokens: CountTokens) -> list[str]:
-    """Neighbours put together as long as they fit; what is too long stays alone."""
+    """Join neighbours while they fit; a piece that is too long stays alone."""
     packed: list[list[str]] = []
     room = 0
     for piece, length in zip(pieces, count_tokens(pieces), strict=True):

@@ -1,9 +1,9 @@
-"""Tokenizers; of them shared byte-pair encoding and word-pieces (section 5.1).
+"""Shared byte-pair encoding and word-pieces (section 5.1).
 
-Those are learned and applied by the Hugging Face `tokenizers` library. What this module
-adds is that nothing is ever unknown: a character that is not in the vocabulary is spelt
-by the bytes of its UTF-8 form, so `decode(encode(text)) == normalize(text)` for any
-text, and special tokens typed by a user are ordinary text.
+The Hugging Face `tokenizers` library learns and applies them. This module adds that no
+text is unknown: a character outside the vocabulary is encoded as its UTF-8 bytes, so
+`decode(encode(text)) == normalize(text)` for any text, and special tokens typed by a
+user are ordinary text.
 """
 
 import json
@@ -34,22 +34,23 @@ from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.vocabulary import EOS, PAD
 
 TOKENIZER_FILE = "tokenizer.json"
-"""Of a model and of a run."""
+"""Name of the tokenizer's file in model folders and run folders."""
 
 SPECIAL_PIECES = ("<pad>", "<s>", "</s>")
 
 FIRST_BYTE = 0xF700
 """Byte b is written as the character U+F700 + b, from Unicode's private use area. A
-user's own character of that range is itself spelt in bytes, so nothing is ambiguous."""
+user's own character of that range is itself encoded as bytes, so nothing is
+ambiguous."""
 BYTE_PIECES = tuple(chr(FIRST_BYTE + byte) for byte in range(256))
 READABLE_BYTES = {piece: f"<0x{byte:02X}>" for byte, piece in enumerate(BYTE_PIECES)}
-"""How a byte is told to people."""
+"""Readable form of bytes."""
 _BYTES = re.compile(f"[{BYTE_PIECES[0]}-{BYTE_PIECES[-1]}]+")
 
 NUM_RESERVED = len(SPECIAL_PIECES) + len(BYTE_PIECES)
 
 MAX_RUN = 64
-"""Characters of a run at most, since word-piece takes time quadratic in the length."""
+"""Maximum length of a run in characters, since word-piece takes quadratic time."""
 SHARED_LETTERS = "\u00aa\u00b5\u00ba\u02b0-\u02ff\u0640"
 """Letters without a script of their own, which belong to the word around them."""
 DRAWING_MARKS = "\ufe0e\ufe0f\u20e3"
@@ -86,19 +87,19 @@ EARLIER_WORD_PATTERNS = (
 """Patterns that earlier versions wrote; add the present one here before changing it."""
 
 ALPHABET_CHARACTERS = 10_000_000
-"""What the alphabet is chosen by at most."""
+"""Maximum number of characters that determine the alphabet."""
 UNSPACED_SHARE = 0.01
 """Share of letters of unspaced scripts above which a corpus counts as unspaced."""
 SPELT_IN_BYTES = 0.0005
-"""Share of characters spelt in bytes below which the alphabet grows no further."""
+"""Share of characters encoded as bytes below which the alphabet stops growing."""
 KNOWN_WORDS = 100_000
-"""Kept with their ids at most, in some 30 MB where words have three pieces."""
+"""Maximum number of cached words with their ids: about 30 MB at three pieces a word."""
 KNOWN_LENGTH = 24
-"""Characters of such a word at most: where no spaces are written, none comes again."""
+"""Maximum length of a cached word; longer ones, as in unspaced text, hardly recur."""
 LEARNING_CHARACTERS = 200_000_000
-"""What the vocabulary is learned from at most: bounds the memory for distinct words."""
+"""Maximum number of characters to learn from; it bounds the memory for words."""
 LEARNING_UNSPACED_CHARACTERS = 20_000_000
-"""Unspaced characters to learn from at most; hardly any of their runs repeats."""
+"""Maximum number of unspaced characters to learn from; their runs hardly recur."""
 
 
 NO_PARTS = (
@@ -111,28 +112,29 @@ NO_OPTIONS = (
 )  # fmt: skip
 """Options of the library's models that this package never sets."""
 TRIED = ("", "a", "Ein Satz, 1 é \u4e2d \U0001f600")
-"""Texts that every sound tokenizer can encode."""
-MOST_PIECES = 2**24
-"""Pieces of a vocabulary at most."""
-MOST_TOKENIZER_BYTES = 2**28
-"""Bytes of a tokenizer's file at most."""
+"""Texts that every valid tokenizer can encode."""
+MAX_PIECES = 2**24
+"""Maximum size of a vocabulary."""
+MAX_TOKENIZER_BYTES = 2**28
+"""Maximum size of a tokenizer's file in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerConfig:
-    """How the vocabulary is learned (section 5.1)."""
+    """Settings of learning a vocabulary (section 5.1)."""
 
     kind: Literal["bpe", "word-piece"] = "bpe"
     """Byte-pair encoding (the paper's en-de) or word-pieces (its en-fr)."""
     vocab_size: int = 37_000
-    """Pieces at most, specials and bytes included; small corpora give fewer."""
+    """Maximum size of the vocabulary, including special tokens and bytes; small corpora
+    give fewer."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("bpe", "word-piece"):
             raise ConfigError(
                 f'`tokenizer.kind` must be "bpe" or "word-piece", but is "{self.kind}".'
             )
-        require_between("tokenizer.vocab_size", self.vocab_size, 0, MOST_PIECES)
+        require_between("tokenizer.vocab_size", self.vocab_size, 0, MAX_PIECES)
         if self.vocab_size <= NUM_RESERVED:
             raise ConfigError(
                 f"`tokenizer.vocab_size` must be above {NUM_RESERVED} (special tokens "
@@ -141,21 +143,23 @@ class TokenizerConfig:
 
 
 def normalize(text: str) -> str:
-    """The one normalisation: Unicode NFC, and each run of white space one space."""
+    """Normalise text: Unicode NFC, and one space for each run of white space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 class SubwordTokenizer:
-    """What was learned here; `decode(encode(text))` is the text, normalised."""
+    """Tokenizer learned by this package; `decode(encode(text))` is
+    `normalize(text)`."""
 
     def __init__(self, pieces: tokenizers.Tokenizer) -> None:
-        """Raise `ValueError` if its word pattern is not one that this package wrote."""
+        """Wrap a tokenizer; `ValueError` if its word pattern is not one of this
+        package."""
         if pieces.pre_tokenizer is not None:
             _require_known_words(pieces.pre_tokenizer)
         vocabulary = pieces.get_vocab(with_added_tokens=False)
         self._pieces = pieces
         self._known: dict[str, list[int]] = {}
-        """Words and their ids, as most come again."""
+        """Cache of words and their ids."""
         self._piece_of = sorted(vocabulary, key=vocabulary.__getitem__)
         self._readable = [READABLE_BYTES.get(each, each) for each in self._piece_of]
         alphabet = {p for p in vocabulary if len(p) == 1} - set(BYTE_PIECES)
@@ -179,30 +183,30 @@ class SubwordTokenizer:
         return self._pieces.pre_tokenizer
 
     def language(self, text: str) -> str:
-        """Of no text: what it is to be translated into is not told before it."""
+        """Return "": no code before a text names the target language."""
         return ""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the pieces; no special token among them."""
+        """Return the ids of a text's pieces, without special tokens."""
         return self.encode_sources([text])[0]
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` for many texts at once; words that are new are cut on all cores."""
+        """Encode many sources at once; new words are split on all cores."""
         words = [self._spell(text).split() for text in texts]
         ids_of = self._ids_of_words(set(chain.from_iterable(words)))
         return [list(chain.from_iterable(map(ids_of.__getitem__, of))) for of in words]
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """The same: both languages are cut alike."""
+        """Encode many targets at once, in the same way as sources."""
         return self.encode_sources(texts)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; special tokens are left out."""
+        """Return the text of ids, without special tokens."""
         pieces = "".join(self._piece_of[i] for i in ids if i > EOS)
         return normalize(_unspell(pieces))
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces themselves, for people to read; a word's first has a space."""
+        """Return readable pieces; the first piece of a word starts with a space."""
         return [self._readable[i] for i in ids]
 
     def save(self, path: Path) -> None:
@@ -214,7 +218,7 @@ class SubwordTokenizer:
         return self._pieces.to_str()
 
     def _ids_of_words(self, words: set[str]) -> dict[str, list[int]]:
-        """Of each alone: no piece goes from one word into the next."""
+        """Return the ids of each word; no piece crosses the border of a word."""
         known = self._known
         ids_of = {word: known[word] for word in words if word in known}
         new = [word for word in words if word not in ids_of]
@@ -228,28 +232,28 @@ class SubwordTokenizer:
     def _remember(self, ids_of: dict[str, list[int]]) -> None:
         short = [word for word in ids_of if len(word) <= KNOWN_LENGTH][:KNOWN_WORDS]
         if len(self._known) + len(short) > KNOWN_WORDS:
-            self._known = {}  # another one, as a thread may be reading the one before
+            self._known = {}  # a new one, since another thread may be reading the old one
         self._known.update((word, ids_of[word]) for word in short)
 
     def _spell(self, text: str) -> str:
-        """Normalize, and write what is not in the alphabet as bytes."""
+        """Normalise a text, and write characters outside the alphabet as bytes."""
         return self._outside_alphabet.sub(_bytes_of, normalize(text))
 
 
 Tokenizer = SubwordTokenizer | SentencePieceTokenizer
-"""Text to ids and back, with one vocabulary for source and target."""
+"""Tokenizer with one vocabulary for source and target."""
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Read what a tokenizer saved; `CheckpointError` if it is missing or damaged."""
+    """Read a saved tokenizer; `CheckpointError` if it is missing or damaged."""
     try:
-        text = read_bounded(path, MOST_TOKENIZER_BYTES)
+        text = read_bounded(path, MAX_TOKENIZER_BYTES)
         tokenizer = _from_text(text)
         tokenizer.encode_sources(TRIED)
         tokenizer.pieces(range(len(SPECIAL_PIECES)))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library's errors are no narrower, or panics
+    except BaseException as error:  # the library raises bare exceptions, or panics
         raise CheckpointError(
             f"{path}: the tokenizer is missing or damaged ({reason(error)}); restore "
             "the file or train again."
@@ -295,26 +299,26 @@ def _require_no_more_than_ours(content: dict[str, object]) -> None:
 def learn_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> SubwordTokenizer:
     """Learn a vocabulary from a stream of lines of both languages (section 5.1).
 
-    Memory is bounded: beyond `LEARNING_CHARACTERS` characters the stream is left
-    unread, so interleave the languages. In scripts without spaces, a piece is at most
+    Memory is bounded: the stream is read up to `LEARNING_CHARACTERS` characters, so
+    interleave the languages. In scripts without spaces, a piece is at most
     about as long as a word (`Script.longest_piece`).
     """
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = _words(config.kind)
     learned_size = config.vocab_size - NUM_RESERVED
-    # Unlike the paper: word-pieces too are learned by merging the most frequent pair,
-    # as the library does; Wu et al. (2016) choose by the likelihood of the text.
+    # Unlike the paper: the library learns word-pieces too by merging the most frequent
+    # pair; Wu et al. (2016) choose by the likelihood of the text.
     text = _learning_text(lines)
     head = list(_first(text, ALPHABET_CHARACTERS))
     counts = Counter(chain.from_iterable(head))
     is_unspaced = _is_unspaced(counts)
     alphabet = _alphabet(counts, learned_size, is_unspaced)
     trainer = trainers.BpeTrainer(
-        # Too long pieces are learned and then dropped, so learn more of them.
+        # Pieces that are too long are dropped after learning, so learn more.
         vocab_size=learned_size * (2 if is_unspaced else 1),
-        # Without spaces, a run that occurs once is hardly a word.
+        # Without spaces, a run that occurs only once is hardly a word.
         min_frequency=2 if is_unspaced else 0,
-        # Rare characters are spelt in bytes, or Chinese would fill the vocabulary.
+        # Encode rare characters as bytes, or Chinese would fill the vocabulary.
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
@@ -339,7 +343,7 @@ def _alphabet(counts: Counter[str], learned_size: int, is_unspaced: bool) -> lis
 
     The library would break ties in the order of its hash table, differently each time.
     The alphabet is at most a quarter of what is learned. Unspaced text has many
-    characters; there it grows up to a half, until hardly any is spelt in bytes.
+    characters; there it grows up to a half, until hardly any is encoded as bytes.
     """
     by_frequency = sorted(counts.keys() - {" "}, key=lambda c: (-counts[c], c))
     size = max(learned_size // 4, 1)
@@ -369,7 +373,10 @@ def _learning_text(lines: Iterable[str]) -> Iterator[str]:
 def _assemble(
     learner: tokenizers.Tokenizer, kind: Literal["bpe", "word-piece"], size: int
 ) -> SubwordTokenizer:
-    """Put specials and bytes before what was learned; add no special token to find."""
+    """Put special tokens and bytes before the learned pieces.
+
+    None is registered as special, so that text cannot contain one.
+    """
     learned = learner.get_vocab()
     short = [
         piece
@@ -388,7 +395,7 @@ def _assemble(
     return _cutting_words(
         models.WordPiece(
             vocab={piece: i for i, piece in enumerate(pieces)},
-            unk_token=SPECIAL_PIECES[PAD],  # named as it must be; never met
+            unk_token=SPECIAL_PIECES[PAD],  # required by the library; never used
             continuing_subword_prefix="",
         ),
         _words(kind),

@@ -1,4 +1,4 @@
-"""The ids that are no text: every vocabulary begins with them."""
+"""Special ids, with which every vocabulary begins."""
 
 PAD, BOS, EOS = 0, 1, 2
-"""Fills rows up; begins the decoder's input; ends source and target."""
+"""Padding; start of the decoder's input; end of source and target."""
