@@ -14,8 +14,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_names_only_commands_that_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    code = " ".join(re.findall(r"```.*?```|`[^`]+`", text, flags=re.DOTALL))
-    named = set(re.findall(r"(?<![\w./-])transduce ([a-z][a-z-]+)\b", code))
+    code = "\n".join(re.findall(r"```.*?```|`[^`]+`", text, flags=re.DOTALL))
+    called = r"(?:^|[`$|;&(])\s*(?:\.venv/bin/)?transduce ([a-z][a-z-]+)\b"
+    named = set(re.findall(called, code, flags=re.MULTILINE))
     assert named - set(COMMANDS) == set()
 
 

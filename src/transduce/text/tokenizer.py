@@ -232,7 +232,7 @@ class SubwordTokenizer:
     def _remember(self, ids_of: dict[str, list[int]]) -> None:
         short = [word for word in ids_of if len(word) <= KNOWN_LENGTH][:KNOWN_WORDS]
         if len(self._known) + len(short) > KNOWN_WORDS:
-            self._known = {}  # a new one, since another thread may be reading the old one
+            self._known = {}  # not clear(): another thread may be reading it
         self._known.update((word, ids_of[word]) for word in short)
 
     def _spell(self, text: str) -> str:
