@@ -4,7 +4,8 @@ MkDocs calls this file as a hook. A comment on a line of its own, such as
 
     <!-- source: transduce.model.attention.causal_mask -->
 
-becomes the source of that function, class, method or value. A test is written
+becomes the source of that function, class, method or value; several of one module, with
+spaces between them, share a block. A test is written
 `tests/FILE.py::NAME`, and shown by its name. A name that does not exist is an error.
 
     python scripts/docs_source.py       # checks all pages of docs/paper
@@ -18,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "paper"
-SOURCE = re.compile(r"^<!-- source: ([\w.]+) -->$", re.MULTILINE)
+SOURCE = re.compile(r"^<!-- source: ([\w. ]+) -->$", re.MULTILINE)
 TEST = re.compile(r"`(?:tests/)?((?:unit|relations)/[\w/]+\.py)(?:::(\w+))?`")
 
 
@@ -29,7 +30,7 @@ class MissingNameError(LookupError):
 def expanded(markdown: str) -> str:
     """Replace the comments by code; `MissingNameError` if a name does not exist."""
     markdown = TEST.sub(lambda match: _test(match[0], match[1], match[2]), markdown)
-    return SOURCE.sub(lambda match: _block(match[1]), markdown)
+    return SOURCE.sub(lambda match: _block(match[1].split()), markdown)
 
 
 def _test(written: str, file: str, name: str | None) -> str:
@@ -40,8 +41,14 @@ def _test(written: str, file: str, name: str | None) -> str:
     return f'`{name}`{{ title="tests/{file}" }}' if name else written
 
 
-def _block(identifier: str) -> str:
-    """Return the code block of a dotted name."""
+def _block(identifiers: list[str]) -> str:
+    """Return the code block of dotted names."""
+    code = "\n\n".join(_code(each) for each in identifiers)
+    [path] = {_module(each)[0].relative_to(ROOT / "src") for each in identifiers}
+    return f'```python title="{path.as_posix()}"\n{code}\n```'
+
+
+def _code(identifier: str) -> str:
     path, names = _module(identifier)
     text = path.read_text(encoding="utf-8")
     node: ast.AST = ast.parse(text)
@@ -50,9 +57,7 @@ def _block(identifier: str) -> str:
         if not found:
             raise MissingNameError(f"There is no `{identifier}`.")
         node = found[0]
-    code = textwrap.dedent("\n".join(text.splitlines()[_first(node) : node.end_lineno]))
-    file = path.relative_to(ROOT / "src")
-    return f'```python title="{file.as_posix()}"\n{code}\n```'
+    return textwrap.dedent("\n".join(text.splitlines()[_first(node) : node.end_lineno]))
 
 
 def _module(identifier: str) -> tuple[Path, list[str]]:
