@@ -1,29 +1,34 @@
 /* Large allocations, which the host program may refuse. */
 #include "alloc.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "sizes.h"
 #include "transduce.h"
 
-#define CACHE_LINE 64
-#define TOO_LARGE 1e18 /* beyond any machine */
+#define MAX_BYTES 1e18 /* more than any machine has */
 
-static int (*check)(int64_t bytes);
-static int64_t min_checked;
+typedef int (*MayAllocate)(int64_t bytes);
 
-void td_use_memory_check(int (*may_allocate)(int64_t bytes), int64_t min_bytes)
+static _Atomic(MayAllocate) may_allocate;
+static _Atomic int64_t min_checked;
+
+void td_use_allocation_check(int (*function)(int64_t bytes), int64_t min_bytes)
 {
-    check = may_allocate;
-    min_checked = min_bytes;
+    atomic_store(&may_allocate, NULL); /* never the new function with the old limit */
+    atomic_store(&min_checked, min_bytes);
+    atomic_store(&may_allocate, function);
 }
 
 void *allocate_lines(double bytes)
 {
-    if (!(bytes >= 0 && bytes < TOO_LARGE))
+    if (!(bytes >= 0 && bytes < MAX_BYTES))
         return NULL;
     const size_t lines = (size_t)bytes / CACHE_LINE + 1;
-    if (check && bytes >= (double)min_checked && !check((int64_t)bytes))
+    const MayAllocate check = atomic_load(&may_allocate);
+    if (check && bytes >= (double)atomic_load(&min_checked) && !check((int64_t)bytes))
         return NULL;
     return aligned_alloc(CACHE_LINE, lines * CACHE_LINE);
 }

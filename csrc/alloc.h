@@ -2,11 +2,9 @@
 #ifndef TRANSDUCE_ALLOC_H
 #define TRANSDUCE_ALLOC_H
 
-#include <stddef.h>
-
-/* Uninitialised memory for `bytes` bytes, aligned to a cache line, for free(); NULL if
- * there is none, or if so much may not be allocated. A double, so that products of
- * sizes cannot overflow. */
+/* Allocate `bytes` uninitialised bytes, aligned to a cache line, for free(). NULL if
+ * the system or td_use_allocation_check() refuses them. The size is a double so that
+ * products of sizes cannot overflow. */
 void *allocate_lines(double bytes);
 
 #endif

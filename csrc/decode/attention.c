@@ -1,28 +1,27 @@
-/* Attention of a single row. */
+/* Attention of one row at a time. */
 #include "decode/attention.h"
 
 #include <math.h>
 
 #include "simd/vec.h"
 
-#define KEYS_AT_ONCE                                                                   \
-    8 /* multiplied side by side, because one by one they would wait                   \
-       */
+/* Keys that are multiplied side by side: the latency of one sum hides behind others. */
+#define KEYS_AT_ONCE 8
 
 _Static_assert(LANES == KEYS_AT_ONCE || LANES == 2 * KEYS_AT_ONCE,
                "scores fill vectors");
 
-/* Sums are separate variables, as arrays of them would not stay in registers. */
+/* Sums are separate variables: the compiler would not keep an array in registers. */
 #define EACH_KEY(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 #define START_KEY(k)                                                                   \
     const float *key##k = key + slots[k] * stride;                                     \
     vec sum##k = vec_set1(0.0f);
 #define MULTIPLY_KEY(k) sum##k = vec_fma(part, vec_load(key##k + i), sum##k);
 #define MULTIPLY_LAST(k)                                                               \
-    sum##k = vec_fma(part, vec_load_masked(there, key##k + i), sum##k);
+    sum##k = vec_fma(part, vec_load_masked(mask, key##k + i), sum##k);
 #define HALF_OF_KEY(k) vec_add_halves(sum##k),
 
-/* Products of a query and KEYS_AT_ONCE keys, those of the slots. */
+/* Products of a query and the keys of KEYS_AT_ONCE slots. */
 static inline vec8 products_with_keys(const float *query, const float *key,
                                       const int32_t *slots, int64_t stride,
                                       int64_t width)
@@ -34,16 +33,16 @@ static inline vec8 products_with_keys(const float *query, const float *key,
         EACH_KEY(MULTIPLY_KEY)
     }
     if (i < width) {
-        const vec_mask there = vec_first(width - i);
-        const vec part = vec_load_masked(there, query + i);
+        const vec_mask mask = vec_first(width - i);
+        const vec part = vec_load_masked(mask, query + i);
         EACH_KEY(MULTIPLY_LAST)
     }
     const vec8 halves[KEYS_AT_ONCE] = {EACH_KEY(HALF_OF_KEY)};
     return sum_each_of_8(halves);
 }
 
-/* Products of a query and the keys of `count` slots. The list of slots is padded, so
- * that KEYS_AT_ONCE of them can always be read. */
+/* Scores of a query for the keys of `count` slots, padded to whole vectors. The list of
+ * slots is padded too, so that KEYS_AT_ONCE slots can always be read. */
 static void multiply_keys(const Workspace *work, const float *query, const float *key,
                           int64_t stride, int64_t count, float *scores)
 {
@@ -55,7 +54,8 @@ static void multiply_keys(const Workspace *work, const float *query, const float
                               ? products_with_keys(query, key, slots + i + KEYS_AT_ONCE,
                                                    stride, width)
                               : first;
-        /* One store: narrower ones would not be forwarded to a load of all lanes. */
+        /* One store: two narrower ones could not be forwarded to the load of a vector.
+         */
         vec_store_first(scores + i, LANES, vec_from_halves(first, last));
     }
 }
@@ -65,15 +65,15 @@ static float additive_score(const float *query, const float *key, const float *w
 {
     vec sum = vec_set1(0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
-        const vec_mask there = vec_first(width - i);
+        const vec_mask mask = vec_first(width - i);
         const vec hidden =
-            vec_load_masked(there, query + i) + vec_load_masked(there, key + i);
-        sum = vec_fma(vec_load_masked(there, weight + i), vec_tanh(hidden), sum);
+            vec_load_masked(mask, query + i) + vec_load_masked(mask, key + i);
+        sum = vec_fma(vec_load_masked(mask, weight + i), vec_tanh(hidden), sum);
     }
     return vec_reduce_add(sum);
 }
 
-/* Additive scores of a query and the keys of `count` slots, padded to whole vectors. */
+/* Additive scores of a query for the keys of `count` slots, padded to whole vectors. */
 static void score_additively(const Workspace *work, const float *query,
                              const float *key, int64_t stride, const float *weight,
                              int64_t count, float *scores)
@@ -85,16 +85,16 @@ static void score_additively(const Workspace *work, const float *query,
         scores[i] = 0.0f;
 }
 
-/* Largest score; NaN is passed over. */
+/* Largest score that is not NaN. */
 static float max_score(const float *scores, int64_t count)
 {
     const vec none = vec_set1(-INFINITY);
-    vec highest = none;
+    vec max = none;
     for (int64_t i = 0; i < count; i += LANES) {
         const vec each = vec_load(scores + i);
-        highest = vec_max(vec_select(vec_first(count - i), each, none), highest);
+        max = vec_max(vec_select(vec_first(count - i), each, none), max);
     }
-    return vec_reduce_max(highest);
+    return vec_reduce_max(max);
 }
 
 TD_INTERNAL void softmax(float *scores, int64_t count)
@@ -111,28 +111,29 @@ TD_INTERNAL void softmax(float *scores, int64_t count)
         vec_store_first(scores + i, LANES, vec_load(scores + i) * factor);
 }
 
-/* Average of the values of `count` slots, weighted by their scores. */
+/* Values of `count` slots and their weights. */
 typedef struct {
-    const float *values, *scores;
+    const float *values, *weights;
     const int32_t *slots;
     int64_t stride, count;
-} Average;
+} WeightedValues;
 
-/* The columns of `registers` vectors from `column` on; 1, 2 or 4, a literal at each
+/* Average `registers` vectors of columns from `column` on; 1, 2 or 4, a literal at each
  * call. */
 static inline __attribute__((always_inline)) void
-average_registers(const Average *of, int64_t column, float *out, const int registers)
+average_registers(const WeightedValues *v, int64_t column, float *out,
+                  const int registers)
 {
     vec first = vec_set1(0.0f), second = first, third = first, fourth = first;
-    for (int64_t i = 0; i < of->count; i++) {
-        const float *from = of->values + of->slots[i] * of->stride + column;
-        const vec score = vec_set1(of->scores[i]);
-        first = vec_fma(score, vec_load(from), first);
+    for (int64_t i = 0; i < v->count; i++) {
+        const float *from = v->values + v->slots[i] * v->stride + column;
+        const vec weight = vec_set1(v->weights[i]);
+        first = vec_fma(weight, vec_load(from), first);
         if (registers > 1)
-            second = vec_fma(score, vec_load(from + LANES), second);
+            second = vec_fma(weight, vec_load(from + LANES), second);
         if (registers > 2) {
-            third = vec_fma(score, vec_load(from + 2 * LANES), third);
-            fourth = vec_fma(score, vec_load(from + 3 * LANES), fourth);
+            third = vec_fma(weight, vec_load(from + 2 * LANES), third);
+            fourth = vec_fma(weight, vec_load(from + 3 * LANES), fourth);
         }
     }
     vec_store_first(out + column, LANES, first);
@@ -144,39 +145,39 @@ average_registers(const Average *of, int64_t column, float *out, const int regis
     }
 }
 
-/* The last columns, fewer than LANES. */
-static void average_last(const Average *of, int64_t column, float *out, int64_t left)
+/* Average the last columns, fewer than LANES. */
+static void average_last(const WeightedValues *v, int64_t column, float *out,
+                         int64_t left)
 {
-    const vec_mask there = vec_first(left);
+    const vec_mask mask = vec_first(left);
     vec sum = vec_set1(0.0f);
-    for (int64_t i = 0; i < of->count; i++) {
-        const float *from = of->values + of->slots[i] * of->stride + column;
-        sum = vec_fma(vec_set1(of->scores[i]), vec_load_masked(there, from), sum);
+    for (int64_t i = 0; i < v->count; i++) {
+        const float *from = v->values + v->slots[i] * v->stride + column;
+        sum = vec_fma(vec_set1(v->weights[i]), vec_load_masked(mask, from), sum);
     }
     vec_store_first(out + column, left, sum);
 }
 
-static void average(const Average *of, int64_t width, float *out)
+static void average(const WeightedValues *v, int64_t width, float *out)
 {
     int64_t column = 0;
     for (; column + 4 * LANES <= width; column += 4 * LANES)
-        average_registers(of, column, out, 4);
+        average_registers(v, column, out, 4);
     for (; column + 2 * LANES <= width; column += 2 * LANES)
-        average_registers(of, column, out, 2);
+        average_registers(v, column, out, 2);
     for (; column + LANES <= width; column += LANES)
-        average_registers(of, column, out, 1);
+        average_registers(v, column, out, 1);
     if (column < width)
-        average_last(of, column, out, width - column);
+        average_last(v, column, out, width - column);
 }
 
-/* Repeat the first slot behind the last, so that KEYS_AT_ONCE can always be read. */
+/* Repeat the first slot behind the last, so that KEYS_AT_ONCE slots can be read. */
 static void pad_slots(int32_t *slots, int64_t count)
 {
     for (int64_t i = count; i < count + KEYS_AT_ONCE - 1; i++)
         slots[i] = slots[0];
 }
 
-/* Each stage is done for all heads before the next one, which would wait for it. */
 TD_INTERNAL void attend(Workspace *work, int64_t row, int64_t entry,
                         const KvCache *keys, const KvCache *values,
                         const float *additive, int64_t count)
@@ -184,26 +185,27 @@ TD_INTERNAL void attend(Workspace *work, int64_t row, int64_t entry,
     const Stack *stack = work->stack;
     const int64_t stride = work->max_keys, heads = stack->num_heads;
     const float *query = row_of(&work->wide, row);
-    const float *key = keys->numbers + entry * keys->per_sentence;
-    const float *value = values->numbers + entry * values->per_sentence;
+    const float *key = keys->data + entry * keys->entry_stride;
+    const float *value = values->data + entry * values->entry_stride;
     float *out = row_of(&work->heads, row);
     pad_slots(work->slots, count);
+    /* Each stage is done for all heads, so that it does not wait for the one before. */
     for (int64_t head = 0; head < heads; head++) {
         const int64_t first = head * stack->d_k;
         if (additive)
-            score_additively(work, query + first, key + head * keys->per_head,
-                             keys->per_row, additive + first, count,
+            score_additively(work, query + first, key + head * keys->head_stride,
+                             keys->row_stride, additive + first, count,
                              work->scores + head * stride);
         else
-            multiply_keys(work, query + first, key + head * keys->per_head,
-                          keys->per_row, count, work->scores + head * stride);
+            multiply_keys(work, query + first, key + head * keys->head_stride,
+                          keys->row_stride, count, work->scores + head * stride);
     }
     for (int64_t head = 0; head < heads; head++)
         softmax(work->scores + head * stride, count);
     for (int64_t head = 0; head < heads; head++) {
-        const Average of = {value + head * values->per_head,
-                            work->scores + head * stride, work->slots, values->per_row,
-                            count};
-        average(&of, stack->d_v, out + head * stack->d_v);
+        const WeightedValues weighted = {value + head * values->head_stride,
+                                         work->scores + head * stride, work->slots,
+                                         values->row_stride, count};
+        average(&weighted, stack->d_v, out + head * stack->d_v);
     }
 }

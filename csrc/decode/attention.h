@@ -1,5 +1,5 @@
-/* Attention of all heads (section 3.2). Queries are in `wide`, already scaled; averages
- * of the values are written to `heads`. */
+/* Multi-head attention of decoding (section 3.2). Queries are read from work->wide and
+ * are scaled already; averages of the values are written to work->heads. */
 #ifndef TRANSDUCE_DECODE_ATTENTION_H
 #define TRANSDUCE_DECODE_ATTENTION_H
 
@@ -8,39 +8,37 @@
 #include "isa/name.h"
 #include "simd/vec.h"
 
-/* Attention of one row to the first `count` slots in work->slots, at least one, of an
- * entry of the caches. `additive` [num_heads, d_k] is NULL unless scores are additive.
- */
+/* Let one row attend to `count` slots of an entry of the caches: the first ones in
+ * work->slots, at least one. `additive` [num_heads, d_k] is NULL unless scores are
+ * additive. */
 TD_INTERNAL void attend(Workspace *work, int64_t row, int64_t entry,
                         const KvCache *keys, const KvCache *values,
                         const float *additive, int64_t count);
 
-/* Source of a sentence, to which several rows attend together. */
+/* Source sentence to which several rows attend together. */
 typedef struct {
     const KvCache *keys, *values;
-    const float *additive;
+    const float *additive; /* as for attend() */
     int64_t entry, length;
-    int64_t next_entry;       /* that is read afterwards: it is prefetched */
-    float *attention;         /* of the first row: the mean of the heads is added, or
-                                 NULL */
-    int64_t attention_stride; /* floats */
+    int64_t next_entry; /* of the caches, to be prefetched */
+    float *attention;   /* [rows, length] to which the mean of the heads is added, or
+                           NULL */
+    int64_t attention_stride; /* floats from row to row */
 } Source;
 
-/* Attention of `rows` rows, CROSS_ROWS at most, from `first` on. */
+/* Let rows `first` to `first` + `rows` - 1, CROSS_ROWS at most, attend to a source. */
 TD_INTERNAL void cross_attend(Workspace *work, int64_t first, int64_t rows,
                               const Source *source);
 
-/* Softmax of scores in place; the buffer is padded to whole vectors. */
+/* Softmax of scores in place. The buffer is padded to whole vectors. */
 TD_INTERNAL void softmax(float *scores, int64_t count);
 
-/* tanh, which additive scores sum up (Bahdanau et al., 2015). */
+/* tanh, for additive scores (Bahdanau et al., 2015): 1 - 2 / (e^2x + 1), with an
+ * absolute error below 2e-7. NaN stays NaN. */
 static inline vec vec_tanh(vec x)
 {
-    /* 1 - 2 / (e^2x + 1), which goes to -1 and 1 where e^2x underflows or overflows.
-     * Absolute error below 2e-7. */
     const vec one = vec_set1(1.0f);
-    const vec limit = vec_set1(20.0f); /* beyond it, tanh is 1 in fp32 */
-    /* In this order of operands, NaN stays NaN. */
+    const vec limit = vec_set1(20.0f); /* tanh(20) is 1 in fp32 */
     x = vec_max(vec_set1(-20.0f), vec_min(limit, x));
     return one - vec_set1(2.0f) / (vec_exp(x + x) + one);
 }

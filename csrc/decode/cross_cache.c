@@ -4,23 +4,21 @@
 #include "decode/decoder.h"
 #include "simd/vec.h"
 
-#define SQUARE 8 /* side of what transpose_8x8 transposes */
-
-/* Transpose the keys of LANES positions or fewer, a row each, to one block. */
+/* Transpose the keys of up to LANES positions, one row each, into one block. */
 static void transpose_keys(const float *from, int64_t stride, int64_t width,
                            int64_t positions, float *to)
 {
-    /* Lanes behind the last are multiplied too, slowly if they are denormal. */
+    /* Lanes behind the last position are multiplied too: denormals would be slow. */
     for (int64_t i = 0; positions < LANES && i < width * LANES; i += LANES)
         vec_store_first(to + i, LANES, vec_set1(0.0f));
     int64_t i = 0;
-    for (; i + SQUARE <= positions;
-         i += SQUARE, from += SQUARE * stride, to += SQUARE) {
+    for (; i + TRANSPOSE_SIDE <= positions;
+         i += TRANSPOSE_SIDE, from += TRANSPOSE_SIDE * stride, to += TRANSPOSE_SIDE) {
         int64_t k = 0;
-        for (; k + SQUARE <= width; k += SQUARE)
+        for (; k + TRANSPOSE_SIDE <= width; k += TRANSPOSE_SIDE)
             transpose_8x8(from + k, stride, to + k * LANES, LANES);
         for (; k < width; k++)
-            for (int64_t n = 0; n < SQUARE; n++)
+            for (int64_t n = 0; n < TRANSPOSE_SIDE; n++)
                 to[k * LANES + n] = from[n * stride + k];
     }
     for (; i < positions; i++, from += stride, to++)
@@ -28,16 +26,18 @@ static void transpose_keys(const float *from, int64_t stride, int64_t width,
             to[k * LANES] = from[k];
 }
 
-/* Store the keys of a sentence, whose rows begin at `begin`, as blocks of positions. */
+/* Store the keys of a sentence, rows `begin` to `begin` + `length` - 1, as blocks of
+ * positions. */
 static void store_keys(const Stack *stack, const Matrix *rows, int64_t begin,
                        int64_t length, const KvCache *into, int64_t entry)
 {
     for (int64_t head = 0; head < stack->num_heads; head++) {
         const float *keys = row_of(rows, begin) + head * stack->d_k;
-        float *to = into->numbers + entry * into->per_sentence + head * into->per_head;
+        float *to = into->data + entry * into->entry_stride + head * into->head_stride;
         for (int64_t first = 0; first < length; first += LANES)
             transpose_keys(keys + first * rows->stride, rows->stride, stack->d_k,
-                           min_i64(length - first, LANES), to + first * into->per_row);
+                           min_i64(length - first, LANES),
+                           to + first * into->row_stride);
     }
 }
 
@@ -70,7 +70,7 @@ TD_INTERNAL td_status fill_cross_caches(td_decoder *decoder, const float *states
     for (int64_t row = 0; row < tokens; row++)
         memcpy(row_of(&work.x, row), states + row * stack->d_model,
                (size_t)stack->d_model * sizeof *states);
-    /* Once for all layers: they read the same, with weights of one precision. */
+    /* Once for all layers, which have the same input and precision. */
     quantize_rows(&stack->layers->cross_key_value, &work.x, work.rows, &work.quantized,
                   num_threads);
     for (int64_t i = 0; i < stack->num_layers; i++) {

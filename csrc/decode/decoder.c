@@ -1,4 +1,4 @@
-/* Handles of decoders: checked calls. */
+/* Functions of decoder handles, with checks of their arguments. */
 #include "decode/decoder.h"
 
 #include <float.h>
@@ -94,7 +94,8 @@ static td_status decoder_join(td_decoder *decoder, const td_decoder *other)
     return enlarge_state(&decoder->state, &other->state, &decoder->model->decoder);
 }
 
-/* Weights may underflow, and log(0) is -inf: clamp to the smallest normal number. */
+/* log(min(attention, 1)). Weights may underflow, and log(0) is -inf: clamp to the
+ * smallest normal number. */
 static double log_of_attention(float attention)
 {
     if (attention < FLT_MIN)

@@ -1,4 +1,4 @@
-/* State of a decoder, as a handle. */
+/* The handle of a decoder. */
 #ifndef TRANSDUCE_DECODE_DECODER_H
 #define TRANSDUCE_DECODE_DECODER_H
 
@@ -12,17 +12,16 @@ struct td_decoder {
     DecoderState state;
 };
 
-/* Compute the cross-attention's keys and values of all layers from the encoder's states
+/* Compute keys and values of cross-attention for all layers from the encoder's states
  * [tokens, d_model]. */
 TD_INTERNAL td_status fill_cross_caches(td_decoder *decoder, const float *states,
                                         int num_threads);
 
-/* Keep hypotheses, as td_decode_api.decoder_reorder says. */
+/* Implementation of td_decode_api.decoder_reorder. */
 TD_INTERNAL td_status reorder_hypotheses(td_decoder *decoder, const int64_t *rows,
                                          int64_t sentences, int64_t group);
 
-/* Coverage of all hypotheses, as td_decode_api.decoder_coverage says; the state has
- * attention. */
+/* As td_decode_api.decoder_coverage. The decoder must sum attention. */
 TD_INTERNAL void sum_coverage(const td_decoder *decoder, double *coverage);
 
 #endif

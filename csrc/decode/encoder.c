@@ -1,4 +1,4 @@
-/* The encoder, all layers in one call (Figure 1, left). */
+/* The encoder: all layers in one call. */
 #include <string.h>
 
 #include "checks.h"
@@ -23,7 +23,7 @@ TD_INTERNAL td_status check_lengths(const int64_t *lengths, int64_t sentences,
     return TD_OK;
 }
 
-/* Write the positions of a sentence that `position` attends to; returns their number.
+/* Write the positions of a sentence to which `position` attends; returns their number.
  */
 static int64_t list_near(int64_t neighbourhood, int64_t position, int64_t length,
                          int32_t *slots)
@@ -43,7 +43,7 @@ typedef struct {
     const int64_t *lengths;
 } SelfAttention;
 
-/* Self-attention of the sentences first .. end - 1. */
+/* Self-attention of sentences `first` to `end` - 1. */
 static void attend_in_sentences(void *shared, int64_t first, int64_t end, int worker)
 {
     const SelfAttention *attention = shared;
@@ -105,9 +105,9 @@ TD_INTERNAL td_status encode(const td_model *model, const int64_t *ids,
         attend_to_sentences(&work, stack->layers + i, lengths, sentences);
         feed_forward(&work, stack->layers + i);
     }
-    const Matrix *found = sublayer_input(&work, &stack->final_norm);
+    const Matrix *output = sublayer_input(&work, &stack->final_norm);
     for (int64_t row = 0; row < tokens; row++)
-        memcpy(states + row * stack->d_model, row_of(found, row),
+        memcpy(states + row * stack->d_model, row_of(output, row),
                (size_t)stack->d_model * sizeof *states);
     end_workspace(&work);
     return TD_OK;

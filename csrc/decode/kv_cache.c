@@ -1,89 +1,92 @@
-/* Slots of keys and values. */
+/* States of decoders: their memory, slots and growth. */
 #include "decode/kv_cache.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "alloc.h"
-#include "simd/prefetch.h"
 #include "simd/vec.h"
 
-#define MIN_STEPS 16 /* for which a new capacity suffices */
+/* ---- Capacity ------------------------------------------------------------------ */
 
-/* Slots of all sentences of a new state: few sentences mostly end before more is
- * needed. */
+#define MIN_STEPS 16 /* steps for which any new capacity suffices */
+
+/* Slots of a new state: with few sentences, most translations end within them. */
 #define FIRST_SLOTS 2048
-#define MAX_FIRST_CAPACITY 128 /* of a sentence: larger memory costs page faults */
+#define MAX_FIRST_CAPACITY 128 /* of a sentence; more would cost page faults */
+
+/* Slots after which a wide group looks for unused ones again. */
+#define WIDE_CAPACITY 64
 
 TD_INTERNAL int64_t first_capacity(int64_t sentences)
 {
-    const int64_t shared = FIRST_SLOTS / max_i64(sentences, 1);
-    return max_i64(MIN_STEPS, min_i64(shared, MAX_FIRST_CAPACITY));
+    const int64_t share = FIRST_SLOTS / max_i64(sentences, 1);
+    return max_i64(MIN_STEPS, min_i64(share, MAX_FIRST_CAPACITY));
+}
+
+/* Capacity of a larger state, given its slots in use or positions read. */
+static int64_t larger_capacity(int64_t needed, int64_t group)
+{
+    const int64_t ahead = max_i64(min_i64(MIN_STEPS * group, WIDE_CAPACITY), group);
+    /* All slots in use may stay in use while the newest positions are read. */
+    return max_i64(max_i64(2 * needed, needed + ahead), needed + 2 * group);
 }
 
 /* ---- Memory ------------------------------------------------------------------- */
 
-/* A part of the caches' memory: of a kind, in all layers. */
-typedef struct {
-    int64_t per_sentence; /* floats */
-    KvCache strides;
-} CachePart;
-
-/* Place the caches of one layer, part after part. */
-static void place_caches(DecoderState *state, const CachePart parts[4], float *numbers)
+/* Place the caches of all layers one after another in `data`. `strides` are those of
+ * the caches of a layer. */
+static void place_caches(DecoderState *state, const KvCache strides[4], float *data)
 {
     for (int64_t layer = 0; layer < state->num_layers; layer++) {
         KvCache *caches[] = {
             &state->layers[layer].self_keys, &state->layers[layer].self_values,
             &state->layers[layer].cross_keys, &state->layers[layer].cross_values};
         for (int i = 0; i < 4; i++) {
-            *caches[i] = parts[i].strides;
-            caches[i]->numbers = numbers;
-            numbers += state->sentences * parts[i].per_sentence;
+            *caches[i] = strides[i];
+            caches[i]->data = data;
+            data += state->sentences * strides[i].entry_stride;
         }
     }
 }
 
-/* A cache with the heads of a slot side by side. */
-static CachePart self_part(int64_t slots, int64_t heads, int64_t width)
+/* Strides of [entries, slots, heads, width]. */
+static KvCache self_strides(int64_t slots, int64_t heads, int64_t width)
 {
-    const int64_t per_sentence = slots * heads * width;
-    return (CachePart){per_sentence, {NULL, per_sentence, width, heads * width}};
+    return (KvCache){NULL, slots * heads * width, width, heads * width};
 }
 
-/* A cache with the positions of a head side by side. */
-static CachePart cross_part(int64_t positions, int64_t heads, int64_t width)
+/* Strides of [entries, heads, positions, width]. */
+static KvCache cross_strides(int64_t positions, int64_t heads, int64_t width)
 {
-    const int64_t per_sentence = heads * positions * width;
-    return (CachePart){per_sentence, {NULL, per_sentence, positions * width, width}};
+    return (KvCache){NULL, heads * positions * width, positions * width, width};
 }
 
 static td_status allocate_caches(DecoderState *state, const Stack *stack)
 {
     const int64_t heads = stack->num_heads;
     const int64_t key_positions = round_up_to_lanes(state->max_source);
-    const double per_sentence =
+    const double entry_floats =
         (double)heads * ((double)state->capacity * (double)(stack->d_k + stack->d_v) +
                          (double)key_positions * (double)stack->d_k +
                          (double)state->max_source * (double)stack->d_v);
     state->layers = calloc((size_t)stack->num_layers, sizeof *state->layers);
-    state->caches =
-        allocate_lines((double)stack->num_layers * (double)state->sentences *
-                       per_sentence * (double)sizeof(float));
-    if (!state->layers || !state->caches)
+    state->block = allocate_lines((double)stack->num_layers * (double)state->sentences *
+                                  entry_floats * (double)sizeof(float));
+    if (!state->layers || !state->block)
         return TD_OUT_OF_MEMORY;
     state->num_layers = stack->num_layers;
-    const CachePart parts[4] = {
-        self_part(state->capacity, heads, stack->d_k),
-        self_part(state->capacity, heads, stack->d_v),
-        cross_part(key_positions, heads, stack->d_k),
-        cross_part(state->max_source, heads, stack->d_v),
+    const KvCache strides[4] = {
+        self_strides(state->capacity, heads, stack->d_k),
+        self_strides(state->capacity, heads, stack->d_v),
+        cross_strides(key_positions, heads, stack->d_k),
+        cross_strides(state->max_source, heads, stack->d_v),
     };
-    place_caches(state, parts, state->caches);
+    place_caches(state, strides, state->block);
     return TD_OK;
 }
 
-/* Allocate the arrays of hypotheses and sentences. */
+/* Allocate the arrays that reordering replaces. */
 static td_status allocate_rows(DecoderState *state, int has_attention)
 {
     const int64_t sentences = state->sentences;
@@ -139,7 +142,7 @@ TD_INTERNAL void end_state(DecoderState *state)
     free_rows(state);
     free(state->source_lengths);
     free(state->layers);
-    free(state->caches);
+    free(state->block);
     *state = (DecoderState){0};
 }
 
@@ -153,17 +156,17 @@ TD_INTERNAL int64_t longest_past(const DecoderState *state)
     return longest;
 }
 
-TD_INTERNAL int64_t first_seen(const DecoderState *state, const Stack *stack,
-                               int64_t sentence)
+TD_INTERNAL int64_t first_attended(const DecoderState *state, const Stack *stack,
+                                   int64_t sentence)
 {
     return max_i64(state->lengths[sentence] - stack->neighbourhood, 0);
 }
 
-/* Mark the slots that the newest positions of a sentence's hypotheses attend to. */
+/* Mark the slots to which the newest positions of a sentence's hypotheses attend. */
 static void mark_slots(const DecoderState *state, const Stack *stack, int64_t sentence,
                        uint8_t *is_used)
 {
-    const int64_t first = first_seen(state, stack, sentence);
+    const int64_t first = first_attended(state, stack, sentence);
     memset(is_used, 0, (size_t)state->capacity);
     for (int64_t k = 0; k < state->group; k++) {
         const int32_t *past = past_of(state, sentence * state->group + k);
@@ -172,7 +175,7 @@ static void mark_slots(const DecoderState *state, const Stack *stack, int64_t se
     }
 }
 
-/* Take slots for the newest position of a sentence's hypotheses; returns whether there
+/* Take slots for the newest position of a sentence's hypotheses. Returns whether there
  * are enough. */
 static int take_slots_of(DecoderState *state, int64_t sentence, const uint8_t *is_used)
 {
@@ -190,7 +193,7 @@ static int take_slots_of(DecoderState *state, int64_t sentence, const uint8_t *i
     return 1;
 }
 
-/* Take slots for all; `*are_enough` says whether there were enough. */
+/* Take slots for all sentences. `*are_enough` is set to whether there are enough. */
 static td_status try_to_take_slots(DecoderState *state, const Stack *stack,
                                    int *are_enough)
 {
@@ -220,7 +223,7 @@ TD_INTERNAL int64_t list_past(const DecoderState *state, const Stack *stack,
                               int64_t row, int32_t *slots)
 {
     const int64_t sentence = row / state->group;
-    const int64_t first = first_seen(state, stack, sentence);
+    const int64_t first = first_attended(state, stack, sentence);
     const int64_t count = state->lengths[sentence] + 1 - first;
     memcpy(slots, past_of(state, row) + first, (size_t)count * sizeof *slots);
     return count;
@@ -229,18 +232,19 @@ TD_INTERNAL int64_t list_past(const DecoderState *state, const Stack *stack,
 TD_INTERNAL void store_row(const Stack *stack, const float *from, int64_t width,
                            const KvCache *into, int64_t entry, int64_t slot)
 {
-    float *to = into->numbers + entry * into->per_sentence + slot * into->per_row;
-    const int are_together = into->per_head == width;
-    const int64_t heads = are_together ? 1 : stack->num_heads;
-    const int64_t count = are_together ? stack->num_heads * width : width;
-    for (int64_t head = 0; head < heads; head++, from += count, to += into->per_head)
+    float *to = into->data + entry * into->entry_stride + slot * into->row_stride;
+    /* Heads side by side are copied together. */
+    const int are_adjacent = into->head_stride == width;
+    const int64_t heads = are_adjacent ? 1 : stack->num_heads;
+    const int64_t count = are_adjacent ? stack->num_heads * width : width;
+    for (int64_t head = 0; head < heads; head++, from += count, to += into->head_stride)
         memcpy(to, from, (size_t)count * sizeof(float));
 }
 
 /* ---- Reordering --------------------------------------------------------------- */
 
-/* Whether each new group is of one sentence, and no sentence in two groups.
- * `*are_in_order` says whether the sentences stand in the order that they had. */
+/* Check that each new group is of one sentence, and no sentence in two groups.
+ * `*are_in_order` is set to whether the sentences keep their order. */
 static td_status check_rows(const DecoderState *state, const int64_t *rows,
                             int64_t sentences, int64_t group, int *are_in_order)
 {
@@ -268,7 +272,7 @@ static td_status check_rows(const DecoderState *state, const int64_t *rows,
     return status;
 }
 
-/* Move the attention of the sentences that are kept, none to a later place. */
+/* Reorder the attention in place: no sentence moves to a later place. */
 static td_status reorder_attention(DecoderState *state, const int64_t *rows,
                                    int64_t sentences)
 {
@@ -288,7 +292,7 @@ static td_status reorder_attention(DecoderState *state, const int64_t *rows,
     return TD_OK;
 }
 
-/* Reorder in place: groups keep their size, and sentences their order. */
+/* Reorder in place: groups keep their size and sentences their order. */
 static td_status reorder_in_place(DecoderState *state, const int64_t *rows,
                                   int64_t sentences)
 {
@@ -318,7 +322,7 @@ static td_status reorder_in_place(DecoderState *state, const int64_t *rows,
     return TD_OK;
 }
 
-/* Reorder into new arrays; the caches stay. */
+/* Reorder into new arrays; the caches are not moved. */
 static td_status regroup(DecoderState *state, const int64_t *rows, int64_t sentences,
                          int64_t group)
 {
@@ -365,9 +369,9 @@ TD_INTERNAL td_status reorder_state(DecoderState *state, const int64_t *rows,
 
 /* Slots of a sentence that are in use. */
 typedef struct {
-    int32_t *used;
-    int32_t *new_slots; /* of the slots in use: their number among these */
-    uint8_t *is_used;
+    int32_t *used;      /* [num_used] */
+    int32_t *new_slots; /* [capacity]: index in `used` of each slot in use */
+    uint8_t *is_used;   /* [capacity] */
     int64_t num_used;
 } UsedSlots;
 
@@ -396,13 +400,14 @@ static void list_used(UsedSlots *slots, const DecoderState *state, const Stack *
         }
 }
 
-/* Largest needs of any sentence. */
+/* Largest numbers over all sentences. */
 typedef struct {
     int64_t slots;  /* in use */
     int64_t length; /* positions read */
     int64_t source; /* positions of the source */
 } Needs;
 
+/* Raise needs to those of a state. */
 static td_status raise_needs(Needs *needs, const DecoderState *state,
                              const Stack *stack)
 {
@@ -420,50 +425,38 @@ static td_status raise_needs(Needs *needs, const DecoderState *state,
     return TD_OK;
 }
 
-/* Slots beyond which wide groups need no more at first: it is better to look for
- * unused ones often. */
-#define WIDE_CAPACITY 64
-
-/* Capacity where so many slots are in use, or positions read. */
-static int64_t larger_capacity(int64_t needed, int64_t group)
-{
-    const int64_t ahead = max_i64(min_i64(MIN_STEPS * group, WIDE_CAPACITY), group);
-    /* The slots in use may all stay while the newest positions are read. */
-    return max_i64(max_i64(2 * needed, needed + ahead), needed + 2 * group);
-}
-
-/* Entry of one state's caches, and the entry of another's to copy it to. */
+/* Entries of the old and the new caches, and the shape of their keys or values. */
 typedef struct {
     int64_t from, into;
     int64_t num_heads, width;
 } EntryCopy;
 
-/* Copy rows of an entry, head by head, to the first rows of the other: those listed, or
- * the first `count`. */
+/* Copy `count` rows of each head to the first rows of the new entry: the listed rows,
+ * or the first ones if `rows` is NULL. */
 static void copy_rows(const EntryCopy *copy, const KvCache *from, const KvCache *into,
                       const int32_t *rows, int64_t count)
 {
     const size_t bytes = (size_t)copy->width * sizeof(float);
     for (int64_t head = 0; head < copy->num_heads; head++) {
         const float *source =
-            from->numbers + copy->from * from->per_sentence + head * from->per_head;
+            from->data + copy->from * from->entry_stride + head * from->head_stride;
         float *to =
-            into->numbers + copy->into * into->per_sentence + head * into->per_head;
+            into->data + copy->into * into->entry_stride + head * into->head_stride;
         for (int64_t i = 0; i < count; i++)
-            memcpy(to + i * into->per_row,
-                   source + (rows ? rows[i] : i) * from->per_row, bytes);
+            memcpy(to + i * into->row_stride,
+                   source + (rows ? rows[i] : i) * from->row_stride, bytes);
     }
 }
 
-/* Copy the keys of so many source positions, which are in blocks. */
+/* Copy the blocks of keys of `positions` source positions. */
 static void copy_blocks(const EntryCopy *copy, const KvCache *from, const KvCache *into,
                         int64_t positions)
 {
     const size_t bytes =
         (size_t)(round_up_to_lanes(positions) * copy->width) * sizeof(float);
     for (int64_t head = 0; head < copy->num_heads; head++)
-        memcpy(into->numbers + copy->into * into->per_sentence + head * into->per_head,
-               from->numbers + copy->from * from->per_sentence + head * from->per_head,
+        memcpy(into->data + copy->into * into->entry_stride + head * into->head_stride,
+               from->data + copy->from * from->entry_stride + head * from->head_stride,
                bytes);
 }
 
@@ -486,15 +479,15 @@ static void copy_caches(const Stack *stack, const DecoderState *from, int64_t se
     into->source_lengths[entry] = length;
 }
 
-/* Copy the part of the pasts that the newest positions attend to. */
+/* Copy the part of the lists of slots to which the newest positions attend. */
 static void copy_past(const Stack *stack, const DecoderState *from, int64_t sentence,
                       DecoderState *into, int64_t entry, const UsedSlots *slots)
 {
-    const int64_t first = first_seen(from, stack, sentence);
+    const int64_t first = first_attended(from, stack, sentence);
     for (int64_t k = 0; k < from->group; k++) {
         const int32_t *old = past_of(from, sentence * from->group + k);
         int32_t *new = past_of(into, entry * from->group + k);
-        /* What is not seen any more need not be known, but must be a slot. */
+        /* Earlier positions are never read again; slot 0 is a valid one for them. */
         memset(new, 0, (size_t)first * sizeof *new);
         for (int64_t i = first; i < from->lengths[sentence]; i++)
             new[i] = slots->new_slots[old[i]];

@@ -1,9 +1,9 @@
-/* Keys and values of a decoder, and which of them each hypothesis attends to.
+/* Keys and values of a decoder, and the lists of those to which hypotheses attend.
  *
- * A sentence has `capacity` slots. A slot holds the keys and values of one position of
- * one or more hypotheses in all layers; `past` lists the slots of each hypothesis.
- * Slots that no past lists any more are taken again, so that those in use are few and
- * lie close together.
+ * A sentence has `capacity` slots. A slot holds the keys and values of one position in
+ * all layers; hypotheses with common beginnings share slots. `past` lists the slots of
+ * each hypothesis. Slots that no hypothesis lists any more are used again: so slots in
+ * use are few and close together, and reordering moves lists instead of numbers.
  */
 #ifndef TRANSDUCE_DECODE_KV_CACHE_H
 #define TRANSDUCE_DECODE_KV_CACHE_H
@@ -13,40 +13,39 @@
 #include "decode/stack.h"
 #include "isa/name.h"
 
-/* Keys or values of a layer. Strides are in floats. Self-attention's have the heads of
- * a slot side by side: [sentences, slots, heads, width]. Cross-attention's have the
- * positions of a head side by side, [sentences, heads, positions, width], and its keys
- * are in blocks of LANES positions, dimension by dimension:
+/* Keys or values of a layer. Self-attention has [entries, slots, heads, width];
+ * cross-attention has [entries, heads, positions, width], and its keys are in blocks of
+ * LANES positions, dimension by dimension:
  *
  *   dimension 0 of positions 0 .. LANES-1 | dimension 1 of 0 .. LANES-1 | ...
  */
 typedef struct {
-    float *numbers;
-    int64_t per_sentence, per_head, per_row;
+    float *data;
+    int64_t entry_stride, head_stride, row_stride; /* floats; a row: slot or position */
 } KvCache;
 
 typedef struct {
     KvCache self_keys, self_values, cross_keys, cross_values;
 } LayerCache;
 
-/* Hypotheses of a batch of sentences. Caches stay where they are when sentences leave;
- * `entries` says which entry of the caches each sentence has. */
+/* Hypotheses of a batch of sentences. When sentences leave, the caches of the others
+ * are not moved: `entries` has the entry of each sentence in the caches. */
 typedef struct {
     int64_t sentences, group;
-    int64_t capacity;   /* slots of a sentence, and positions that it can read */
+    int64_t capacity;   /* slots of a sentence; also positions that it can read */
     int64_t max_source; /* longest source that fits */
     int64_t num_layers;
-    int32_t *past;           /* [sentences, group, capacity]: slots by position */
+    int32_t *past;           /* [sentences, group, capacity]: slots of positions */
     int64_t *lengths;        /* [sentences]: positions read */
     int64_t *entries;        /* [sentences] */
     int64_t *source_lengths; /* [entries] */
     float *attention;   /* [sentences, group, max_source]: sum over steps, or NULL */
     LayerCache *layers; /* [num_layers] */
-    void *caches;       /* memory of their numbers */
+    float *block;       /* in which the numbers of all caches are */
 } DecoderState;
 
-/* Allocate an empty state for sizes that are set: sentences, group, capacity and
- * max_source. Entries are 0, 1, 2 ...; the rest is for the caller to fill. */
+/* Allocate a state that has read nothing, given its sentences, group, capacity and
+ * max_source. Entries are 0, 1, 2, ...; callers set source_lengths. */
 TD_INTERNAL td_status begin_state(DecoderState *state, const Stack *stack,
                                   int has_attention);
 TD_INTERNAL void end_state(DecoderState *state);
@@ -61,7 +60,6 @@ static inline float *attention_of(const DecoderState *state, int64_t row)
     return state->attention + row * state->max_source;
 }
 
-/* Source length of a sentence. */
 static inline int64_t source_length(const DecoderState *state, int64_t sentence)
 {
     return state->source_lengths[state->entries[sentence]];
@@ -70,32 +68,32 @@ static inline int64_t source_length(const DecoderState *state, int64_t sentence)
 /* Capacity of a new state for `sentences` sentences. */
 TD_INTERNAL int64_t first_capacity(int64_t sentences);
 
-/* Positions of the longest past, the newest included. */
+/* Positions of the longest hypothesis, the newest one included. */
 TD_INTERNAL int64_t longest_past(const DecoderState *state);
 
-/* First position that the newest one of a sentence attends to. */
-TD_INTERNAL int64_t first_seen(const DecoderState *state, const Stack *stack,
-                               int64_t sentence);
+/* First position to which the newest position of a sentence attends. */
+TD_INTERNAL int64_t first_attended(const DecoderState *state, const Stack *stack,
+                                   int64_t sentence);
 
-/* Take a slot for the newest position of each hypothesis, enlarging the state if it is
- * full. The position counts as read once the sentence's length is raised. */
+/* Take a slot for the newest position of each hypothesis; enlarge the state if it is
+ * full. The position counts as read when the caller raises the sentence's length. */
 TD_INTERNAL td_status take_slots(DecoderState *state, const Stack *stack);
 
-/* Write the slots that a hypothesis's newest position attends to, its own the last.
+/* Write the slots to which a hypothesis's newest position attends; its own is the last.
  * Returns their number. */
 TD_INTERNAL int64_t list_past(const DecoderState *state, const Stack *stack,
                               int64_t row, int32_t *slots);
 
-/* Copy keys or values of a row, head after head, to a slot of an entry. */
+/* Copy keys or values [heads, width] to a slot or position of an entry. */
 TD_INTERNAL void store_row(const Stack *stack, const float *from, int64_t width,
                            const KvCache *into, int64_t entry, int64_t slot);
 
-/* Keep hypotheses `rows` [sentences, group], numbered through all groups. */
+/* Keep the hypotheses `rows` [sentences, group], as td_decode_api.decoder_reorder. */
 TD_INTERNAL td_status reorder_state(DecoderState *state, const int64_t *rows,
                                     int64_t sentences, int64_t group);
 
-/* Replace a state by a larger one: with the sentences of `other` behind its own, or if
- * that is NULL with more capacity. Unused slots and padding are left behind. */
+/* Replace a state by a larger one: with more capacity, and with the sentences of
+ * `other` behind its own unless that is NULL. Only slots in use are copied. */
 TD_INTERNAL td_status enlarge_state(DecoderState *state, const DecoderState *other,
                                     const Stack *stack);
 

@@ -1,4 +1,4 @@
-/* Models: their parameters by name, and how these are packed. */
+/* Functions of model handles: parameters are set by name, then packed. */
 #include "decode/model.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@
 
 #define UNLIMITED ((int64_t)1 << 62)
 
-/* Parameters as they were given: pointers to numbers of the caller. */
+/* Parameters of a linear map or a layer norm, in arrays of the caller. */
 typedef struct {
     const float *weight, *bias;
 } Affine;
@@ -28,7 +28,7 @@ typedef struct {
     Affine self_norm, cross_norm, feed_forward_norm;
 } RawLayer;
 
-/* What a model has until it is finished. */
+/* Parameters of a model that is not finished. */
 typedef struct Loading {
     RawLayer *encoder_layers, *decoder_layers;
     Affine embedding, target_embedding;
@@ -72,7 +72,7 @@ static int64_t size_of(const td_model_config *config, Size size)
     return sizes[size];
 }
 
-/* Conditions under which a model has a parameter; all of a set must hold. */
+/* Conditions under which a model has a parameter; all bits must hold. */
 enum {
     ALWAYS = 0,
     IN_DECODER = 1,
@@ -80,8 +80,8 @@ enum {
     IF_PRE_NORM = 4,
     IF_LEARNED = 8,
     IF_BIAS = 16,
-    IF_SHARED = 32, /* one matrix for source and target */
-    IF_TARGET = 64, /* a matrix of the target's own */
+    IF_SHARED = 32, /* source and target have one matrix */
+    IF_TARGET = 64, /* the target has its own matrix */
 };
 
 static int conditions_of(const td_model_config *config)
@@ -95,7 +95,7 @@ static int conditions_of(const td_model_config *config)
 
 typedef struct {
     const char *name;
-    size_t offset; /* of the pointer to its numbers, in RawLayer or Loading */
+    size_t offset; /* in RawLayer or Loading, of the pointer to its values */
     Size rows, columns;
     int conditions;
 } Parameter;
@@ -116,7 +116,8 @@ typedef struct {
             (conditions) | IF_ADDITIVE                                                 \
     }
 
-/* After "encoder_layers.N." or "decoder_layers.N.". */
+/* Parameters of a layer; their names follow "encoder_layers.N." or
+ * "decoder_layers.N.". */
 static const Parameter layer_parameters[] = {
     ATTENTION("self_attention", self_attention, ALWAYS),
     AFFINE(RawLayer, "after_self_attention.norm", self_norm, D_MODEL, ONE, ALWAYS),
@@ -149,7 +150,7 @@ static const float **numbers_of(void *owner, const Parameter *parameter)
     return (const float **)((char *)owner + parameter->offset);
 }
 
-/* Set a parameter of a table, if it is there under these conditions. */
+/* Set the parameter of a table that has this name, if the model has it. */
 static td_status set_parameter(const Parameter *table, const td_model_config *config,
                                int conditions, void *owner, const char *name,
                                const float *values, int64_t rows, int64_t columns)
@@ -188,8 +189,8 @@ static int is_complete(const td_model *model)
     return complete;
 }
 
-/* If a name begins with `prefix`, a number and a dot, return the rest after these and
- * the number; otherwise NULL. */
+/* If a name begins with `prefix`, a number and a dot, set the number and return the
+ * rest of the name; otherwise return NULL. */
 static const char *after_number(const char *name, const char *prefix, int64_t *number)
 {
     const size_t length = strlen(prefix);
@@ -228,7 +229,7 @@ static void free_loading(Loading *loading)
     free(loading);
 }
 
-static void free_norm(Norm *norm) { free((void *)norm->weight); }
+static void free_norm(Norm *norm) { free((void *)norm->gain); }
 
 static void free_stack(Stack *stack)
 {
@@ -353,7 +354,7 @@ typedef struct {
 
 static float *copy_floats(const float *from, int64_t count)
 {
-    float *copy = allocate_lines((double)count * sizeof *copy);
+    float *copy = allocate_lines((double)count * (double)sizeof *copy);
     if (copy)
         memcpy(copy, from, (size_t)count * sizeof *copy);
     return copy;
@@ -369,7 +370,7 @@ static td_status pack_affine(const Packer *packer, const Affine *affine,
 static td_status copy_norm(const Packer *packer, const Affine *affine, Norm *into)
 {
     const int64_t width = packer->config->d_model;
-    float *numbers = allocate_lines(2.0 * (double)width * sizeof *numbers);
+    float *numbers = allocate_lines(2.0 * (double)width * (double)sizeof *numbers);
     if (!numbers)
         return TD_OUT_OF_MEMORY;
     memcpy(numbers, affine->weight, (size_t)width * sizeof *numbers);
@@ -378,13 +379,14 @@ static td_status copy_norm(const Packer *packer, const Affine *affine, Norm *int
     return TD_OK;
 }
 
-/* Factor of queries, so that their products with keys are scaled (equation 1). */
+/* Factor of queries, by which their products with keys are scaled (equation 1). */
 static float query_scale(const td_model_config *config)
 {
     return config->scores == TD_SCALED ? (float)(1 / sqrt((double)config->d_k)) : 1.0f;
 }
 
-/* Pack the map to scaled queries, and to keys and values unless key_value is NULL. */
+/* Pack a map to scaled queries, and to keys and values too unless `key_value` is NULL.
+ */
 static td_status pack_queries(const Packer *packer, const Affine *query,
                               const Affine *key_value, Linear *into)
 {
@@ -516,7 +518,6 @@ static td_status pack_embeddings(const Packer *packer, td_model *model)
     return model->positions ? TD_OK : TD_OUT_OF_MEMORY;
 }
 
-/* A failed call leaves the model unusable, but for model_free. */
 static td_status model_finish(td_model *model, int num_threads)
 {
     if (!model || !model->loading || !is_thread_count(num_threads) ||

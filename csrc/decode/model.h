@@ -1,4 +1,4 @@
-/* A Transformer with packed weights. */
+/* The handle of a Transformer with packed weights. */
 #ifndef TRANSDUCE_DECODE_MODEL_H
 #define TRANSDUCE_DECODE_MODEL_H
 
@@ -9,14 +9,14 @@
 struct td_model {
     td_model_config config;
     Stack encoder, decoder;
-    Embedding source_embedding, target_embedding; /* may share their tokens */
-    Linear output;                                /* decoder states to logits */
+    Embedding source_embedding, target_embedding; /* may have the same tokens */
+    Linear output;                                /* states of the decoder to logits */
     Positions *positions;
-    struct Loading *loading; /* parameters that are set, until it is finished */
+    struct Loading *loading; /* parameters; NULL after model_finish */
     int is_finished;
 };
 
-/* Vocabulary of the logits. */
+/* Tokens of the vocabulary of logits. */
 static inline int64_t target_vocab_size(const td_model *model)
 {
     return model->target_embedding.vocab_size;

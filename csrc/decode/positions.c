@@ -1,4 +1,4 @@
-/* Encodings of positions. */
+/* Tables of positional encodings, which grow on demand. */
 #include "decode/positions.h"
 
 #include <math.h>
@@ -7,11 +7,12 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "sizes.h"
 
-#define MIN_COUNT 128 /* encodings that are made at once, at least */
+#define MIN_COUNT 128 /* encodings of a table */
 #define WAVELENGTH 10000.0
 
-/* Tables only grow: a reader may still use those that were the newest before. */
+/* Older tables are kept, as another thread may still read them. */
 typedef struct Table {
     struct Table *previous;
     int64_t count;
@@ -24,8 +25,7 @@ struct Positions {
     _Atomic(Table *) newest;
 };
 
-/* The even dimension 2i holds sin(position / 10000^(2i / d_model)), the odd one after
- * it the cosine. */
+/* Dimension 2i is sin(position / 10000^(2i / d_model)); dimension 2i + 1 the cosine. */
 static void write_sinusoids(float *rows, int64_t count, int64_t d_model)
 {
     for (int64_t i = 0; i < d_model; i += 2) {
@@ -40,16 +40,15 @@ static void write_sinusoids(float *rows, int64_t count, int64_t d_model)
     }
 }
 
-/* Learned encodings are scaled like tokens. Positions beyond the table have its last
- * row, as in `LearnedPositions`. */
+/* Learned encodings are scaled by sqrt(d_model), like embeddings of tokens. Positions
+ * behind the end of the table have its last row. */
 static void write_learned(const Positions *positions, float *rows, int64_t count)
 {
     const int64_t width = positions->d_model;
     const float scale = (float)sqrt((double)width);
     for (int64_t position = 0; position < count; position++) {
-        const int64_t last = positions->num_learned - 1;
-        const float *from =
-            positions->learned + (position < last ? position : last) * width;
+        const int64_t row = min_i64(position, positions->num_learned - 1);
+        const float *from = positions->learned + row * width;
         for (int64_t i = 0; i < width; i++)
             rows[position * width + i] = from[i] * scale;
     }
@@ -88,7 +87,7 @@ Positions *positions_new(int64_t d_model, const float *learned, int64_t num_lear
     positions->d_model = d_model;
     if (!learned)
         return positions;
-    const double bytes = (double)num_learned * (double)d_model * sizeof(float);
+    const double bytes = (double)num_learned * (double)d_model * (double)sizeof(float);
     positions->learned = allocate_lines(bytes);
     if (!positions->learned) {
         free(positions);
@@ -106,16 +105,14 @@ const float *position_rows(Positions *positions, int64_t count)
         const int64_t before = newest ? newest->count : 0;
         if (count <= before)
             return newest->rows;
-        int64_t wanted = 2 * before > MIN_COUNT ? 2 * before : MIN_COUNT;
-        if (wanted < count)
-            wanted = count;
-        Table *table = table_new(positions, wanted);
+        Table *table =
+            table_new(positions, max_i64(count, max_i64(2 * before, MIN_COUNT)));
         if (!table)
             return NULL;
         table->previous = newest;
         if (atomic_compare_exchange_strong(&positions->newest, &newest, table))
             return table->rows;
-        table_free(table); /* another thread was faster */
+        table_free(table); /* another thread has added one */
     }
 }
 

@@ -1,7 +1,7 @@
-/* Encodings of positions (section 3.5): sinusoids, or rows of a learned table.
+/* Positional encodings (section 3.5): sinusoids, or rows of a learned table.
  *
- * Compiled once, without the reordering of sums and products that kernels allow: all
- * instruction sets have the same numbers.
+ * Compiled once, not for each instruction set, and without reordering of sums: all
+ * instruction sets use the same numbers.
  */
 #ifndef TRANSDUCE_DECODE_POSITIONS_H
 #define TRANSDUCE_DECODE_POSITIONS_H
@@ -10,12 +10,13 @@
 
 typedef struct Positions Positions;
 
-/* Encodings of width d_model; `learned` [num_learned, d_model] is copied, or NULL for
- * sinusoids. NULL if memory is lacking. */
+/* Create encodings [positions, d_model]. `learned` [num_learned, d_model] is copied;
+ * NULL for sinusoids. Returns NULL if allocation fails. */
 Positions *positions_new(int64_t d_model, const float *learned, int64_t num_learned);
 
-/* Encodings [count or more, d_model] of the positions from 0 on, which stay until the
- * end of `positions`. NULL if memory is lacking. Threads may call this at a time. */
+/* Encodings [at least count, d_model] of positions 0, 1, ..., valid until
+ * positions_free(). Returns NULL if allocation fails. Several threads may call this at
+ * the same time. */
 const float *position_rows(Positions *positions, int64_t count);
 
 void positions_free(Positions *positions);

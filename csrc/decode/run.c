@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 
+#include "alloc.h"
 #include "checks.h"
 #include "decode/step.h"
 #include "decode/top_k.h"
@@ -86,15 +87,15 @@ static td_status begin_run(Run *run)
 {
     const int64_t rows = run->search->num_live * run->search->group;
     const int64_t stride = padded_stride(piece_width(rows) * run->num_threads);
-    run->logits =
-        (Matrix){aligned_alloc(LINE, (size_t)(rows * stride) * sizeof(float)), stride};
-    run->fused = aligned_alloc(LINE, (size_t)rows * sizeof(FusedSoftmax));
-    return run->logits.numbers && run->fused ? TD_OK : TD_OUT_OF_MEMORY;
+    run->logits = (Matrix){
+        allocate_lines((double)(rows * stride) * (double)sizeof(float)), stride};
+    run->fused = allocate_lines((double)rows * (double)sizeof(FusedSoftmax));
+    return run->logits.data && run->fused ? TD_OK : TD_OUT_OF_MEMORY;
 }
 
 static void end_run(Run *run)
 {
-    free(run->logits.numbers);
+    free(run->logits.data);
     free(run->fused);
     free_candidates(&run->workspace);
 }
@@ -107,8 +108,8 @@ static void add_computed_logits(Run *run, const Workspace *work, int64_t first,
     for (; first < end; first += width) {
         const int64_t left = end - first, count = left < width ? left : width;
         multiply_for_logits(work, run->decoder->model, first, count, &run->logits);
-        add_logits(&run->query, &run->workspace, run->logits.numbers,
-                   run->logits.stride, first, count);
+        add_logits(&run->query, &run->workspace, run->logits.data, run->logits.stride,
+                   first, count);
     }
 }
 

@@ -1,78 +1,71 @@
-/* What the layers of encoder and decoder have in common. */
+/* Workspace and common sub-layers of encoder and decoder. */
 #include "decode/stack.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 #include "alloc.h"
+#include "arena.h"
 #include "parallel.h"
-#include "simd/prefetch.h"
 #include "simd/vec.h"
 
-#define LINE_FLOATS (LINE / (int64_t)sizeof(float))
-
-static int64_t whole_lines(int64_t floats)
-{
-    return (floats + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS;
-}
-
-/* Cut `floats` floats off the rest of the workspace, up to the end of a cache line. */
-static float *take(float **rest, int64_t floats)
-{
-    float *taken = *rest;
-    *rest += whole_lines(floats);
-    return taken;
-}
-
-static Matrix take_matrix(float **rest, int64_t rows, int64_t width)
+static Matrix take_matrix(Arena *arena, int64_t rows, int64_t width)
 {
     const int64_t stride = padded_stride(width);
-    return (Matrix){take(rest, rows * stride), stride};
+    return (Matrix){take_floats(arena, rows * stride), stride};
+}
+
+/* Rows of a worker's scores. */
+static int64_t num_score_rows(const Stack *stack)
+{
+    return max_i64(stack->num_heads, CROSS_ROWS);
+}
+
+/* Take the buffers of a workspace whose sizes are set. */
+static void take_workspace(Workspace *work, Arena *arena)
+{
+    const Stack *stack = work->stack;
+    const int64_t rows = work->rows, keys = work->max_keys * work->num_threads;
+    const int64_t queries = stack->num_heads * stack->d_k;
+    const int64_t heads = stack->num_heads * stack->d_v;
+    const int64_t inputs = max_i64(max_i64(stack->d_model, stack->d_ff), heads);
+    work->x = take_matrix(arena, rows, stack->d_model);
+    work->sublayer = take_matrix(arena, rows, stack->d_model);
+    work->wide = take_matrix(arena, rows, max_i64(2 * queries + heads, stack->d_ff));
+    work->heads = take_matrix(arena, rows, heads);
+    work->quantized.scales = take_floats(arena, rows);
+    work->quantized.min = take_floats(arena, rows);
+    work->scores = take_floats(arena, num_score_rows(stack) * keys);
+    work->slots = (int32_t *)take_floats(arena, keys);
+    work->quantized.numbers = take_bytes(arena, rows * quantized_row_bytes(inputs));
 }
 
 TD_INTERNAL td_status begin_workspace(Workspace *work, const Stack *stack, int64_t rows,
                                       int64_t max_keys, int num_threads)
 {
-    const int64_t queries = stack->num_heads * stack->d_k;
-    const int64_t heads = stack->num_heads * stack->d_v;
-    const int64_t wide = max_i64(2 * queries + heads, stack->d_ff);
-    const int64_t inputs = max_i64(max_i64(stack->d_model, stack->d_ff), heads);
-    const int64_t padded_keys = whole_lines(max_keys + LANES);
-    const int64_t score_rows = max_i64(stack->num_heads, CROSS_ROWS);
-    const double widths = 2.0 * (double)padded_stride(stack->d_model) +
-                          (double)padded_stride(wide) + (double)padded_stride(heads) +
-                          2.0;
-    const double bytes =
-        (double)rows * (widths * sizeof(float) + (double)quantized_row_bytes(inputs)) +
-        (double)(score_rows + 1) * (double)padded_keys * num_threads * sizeof(float) +
-        8.0 * LINE; /* parts begin with a line */
-    float *rest = allocate_lines(bytes);
-    if (!rest)
+    *work = (Workspace){
+        .stack = stack,
+        .num_threads = num_threads,
+        .rows = rows,
+        /* Scores and slots are read and written in whole vectors. */
+        .max_keys = round_up(max_keys + LANES, CACHE_LINE_FLOATS),
+    };
+    Arena arena = {NULL, 0};
+    take_workspace(work, &arena);
+    work->block = allocate_lines((double)arena.used * (double)sizeof(float));
+    if (!work->block)
         return TD_OUT_OF_MEMORY;
-    work->stack = stack;
-    work->num_threads = num_threads;
-    work->rows = rows;
-    work->memory = rest;
-    work->x = take_matrix(&rest, rows, stack->d_model);
-    work->sublayer = take_matrix(&rest, rows, stack->d_model);
-    work->wide = take_matrix(&rest, rows, wide);
-    work->heads = take_matrix(&rest, rows, heads);
-    work->quantized.scales = take(&rest, rows);
-    work->quantized.min = take(&rest, rows);
-    work->max_keys = padded_keys;
-    work->scores = take(&rest, score_rows * padded_keys * num_threads);
-    work->slots = (int32_t *)take(&rest, padded_keys * num_threads);
-    work->quantized.numbers = (uint8_t *)rest;
+    arena = (Arena){work->block, 0};
+    take_workspace(work, &arena);
     return TD_OK;
 }
 
-TD_INTERNAL void end_workspace(Workspace *work) { free(work->memory); }
+TD_INTERNAL void end_workspace(Workspace *work) { free(work->block); }
 
 TD_INTERNAL Workspace worker_view(const Workspace *work, int worker)
 {
     Workspace view = *work;
-    view.scores +=
-        worker * max_i64(work->stack->num_heads, CROSS_ROWS) * work->max_keys;
+    view.scores += worker * num_score_rows(work->stack) * work->max_keys;
     view.slots += worker * work->max_keys;
     return view;
 }
@@ -103,7 +96,7 @@ TD_INTERNAL void apply_linear(Workspace *work, const Linear *linear, const Matri
     multiply(linear, &work->quantized, y, relu, work->num_threads);
 }
 
-/* x += addend; y = layer norm of x. */
+/* Arguments of sum_rows: x += addend, then y = LayerNorm(x). */
 typedef struct {
     const Workspace *work;
     const Norm *norm;
@@ -119,27 +112,29 @@ static float sum_of_row(const float *x, int64_t width)
     return sum;
 }
 
-/* Sum of squared deviations from the mean, in two vectors so that none waits for the
- * other. */
+/* Sum of squared deviations from the mean. Two accumulators halve the time spent
+ * waiting for sums. */
 static float sum_of_squares(const float *x, int64_t width, float mean)
 {
     const vec means = vec_set1(mean), zero = vec_set1(0.0f);
     vec one = zero, other = zero;
     int64_t i = 0;
     for (; i + 2 * LANES <= width; i += 2 * LANES) {
-        const vec above = vec_load(x + i) - means;
-        const vec next = vec_load(x + i + LANES) - means;
-        one = vec_fma(above, above, one);
-        other = vec_fma(next, next, other);
+        const vec first = vec_load(x + i) - means;
+        const vec second = vec_load(x + i + LANES) - means;
+        one = vec_fma(first, first, one);
+        other = vec_fma(second, second, other);
     }
     for (; i < width; i += LANES) {
-        const vec_mask there = vec_first(width - i);
-        const vec above = vec_load_masked(there, x + i) - means;
-        one = vec_fma(above, vec_select(there, above, zero), one);
+        const vec_mask mask = vec_first(width - i);
+        const vec last = vec_load_masked(mask, x + i) - means;
+        one = vec_fma(last, vec_select(mask, last, zero), one);
     }
     return vec_reduce_add(one + other);
 }
 
+/* Layer norm of a row of any width (Ba et al., 2016). Training has another one
+ * (nn/layer_norm.c), which keeps what its backward pass needs. */
 static void normalize_row(const float *x, int64_t width, float epsilon,
                           const Norm *norm, float *y)
 {
@@ -147,7 +142,7 @@ static void normalize_row(const float *x, int64_t width, float epsilon,
     const float variance = sum_of_squares(x, width, mean) / (float)width;
     const float factor = 1 / sqrtf(variance + epsilon);
     for (int64_t i = 0; i < width; i++)
-        y[i] = (x[i] - mean) * factor * norm->weight[i] + norm->bias[i];
+        y[i] = (x[i] - mean) * factor * norm->gain[i] + norm->bias[i];
 }
 
 static void sum_rows(void *shared, int64_t first, int64_t end, int worker)

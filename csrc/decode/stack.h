@@ -1,4 +1,5 @@
-/* What the layers of encoder and decoder have in common (section 3.1; Figure 1). */
+/* Layers of encoder and decoder: their parameters, workspace and common sub-layers
+ * (section 3.1; Figure 1). */
 #ifndef TRANSDUCE_DECODE_STACK_H
 #define TRANSDUCE_DECODE_STACK_H
 
@@ -8,14 +9,14 @@
 #include "isa/name.h"
 #include "transduce.h"
 
-/* Gain and bias [d_model] of a layer norm. */
+/* Parameters [d_model] of a layer norm. */
 typedef struct {
-    const float *weight, *bias;
+    const float *gain, *bias;
 } Norm;
 
-/* One layer. The encoder's have no cross-attention. */
+/* One layer. Layers of the encoder have no cross-attention. */
 typedef struct {
-    Linear query_key_value, self_output; /* queries are scaled as equation 1 says */
+    Linear query_key_value, self_output; /* queries include the scale of equation 1 */
     Linear cross_query, cross_key_value, cross_output;
     Linear inner, outer;
     Norm self_norm, cross_norm, feed_forward_norm;
@@ -24,63 +25,67 @@ typedef struct {
 
 typedef struct {
     int64_t num_layers, d_model, d_ff, num_heads, d_k, d_v;
-    int64_t neighbourhood; /* distance that self-attention sees */
+    int64_t neighbourhood; /* largest distance over which self-attention attends */
     int is_pre_norm, is_silu;
     float norm_epsilon;
     Layer *layers;
     Norm final_norm; /* of pre-norm models */
 } Stack;
 
-/* Token embeddings [vocab_size, d_model] (section 3.4). */
+/* Embedding of tokens (section 3.4). */
 typedef struct {
-    const float *tokens;
+    const float *tokens; /* [vocab_size, d_model] */
     int64_t vocab_size;
-    float scale;
+    float scale; /* of the vectors: sqrt(d_model) */
 } Embedding;
 
+/* Whether all ids are in the vocabulary. */
 TD_INTERNAL int are_tokens(const Embedding *embedding, const int64_t *ids,
                            int64_t count);
 
 #define CROSS_ROWS 4 /* rows that attend to one source together */
 
-/* Scratch memory of a stack for a number of rows. */
+/* Buffers for a pass of some rows through a stack. */
 typedef struct {
     const Stack *stack;
     int num_threads;
     int64_t rows;
-    Matrix x;        /* [rows, d_model]: what passes between layers */
+    Matrix x;        /* [rows, d_model]: output of a layer, input of the next */
     Matrix sublayer; /* [rows, d_model]: input of a sub-layer, then its output */
-    Matrix wide;     /* queries, keys and values, or the inside of a feed-forward net */
-    Matrix heads;    /* [rows, num_heads * d_v]: averages that attention has found */
+    Matrix wide;     /* [rows, ...]: queries, keys and values; or the inner layer of a
+                        feed-forward network */
+    Matrix heads;    /* [rows, num_heads * d_v]: output of all heads */
     int64_t max_keys;
-    float *scores;  /* of each worker: [max(num_heads, CROSS_ROWS), max_keys] */
-    int32_t *slots; /* of each worker: [max_keys], slots that a row attends to */
+    float *scores;  /* [workers, max(num_heads, CROSS_ROWS), max_keys] */
+    int32_t *slots; /* [workers, max_keys]: slots to which a row attends */
     QuantizedRows quantized;
-    void *memory;
+    float *block; /* in which all buffers are */
 } Workspace;
 
-/* Allocate for rows that attend to up to `max_keys` keys each. */
+/* Allocate a workspace for `rows` rows that attend to up to `max_keys` keys each. */
 TD_INTERNAL td_status begin_workspace(Workspace *work, const Stack *stack, int64_t rows,
                                       int64_t max_keys, int num_threads);
 TD_INTERNAL void end_workspace(Workspace *work);
 
-/* The workspace with the scores and slots of one worker. */
+/* Copy of a workspace with the scores and slots of one worker. */
 TD_INTERNAL Workspace worker_view(const Workspace *work, int worker);
 
-/* Put the sum of a token's embedding and its position's into a row of x (section 3.5).
- */
+/* Write the sum of a token's embedding and a position's encoding into a row of x
+ * (sections 3.4 and 3.5). */
 TD_INTERNAL void embed_row(const Workspace *work, const Embedding *embedding,
                            int64_t id, const float *position, int64_t row);
 
-/* y = x W^T + b for all rows, or max(0, y). */
+/* y = x W^T + b for all rows; with `relu`, max(0, x W^T + b). */
 TD_INTERNAL void apply_linear(Workspace *work, const Linear *linear, const Matrix *x,
                               const Matrix *y, int relu);
 
-/* Input of a sub-layer: x, normalised if pre-norm. */
+/* Input of a sub-layer: x, or with pre-norm its layer norm, written to work->sublayer.
+ */
 TD_INTERNAL const Matrix *sublayer_input(Workspace *work, const Norm *norm);
-/* Add the output of a sub-layer to x; normalise the sum if post-norm. */
+/* Add the output of a sub-layer to x; with post-norm, normalize the sum. */
 TD_INTERNAL void add_and_norm(Workspace *work, const Norm *norm);
 
+/* Feed-forward sub-layer (section 3.3). */
 TD_INTERNAL void feed_forward(Workspace *work, const Layer *layer);
 
 #endif

@@ -1,4 +1,4 @@
-/* A decoder's step, all layers in one call (Figure 1, right). */
+/* A step of the decoder: all layers in one call. */
 #include "decode/step.h"
 
 #include <string.h>
@@ -7,7 +7,9 @@
 #include "parallel.h"
 #include "simd/prefetch.h"
 
-/* Put the newest keys and values into the slots taken for them. */
+#define MIN_ATTENDING_ROWS 16 /* of a part of parallel_for */
+
+/* Store the newest keys and values in the slots that were taken for them. */
 static void store_newest(const Workspace *work, const DecoderState *state,
                          const LayerCache *cache)
 {
@@ -27,26 +29,26 @@ typedef struct {
     const Layer *layer;
     const DecoderState *state;
     const LayerCache *cache;
-    int sum_attention; /* whether attention is added to that of earlier steps */
+    int sum_attention; /* 1: add the attention to that of earlier steps */
 } StepAttention;
 
-/* Prefetch all heads of a slot, which are side by side. */
+/* Prefetch all heads of a slot. */
 static void prefetch_slot(const KvCache *cache, int64_t entry, int64_t slot)
 {
-    prefetch(cache->numbers + entry * cache->per_sentence + slot * cache->per_row,
-             cache->per_row * (int64_t)sizeof(float));
+    prefetch(cache->data + entry * cache->entry_stride + slot * cache->row_stride,
+             cache->row_stride * (int64_t)sizeof(float));
 }
 
-/* Prefetch what the rows of the next sentence attend to. Each row of a group fetches
- * other positions, as the row in its place there has them; where the rows have
- * different slots at a position, one of these is enough. */
+/* Prefetch the keys and values that the next sentence will read. The rows of a group
+ * share the positions among them; of the slots that the next group has at a position,
+ * one is prefetched. */
 static void prefetch_next(const StepAttention *attention, int64_t row)
 {
     const DecoderState *state = attention->state;
     const int64_t group = state->group, sentence = row / group + 1;
     if (sentence == state->sentences)
         return;
-    const int64_t first = first_seen(state, attention->work->stack, sentence);
+    const int64_t first = first_attended(state, attention->work->stack, sentence);
     const int32_t *past = past_of(state, row + group);
     for (int64_t i = first + row % group; i < state->lengths[sentence]; i += group) {
         prefetch_slot(&attention->cache->self_keys, state->entries[sentence], past[i]);
@@ -69,10 +71,10 @@ static void attend_to_past_rows(void *shared, int64_t first, int64_t end, int wo
     }
 }
 
-/* Parts of CROSS_ROWS rows or fewer in which a group attends to its source. */
+/* Parts of up to CROSS_ROWS rows in which a group attends to its source. */
 static int64_t parts_of_group(const DecoderState *state)
 {
-    return (state->group + CROSS_ROWS - 1) / CROSS_ROWS;
+    return ceil_div(state->group, CROSS_ROWS);
 }
 
 static void attend_to_source_parts(void *shared, int64_t first, int64_t end, int worker)

@@ -1,21 +1,25 @@
-/* Shape of the tiles of Intel's AMX; td_has_amx_int8() and td_has_amx_bf16() say
- * whether it can be used. */
+/* Tiles of Intel's AMX (Advanced Matrix Extensions). td_has_amx_int8() and
+ * td_has_amx_bf16() tell whether this processor has them. */
 #ifndef TRANSDUCE_GEMM_AMX_H
 #define TRANSDUCE_GEMM_AMX_H
 
 #include <stdint.h>
 
-#define AMX_ROWS 16      /* of a tile */
-#define AMX_ROW_BYTES 64 /* of a row of a tile */
+#define AMX_ROWS 16      /* rows of a tile */
+#define AMX_ROW_BYTES 64 /* bytes of a row */
 
-/* Configuration of the tiles, as the processor reads it. */
+/* Operand of the instruction that configures the tiles. */
 typedef struct {
     uint8_t palette, rest[15];
     uint16_t row_bytes[16];
     uint8_t rows[16];
 } __attribute__((aligned(64))) AmxTiles;
 
-/* All eight tiles full. */
+/* Keep the compiler from moving writes behind a tile instruction: the intrinsics do not
+ * tell it which bytes they read. */
+static inline void complete_writes(void) { __asm__ volatile("" ::: "memory"); }
+
+/* All eight tiles with AMX_ROWS full rows. */
 static const AmxTiles amx_full_tiles __attribute__((unused)) = {
     1,
     {0},

@@ -1,23 +1,24 @@
+/* Products of matrices in bf16. */
 #include "gemm/amx_bf16.h"
 
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
 #include "gemm/amx.h"
+#include "simd/prefetch.h"
 #include "simd/vec.h"
 #include "sizes.h"
 
-enum { BITS_IN_BYTE = 8 };
-
-/* The bits of `kept` from a column on. */
+/* Byte of `kept` with the bit of an element. */
 static inline const uint8_t *kept_bits(const Bf16Epilogue *e, int64_t row,
                                        int64_t column)
 {
-    return e->dropout->kept + (row * e->columns + column) / BITS_IN_BYTE;
+    return e->dropout->kept + (row * e->columns + column) / CHAR_BIT;
 }
 
 #if LANES == 16 && defined(__has_include)
-/* As GCC and clang name it. */
+/* The headers of GCC and of Clang. */
 #if __has_include(<amxbf16intrin.h>) || __has_include(<amxintrin.h>)
 #define HAS_AMX_BF16
 #endif
@@ -25,23 +26,33 @@ static inline const uint8_t *kept_bits(const Bf16Epilogue *e, int64_t row,
 
 #ifdef HAS_AMX_BF16
 
-/* Products take 2 x 2 tiles of sums: two tiles of rows and two of columns. They wait
- * for memory rather than for AMX. So a block of the matrix stays in the cache of a core
- * while all rows pass, and while sums are formed, the place of the next ones and the
- * rows after these are prefetched. */
+/* A region of 2 x 2 tiles of sums is computed at a time: two tiles of rows by two tiles
+ * of columns. RAM is slower than AMX. So a block of the matrix stays in the cache of a
+ * core while all rows are multiplied by it; and while a region is computed, the results
+ * of the next region and the rows of the next two tiles are prefetched. */
 
-/* td_has_amx_bf16 has checked avx512bf16; prefetches for writing are hints, which do
- * nothing on processors without them. */
+/* td_has_amx_bf16() has checked avx512bf16. Processors without prfchw ignore the
+ * prefetches for writing. */
 #define USES_AMX_BF16 __attribute__((target("amx-tile,amx-bf16,avx512bf16,prfchw")))
 
-#define TILE AMX_ROWS          /* rows of a tile, and columns of a tile of sums */
-#define TILE_DEPTH PANEL_WIDTH /* elements of a row that are multiplied at once */
+#define TILE AMX_ROWS          /* rows of a tile; columns of a tile of sums */
+#define TILE_DEPTH PANEL_WIDTH /* elements of a row of a tile of factors */
 
-#define BLOCK_ELEMENTS (1 << 19) /* of a block: half of the cache of a core */
-#define MAX_DEPTH 4096 /* elements of a row that are summed at once; of longer rows */
-#define DEPTH 1024     /* so many, if sums are in fp32 */
+#define BLOCK_ELEMENTS                                                                 \
+    (1 << 19) /* elements of a block: half of the cache of a core                      \
+               */
 
-/* Tiles 0 to 3 are the sums, 4 and 5 the upper and lower rows, 6 and 7 the columns. */
+/* Rows of up to MAX_DEPTH elements are summed in one pass over the matrix. Longer ones
+ * are summed DEPTH elements at a time if sums are stored in fp32. */
+#define MAX_DEPTH 4096
+#define DEPTH 1024
+
+/* Configure the tiles for a region of `rows` rows:
+ *
+ *                    tile 6: columns 0-15 | tile 7: columns 16-31
+ *   tile 4: rows 0-15         sums: tile 0 | tile 1
+ *   tile 5: rows 16-31        sums: tile 2 | tile 3
+ */
 static USES_AMX_BF16 void configure_tiles(int64_t rows)
 {
     AmxTiles tiles = amx_full_tiles;
@@ -50,19 +61,20 @@ static USES_AMX_BF16 void configure_tiles(int64_t rows)
         const int64_t left = is_lower ? rows - TILE : rows;
         tiles.rows[tile] = (uint8_t)max_i64(1, min_i64(left, TILE));
     }
-    __asm__ volatile("" ::: "memory"); /* the compiler does not know what is read */
+    complete_writes();
     _tile_loadconfig(&tiles);
 }
 
-/* Results that are formed at once: up to 2 TILE rows times PACKED_COLUMNS columns. */
+/* Results computed together: up to 2 TILE rows by PACKED_COLUMNS columns. */
 typedef struct {
-    int64_t row, column, rows;
+    int64_t row, column; /* the first ones */
+    int64_t rows;
 } Region;
 
 static USES_AMX_BF16 void begin_sums(const Bf16Epilogue *e, Region at)
 {
     const int64_t stride = e->accumulates ? e->columns * (int64_t)sizeof(float) : 0;
-    const float *from = e->bias ? e->bias + at.column : 0;
+    const float *from = e->bias ? e->bias + at.column : NULL;
     if (e->accumulates)
         from = e->fp32 + at.row * e->columns + at.column;
     if (!from) {
@@ -128,23 +140,30 @@ static USES_AMX_BF16 void end_sums(const Bf16Epilogue *e, Region at)
         store_sums(e->fp32 + at.row * e->columns + at.column, e->columns, at.rows);
 }
 
-/* Cache lines to prefetch while a region is computed. */
+/* Cache lines to prefetch while a region is computed: `lines` lines of each row of the
+ * next region's results, and lines `first` to `end` - 1 of each tile of the next rows.
+ * Addresses are integers, as they may be behind the end of a matrix. */
 typedef struct {
-    const char *results; /* of the next region: each row has some lines */
-    int64_t stride, lines;
-    int64_t first, end; /* lines of each tile of the rows after the region's */
+    uintptr_t results;
+    int64_t stride; /* bytes from row to row of the results */
+    int64_t lines;
+    int64_t first, end;
 } Prefetches;
 
-/* Prefetch a share of them together with the tile of this number. What is behind the
- * last row is prefetched in vain, which does no harm. */
+/* Prefetch the share of tile number `tile` of the region's rows. */
 static inline __attribute__((always_inline)) USES_AMX_BF16 void
 prefetch_share(Prefetches ahead, const td_bf16 *x, int64_t tile)
 {
     for (int64_t row = 2 * tile; tile < TILE && row < 2 * tile + 2; row++)
         for (int64_t line = 0; line < ahead.lines; line++)
-            __builtin_prefetch(ahead.results + row * ahead.stride + line * 64, 1);
+            __builtin_prefetch(
+                (const void *)(ahead.results +
+                               (uintptr_t)(row * ahead.stride + line * CACHE_LINE)),
+                1);
     for (int64_t line = ahead.first; line < ahead.end; line++)
-        _mm_prefetch((const char *)(x + (2 * TILE + line) * PANEL_WIDTH), _MM_HINT_T1);
+        _mm_prefetch((const char *)((uintptr_t)x +
+                                    (uintptr_t)((2 * TILE + line) * AMX_ROW_BYTES)),
+                     _MM_HINT_T1);
 }
 
 static inline __attribute__((always_inline)) USES_AMX_BF16 void
@@ -170,7 +189,7 @@ add_products(const td_bf16 *x, int64_t panel_stride, const td_bf16 *packed,
     }
 }
 
-/* What to prefetch at a region of a block of `width` columns up to `end`. */
+/* Cache lines to prefetch at a region of a block of `width` columns up to `end`. */
 static Prefetches prefetches_at(const Bf16Epilogue *e, Region at, int64_t width,
                                 int64_t end)
 {
@@ -184,18 +203,20 @@ static Prefetches prefetches_at(const Bf16Epilogue *e, Region at, int64_t width,
     Prefetches ahead = {.first = 2 * TILE * panel / panels,
                         .end = 2 * TILE * (panel + 1) / panels};
     if (e->bf16.data) {
-        ahead.results = (const char *)panel_element(e->bf16, row, column);
+        ahead.results = (uintptr_t)e->bf16.data +
+                        (uintptr_t)panel_offset(e->bf16, row, column) * sizeof(td_bf16);
         ahead.stride = PANEL_WIDTH * sizeof(td_bf16);
         ahead.lines = 1;
     } else {
-        ahead.results = (const char *)(e->fp32 + row * e->columns + column);
+        ahead.results =
+            (uintptr_t)e->fp32 + (uintptr_t)(row * e->columns + column) * sizeof(float);
         ahead.stride = e->columns * (int64_t)sizeof(float);
         ahead.lines = 2;
     }
     return ahead;
 }
 
-/* Block of a matrix: some columns of some of its rows. */
+/* Block of a matrix: `width` columns from `column` on of `depth` rows from `row` on. */
 typedef struct {
     int64_t column, width, row, depth;
 } Block;
@@ -224,12 +245,12 @@ static USES_AMX_BF16 void multiply_block(td_panels x, RowSpan rows, Bf16Matrix m
     }
 }
 
-/* Columns of a block: as many as stay in the cache, but nearly equally many in all. */
+/* Columns of a block: as many as stay in the cache, divided evenly among the blocks. */
 static int64_t block_width(int64_t depth, int64_t columns)
 {
     const int64_t panels = columns / PACKED_COLUMNS;
-    const int64_t most = BLOCK_ELEMENTS / PACKED_COLUMNS / max_i64(depth, 1);
-    const int64_t blocks = most > 0 ? ceil_div(panels, most) : panels;
+    const int64_t max = BLOCK_ELEMENTS / PACKED_COLUMNS / max_i64(depth, 1);
+    const int64_t blocks = max > 0 ? ceil_div(panels, max) : panels;
     return blocks > 0 ? ceil_div(panels, blocks) * PACKED_COLUMNS : PACKED_COLUMNS;
 }
 
@@ -240,7 +261,7 @@ static USES_AMX_BF16 void multiply_by_amx(td_panels x, RowSpan rows, Bf16Matrix 
     const int64_t depth = inner > MAX_DEPTH && !e.bf16.data ? DEPTH : inner;
     const int64_t width = block_width(depth, columns);
     int64_t from = 0;
-    do { /* at least once, so that sums over nothing become zero */
+    do { /* once even if `inner` is 0, so that empty sums become zero */
         for (int64_t column = 0; column < columns; column += width)
             multiply_block(x, rows, matrix,
                            (Block){column, min_i64(columns - column, width), from,
@@ -292,14 +313,13 @@ static void write_sum(const Bf16Epilogue *e, int64_t row, int64_t column, float 
     }
     if (e->relu && sum < 0.0f)
         sum = 0.0f;
-    /* Numbers are positive where their bits are. */
+    /* A bf16 number is positive if its bits are, read as an integer. */
     if (e->positive.data && (int16_t)*panel_element(e->positive, row, column) <= 0)
         sum = 0.0f;
     if (e->dropout) {
         sum *= e->dropout->scale;
-        if (e->dropout->kept &&
-            !(*kept_bits(e, row, column) >> column % BITS_IN_BYTE & 1))
-            sum *= 0.0f; /* NaN stays NaN */
+        if (e->dropout->kept && !(*kept_bits(e, row, column) >> column % CHAR_BIT & 1))
+            sum *= 0.0f; /* keeps NaN */
     }
     narrow(1, &sum, panel_element(e->bf16, row, column));
 }

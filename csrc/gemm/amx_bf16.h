@@ -1,5 +1,5 @@
-/* Products of matrices in bf16, summed in fp32: by AMX, or by slow loops, so that they
- * can be tested anywhere. */
+/* Products of matrices in bf16, summed in fp32: by AMX, or by slow loops that let tests
+ * run on any processor. */
 #ifndef TRANSDUCE_GEMM_AMX_BF16_H
 #define TRANSDUCE_GEMM_AMX_BF16_H
 
@@ -11,33 +11,35 @@
 
 /* Dropout of a product's results. */
 typedef struct {
-    const uint8_t *kept; /* [rows, columns / 8]: a bit for each element, 0 if dropped;
-                            NULL for gradients, where `positive` has zeros for those */
+    const uint8_t *kept; /* [rows, columns / 8]: bits, 0 for dropped elements; NULL for
+                            gradients, as `positive` is zero for dropped elements */
     float scale;         /* of kept elements */
 } Bf16Dropout;
 
-/* Where the sums of a product are written, and how. */
+/* Epilogue of a product: what is done with the sums, and where they are written. */
 typedef struct {
     int64_t columns;
-    td_panels bf16;    /* [rows, columns] rounded; without data: */
-    float *fp32;       /* [rows, columns] */
+    td_panels bf16; /* [rows, columns] rounded results; without data, `fp32` is used */
+    float *fp32;    /* [rows, columns] */
     const float *bias; /* [columns] to add, unless `accumulates`; or NULL */
-    int accumulates;   /* fp32 only: add to what fp32 has */
-    /* bf16 only: */
-    int relu;
+    int accumulates;   /* 1: add to the numbers in `fp32` */
+    /* Only with `bf16`: */
+    int relu;                   /* 1: negative sums become zero */
     const Bf16Dropout *dropout; /* or NULL */
-    td_panels positive;         /* zero where these are not positive; or without data */
+    td_panels positive; /* [rows, columns]: results become zero where these numbers are
+                           not positive; optional */
 } Bf16Epilogue;
 
+/* Rows `first` to `end` - 1. */
 typedef struct {
-    int64_t first, end; /* rows from the first to before the end */
+    int64_t first, end;
 } RowSpan;
 
-/* Whether products are computed by AMX: td_has_amx_bf16(), and this instruction set can
- * use it. */
+/* Whether AMX computes the products: the processor has it (td_has_amx_bf16()), and so
+ * has this instruction set. */
 TD_INTERNAL int uses_amx_bf16(void);
 
-/* Multiply some rows of x [rows, inner] with a packed matrix [inner, columns]. */
+/* Multiply some rows of x [rows, inner] by a packed matrix [inner, columns]. */
 TD_INTERNAL void multiply_bf16(td_panels x, RowSpan rows, Bf16Matrix matrix,
                                Bf16Epilogue epilogue);
 

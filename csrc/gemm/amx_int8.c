@@ -1,4 +1,5 @@
-/* Products of bytes by AMX: sixteen rows times sixteen outputs, 64 inputs at once. */
+/* Products of bytes by AMX: an instruction multiplies sixteen rows by sixteen outputs
+ * over 64 inputs. */
 #include "gemm/amx_int8.h"
 
 #include "gemm/amx.h"
@@ -6,7 +7,7 @@
 #include "simd/prefetch.h"
 #include "transduce.h"
 
-#define MIN_AMX_ROWS 8 /* below, filling the tiles costs what they gain */
+#define MIN_AMX_ROWS 8 /* with fewer, loading the tiles costs what they save */
 
 TD_INTERNAL int suits_amx(const Linear *linear, int64_t rows)
 {
@@ -16,14 +17,14 @@ TD_INTERNAL int suits_amx(const Linear *linear, int64_t rows)
 
 TD_INTERNAL int64_t amx_row_bytes(int64_t inputs)
 {
-    /* One line more, because a power of two would leave most of a cache unused. With at
-     * least MIN_AMX_ROWS rows, whole tiles fit in quantized_row_bytes() for each row.
-     */
+    /* One cache line more than needed: rows a power of two apart would fall into a few
+     * sets of the cache. Whole tiles of MIN_AMX_ROWS rows or more fit in the buffer,
+     * which has quantized_row_bytes() for each row. */
     return inputs + AMX_ROW_BYTES;
 }
 
 #if LANES == 16 && defined(__has_include)
-/* As GCC and clang name it. */
+/* The headers of GCC and of Clang. */
 #if __has_include(<amxint8intrin.h>) || __has_include(<amxintrin.h>)
 #define HAS_AMX_INTRINSICS
 #endif
@@ -38,59 +39,53 @@ typedef struct {
     int32_t numbers[2 * AMX_ROWS][BLOCK_OUTPUTS];
 } __attribute__((aligned(64))) Sums;
 
-/* Have the compiler write all memory, as it does not know what tiles are loaded from.
- */
-static inline void write_all_memory(void) { __asm__ volatile("" ::: "memory"); }
-
-/* Up to two tiles of rows times a block of outputs, and where their sums are stored. */
+/* Up to two tiles of rows by a block of outputs, and where their sums are stored. */
 typedef struct {
-    int64_t row, count, output;
+    int64_t row, count, output; /* first row, number of rows, first output */
     Sums *sums;
 } Region;
 
-/* Weights that are prefetched, `bytes` at a time. */
+/* Weights still to be prefetched, and the bytes to prefetch with each tile. */
 typedef struct {
     const uint8_t *next, *end;
     int64_t bytes;
-} Prefetching;
+} Prefetches;
 
-static inline void prefetch_more(Prefetching *ahead)
+static inline void prefetch_share(Prefetches *ahead)
 {
-    const uint8_t *until = ahead->end - ahead->next < ahead->bytes
-                               ? ahead->end
-                               : ahead->next + ahead->bytes;
-    prefetch(ahead->next, until - ahead->next);
-    ahead->next = until;
+    const int64_t bytes = min_i64(ahead->bytes, ahead->end - ahead->next);
+    prefetch(ahead->next, bytes);
+    ahead->next += bytes;
 }
 
-/* Write the results of rows `first` to `first + rows` of a region. */
+/* Write the results of `rows` rows of a region, from its row `first` on. */
 static inline __attribute__((always_inline)) void
 write_region(const Product *product, const Region *region, int64_t first, int64_t rows)
 {
-    const int64_t left = region->count - first, count = left < rows ? left : rows;
+    const int64_t count = min_i64(region->count - first, rows);
     if (count <= 0)
         return;
     const vec *sums = (const vec *)(region->sums->numbers + first);
     write_results(product, 1, sums, region->row + first, count, region->output);
 }
 
-/* Give outputs behind the last a bias of minus infinity, so none is among the best. */
-static inline OutputVectors without_padding(OutputVectors outputs, int64_t left)
+/* Give outputs behind the last a bias of minus infinity, so that none is found. */
+static inline OutputVectors mask_padding(OutputVectors outputs, int64_t left)
 {
     outputs.bias = vec_select(vec_first(left), outputs.bias, vec_set1(-INFINITY));
     return outputs;
 }
 
-/* Divide all by ln 2, so that 2 to the power of a result is its exponential. */
-static inline OutputVectors over_log2(OutputVectors outputs)
+/* Divide by ln 2: then 2 to the power of a result is the exponential of the logit. */
+static inline OutputVectors divide_by_log2(OutputVectors outputs)
 {
     const vec per_log2 = vec_set1(PER_LOG2);
     return (OutputVectors){outputs.bias * per_log2, outputs.scales * per_log2,
                            outputs.sums * per_log2};
 }
 
-/* Add the exponentials of two registers of logits / ln 2; whether one of the logits may
- * be among the best. */
+/* Add the exponentials of two registers of logits / ln 2 to a row's sums. Returns
+ * whether one of the logits is above the row's threshold. */
 static inline int add_fused(FusedSoftmax *row, vec first, vec second)
 {
     const vec offsets = vec_set1(row->offset);
@@ -98,25 +93,25 @@ static inline int add_fused(FusedSoftmax *row, vec first, vec second)
     return vec_gt_bits(vec_max(first, second), vec_set1(row->threshold)) != 0;
 }
 
-/* Search the results of rows `first` to `first + rows` of a region. */
+/* Search the results of `rows` rows of a region, from its row `first` on. */
 static inline __attribute__((always_inline)) void
 search_region(const Product *product, const LogitSink *sink, const Region *region,
               int64_t first, int64_t rows)
 {
-    const int64_t end = first + rows < region->count ? first + rows : region->count;
+    const int64_t end = min_i64(first + rows, region->count);
     const int64_t output = region->output, left = product->linear->outputs - output;
     const OutputVectors low =
-        without_padding(load_outputs(product->linear, 1, output), left);
+        mask_padding(load_outputs(product->linear, 1, output), left);
     const OutputVectors high =
-        without_padding(load_outputs(product->linear, 1, output + LANES), left - LANES);
-    const OutputVectors low_over_log2 = over_log2(low),
-                        high_over_log2 = over_log2(high);
+        mask_padding(load_outputs(product->linear, 1, output + LANES), left - LANES);
+    const OutputVectors low_per_log2 = divide_by_log2(low);
+    const OutputVectors high_per_log2 = divide_by_log2(high);
     const QuantizedRows x = *product->x;
     for (int64_t i = first; i < end; i++) {
         const int64_t row = region->row + i;
         const vec *sums = (const vec *)(region->sums->numbers + i);
-        if (add_fused(sink->rows + row, dequantize(&x, 1, sums[0], row, &low_over_log2),
-                      dequantize(&x, 1, sums[1], row, &high_over_log2)))
+        if (add_fused(sink->rows + row, dequantize(&x, 1, sums[0], row, &low_per_log2),
+                      dequantize(&x, 1, sums[1], row, &high_per_log2)))
             insert_fused(sink->query, sink->workspace, sink->rows, row,
                          dequantize(&x, 1, sums[0], row, &low),
                          dequantize(&x, 1, sums[1], row, &high),
@@ -124,8 +119,8 @@ search_region(const Product *product, const LogitSink *sink, const Region *regio
     }
 }
 
-/* Write results, or search them if there is a sink, which is a literal NULL elsewhere.
- */
+/* Search results if there is a sink, or write them. Where there is none, callers pass a
+ * literal NULL. */
 static inline __attribute__((always_inline)) void
 finish_region(const Product *product, const LogitSink *sink, const Region *region,
               int64_t first, int64_t rows)
@@ -149,17 +144,22 @@ static inline __attribute__((always_inline)) USES_AMX void store_sums(Sums *sums
     }
 }
 
-/* Sum up a region while the one before it is finished, some rows of it with each 64
- * inputs, so that AMX does not wait. Tiles 0 to 3 have the sums, 4 and 5 the rows, 6
- * and 7 the weights. `are_two` tells whether there are two tiles of rows; callers pass
- * literals. */
+/* Compute the sums of a region. Meanwhile finish the results of the region before it, a
+ * few rows with each tile, so that vector instructions and AMX work side by side.
+ *
+ *                   tile 6: outputs 0-15 | tile 7: outputs 16-31
+ *   tile 4: rows 0-15        sums: tile 0 | tile 1
+ *   tile 5: rows 16-31       sums: tile 2 | tile 3
+ *
+ * `are_two`, whether there are two tiles of rows, is a literal at each call. */
 static inline __attribute__((always_inline)) USES_AMX void
-sum_up_tiles(const Product *product, const LogitSink *sink, const Region *region,
-             const int are_two, const Region *before, Prefetching *ahead)
+sum_region(const Product *product, const LogitSink *sink, const Region *region,
+           const int are_two, const Region *before, Prefetches *ahead)
 {
     const int64_t stride = product->x->stride, step = step_bytes(1);
     const int64_t inputs = product->linear->inputs;
-    const int64_t at_once = (2 * AMX_ROWS * AMX_ROW_BYTES + inputs - 1) / inputs;
+    /* Rows to finish with each tile, so that all are finished with the last. */
+    const int64_t share = ceil_div(2 * AMX_ROWS * AMX_ROW_BYTES, inputs);
     const uint8_t *numbers = product->x->numbers + region->row * stride;
     const uint8_t *weights =
         (const uint8_t *)product->linear->packed +
@@ -170,7 +170,7 @@ sum_up_tiles(const Product *product, const LogitSink *sink, const Region *region
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int64_t i = 0, done = 0; i < inputs; i += AMX_ROW_BYTES, done += at_once) {
+    for (int64_t i = 0, done = 0; i < inputs; i += AMX_ROW_BYTES, done += share) {
         _tile_loadd(6, weights, step);
         _tile_loadd(7, weights + step / 2, step);
         _tile_loadd(4, numbers + i, stride);
@@ -181,36 +181,36 @@ sum_up_tiles(const Product *product, const LogitSink *sink, const Region *region
             _tile_dpbusd(2, 5, 6);
             _tile_dpbusd(3, 5, 7);
         }
-        prefetch_more(ahead);
-        finish_region(product, sink, before, done, at_once);
+        prefetch_share(ahead);
+        finish_region(product, sink, before, done, share);
         weights += AMX_ROW_BYTES / INT8_GROUP * step;
     }
     store_sums(region->sums, are_two);
 }
 
-/* Multiply all rows by a block while the next one is prefetched, if there is one. The
- * last region is left to be finished, as that before the first was. */
+/* Multiply all rows by a block, and prefetch the next one unless this is the last.
+ * `before` is the region whose results are still to be finished: on return, the last
+ * region of this block. */
 static inline __attribute__((always_inline)) USES_AMX void
 multiply_amx_block(const Product *product, const LogitSink *sink, int64_t block,
                    int is_last, Region *before, Sums sums[2])
 {
-    const int64_t rows = product->x->rows, most = 2 * AMX_ROWS;
+    const int64_t rows = product->x->rows, region_rows = 2 * AMX_ROWS;
     const int64_t bytes = num_groups(product->linear->inputs, 1) * step_bytes(1);
-    const int64_t regions = (rows + most - 1) / most;
+    const int64_t regions = ceil_div(rows, region_rows);
     const uint8_t *next =
         (const uint8_t *)product->linear->packed + (block + 1) * bytes;
-    /* As much with each region, so that memory is never idle. */
+    /* The same share with each region, so that RAM is always busy. */
     const int64_t share = AMX_ROW_BYTES * BLOCK_OUTPUTS / regions;
-    Prefetching ahead = {next, is_last ? next : next + bytes,
-                         (share + LINE - 1) / LINE * LINE};
-    for (int64_t row = 0; row < rows; row += most) {
-        const int64_t left = rows - row;
-        Region region = {row, left < most ? left : most, block * BLOCK_OUTPUTS,
+    Prefetches ahead = {next, is_last ? next : next + bytes,
+                        round_up(share, CACHE_LINE)};
+    for (int64_t row = 0; row < rows; row += region_rows) {
+        Region region = {row, min_i64(rows - row, region_rows), block * BLOCK_OUTPUTS,
                          before->sums == sums ? sums + 1 : sums};
         if (region.count > AMX_ROWS)
-            sum_up_tiles(product, sink, &region, 1, before, &ahead);
+            sum_region(product, sink, &region, 1, before, &ahead);
         else
-            sum_up_tiles(product, sink, &region, 0, before, &ahead);
+            sum_region(product, sink, &region, 0, before, &ahead);
         *before = region;
     }
 }
@@ -221,7 +221,7 @@ multiply_amx_blocks(const Product *product, const LogitSink *sink, int64_t first
 {
     Sums sums[2];
     Region before = {.count = 0, .sums = sums + 1};
-    write_all_memory();
+    complete_writes();
     _tile_loadconfig(&amx_full_tiles);
     for (int64_t block = first; block < end; block++)
         multiply_amx_block(product, sink, block, block + 1 == end, &before, sums);
@@ -237,7 +237,7 @@ TD_INTERNAL USES_AMX void amx_multiply(const Product *product, int64_t first,
 
 TD_INTERNAL USES_AMX void amx_search(const Product *product, const LogitSink *sink)
 {
-    const LogitSink copy = *sink; /* which the compiler knows not to be NULL */
+    const LogitSink copy = *sink; /* lets the compiler drop the tests for NULL */
     multiply_amx_blocks(product, &copy, 0, num_blocks(product->linear->outputs));
 }
 

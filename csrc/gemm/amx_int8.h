@@ -1,4 +1,4 @@
-/* Products of bytes by Intel's AMX, where the processor has it. */
+/* Products of bytes by AMX. */
 #ifndef TRANSDUCE_GEMM_AMX_INT8_H
 #define TRANSDUCE_GEMM_AMX_INT8_H
 
@@ -6,26 +6,26 @@
 #include "gemm/product.h"
 #include "isa/name.h"
 
-/* Whether AMX can compute a product of so many rows, and is worth it. */
+/* Whether AMX can multiply `rows` rows by this map, and is faster than vectors. */
 TD_INTERNAL int suits_amx(const Linear *linear, int64_t rows);
 
-/* Distance in bytes of the rows that AMX reads. Bytes behind the last row, up to a
- * whole tile, are read too, but do not matter. */
+/* Stride in bytes of the rows that AMX reads. Whole tiles are read: up to AMX_ROWS - 1
+ * rows behind the last, whose values do not matter. */
 TD_INTERNAL int64_t amx_row_bytes(int64_t inputs);
 
-/* Multiply by the blocks of outputs first .. end - 1. */
+/* Multiply by the blocks of outputs `first` to `end` - 1. */
 TD_INTERNAL void amx_multiply(const Product *product, int64_t first, int64_t end);
 
-/* Where logits go that are searched for the best instead of stored. */
+/* Search to which a product passes its logits instead of storing them. */
 typedef struct {
     const td_candidates *query;
     CandidateWorkspace *workspace;
     FusedSoftmax *rows;
-    int64_t first_token; /* of the product's first output */
+    int64_t first_token; /* id of the product's first output */
 } LogitSink;
 
-/* Compute a product like amx_multiply, all blocks of it, and pass on the results from
- * registers. Must not be called where suits_amx says no. */
+/* Compute all blocks of a product, whose results go from registers to the sink.
+ * suits_amx() must hold. */
 TD_INTERNAL void amx_search(const Product *product, const LogitSink *sink);
 
 #endif

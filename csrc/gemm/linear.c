@@ -1,9 +1,10 @@
-/* Matrix products, tile by tile, and linear maps as handles. */
+/* Matrix products, tile by tile, and the handles of linear maps. */
 #include "gemm/linear.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc.h"
 #include "checks.h"
 #include "gemm/amx_int8.h"
 #include "gemm/pack.h"
@@ -13,7 +14,7 @@
 #include "simd/prefetch.h"
 #include "transduce.h"
 
-#define MIN_SHARED_WEIGHTS (128 * 1024) /* below, one thread is faster */
+#define MIN_SHARED_WEIGHTS (128 * 1024) /* with fewer, one thread is faster */
 
 /* Add the products of a row's group and its outputs' weights to their sums. */
 static inline vec add_products(const int is_int8, vec sums, const uint8_t *group,
@@ -26,7 +27,7 @@ static inline vec add_products(const int is_int8, vec sums, const uint8_t *group
     return vec_fma(vec_set1(number), vec_load((const float *)weights), sums);
 }
 
-/* Sums are separate variables, as arrays of them would not stay in registers. */
+/* Sums are separate variables: the compiler would not keep an array in registers. */
 #define EACH_ROW(DO)                                                                   \
     DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
 #define START(i) vec left##i = zero, right##i = zero;
@@ -52,7 +53,7 @@ multiply_tile(const Product *product, const int is_int8, int64_t row, const int 
     const int64_t step = step_bytes(is_int8), bytes = groups * step;
     const int64_t group = group_bytes(is_int8);
     const uint8_t *weights = (const uint8_t *)product->linear->packed + block * bytes;
-    /* Prefetching unmapped memory behind the last block would be slow. */
+    /* Prefetching unmapped addresses behind the last block would be slow. */
     const int is_last = block + 1 == num_blocks(product->linear->outputs);
     const int64_t ahead = is_last ? 0 : bytes;
     const uint8_t *numbers = product->x->numbers + row * product->x->stride;
@@ -60,8 +61,8 @@ multiply_tile(const Product *product, const int is_int8, int64_t row, const int 
     EACH_ROW(START)
 #pragma GCC unroll UNROLLED
     for (int64_t i = 0; i < groups; i++) {
-        /* The same step of the next block. */
-        if (count > 1 && i * step % LINE == 0)
+        /* Prefetch the same step of the next block. */
+        if (count > 1 && i * step % CACHE_LINE == 0)
             prefetch(weights + ahead, step);
         EACH_ROW(SUM_UP)
         weights += step;
@@ -99,7 +100,7 @@ multiply_any_tile(const Product *product, const int is_int8, int64_t row, int64_
 #undef CASE
 }
 
-/* One function for each kind of numbers, so that the kind is a literal in the tiles. */
+/* One function for each precision, so that it is a literal in multiply_tile. */
 static void multiply_fp32_block(const Product *product, int64_t block)
 {
     for (int64_t row = 0; row < product->x->rows; row += LINEAR_TILE_ROWS)
@@ -144,8 +145,7 @@ TD_INTERNAL Linear slice_outputs(const Linear *linear, int64_t first, int64_t co
 
 TD_INTERNAL int64_t padded_stride(int64_t width)
 {
-    const int64_t line = LINE / (int64_t)sizeof(float);
-    return ((width + line - 1) / line | 1) * line;
+    return (ceil_div(width, CACHE_LINE_FLOATS) | 1) * CACHE_LINE_FLOATS;
 }
 
 TD_INTERNAL void multiply(const Linear *linear, const QuantizedRows *x, const Matrix *y,
@@ -193,7 +193,7 @@ static td_status linear_apply(const td_linear *linear, const float *x, int64_t r
     const Linear *map = &linear->map;
     const int64_t stride = quantized_row_bytes(map->inputs);
     const int64_t bytes = rows * (stride + 2 * (int64_t)sizeof(float));
-    uint8_t *workspace = aligned_alloc(LINE, (size_t)(bytes / LINE * LINE + LINE));
+    uint8_t *workspace = allocate_lines((double)bytes);
     if (!workspace)
         return TD_OUT_OF_MEMORY;
     float *scales = (float *)(workspace + rows * stride);

@@ -1,21 +1,21 @@
-/* Weights in the order in which products read them (gemm/tiles.h). */
+/* Packing of weights in the layout of gemm/tiles.h. */
 #include "gemm/pack.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc.h"
 #include "gemm/tiles.h"
 #include "parallel.h"
-#include "simd/prefetch.h"
 
-#define MIN_BLOCKS 4 /* of outputs: fewer are not worth a thread */
+#define MIN_BLOCKS 4 /* of outputs, in a part of parallel_for */
 
-/* Largest rounded weight, and largest sum of weights whose products are added up in 16
- * bits: 255 * 128 fits, and 2 of the 128 are kept for rounding. */
-#define INT8_STEPS 127.0f
-#define INT16_SUM_STEPS 126.0
-#define SMALLEST_WEIGHT 1e-8 /* keeps scales above zero */
+#define MAX_INT8 127.0f /* largest rounded weight */
+/* Largest sum of rounded weights whose products are added in 16 bits. 255 * 128 fits;
+ * rounding may add 2 to a sum. */
+#define MAX_INT16_SUM 126.0
+#define MIN_MAX_WEIGHT 1e-8 /* keeps scales above zero */
 
 typedef struct {
     const float *weight; /* [outputs, inputs] */
@@ -42,7 +42,7 @@ static void pack_fp32_blocks(void *shared, int64_t first, int64_t end, int worke
     }
 }
 
-/* Offset of an input's weight from the beginning of its output's block. */
+/* Bytes from the beginning of an output's block to the weight of an input. */
 static int64_t int8_offset(int64_t output, int64_t input)
 {
     const int64_t half = output % BLOCK_OUTPUTS / LANES, lane = output % LANES;
@@ -52,19 +52,19 @@ static int64_t int8_offset(int64_t output, int64_t input)
            in_group % DOT_INPUTS;
 }
 
-static float largest_weight(const float *row, int64_t inputs)
+static float max_weight(const float *row, int64_t inputs)
 {
-    float most = (float)SMALLEST_WEIGHT;
+    float max = (float)MIN_MAX_WEIGHT;
     for (int64_t i = 0; i < inputs; i++)
-        most = fmaxf(most, fabsf(row[i]));
-    return most;
+        max = fmaxf(max, fabsf(row[i]));
+    return max;
 }
 
-/* Largest sum of the weights of one sign whose products are added up in 16 bits: those
- * of the first two, or the last two, inputs of one group of four and of the next. */
-static double largest_int16_sum(const float *row, int64_t inputs)
+/* Largest sum of weights of one sign whose products are added in 16 bits: those of the
+ * first two, or the last two, inputs of a group of four and of the next group. */
+static double max_int16_sum(const float *row, int64_t inputs)
 {
-    double most = SMALLEST_WEIGHT;
+    double max = MIN_MAX_WEIGHT;
     for (int64_t first = 0; first < inputs; first += first % DOT_INPUTS ? 6 : 2) {
         double above = 0, below = 0;
         for (int64_t i = 0; i < 4; i++) {
@@ -73,16 +73,16 @@ static double largest_int16_sum(const float *row, int64_t inputs)
             above += fmax(weight, 0);
             below -= fmin(weight, 0);
         }
-        most = fmax(most, fmax(above, below));
+        max = fmax(max, fmax(above, below));
     }
-    return most;
+    return max;
 }
 
-/* Step of an output's rounded weights. */
+/* Scale of an output's rounded weights. */
 static float int8_scale(const float *row, int64_t inputs)
 {
-    return SUMS_IN_16_BITS ? (float)(largest_int16_sum(row, inputs) / INT16_SUM_STEPS)
-                           : largest_weight(row, inputs) / INT8_STEPS;
+    return SUMS_IN_16_BITS ? (float)(max_int16_sum(row, inputs) / MAX_INT16_SUM)
+                           : max_weight(row, inputs) / MAX_INT8;
 }
 
 static void pack_int8_outputs(void *shared, int64_t first, int64_t end, int worker)
@@ -114,9 +114,9 @@ TD_INTERNAL td_status pack_linear(const float *weight, const float *bias,
     const int is_int8 = precision == TD_INT8;
     const size_t bytes = (size_t)(num_blocks(outputs) * block_bytes(inputs, is_int8));
     const int64_t padded = num_blocks(outputs) * BLOCK_OUTPUTS;
-    /* Weights, then scales and sums in int8, then the bias. Blocks are whole lines. */
+    /* Weights in whole cache lines, then scales and sums in int8, then the bias. */
     const size_t vectors = (size_t)(padded * (is_int8 ? 3 : 1)) * sizeof(float);
-    char *packed = aligned_alloc(LINE, bytes + vectors);
+    char *packed = allocate_lines((double)bytes + (double)vectors);
     if (!packed)
         return TD_OUT_OF_MEMORY;
     float *vector = (float *)(packed + bytes);

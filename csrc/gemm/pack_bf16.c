@@ -1,10 +1,11 @@
+/* Packing of matrices in bf16. */
 #include "gemm/pack_bf16.h"
 
 #include <string.h>
 
 #include "simd/bf16_pairs.h"
 
-/* Panels are packed in two halves of BF16_PAIRS columns. */
+/* A panel is packed in halves of BF16_PAIRS columns. */
 enum { HALVES = PACKED_COLUMNS / BF16_PAIRS };
 
 TD_INTERNAL void pack_forward(void *packing, int64_t first, int64_t end, int worker)
@@ -50,7 +51,8 @@ TD_INTERNAL void pack_backward(void *packing, int64_t first, int64_t end, int wo
         }
 }
 
-/* Pairs of a row and the next one from a column on; zeros behind the last row. */
+/* Pairs of elements of rows `row` and `row` + 1 from a column on; rows behind the last
+ * are zero. */
 static inline Bf16Pairs pairs_in_panel(td_panels from, int64_t row, int64_t column)
 {
     if (row >= from.rows)

@@ -14,7 +14,7 @@ typedef struct {
     int relu;
 } Product;
 
-/* Bias, scales and sums of the outputs in the lanes of a vector. */
+/* Parameters of LANES outputs. */
 typedef struct {
     vec bias, scales, sums;
 } OutputVectors;
@@ -22,27 +22,28 @@ typedef struct {
 static inline OutputVectors load_outputs(const Linear *linear, const int is_int8,
                                          int64_t output)
 {
-    OutputVectors of = {.bias = vec_load(linear->bias + output)};
+    OutputVectors vectors = {.bias = vec_load(linear->bias + output)};
     if (is_int8) {
-        of.scales = vec_load(linear->scales + output);
-        of.sums = vec_load(linear->sums + output);
+        vectors.scales = vec_load(linear->scales + output);
+        vectors.sums = vec_load(linear->sums + output);
     }
-    return of;
+    return vectors;
 }
 
-/* Sums of a row's products to results: add the bias and, in int8, undo the rounding. */
+/* Turn a row's sums of products into results: scale them in int8, and add the bias. */
 static inline vec dequantize(const QuantizedRows *x, const int is_int8, vec sums,
-                             int64_t row, const OutputVectors *of)
+                             int64_t row, const OutputVectors *outputs)
 {
     if (!is_int8)
-        return sums + of->bias;
-    const vec rest = vec_fma(vec_set1(x->min[row]), of->sums, of->bias);
-    const vec scale = of->scales * vec_set1(x->scales[row]);
+        return sums + outputs->bias;
+    const vec rest = vec_fma(vec_set1(x->min[row]), outputs->sums, outputs->bias);
+    const vec scale = outputs->scales * vec_set1(x->scales[row]);
     return vec_fma(vec_from_i32(sums), scale, rest);
 }
 
-/* Write `count` rows of results from their sums [count, BLOCK_OUTPUTS], from an output
- * on that begins a block. `is_int8` is a literal at each call. */
+/* Write results of `count` rows from `row` on and of the block of outputs that begins
+ * with `output`, given their sums [count, BLOCK_OUTPUTS]. `is_int8` is a literal at
+ * each call. */
 static inline __attribute__((always_inline)) void
 write_results(const Product *product, const int is_int8, const vec *sums, int64_t row,
               int64_t count, int64_t output)
@@ -50,15 +51,15 @@ write_results(const Product *product, const int is_int8, const vec *sums, int64_
     const int64_t left = product->linear->outputs - output, stride = product->y->stride;
     const OutputVectors one = load_outputs(product->linear, is_int8, output);
     const OutputVectors two = load_outputs(product->linear, is_int8, output + LANES);
-    const vec low = vec_set1(product->relu ? 0.0f : -INFINITY);
+    const vec min = vec_set1(product->relu ? 0.0f : -INFINITY);
     const QuantizedRows x = *product->x;
     float *to = row_of(product->y, row) + output;
     for (int64_t i = 0; i < count; i++, row++, sums += 2, to += stride) {
-        /* In this order of operands, NaN stays NaN. */
+        /* vec_max returns its second argument if that is NaN. */
         vec_store_first(to, left,
-                        vec_max(low, dequantize(&x, is_int8, sums[0], row, &one)));
+                        vec_max(min, dequantize(&x, is_int8, sums[0], row, &one)));
         vec_store_first(to + LANES, left - LANES,
-                        vec_max(low, dequantize(&x, is_int8, sums[1], row, &two)));
+                        vec_max(min, dequantize(&x, is_int8, sums[1], row, &two)));
     }
 }
 

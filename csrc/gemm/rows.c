@@ -1,4 +1,4 @@
-/* Rows in the order in which products read them (gemm/tiles.h). */
+/* Packing of rows in the layout of gemm/tiles.h. */
 #include <math.h>
 #include <string.h>
 
@@ -6,27 +6,28 @@
 #include "gemm/tiles.h"
 #include "parallel.h"
 
-#define BYTE_STEPS 255.0f /* of a row's range */
+#define MAX_BYTE 255.0f /* the largest number of a row is rounded to it */
 
 TD_INTERNAL int64_t quantized_row_bytes(int64_t inputs)
 {
     return round_up_to_lanes(inputs) * (int64_t)sizeof(float);
 }
 
-/* Range of a row, in several accumulators so that none waits for another. */
+/* Minima, maxima and sums of some lanes of a row. */
 typedef struct {
-    vec low, high;
+    vec min, max;
     vec sum; /* NaN if the row has NaN */
 } Range;
 
 static inline void widen_range(Range *range, vec x)
 {
-    range->low = vec_min(range->low, x);
-    range->high = vec_max(range->high, x);
+    range->min = vec_min(range->min, x);
+    range->max = vec_max(range->max, x);
     range->sum += x;
 }
 
-/* Smallest number of a row, NaN if the row has one, and the 255th part of its range. */
+/* Find the minimum of a row, NaN if the row has NaN, and the scale of its bytes: the
+ * range divided by 255. Two accumulators halve the time spent waiting for sums. */
 static void measure_row(const float *x, int64_t inputs, float *min, float *scale)
 {
     const Range none = {vec_set1(INFINITY), vec_set1(-INFINITY), vec_set1(0.0f)};
@@ -37,25 +38,25 @@ static void measure_row(const float *x, int64_t inputs, float *min, float *scale
         widen_range(&other, vec_load(x + i + LANES));
     }
     for (; i < inputs; i += LANES) {
-        /* Lanes behind the end count as the first number. */
-        const vec_mask there = vec_first(inputs - i);
+        /* Lanes behind the end repeat the first number. */
+        const vec_mask mask = vec_first(inputs - i);
         widen_range(&one,
-                    vec_select(there, vec_load_masked(there, x + i), vec_set1(x[0])));
+                    vec_select(mask, vec_load_masked(mask, x + i), vec_set1(x[0])));
     }
-    const float least = vec_reduce_min(vec_min(one.low, other.low));
-    const float most = vec_reduce_max(vec_max(one.high, other.high));
-    *scale = most > least ? (most - least) / BYTE_STEPS : 1.0f;
-    *min = isnan(vec_reduce_add(one.sum + other.sum)) ? NAN : least;
+    const float lower = vec_reduce_min(vec_min(one.min, other.min));
+    const float upper = vec_reduce_max(vec_max(one.max, other.max));
+    *scale = upper > lower ? (upper - lower) / MAX_BYTE : 1.0f;
+    *min = isnan(vec_reduce_add(one.sum + other.sum)) ? NAN : lower;
 }
 
-/* Round a row to bytes; its groups are `apart` bytes apart. */
+/* Round a row to bytes; its groups begin `stride` bytes stride. */
 static void round_row(const float *x, int64_t inputs, float min, float scale,
-                      int64_t apart, uint8_t *numbers)
+                      int64_t stride, uint8_t *numbers)
 {
     const vec offset = vec_set1(min), per_step = vec_set1(1.0f / scale);
-    const int64_t step = LANES / INT8_GROUP * apart;
+    const int64_t step = LANES / INT8_GROUP * stride;
     int64_t i = 0;
-    for (; apart == INT8_GROUP && i + 4 * LANES <= inputs; i += 4 * LANES) {
+    for (; stride == INT8_GROUP && i + 4 * LANES <= inputs; i += 4 * LANES) {
         vec some[4];
         for (int k = 0; k < 4; k++)
             some[k] = (vec_load(x + i + k * LANES) - offset) * per_step;
@@ -63,17 +64,17 @@ static void round_row(const float *x, int64_t inputs, float min, float scale,
         numbers += 4 * step;
     }
     for (; i + LANES <= inputs; i += LANES, numbers += step)
-        vec_store_int8(numbers, apart, (vec_load(x + i) - offset) * per_step);
+        vec_store_int8(numbers, stride, (vec_load(x + i) - offset) * per_step);
     if (i < inputs) {
-        /* Bytes behind the end are multiplied by weights of zero. */
+        /* The weights of bytes behind the end are zero. */
         const vec value = vec_load_masked(vec_first(inputs - i), x + i);
-        vec_store_int8(numbers, apart, (value - offset) * per_step);
+        vec_store_int8(numbers, stride, (value - offset) * per_step);
     }
 }
 
-static void copy_row(const float *x, int64_t inputs, int64_t apart, uint8_t *numbers)
+static void copy_row(const float *x, int64_t inputs, int64_t stride, uint8_t *numbers)
 {
-    for (int64_t i = 0; i < inputs; i++, numbers += apart)
+    for (int64_t i = 0; i < inputs; i++, numbers += stride)
         memcpy(numbers, x + i, sizeof *x);
 }
 
@@ -83,17 +84,17 @@ typedef struct {
     QuantizedRows *into;
 } Quantization;
 
-/* Place of the first group of a row, and the distance of its groups in bytes. */
+/* First group of a row; its groups begin `*stride` bytes stride. */
 static uint8_t *first_group(const QuantizedRows *into, int is_int8, int64_t row,
-                            int64_t *apart)
+                            int64_t *stride)
 {
     const int64_t group = group_bytes(is_int8);
     if (into->for_amx) {
-        *apart = group;
+        *stride = group;
         return into->numbers + row * into->stride;
     }
     const int64_t tile = row / LINEAR_TILE_ROWS * LINEAR_TILE_ROWS;
-    *apart = tile_rows(row, into->rows) * group;
+    *stride = tile_rows(row, into->rows) * group;
     return into->numbers + tile * into->stride + (row - tile) * group;
 }
 
@@ -106,15 +107,15 @@ static void quantize_part(void *shared, int64_t first, int64_t end, int worker)
     (void)worker;
     for (int64_t row = first; row < end; row++) {
         const float *x = row_of(q->x, row);
-        int64_t apart;
-        uint8_t *numbers = first_group(into, is_int8, row, &apart);
+        int64_t stride;
+        uint8_t *numbers = first_group(into, is_int8, row, &stride);
         if (is_int8) {
             measure_row(x, inputs, into->min + row, into->scales + row);
-            round_row(x, inputs, into->min[row], into->scales[row], apart, numbers);
+            round_row(x, inputs, into->min[row], into->scales[row], stride, numbers);
             if (INT8_OFFSET)
                 into->min[row] += INT8_OFFSET * into->scales[row];
         } else {
-            copy_row(x, inputs, apart, numbers);
+            copy_row(x, inputs, stride, numbers);
         }
     }
 }

@@ -1,51 +1,44 @@
-/* Products of small fp32 matrices, which stay in the caches of one core. */
+/* Products of fp32 matrices that fit in the caches of one core. */
 #ifndef TRANSDUCE_GEMM_SMALL_FP32_H
 #define TRANSDUCE_GEMM_SMALL_FP32_H
 
 #include <stdint.h>
 
+#include "gemm/matrix.h"
 #include "simd/vec.h"
 
-#define BLOCK_SIDE 8 /* of the squares that are transposed at once */
-
-/* Rows of a tile of sums, and vectors in each of its rows: so many independent sums
- * hide the latency of multiply-add. */
+/* Matrix of a tile of sums, and vectors of each row: 12 or 8 independent sums hide the
+ * latency of multiply-add. */
 #define TILE_ROWS 6
 #define FEWER_TILE_ROWS 4
 #define TILE_VECTORS 2
 
-/* Matrix of any strides: element (row, column) stands at
+/* Matrix of any strides: element (row, column) is
  * data[row * row_stride + column * column_stride]. */
 typedef struct {
     const float *data;
     int64_t row_stride, column_stride;
 } StridedMatrix;
 
-/* Matrix of contiguous rows that are `stride` floats apart. */
-typedef struct {
-    float *data;
-    int64_t stride;
-} Rows;
-
-static inline StridedMatrix as_strided(Rows rows)
+static inline StridedMatrix as_strided(Matrix matrix)
 {
-    return (StridedMatrix){rows.data, rows.stride, 1};
+    return (StridedMatrix){matrix.data, matrix.stride, 1};
 }
 
-static inline StridedMatrix transposed(Rows rows)
+static inline StridedMatrix transposed(Matrix matrix)
 {
-    return (StridedMatrix){rows.data, 1, rows.stride};
+    return (StridedMatrix){matrix.data, 1, matrix.stride};
 }
 
-/* Transpose from [rows, columns] to to [columns, rows]; rows of the result are padded
+/* Transpose `from` [rows, columns] into `to` [columns, rows], whose rows are padded
  * with zeros to whole vectors. */
-static inline Rows transpose(Rows from, int64_t rows, int64_t columns, float *to)
+static inline Matrix transpose(Matrix from, int64_t rows, int64_t columns, float *to)
 {
     const int64_t width = round_up_to_lanes(rows);
-    const int64_t whole_rows = rows / BLOCK_SIDE * BLOCK_SIDE;
-    const int64_t whole_columns = columns / BLOCK_SIDE * BLOCK_SIDE;
-    for (int64_t row = 0; row < whole_rows; row += BLOCK_SIDE)
-        for (int64_t column = 0; column < whole_columns; column += BLOCK_SIDE)
+    const int64_t whole_rows = rows / TRANSPOSE_SIDE * TRANSPOSE_SIDE;
+    const int64_t whole_columns = columns / TRANSPOSE_SIDE * TRANSPOSE_SIDE;
+    for (int64_t row = 0; row < whole_rows; row += TRANSPOSE_SIDE)
+        for (int64_t column = 0; column < whole_columns; column += TRANSPOSE_SIDE)
             transpose_8x8(from.data + row * from.stride + column, from.stride,
                           to + column * width + row, width);
     for (int64_t column = 0; column < columns; column++) {
@@ -55,13 +48,13 @@ static inline Rows transpose(Rows from, int64_t rows, int64_t columns, float *to
         for (int64_t row = rows; row < width; row++)
             result[row] = 0.0f;
     }
-    return (Rows){to, width};
+    return (Matrix){to, width};
 }
 
-/* c = a b for up to TILE_ROWS rows and TILE_VECTORS vectors of columns, which the
- * compiler must know to keep the sums in registers. */
+/* c = a b for up to TILE_ROWS rows and TILE_VECTORS vectors of columns. `rows` and
+ * `vectors` are literals at each call, so that the sums stay in registers. */
 static inline __attribute__((always_inline)) void
-multiply_tile(StridedMatrix a, Rows b, int64_t inner, Rows c, int rows, int vectors)
+multiply_tile(StridedMatrix a, Matrix b, int64_t inner, Matrix c, int rows, int vectors)
 {
     vec sums[TILE_ROWS][TILE_VECTORS];
     for (int r = 0; r < rows; r++)
@@ -82,14 +75,13 @@ multiply_tile(StridedMatrix a, Rows b, int64_t inner, Rows c, int rows, int vect
             vec_store_first(c.data + r * c.stride + v * LANES, LANES, sums[r][v]);
 }
 
-static inline __attribute__((always_inline)) void multiply_columns(StridedMatrix a,
-                                                                   Rows b, int64_t rows,
-                                                                   int64_t inner,
-                                                                   Rows c, int vectors)
+static inline __attribute__((always_inline)) void
+multiply_columns(StridedMatrix a, Matrix b, int64_t rows, int64_t inner, Matrix c,
+                 int vectors)
 {
     while (rows > 0) {
-        int64_t done = rows >= TILE_ROWS ? TILE_ROWS : FEWER_TILE_ROWS;
-        done = rows < done ? rows : done;
+        const int64_t done =
+            rows >= TILE_ROWS ? TILE_ROWS : min_i64(rows, FEWER_TILE_ROWS);
         switch (done) {
         case TILE_ROWS:
             multiply_tile(a, b, inner, c, TILE_ROWS, vectors);
@@ -114,8 +106,8 @@ static inline __attribute__((always_inline)) void multiply_columns(StridedMatrix
 
 /* c [rows, columns] = a [rows, inner] b [inner, columns], where `columns` is a multiple
  * of LANES. */
-static inline void multiply_small(StridedMatrix a, Rows b, int64_t rows, int64_t inner,
-                                  int64_t columns, Rows c)
+static inline void multiply_small(StridedMatrix a, Matrix b, int64_t rows,
+                                  int64_t inner, int64_t columns, Matrix c)
 {
     const int64_t step = TILE_VECTORS * LANES;
     for (; columns >= step; columns -= step) {

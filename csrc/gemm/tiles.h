@@ -1,21 +1,22 @@
 /* Layouts of packed weights and rows.
  *
- * Weights: blocks of BLOCK_OUTPUTS outputs, each a sequence of steps. A step holds a
- * group of inputs (1 in fp32, INT8_GROUP in int8) of all outputs of the block, the
- * first LANES outputs before the others:
+ * Weights are in blocks of BLOCK_OUTPUTS outputs, each a sequence of steps. A step has
+ * the weights of a group of inputs (1 in fp32, INT8_GROUP in int8) for all outputs of
+ * the block, the first LANES outputs before the others:
  *
- *   fp32 step:  input i of outputs 0 .. LANES-1 | input i of LANES .. 2 LANES-1
- *   int8 step:  inputs 4i..4i+3 of output 0 | of output 1 | ... of LANES-1 | of LANES..
+ *   fp32 step i:  input i for outputs 0, 1, ..., LANES-1 | for LANES, ..., 2 LANES-1
+ *   int8 step i:  inputs 4i, ..., 4i+3 for output 0 | for output 1 | ... | for LANES-1
+ * | for LANES | ... | for 2 LANES-1
  *
- * Where a group has 8 inputs, each half of a step has the first four of all its
+ * With groups of 8 inputs, each half of a step has the first four inputs for its LANES
  * outputs before the last four.
  *
- * Rows: tiles of TILE_ROWS rows, the last with fewer. A tile has the first group of
- * each of its rows, then the second, and so on:
+ * Rows are in tiles of LINEAR_TILE_ROWS rows; the last tile may have fewer. A tile has
+ * the first group of each of its rows, then the second, and so on:
  *
  *   row 0 group 0 | row 1 group 0 | ... | row 0 group 1 | row 1 group 1 | ...
  *
- * Rows for AMX stand one after another at a stride of amx_row_bytes().
+ * Rows for AMX follow one another at a stride of amx_row_bytes().
  */
 #ifndef TRANSDUCE_GEMM_TILES_H
 #define TRANSDUCE_GEMM_TILES_H
@@ -25,9 +26,9 @@
 
 #define BLOCK_OUTPUTS (2 * LANES)               /* two vectors of sums */
 #define LINEAR_TILE_ROWS (LANES == 16 ? 12 : 6) /* 24 or 12 registers of sums */
-#define DOT_INPUTS 4 /* int8 products that one lane adds up */
+#define DOT_INPUTS 4 /* int8 products that an instruction adds up in a lane */
 
-/* Inputs of a row that one step reads, and their bytes. */
+/* Inputs of a group, and their bytes in a row. */
 static inline int64_t group_size(int is_int8) { return is_int8 ? INT8_GROUP : 1; }
 
 static inline int64_t group_bytes(int is_int8)
@@ -35,7 +36,7 @@ static inline int64_t group_bytes(int is_int8)
     return is_int8 ? INT8_GROUP : (int64_t)sizeof(float);
 }
 
-/* Bytes of a block's weights that one step reads. */
+/* Bytes of the weights of a step. */
 static inline int64_t step_bytes(int is_int8)
 {
     return BLOCK_OUTPUTS * group_bytes(is_int8);
@@ -43,12 +44,12 @@ static inline int64_t step_bytes(int is_int8)
 
 static inline int64_t num_groups(int64_t inputs, int is_int8)
 {
-    return (inputs + group_size(is_int8) - 1) / group_size(is_int8);
+    return ceil_div(inputs, group_size(is_int8));
 }
 
 static inline int64_t num_blocks(int64_t outputs)
 {
-    return (outputs + BLOCK_OUTPUTS - 1) / BLOCK_OUTPUTS;
+    return ceil_div(outputs, BLOCK_OUTPUTS);
 }
 
 static inline int64_t block_bytes(int64_t inputs, int is_int8)
@@ -56,7 +57,7 @@ static inline int64_t block_bytes(int64_t inputs, int is_int8)
     return num_groups(inputs, is_int8) * step_bytes(is_int8);
 }
 
-/* Number of rows of the tile that a row belongs to. */
+/* Number of rows of the tile that has row `row` of `rows`. */
 static inline int64_t tile_rows(int64_t row, int64_t rows)
 {
     const int64_t first = row / LINEAR_TILE_ROWS * LINEAR_TILE_ROWS;

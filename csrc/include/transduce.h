@@ -181,8 +181,8 @@ typedef struct td_orthogonalization {
     float *workspace;     /* [threads, orthogonalize_workspace] */
 } td_orthogonalization;
 
-/* Functions of one instruction set. Sizes are numbers of floats, or -1 if an argument is
- * out of range. */
+/* Functions of one instruction set. Sizes are numbers of floats, or -1 if an argument
+ * is out of range. */
 typedef struct td_nn_api {
     int64_t lanes; /* floats that one vector register holds */
 
@@ -474,7 +474,7 @@ void td_use_openmp(void *gomp_parallel);
 /* Call `may_allocate` before an allocation of `min_bytes` bytes or more; if it returns
  * 0, the call that needs them ends with TD_OUT_OF_MEMORY. NULL: never ask, the default.
  */
-void td_use_memory_check(int (*may_allocate)(int64_t bytes), int64_t min_bytes);
+void td_use_allocation_check(int (*may_allocate)(int64_t bytes), int64_t min_bytes);
 
 #pragma GCC visibility pop
 

@@ -1,8 +1,10 @@
+/* Multi-head attention of training. */
 #include "nn/attention.h"
 
 #include <float.h>
 #include <math.h>
 
+#include "checks.h"
 #include "gemm/pack_bf16.h"
 #include "gemm/small_fp32.h"
 #include "nn/dropout.h"
@@ -10,7 +12,7 @@
 #include "simd/vec.h"
 #include "sizes.h"
 
-#define MIN_HEADS 4 /* of a thread */
+#define MIN_HEADS 4 /* of a part of parallel_for */
 
 static int64_t max_width(const td_attention *a) { return max_i64(a->d_k, a->d_v); }
 
@@ -39,15 +41,15 @@ static HeadWorkspace head_workspace(const td_attention *a, int worker)
 
 /* Matrices of one head of a sentence, or their gradients. */
 typedef struct {
-    Rows query;   /* [queries, d_k] */
-    Rows key;     /* [keys, d_k] */
-    Rows value;   /* [keys, d_v] */
-    Rows output;  /* [queries, d_v] */
-    Rows weights; /* [queries, keys in whole vectors] */
+    Matrix query;   /* [queries, d_k] */
+    Matrix key;     /* [keys, d_k] */
+    Matrix value;   /* [keys, d_v] */
+    Matrix output;  /* [queries, d_v] */
+    Matrix weights; /* [queries, keys in whole vectors] */
 } Head;
 
-/* Views of the head with the number `item` among all heads of all sentences. They are
- * not const, but functions write to results only. */
+/* Views of head `item` of the [sentences, heads]. The pointers are not const, as some
+ * views are results, which functions write. */
 static Head head_of(const td_attention *a, int64_t item, const float *query,
                     const float *key_value, const float *output)
 {
@@ -55,20 +57,21 @@ static Head head_of(const td_attention *a, int64_t item, const float *query,
     const int64_t width = round_up_to_lanes(a->keys);
     const int64_t key_width = a->heads * a->d_k, value_width = a->heads * a->d_v;
     const int64_t stride = key_width + value_width;
-    float *memory = (float *)key_value + sentence * a->keys * stride;
+    float *keys = (float *)key_value + sentence * a->keys * stride;
     return (Head){
         {(float *)query + sentence * a->queries * key_width + head * a->d_k, key_width},
-        {memory + head * a->d_k, stride},
-        {memory + key_width + head * a->d_v, stride},
+        {keys + head * a->d_k, stride},
+        {keys + key_width + head * a->d_v, stride},
         {(float *)output + sentence * a->queries * value_width + head * a->d_v,
          value_width},
         {a->weights + item * a->queries * width, width},
     };
 }
 
-/* Turn the scores of a query into weights that sum to one. A query that may attend to
- * no key attends to all alike. */
-static void softmax(float *scores, const uint8_t *mask, int64_t keys, float scale)
+/* Turn the scores of a query into weights that sum to one. If the mask allows no key,
+ * all weights are equal. */
+static void masked_softmax(float *scores, const uint8_t *mask, int64_t keys,
+                           float scale)
 {
     const int64_t width = round_up_to_lanes(keys);
     for (int64_t key = 0; key < keys; key++)
@@ -90,7 +93,7 @@ static void softmax(float *scores, const uint8_t *mask, int64_t keys, float scal
         vec_store_first(scores + key, LANES, vec_load(scores + key) * inverse);
 }
 
-/* Turn the gradient of a query's weights into that of its scores before scaling. */
+/* Turn the gradient of a query's weights into that of its scores, before scaling. */
 static void softmax_backward(float *gradient, const float *weights, int64_t width,
                              float scale)
 {
@@ -105,9 +108,9 @@ static void softmax_backward(float *gradient, const float *weights, int64_t widt
     }
 }
 
-/* Apply the dropout of a head's weights to rows of keys: to the weights, or to the
- * gradients of the dropped weights. */
-static void drop_weights(const td_attention *a, int64_t item, Rows from, Rows to)
+/* Apply the dropout of a head's weights to a matrix [queries, keys]: to the weights, or
+ * to the gradient of the weights after dropout. */
+static void drop_weights(const td_attention *a, int64_t item, Matrix from, Matrix to)
 {
     const int64_t first = (a->first_sentence * a->heads + item) * a->queries;
     for (int64_t query = 0; query < a->queries; query++)
@@ -115,32 +118,32 @@ static void drop_weights(const td_attention *a, int64_t item, Rows from, Rows to
                  to.data + query * to.stride);
 }
 
-/* The weights after dropout, which `buffer` has space for. */
-static Rows dropped_weights(const td_attention *a, int64_t item, Rows weights,
-                            float *buffer)
+/* Weights after dropout, written to `buffer` if the rate is not zero. */
+static Matrix dropped_weights(const td_attention *a, int64_t item, Matrix weights,
+                              float *buffer)
 {
     if (a->dropout.rate.num_dropped == 0)
         return weights;
-    const Rows dropped = {buffer, weights.stride};
+    const Matrix dropped = {buffer, weights.stride};
     drop_weights(a, item, weights, dropped);
     return dropped;
 }
 
-/* Where a head's result is written: to fp32 rows, or rounded into panels. */
+/* Where a head's result is written: fp32 rows, or panels in bf16. */
 typedef struct {
-    Rows fp32;
+    Matrix fp32;
     td_panels bf16; /* instead of fp32, if data is not NULL */
     int64_t first_row, first_column;
 } HeadResult;
 
-static void multiply_into(HeadResult to, StridedMatrix a, Rows b, int64_t rows,
+static void multiply_into(HeadResult to, StridedMatrix a, Matrix b, int64_t rows,
                           int64_t inner, int64_t columns, float *unrounded)
 {
     if (!to.bf16.data) {
         multiply_small(a, b, rows, inner, columns, to.fp32);
         return;
     }
-    multiply_small(a, b, rows, inner, columns, (Rows){unrounded, columns});
+    multiply_small(a, b, rows, inner, columns, (Matrix){unrounded, columns});
     for (int64_t row = 0; row < rows; row++)
         round_into_panels(to.bf16, to.first_row + row, to.first_column, columns,
                           unrounded + row * columns);
@@ -154,14 +157,14 @@ static void attend_heads(void *shared, int64_t first, int64_t end, int worker)
         const Head head = head_of(a, item, a->query, a->key_value, a->output);
         const int64_t sentence = item / a->heads, number = item % a->heads;
         const int64_t width = head.weights.stride;
-        const Rows keys = transpose(head.key, a->keys, a->d_k, work.transposed);
+        const Matrix keys = transpose(head.key, a->keys, a->d_k, work.transposed);
         multiply_small(as_strided(head.query), keys, a->queries, a->d_k, width,
                        head.weights);
         const uint8_t *mask = a->mask.data + sentence * a->mask.sentence_stride;
         for (int64_t query = 0; query < a->queries; query++)
-            softmax(head.weights.data + query * width,
-                    mask + query * a->mask.query_stride, a->keys, a->scale);
-        const Rows weights = dropped_weights(a, item, head.weights, work.scores);
+            masked_softmax(head.weights.data + query * width,
+                           mask + query * a->mask.query_stride, a->keys, a->scale);
+        const Matrix weights = dropped_weights(a, item, head.weights, work.scores);
         const HeadResult output = {head.output, a->bf16_output, sentence * a->queries,
                                    number * a->d_v};
         multiply_into(output, as_strided(weights), head.value, a->queries, a->keys,
@@ -179,8 +182,8 @@ static void differentiate_heads(void *shared, int64_t first, int64_t end, int wo
             head_of(a, item, a->grad_query, a->grad_key_value, a->grad_output);
         const int64_t sentence = item / a->heads, number = item % a->heads;
         const int64_t width = head.weights.stride;
-        const Rows values = transpose(head.value, a->keys, a->d_v, work.transposed);
-        const Rows grad_scores = {work.scores, width};
+        const Matrix values = transpose(head.value, a->keys, a->d_v, work.transposed);
+        const Matrix grad_scores = {work.scores, width};
         multiply_small(as_strided(head.output), values, a->queries, a->d_v, width,
                        grad_scores);
         if (a->dropout.rate.num_dropped > 0)
@@ -196,8 +199,8 @@ static void differentiate_heads(void *shared, int64_t first, int64_t end, int wo
                                      sentence * a->keys, number * a->d_k};
         multiply_into(grad_key, transposed(grad_scores), head.query, a->keys,
                       a->queries, a->d_k, work.unrounded);
-        /* Overwrite the gradients of the scores, which are no longer needed. */
-        const Rows weights = dropped_weights(a, item, head.weights, work.scores);
+        /* Written over the gradient of the scores, which is no longer needed. */
+        const Matrix weights = dropped_weights(a, item, head.weights, work.scores);
         const HeadResult grad_value = {grad.value, a->bf16_grad_key_value,
                                        sentence * a->keys,
                                        a->heads * a->d_k + number * a->d_v};
@@ -219,9 +222,16 @@ TD_INTERNAL void attention_backward(td_attention a, int num_threads)
 
 static int are_attention_sizes(const td_attention *a)
 {
-    return a && is_size(a->sentences, 0) && is_size(a->heads, 1) &&
-           is_size(a->queries, 0) && is_size(a->keys, 1) && is_multiple(a->d_k, 16) &&
-           is_multiple(a->d_v, 16) && a->first_sentence >= 0;
+    if (!a || !is_size(a->sentences, 0) || !is_size(a->heads, 1) ||
+        !is_size(a->queries, 0) || !is_size(a->keys, 1) || !is_multiple(a->d_k, 16) ||
+        !is_multiple(a->d_v, 16) || !is_between(a->first_sentence, 0, MAX_ELEMENTS))
+        return 0;
+    const int64_t length = max_i64(a->queries, a->keys);
+    const int64_t width = max_i64(a->d_k, a->d_v);
+    return is_tensor(length, max_i64(length, width), 1) &&
+           is_tensor(a->sentences, a->heads, 1) &&
+           is_tensor(a->sentences * a->heads, length, max_i64(a->keys, 2 * width)) &&
+           is_tensor(a->first_sentence + a->sentences, a->heads, length);
 }
 
 static int is_result_missing(const float *fp32, td_panels bf16, int64_t count)
@@ -231,9 +241,15 @@ static int is_result_missing(const float *fp32, td_panels bf16, int64_t count)
 
 static td_status check_attention(const td_attention *a, int num_threads)
 {
-    if (!are_attention_sizes(a) || num_threads < 1)
+    if (!are_attention_sizes(a) || !is_thread_count(num_threads))
         return TD_BAD_ARGUMENT;
     const int64_t queries = a->sentences * a->queries;
+    const int64_t keys = a->sentences * a->keys;
+    const int64_t key_width = a->heads * a->d_k, value_width = a->heads * a->d_v;
+    if (!are_panels(a->bf16_output, queries, value_width) ||
+        !are_panels(a->bf16_grad_query, queries, key_width) ||
+        !are_panels(a->bf16_grad_key_value, keys, key_width + value_width))
+        return TD_BAD_ARGUMENT;
     if (is_missing(a->query, queries) || is_missing(a->key_value, a->sentences) ||
         is_missing(a->weights, queries) || is_missing(a->workspace, queries))
         return TD_BAD_ARGUMENT;

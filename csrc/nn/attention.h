@@ -1,8 +1,8 @@
 /* Multi-head attention (section 3.2) of training, forward and backward.
  *
- * Matrix products of libraries need the heads of a sentence as separate matrices, and
- * so copies of queries, keys, values and their gradients, which take longer than the
- * products. Here they are read and written in place. */
+ * A BLAS needs the heads of a sentence as separate matrices: copies of queries, keys,
+ * values and their gradients, which take longer than the products. These functions read
+ * and write all of them in place. */
 #ifndef TRANSDUCE_NN_ATTENTION_H
 #define TRANSDUCE_NN_ATTENTION_H
 
@@ -14,7 +14,7 @@
 /* Floats of workspace that each thread needs; depends on queries, keys, d_k and d_v. */
 TD_INTERNAL int64_t attention_workspace(const td_attention *attention);
 
-/* The same as the td_ functions, for arguments that were checked. */
+/* As the td_ functions, but without checks of the arguments. */
 TD_INTERNAL void attention_forward(td_attention attention, int num_threads);
 TD_INTERNAL void attention_backward(td_attention attention, int num_threads);
 

@@ -1,15 +1,17 @@
+/* Label-smoothed cross-entropy of logits in fp32 or bf16. */
 #include "nn/cross_entropy.h"
 
 #include <math.h>
 
+#include "checks.h"
 #include "parallel.h"
 #include "simd/bf16.h"
 #include "simd/vec.h"
 #include "sizes.h"
 
-#define MIN_LOSS_ROWS 4 /* of a thread */
+#define MIN_LOSS_ROWS 4 /* of a part of parallel_for */
 
-/* The next logits of a row of which `left` are left; `padding` in the other lanes. */
+/* Load LANES logits, or the last `left` of a row with `padding` behind them. */
 static inline vec load_logits(const float *row, int64_t left, float padding)
 {
     if (left >= LANES)
@@ -18,7 +20,8 @@ static inline vec load_logits(const float *row, int64_t left, float padding)
     return vec_select(first, vec_load_masked(first, row), vec_set1(padding));
 }
 
-/* Write both losses of a row, and the gradient of the smoothed one over its logits. */
+/* Write both losses of a row, and replace its logits by the smoothed loss's gradient.
+ */
 static void differentiate_logit_row(const td_cross_entropy *c, int64_t row,
                                     float *logits)
 {
@@ -80,9 +83,10 @@ TD_INTERNAL td_status check_targets(const int64_t *targets, int64_t rows, int64_
 
 static td_status check_cross_entropy(const td_cross_entropy *c, int num_threads)
 {
-    if (!c || num_threads < 1 || !is_size(c->rows, 0) || !is_size(c->vocab, 1))
+    if (!c || !is_thread_count(num_threads) || !is_size(c->rows, 0) ||
+        !is_size(c->vocab, 1) || !is_tensor(c->rows, c->vocab, 1))
         return TD_BAD_ARGUMENT;
-    const int is_rounded = c->logits == 0;
+    const int is_rounded = !c->logits;
     if (is_missing(c->smoothed, c->rows) ||
         is_missing(c->negative_log_likelihood, c->rows) ||
         (is_rounded && is_missing(c->bf16_logits, c->rows)) ||

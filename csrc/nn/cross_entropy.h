@@ -1,6 +1,4 @@
-/* Label-smoothed cross-entropy (section 5.4) of logits, and its gradient in their
- * place.
- */
+/* Label-smoothed cross-entropy (section 5.4) of logits, which its gradient replaces. */
 #ifndef TRANSDUCE_NN_CROSS_ENTROPY_H
 #define TRANSDUCE_NN_CROSS_ENTROPY_H
 

@@ -1,11 +1,14 @@
+/* Dropout with masks that are kept, and masks as bits. */
 #include "nn/dropout.h"
 
+#include <limits.h>
 #include <string.h>
 
+#include "checks.h"
 #include "parallel.h"
 #include "sizes.h"
 
-#define MIN_ELEMENTS 16384 /* of a thread */
+#define MIN_ELEMENTS 16384 /* of a part of parallel_for */
 
 static void draw_block(const td_masking *m, int64_t block)
 {
@@ -28,14 +31,14 @@ static void draw_block(const td_masking *m, int64_t block)
 
 static void apply_block(const td_masking *m, int64_t block)
 {
-    const int64_t first = block * m->block_width, left = m->count - first;
-    const int64_t count = left < m->block_width ? left : m->block_width;
+    const int64_t first = block * m->block_width;
+    const int64_t count = min_i64(m->count - first, m->block_width);
     const float *restrict x = m->x + first;
     float *restrict y = m->y + first;
     const uint8_t *restrict kept = m->kept + block * m->block_masks;
     const float scale = m->dropout.rate.scale;
     for (int64_t i = 0; i < count; i++)
-        y[i] = x[i] * (kept[i] ? scale : 0.0f); /* NaN stays NaN */
+        y[i] = x[i] * (kept[i] ? scale : 0.0f); /* keeps NaN */
 }
 
 TD_INTERNAL void drop_blocks(void *masking, int64_t first, int64_t end, int worker)
@@ -59,7 +62,7 @@ TD_INTERNAL void mask_blocks(void *masking, int64_t first, int64_t end, int work
 static void store_bits(uint8_t *to, vec_i32 kept)
 {
     const uint32_t bits = vec_sign_bits((vec)kept);
-    memcpy(to, &bits, LANES / BITS_OF_BYTE);
+    memcpy(to, &bits, LANES / CHAR_BIT);
 }
 
 TD_INTERNAL void draw_mask_bits(void *masks, int64_t first, int64_t end, int worker)
@@ -68,23 +71,22 @@ TD_INTERNAL void draw_mask_bits(void *masks, int64_t first, int64_t end, int wor
     const MaskBits *m = masks;
     const int64_t half = half_of_masks(m->width);
     for (int64_t row = first; row < end; row++) {
-        uint8_t *lower = m->bits + row * m->width / BITS_OF_BYTE;
-        uint8_t *upper = lower + half / BITS_OF_BYTE;
+        uint8_t *lower = m->bits + row * m->width / CHAR_BIT;
+        uint8_t *upper = lower + half / CHAR_BIT;
         const uint32_t place = (uint32_t)(m->first_row + row) * (uint32_t)half;
         for (int64_t i = 0; i < half; i += LANES) {
             const KeptMasks kept = draw_lanes(m->dropout, place + (uint32_t)i);
-            store_bits(lower + i / BITS_OF_BYTE, kept.lower);
-            store_bits(upper + i / BITS_OF_BYTE, kept.upper);
+            store_bits(lower + i / CHAR_BIT, kept.lower);
+            store_bits(upper + i / CHAR_BIT, kept.upper);
         }
     }
 }
 
 static td_status check_masking(const td_masking *m, int num_threads)
 {
-    const int are_sizes = m && num_threads >= 1 && m->count >= 0 &&
-                          is_size(m->block_width, 1) && is_size(m->block_masks, 1) &&
-                          m->first_block >= 0;
-    if (!are_sizes || m->block_masks < m->block_width || m->block_masks % 2)
+    if (!m || !is_thread_count(num_threads) || !is_between(m->count, 0, MAX_ELEMENTS) ||
+        !is_size(m->block_width, 1) || !is_size(m->block_masks, m->block_width) ||
+        m->block_masks % 2 || !is_between(m->first_block, 0, MAX_ELEMENTS))
         return TD_BAD_ARGUMENT;
     if (is_missing(m->x, m->count) || is_missing(m->y, m->count) ||
         is_missing(m->kept, m->count))
@@ -92,7 +94,7 @@ static td_status check_masking(const td_masking *m, int num_threads)
     return TD_OK;
 }
 
-/* Call drop_blocks or mask_blocks for all blocks. */
+/* Call drop_blocks or mask_blocks on all blocks. */
 static td_status process_blocks(Part process, const td_masking *m, int num_threads)
 {
     const td_status status = check_masking(m, num_threads);

@@ -1,7 +1,7 @@
 /* Dropout (section 5.4; Srivastava et al., 2014).
  *
- * A mask depends on the seeds and on the element's place only. So masks are the same
- * whichever thread draws them, and the backward pass can draw them again. */
+ * Whether an element is kept depends on the seeds and on the element's index only. So
+ * masks do not depend on threads, and the backward pass can draw them again. */
 #ifndef TRANSDUCE_NN_DROPOUT_H
 #define TRANSDUCE_NN_DROPOUT_H
 
@@ -9,13 +9,13 @@
 
 #include "isa/name.h"
 #include "simd/vec.h"
+#include "sizes.h"
 #include "transduce.h"
 
 #define MASK_MULTIPLE                                                                  \
-    32               /* the number of masks of a row is rounded up to a multiple       \
+    32               /* masks are drawn for whole multiples of elements of a row       \
                       */
-#define DRAW_BITS 16 /* random bits of a mask: one random number gives two masks */
-#define BITS_OF_BYTE 8
+#define DRAW_BITS 16 /* random bits of a mask: a 32-bit number gives two masks */
 
 /* Hash in which each bit of x flips each bit of the result with a probability of about
  * one half (`lowbias32` of Wellons, 2018). */
@@ -40,8 +40,8 @@ static inline vec_u32 hash_lanes(vec_u32 x)
     return x;
 }
 
-/* Masks of LANES elements in the first half of a row, from the lower bits of the random
- * numbers, and of as many in its second half, from the upper bits. */
+/* Masks of LANES elements of the first half of a row, from the lower bits of random
+ * numbers, and of LANES elements of the second half, from the upper bits. */
 typedef struct {
     vec_i32 lower, upper; /* -1 for kept elements, else 0 */
 } KeptMasks;
@@ -49,9 +49,10 @@ typedef struct {
 /* Half the number of masks of a row of `width` elements. */
 static inline int64_t half_of_masks(int64_t width)
 {
-    return (width + MASK_MULTIPLE - 1) / MASK_MULTIPLE * (MASK_MULTIPLE / 2);
+    return round_up(width, MASK_MULTIPLE) / 2;
 }
 
+/* Draw the masks of random numbers `first` to `first` + LANES - 1. */
 static inline KeptMasks draw_lanes(const td_dropout *dropout, uint32_t first)
 {
     vec_u32 random;
@@ -65,14 +66,14 @@ static inline KeptMasks draw_lanes(const td_dropout *dropout, uint32_t first)
     return (KeptMasks){lower >= num_dropped, upper >= num_dropped};
 }
 
-/* The scale for kept elements, else zero; NaN times zero stays NaN. */
+/* Factors of elements: the scale for kept ones, zero for the others. */
 static inline vec dropout_factors(vec_i32 kept, float scale)
 {
     return (vec)((vec_i32)vec_set1(scale) & kept);
 }
 
-/* Draw the masks of a row and apply them: y [width] = Dropout(x [width]). x and y may
- * be the same; both have space for whole vectors. */
+/* y [width] = Dropout(x [width]) for row number `row` of a tensor. x and y may be the
+ * same; both are padded to whole vectors. */
 static inline void drop_row(const td_dropout *dropout, int64_t row, int64_t width,
                             const float *x, float *y)
 {
@@ -90,22 +91,21 @@ static inline void drop_row(const td_dropout *dropout, int64_t row, int64_t widt
     }
 }
 
-/* Masks of rows whose width is a multiple of MASK_MULTIPLE, one bit for each element.
- */
+/* Arguments of draw_mask_bits: rows whose width is a multiple of MASK_MULTIPLE. */
 typedef struct {
     const td_dropout *dropout;
     int64_t first_row; /* number of the first row in the whole tensor */
     int64_t width;
-    uint8_t *bits; /* [rows, width / 8] */
+    uint8_t *bits; /* [rows, width / 8]: 1 for kept elements */
 } MaskBits;
 
-/* Draw the masks of some rows of a MaskBits. */
+/* Draw the masks of rows `first` to `end` - 1; a Part of parallel_for. */
 TD_INTERNAL void draw_mask_bits(void *masks, int64_t first, int64_t end, int worker);
 
-/* Draw the masks of some blocks of a td_masking and apply them. */
+/* Draw and apply the masks of blocks `first` to `end` - 1 of a td_masking. */
 TD_INTERNAL void drop_blocks(void *masking, int64_t first, int64_t end, int worker);
 
-/* Apply the masks that were drawn for some blocks of a td_masking. */
+/* Apply the masks that drop_blocks has drawn. */
 TD_INTERNAL void mask_blocks(void *masking, int64_t first, int64_t end, int worker);
 
 TD_INTERNAL td_status td_dropout_forward(const td_masking *masking, int num_threads);

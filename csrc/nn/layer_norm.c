@@ -1,35 +1,37 @@
+/* Layer norm of training. decode/stack.c has that of decoding, for any width; their
+ * sums are taken in different orders, so that numbers are not the same to the last bit.
+ */
 #include "nn/layer_norm.h"
 
 #include <math.h>
 
+#include "checks.h"
 #include "gemm/pack_bf16.h"
 #include "nn/dropout.h"
 #include "parallel.h"
 #include "simd/vec.h"
 #include "sizes.h"
 
-#define ROW_GROUP                                                                      \
-    32 /* rows whose gradients of gain and bias are summed in one place                \
-        */
+#define ROW_GROUP 32 /* rows whose gradients of gain and bias are summed together */
 
-/* Number of rows in all groups before one. */
+/* Number of rows in the groups before `group`. */
 static int64_t rows_before(const td_layer_norm *n, int64_t group)
 {
-    const int64_t end = group * ROW_GROUP;
-    return end < n->rows ? end : n->rows;
+    return min_i64(group * ROW_GROUP, n->rows);
 }
 
-static int64_t num_groups(const td_layer_norm *n)
+static int64_t num_row_groups(const td_layer_norm *n)
 {
     return ceil_div(n->rows, ROW_GROUP);
 }
 
 TD_INTERNAL int64_t layer_norm_workspace(const td_layer_norm *n)
 {
-    return num_groups(n) * 2 * n->width;
+    return num_row_groups(n) * 2 * n->width;
 }
 
-/* `normalized` has Dropout(addend) before, and the normalized sum after. */
+/* Normalize a row of x + Dropout(addend). `normalized` holds Dropout(addend) before the
+ * call and the normalized sum after it. */
 static void normalize_row(const td_layer_norm *n, int64_t row)
 {
     const int64_t width = n->width;
@@ -71,7 +73,8 @@ static void normalize_groups(void *shared, int64_t first, int64_t end, int worke
     }
 }
 
-/* Write the gradient of the sum to grad_x, and add to those of gain and bias. */
+/* Write the gradient of a row of x to grad_x, and add the row's share to grad_gain and
+ * grad_bias. */
 static void differentiate_norm_row(const td_layer_norm *n, int64_t row,
                                    float *grad_gain, float *grad_bias)
 {
@@ -99,7 +102,7 @@ static void differentiate_norm_row(const td_layer_norm *n, int64_t row,
     }
 }
 
-/* Write the gradient of the addend, from that of the sum. */
+/* Write the gradient of the addend of some rows, given grad_x. */
 static void differentiate_dropout(td_layer_norm *n, int64_t first, int64_t end)
 {
     if (!n->bf16_grad_addend.data) {
@@ -134,13 +137,13 @@ static void differentiate_norm_groups(void *shared, int64_t first, int64_t end,
     }
 }
 
-/* Sum the gradients of gain and bias group after group, so that the result does not
- * depend on threads. */
+/* Sum the gradients of gain and bias in the order of the groups, so that the result
+ * does not depend on threads. */
 static void sum_groups(const td_layer_norm *n)
 {
     for (int64_t i = 0; i < n->width; i++)
         n->grad_gain[i] = n->grad_bias[i] = 0.0f;
-    for (int64_t group = 0; group < num_groups(n); group++) {
+    for (int64_t group = 0; group < num_row_groups(n); group++) {
         const float *grad_gain = n->workspace + group * 2 * n->width;
         for (int64_t i = 0; i < n->width; i++) {
             n->grad_gain[i] += grad_gain[i];
@@ -152,28 +155,33 @@ static void sum_groups(const td_layer_norm *n)
 TD_INTERNAL void layer_norm_forward(td_layer_norm norm, int num_threads)
 {
     norm.masking.y = norm.normalized;
-    parallel_for(normalize_groups, &norm, num_groups(&norm), 1, num_threads);
+    parallel_for(normalize_groups, &norm, num_row_groups(&norm), 1, num_threads);
 }
 
 TD_INTERNAL void layer_norm_backward(td_layer_norm norm, int num_threads)
 {
     norm.masking.x = norm.grad_x;
-    parallel_for(differentiate_norm_groups, &norm, num_groups(&norm), 1, num_threads);
+    parallel_for(differentiate_norm_groups, &norm, num_row_groups(&norm), 1,
+                 num_threads);
     sum_groups(&norm);
 }
 
 static int are_norm_sizes(const td_layer_norm *n)
 {
-    return n && is_size(n->rows, 0) && is_multiple(n->width, 16);
+    return n && is_size(n->rows, 0) && is_multiple(n->width, 16) &&
+           is_tensor(n->rows, n->width, 1);
 }
 
 static td_status check_layer_norm(const td_layer_norm *n, int num_threads)
 {
-    if (!are_norm_sizes(n) || num_threads < 1)
+    if (!are_norm_sizes(n) || !is_thread_count(num_threads))
         return TD_BAD_ARGUMENT;
     const td_masking *m = &n->masking;
     if (m->count != n->rows * n->width || m->block_width != n->width ||
-        m->block_masks < n->width || m->block_masks % 2 || m->first_block < 0)
+        !is_size(m->block_masks, n->width) || m->block_masks % 2 ||
+        !is_between(m->first_block, 0, MAX_ELEMENTS) ||
+        !are_panels(n->bf16_y, n->rows, n->width) ||
+        !are_panels(n->bf16_grad_addend, n->rows, n->width))
         return TD_BAD_ARGUMENT;
     if (!n->gain || is_missing(n->normalized, n->rows) ||
         is_missing(n->inverse_deviation, n->rows) || is_missing(m->kept, n->rows))
@@ -203,7 +211,7 @@ TD_INTERNAL td_status td_layer_norm_backward(const td_layer_norm *n, int num_thr
     const td_status status = check_layer_norm(n, num_threads);
     if (status != TD_OK)
         return status;
-    const int is_rounded = n->bf16_grad_addend.data != 0;
+    const int is_rounded = n->bf16_grad_addend.data != NULL;
     if (is_missing(n->grad_y, n->rows) || is_missing(n->grad_x, n->rows) ||
         !n->grad_gain || !n->grad_bias || is_missing(n->workspace, n->rows) ||
         (!is_rounded && is_missing(n->masking.y, n->rows)) ||

@@ -1,5 +1,5 @@
-/* LayerNorm(x + Dropout(addend)) (sections 3.1 and 5.4; Ba et al., 2016), forward and
- * backward, each in one pass over memory. */
+/* LayerNorm(x + Dropout(addend)) of training (sections 3.1 and 5.4; Ba et al., 2016),
+ * forward and backward, each in one pass over the rows. */
 #ifndef TRANSDUCE_NN_LAYER_NORM_H
 #define TRANSDUCE_NN_LAYER_NORM_H
 
@@ -11,7 +11,7 @@
 /* Floats of workspace of the backward pass; depends on rows and width. */
 TD_INTERNAL int64_t layer_norm_workspace(const td_layer_norm *norm);
 
-/* The same as the td_ functions, for arguments that were checked. */
+/* As the td_ functions, but without checks of the arguments. */
 TD_INTERNAL void layer_norm_forward(td_layer_norm norm, int num_threads);
 TD_INTERNAL void layer_norm_backward(td_layer_norm norm, int num_threads);
 

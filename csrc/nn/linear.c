@@ -1,3 +1,4 @@
+/* Linear maps of training. */
 #include "nn/linear.h"
 
 #include <math.h>
@@ -7,15 +8,16 @@
 #include "simd/vec.h"
 #include "sizes.h"
 
-#define MIN_ROWS 16    /* of a thread, for element-wise work */
+#define MIN_ROWS 16    /* of a part of parallel_for, for element-wise work */
 #define SUM_COLUMNS 16 /* columns that are summed together: a cache line */
 #define STRIP 32       /* rows of a product in bf16 that are computed together */
-#define MIN_STRIPS 6   /* of a thread */
+#define MIN_STRIPS 6   /* of a part of parallel_for */
 #define TRANSPOSED_STRIPS                                                              \
     4 /* strips of a gradient that stay in the cache of a core                         \
        */
 
-/* `sgemm_` of a Fortran BLAS: column-major matrices, everything by address. */
+/* `sgemm_` of a Fortran BLAS: matrices are column-major, arguments are passed by
+ * address. */
 typedef void (*Sgemm)(const char *transpose_a, const char *transpose_b, const int *rows,
                       const int *columns, const int *inner, const float *alpha,
                       const float *a, const int *stride_a, const float *b,
@@ -26,16 +28,16 @@ static Sgemm sgemm;
 
 TD_INTERNAL td_status td_use_sgemm(void *function)
 {
-    *(void **)&sgemm = function;
+    *(void **)&sgemm = function; /* as POSIX allows for results of dlsym */
     return TD_OK;
 }
 
-TD_INTERNAL int has_sgemm(void) { return sgemm != 0; }
+TD_INTERNAL int has_sgemm(void) { return sgemm != NULL; }
 
-static const char AS_IS[] = "N", TRANSPOSED[] = "T";
+static const char PLAIN[] = "N", TRANSPOSED[] = "T";
 
-/* c [rows, columns] = a [rows, inner] b [inner, columns] + beta c, where a and b are
- * read as they are or transposed. */
+/* c [rows, columns] = a [rows, inner] b [inner, columns] + beta c. A TRANSPOSED factor
+ * is stored as its transpose. */
 static void multiply_fp32(const char *transpose_a, const float *a, int64_t stride_a,
                           const char *transpose_b, const float *b, int64_t stride_b,
                           int64_t rows, int64_t columns, int64_t inner, float beta,
@@ -44,11 +46,11 @@ static void multiply_fp32(const char *transpose_a, const float *a, int64_t strid
     const int m = (int)columns, n = (int)rows, k = (int)inner;
     const int lda = (int)stride_b, ldb = (int)stride_a;
     const float alpha = 1.0f;
-    /* Column-major, the product is that of the transposes: c^T = b^T a^T. */
+    /* In column-major order, the matrices are their transposes: c^T = b^T a^T. */
     sgemm(transpose_b, transpose_a, &m, &n, &k, &alpha, b, &lda, a, &ldb, &beta, c, &m);
 }
 
-/* Rows to which a bias is added in place, with an optional ReLU after it. */
+/* Arguments of add_bias: rows to which a bias and then an optional ReLU are applied. */
 typedef struct {
     float *rows;
     const float *bias;
@@ -65,7 +67,7 @@ static void add_bias(void *shared, int64_t first, int64_t end, int worker)
         float *elements = b->rows + row * b->width;
         for (int64_t i = 0; i < b->width; i += LANES) {
             const vec sum = vec_load(elements + i) + vec_load(b->bias + i);
-            /* NaN stays NaN. */
+            /* vec_max returns its second argument if that is NaN. */
             vec_store_first(elements + i, LANES, vec_max(min, sum));
         }
         if (b->relu && b->relu->dropout.rate.num_dropped > 0)
@@ -74,10 +76,10 @@ static void add_bias(void *shared, int64_t first, int64_t end, int worker)
     }
 }
 
-static void linear_forward_fp32(Linear linear, const float *x, int64_t rows,
+static void linear_forward_fp32(LinearMap linear, const float *x, int64_t rows,
                                 const Relu *relu, float *y, int num_threads)
 {
-    multiply_fp32(AS_IS, x, linear.inputs, TRANSPOSED, linear.weights.weight,
+    multiply_fp32(PLAIN, x, linear.inputs, TRANSPOSED, linear.weights.weight,
                   linear.inputs, rows, linear.outputs, linear.inputs, 0.0f, y);
     BiasAddition addition = {y, linear.weights.bias, linear.outputs, relu};
     parallel_for(add_bias, &addition, rows, MIN_ROWS, num_threads);
@@ -91,8 +93,7 @@ static void multiply_strips(void *shared, int64_t first, int64_t end, int worker
     multiply_bf16(p->x, rows, p->matrix, p->epilogue);
 }
 
-/* Strips of a part: a thread takes its whole share at once, so that it reads the matrix
- * only once. */
+/* Strips of a part: the whole share of a thread, which then reads the matrix once. */
 static int64_t min_strips(int64_t strips, int num_threads)
 {
     return max_i64(ceil_div(strips, num_threads), MIN_STRIPS);
@@ -105,7 +106,7 @@ TD_INTERNAL void run_bf16_product(Bf16Product product, int num_threads)
                  num_threads);
 }
 
-TD_INTERNAL void linear_forward(Linear linear, Activations x, int64_t rows,
+TD_INTERNAL void linear_forward(LinearMap linear, Activations x, int64_t rows,
                                 const Relu *relu, Activations y, int num_threads)
 {
     const LinearWeights *w = &linear.weights;
@@ -114,7 +115,7 @@ TD_INTERNAL void linear_forward(Linear linear, Activations x, int64_t rows,
         return;
     }
     const int is_dropped = relu && relu->dropout.rate.num_dropped > 0;
-    Bf16Dropout dropout = {0, 1.0f};
+    Bf16Dropout dropout = {NULL, 1.0f};
     if (is_dropped) {
         MaskBits masks = {&relu->dropout, relu->first_row, linear.outputs, relu->bits};
         parallel_for(draw_mask_bits, &masks, rows, MIN_ROWS, num_threads);
@@ -124,8 +125,8 @@ TD_INTERNAL void linear_forward(Linear linear, Activations x, int64_t rows,
                                    .bf16 = y.bf16,
                                    .fp32 = y.fp32,
                                    .bias = w->bias,
-                                   .relu = relu != 0,
-                                   .dropout = is_dropped ? &dropout : 0};
+                                   .relu = relu != NULL,
+                                   .dropout = is_dropped ? &dropout : NULL};
     const Bf16Matrix matrix = {w->packed_forward, linear.inputs, linear.outputs};
     run_bf16_product((Bf16Product){x.bf16, matrix, epilogue}, num_threads);
 }
@@ -151,8 +152,9 @@ TD_INTERNAL void round_activations(Activations rows, int64_t width, int num_thre
         parallel_for(round_rows, &rounding, rows.bf16.rows, MIN_ROWS, num_threads);
 }
 
-/* Columns of rows [count, width] to sum. With `relu_y`, elements become zero where it
- * is not positive and are scaled elsewhere, in place and before they are summed. */
+/* Arguments of sum_columns: rows [count, width] whose columns are summed. With
+ * `relu_y`, elements are first set to zero where it is not positive, and scaled
+ * elsewhere. */
 typedef struct {
     float *rows;
     const float *relu_y; /* or NULL */
@@ -195,13 +197,13 @@ static void linear_backward_fp32(LinearBackward b, int num_threads)
     ColumnSums columns = {b.grad_y.fp32, b.relu_y, b.dropout_scale,
                           grad.bias,     b.rows,   outputs};
     parallel_for(sum_columns, &columns, outputs / SUM_COLUMNS, 1, num_threads);
-    multiply_fp32(AS_IS, b.grad_y.fp32, outputs, AS_IS, b.linear.weights.weight, inputs,
+    multiply_fp32(PLAIN, b.grad_y.fp32, outputs, PLAIN, b.linear.weights.weight, inputs,
                   b.rows, inputs, outputs, b.accumulates ? 1.0f : 0.0f, b.grad_x.fp32);
-    multiply_fp32(TRANSPOSED, b.grad_y.fp32, outputs, AS_IS, b.x.fp32, inputs, outputs,
+    multiply_fp32(TRANSPOSED, b.grad_y.fp32, outputs, PLAIN, b.x.fp32, inputs, outputs,
                   inputs, b.rows, 0.0f, grad.weight);
 }
 
-/* Sum the columns of a panel. */
+/* Sum the columns of the panel that begins with `column`. */
 static void sum_panel(td_panels rows, int64_t column, float *sums)
 {
     vec all[PANEL_WIDTH / LANES];
@@ -216,7 +218,7 @@ static void sum_panel(td_panels rows, int64_t column, float *sums)
 
 TD_INTERNAL int64_t transposed_size(int64_t rows)
 {
-    /* Of no rows the gradient is zero, which takes a panel of zeros. */
+    /* Without rows, the gradient is the product with a panel of zeros. */
     return TRANSPOSED_STRIPS * STRIP * round_up_to_panels(max_i64(rows, 1));
 }
 
@@ -250,12 +252,12 @@ TD_INTERNAL void run_weight_gradient(WeightGradient gradient, int num_threads)
 static void linear_backward_bf16(LinearBackward b, int num_threads)
 {
     const int64_t inputs = b.linear.inputs, outputs = b.linear.outputs;
-    const Bf16Dropout dropout = {0, b.dropout_scale};
+    const Bf16Dropout dropout = {NULL, b.dropout_scale};
     const Bf16Epilogue epilogue = {.columns = inputs,
                                    .bf16 = b.grad_x.bf16,
                                    .fp32 = b.grad_x.fp32,
                                    .accumulates = b.accumulates,
-                                   .dropout = b.relu_x.data ? &dropout : 0,
+                                   .dropout = b.relu_x.data ? &dropout : NULL,
                                    .positive = b.relu_x};
     const Bf16Matrix matrix = {b.linear.weights.packed_backward, outputs, inputs};
     run_bf16_product((Bf16Product){b.grad_y.bf16, matrix, epilogue}, num_threads);
@@ -280,7 +282,7 @@ TD_INTERNAL void linear_backward(LinearBackward backward, int num_threads)
         linear_backward_fp32(backward, num_threads);
 }
 
-TD_INTERNAL void pack_linear(Linear linear, int num_threads)
+TD_INTERNAL void pack_weights(LinearMap linear, int num_threads)
 {
     const LinearWeights w = linear.weights;
     const int64_t inputs = linear.inputs, outputs = linear.outputs;

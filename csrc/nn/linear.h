@@ -1,5 +1,5 @@
-/* Linear maps of many rows, forward and backward: in fp32 by the BLAS of PyTorch, or in
- * bf16 by AMX. */
+/* Linear maps y = x W^T + b of training, forward and backward: in fp32 by the sgemm of
+ * a BLAS, or in bf16 by AMX. */
 #ifndef TRANSDUCE_NN_LINEAR_H
 #define TRANSDUCE_NN_LINEAR_H
 
@@ -10,26 +10,26 @@
 #include "isa/name.h"
 #include "transduce.h"
 
-/* Rows in fp32 and, for products in bf16, as panels; where nothing else reads the fp32
- * rows, they are NULL. */
+/* Rows in fp32 and, for products in bf16, as panels. `fp32` is NULL if nothing but such
+ * products reads the rows. */
 typedef struct {
     float *fp32;
     td_panels bf16;
 } Activations;
 
-/* Parameters of a linear map, or their gradients; td_stack has pointers in this order.
- */
+/* Parameters of a linear map, or their gradients, in the order of the pointers in
+ * td_stack.weights. */
 typedef struct {
-    float *weight;                             /* [outputs, inputs] */
-    td_bf16 *packed_forward, *packed_backward; /* NULL if products are in fp32; the
-                                                  latter also without backward pass */
-    float *bias;                               /* [outputs] */
+    float *weight;            /* [outputs, inputs] */
+    td_bf16 *packed_forward;  /* NULL if products are in fp32 */
+    td_bf16 *packed_backward; /* NULL also if there is no backward pass */
+    float *bias;              /* [outputs] */
 } LinearWeights;
 
 typedef struct {
     LinearWeights weights;
     int64_t inputs, outputs; /* multiples of 16, or of 32 in bf16 */
-} Linear;
+} LinearMap;
 
 /* ReLU after a linear map, with dropout. */
 typedef struct {
@@ -40,23 +40,24 @@ typedef struct {
 
 /* Backward pass of a linear map y = x W^T + b. */
 typedef struct {
-    Linear linear, grad; /* parameters, and their gradients */
+    LinearMap linear, grad; /* parameters, and their gradients */
     int64_t rows;
     Activations x, grad_y, grad_x;
-    int accumulates; /* add to grad_x, which is fp32 then */
-    /* If y went through a ReLU: y in fp32; grad_y is then masked in place. */
+    int accumulates; /* 1: add to grad_x, which is in fp32 then */
+    /* Only if a ReLU follows the map, in fp32: its output. grad_y, the gradient of that
+     * output, becomes the gradient of y in place. */
     const float *relu_y;
-    /* If x went through a ReLU: x in bf16; grad_x is then masked. */
+    /* Only if x is the output of a ReLU, in bf16: x. grad_x is then the gradient of the
+     * input of the ReLU. */
     td_panels relu_x;
-    float dropout_scale; /* of elements that ReLU and dropout kept */
-    /* Workspaces in bf16: [inputs, rows rounded up to panels] for x as right factor,
-     * which has it already if is_x_packed; and [threads, transposed_size(rows)]. */
-    td_bf16 *packed_x;
-    int is_x_packed;
-    td_bf16 *transposed;
+    float dropout_scale; /* of the elements that the ReLU's dropout keeps */
+    /* Workspaces in bf16. */
+    td_bf16 *packed_x;   /* [rows rounded up to panels, inputs]: x as a right factor */
+    int is_x_packed;     /* 1: packed_x has x already */
+    td_bf16 *transposed; /* [threads, transposed_size(rows)] */
 } LinearBackward;
 
-/* A product in bf16 that threads share. */
+/* Arguments of run_bf16_product. */
 typedef struct {
     td_panels x;
     Bf16Matrix matrix;
@@ -68,29 +69,30 @@ typedef struct {
     td_panels grad_y; /* [rows, outputs] */
     Bf16Matrix x;     /* packed, [rows rounded up to panels, inputs] */
     int64_t outputs;
-    float *weight;       /* [outputs, inputs] */
-    float *bias;         /* [outputs], or NULL */
-    int accumulates;     /* add to the weight's gradient */
+    float *weight;       /* [outputs, inputs] result */
+    float *bias;         /* [outputs] sum of grad_y's rows, or NULL */
+    int accumulates;     /* 1: add to `weight` */
     td_bf16 *transposed; /* [threads, transposed_size(rows)] */
 } WeightGradient;
 
-/* Whether `td_use_sgemm` has set a function. */
+/* Whether td_use_sgemm has set a function. */
 TD_INTERNAL int has_sgemm(void);
 
-/* y = x W^T + b, then ReLU and its dropout unless `relu` is NULL; in bf16, y may have
- * panels only. */
-TD_INTERNAL void linear_forward(Linear linear, Activations x, int64_t rows,
+/* y = x W^T + b, then ReLU and its dropout unless `relu` is NULL. In bf16, y is in
+ * panels if it has some. */
+TD_INTERNAL void linear_forward(LinearMap linear, Activations x, int64_t rows,
                                 const Relu *relu, Activations y, int num_threads);
 
 TD_INTERNAL void linear_backward(LinearBackward backward, int num_threads);
 
 /* Pack the weight in bf16 for the forward pass and, if there is space for it, for the
  * backward pass. */
-TD_INTERNAL void pack_linear(Linear linear, int num_threads);
+TD_INTERNAL void pack_weights(LinearMap linear, int num_threads);
 
-/* Round rows to their panels, if they have some. */
+/* Round fp32 rows into their panels, if they have some. */
 TD_INTERNAL void round_activations(Activations rows, int64_t width, int num_threads);
 
+/* Multiply all rows, shared by threads. */
 TD_INTERNAL void run_bf16_product(Bf16Product product, int num_threads);
 TD_INTERNAL void run_weight_gradient(WeightGradient gradient, int num_threads);
 

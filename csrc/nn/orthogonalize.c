@@ -1,19 +1,21 @@
+/* Newton-Schulz iterations. */
 #include "nn/orthogonalize.h"
 
 #include <math.h>
 #include <string.h>
 
+#include "checks.h"
 #include "gemm/small_fp32.h"
 #include "parallel.h"
 #include "simd/vec.h"
 #include "sizes.h"
 
-#define STRIP_WIDTH (TILE_VECTORS * LANES) /* columns that are multiplied at once */
+#define STRIP_WIDTH (TILE_VECTORS * LANES) /* columns that are multiplied together */
 
 /* One thread's workspace for a matrix X [rows, columns]. */
 typedef struct {
     float *square;     /* [rows, rows]: X X^T */
-    float *polynomial; /* [rows, rows]: a polynomial of it */
+    float *polynomial; /* [rows, rows]: a polynomial of the square */
     float *strip;      /* [columns, STRIP_WIDTH]: the right-hand factor of a product */
 } MatrixWorkspace;
 
@@ -35,14 +37,14 @@ static int64_t strip_width(int64_t column, int64_t columns)
     return min_i64(columns - column, STRIP_WIDTH);
 }
 
-/* Copy a strip to contiguous memory, as products read it. */
-static Rows copy_strip(const float *from, int64_t stride, int64_t rows, int64_t columns,
-                       float *to)
+/* Copy a strip into contiguous rows, the fastest right-hand factor. */
+static Matrix copy_strip(const float *from, int64_t stride, int64_t rows,
+                         int64_t columns, float *to)
 {
     for (int64_t row = 0; row < rows; row++)
         memcpy(to + row * columns, from + row * stride,
                (size_t)columns * sizeof(float));
-    return (Rows){to, columns};
+    return (Matrix){to, columns};
 }
 
 static float norm_of(const float *x, int64_t count)
@@ -63,8 +65,8 @@ static void divide(float *x, int64_t count, float divisor)
 /* Copy the lower triangle of a symmetric matrix to the upper one. */
 static void mirror(float *x, int64_t size)
 {
-    for (int64_t row = 0; row < size; row += BLOCK_SIDE)
-        for (int64_t column = row; column < size; column += BLOCK_SIDE)
+    for (int64_t row = 0; row < size; row += TRANSPOSE_SIDE)
+        for (int64_t column = row; column < size; column += TRANSPOSE_SIDE)
             transpose_8x8(x + column * size + row, size, x + row * size + column, size);
 }
 
@@ -74,9 +76,9 @@ static void form_square(const float *x, int64_t rows, int64_t columns,
 {
     for (int64_t first = 0; first < rows; first += STRIP_WIDTH) {
         const int64_t width = strip_width(first, rows);
-        const Rows from = {(float *)x + first * columns, columns};
-        const Rows strip = transpose(from, width, columns, work.strip);
-        const Rows to = {work.square + first * rows + first, rows};
+        const Matrix from = {(float *)x + first * columns, columns};
+        const Matrix strip = transpose(from, width, columns, work.strip);
+        const Matrix to = {work.square + first * rows + first, rows};
         multiply_small(as_strided(from), strip, rows - first, columns, width, to);
     }
     mirror(work.square, rows);
@@ -89,10 +91,10 @@ static void form_polynomial(int64_t size, float b, float c, MatrixWorkspace work
     float *to = work.polynomial;
     for (int64_t first = 0; first < size; first += STRIP_WIDTH) {
         const int64_t width = strip_width(first, size);
-        const Rows strip = copy_strip(s + first, size, size, width, work.strip);
+        const Matrix strip = copy_strip(s + first, size, size, width, work.strip);
         const StridedMatrix lower = {s + first * size, size, 1};
         multiply_small(lower, strip, size - first, size, width,
-                       (Rows){to + first * size + first, size});
+                       (Matrix){to + first * size + first, size});
         for (int64_t i = first * size; i < size * size; i += size)
             for (int64_t j = i + first; j < i + first + width; j++)
                 to[j] = b * s[j] + c * to[j];
@@ -106,10 +108,10 @@ static void advance(float *x, int64_t rows, int64_t columns, float a,
 {
     for (int64_t first = 0; first < columns; first += STRIP_WIDTH) {
         const int64_t width = strip_width(first, columns);
-        const Rows strip = copy_strip(x + first, columns, rows, width, work.strip);
+        const Matrix strip = copy_strip(x + first, columns, rows, width, work.strip);
         const StridedMatrix polynomial = {work.polynomial, rows, 1};
         multiply_small(polynomial, strip, rows, rows, width,
-                       (Rows){x + first, columns});
+                       (Matrix){x + first, columns});
         for (int64_t row = 0; row < rows; row++)
             for (int64_t i = 0; i < width; i++)
                 x[row * columns + first + i] += a * work.strip[row * width + i];
@@ -125,7 +127,8 @@ static void orthogonalize_matrix(const td_orthogonalization *o, float *x,
         const float *factors = o->factors + step * 3;
         form_square(x, o->rows, o->columns, work);
         if (step == 0) {
-            /* The Schatten norm of order four. */
+            /* Schatten norm of order four: a tighter bound of the largest singular
+             * value than the Frobenius norm. */
             const float norm = sqrtf(norm_of(work.square, square_size)) + o->epsilon;
             divide(x, size, norm);
             divide(work.square, square_size, norm * norm);
@@ -146,7 +149,9 @@ static void orthogonalize_matrices(void *shared, int64_t first, int64_t end, int
 static int are_orthogonalization_sizes(const td_orthogonalization *o)
 {
     return o && is_size(o->count, 0) && is_multiple(o->rows, 16) &&
-           is_multiple(o->columns, 16) && o->rows <= o->columns && is_size(o->steps, 0);
+           is_multiple(o->columns, 16) && o->rows <= o->columns &&
+           is_size(o->steps, 0) && is_tensor(o->count, o->rows, o->columns) &&
+           is_tensor(1, o->rows, o->columns);
 }
 
 TD_INTERNAL int64_t td_orthogonalize_workspace(const td_orthogonalization *task)
@@ -157,7 +162,7 @@ TD_INTERNAL int64_t td_orthogonalize_workspace(const td_orthogonalization *task)
 TD_INTERNAL td_status td_orthogonalize(const td_orthogonalization *task,
                                        int num_threads)
 {
-    if (!are_orthogonalization_sizes(task) || num_threads < 1 ||
+    if (!are_orthogonalization_sizes(task) || !is_thread_count(num_threads) ||
         is_missing(task->factors, task->steps) ||
         is_missing(task->matrices, task->count) ||
         is_missing(task->workspace, task->count))

@@ -1,8 +1,8 @@
-/* Approximately nearest orthogonal matrices by Newton-Schulz iterations (Jordan et al.,
+/* Approximate orthogonalization of matrices by Newton-Schulz iterations (Jordan et al.,
  * 2024).
  *
- * A matrix stays in the cache of one core, and only half of each symmetric product is
- * computed; a library's batched products can do neither. */
+ * Unlike batched products of a BLAS, a matrix stays in the cache of one core, and only
+ * half of each symmetric product is computed. */
 #ifndef TRANSDUCE_NN_ORTHOGONALIZE_H
 #define TRANSDUCE_NN_ORTHOGONALIZE_H
 

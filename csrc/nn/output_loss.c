@@ -1,9 +1,11 @@
+/* Loss of the output layer. */
 #include "nn/output_loss.h"
 
 #include <math.h>
 
+#include "arena.h"
+#include "checks.h"
 #include "gemm/pack_bf16.h"
-#include "nn/arena.h"
 #include "nn/cross_entropy.h"
 #include "nn/linear.h"
 #include "parallel.h"
@@ -14,7 +16,7 @@
 
 typedef struct {
     td_panels states; /* [rows, width] */
-    td_panels logits; /* [rows, vocab in whole panels], which become their gradient */
+    td_panels logits; /* [rows, vocab in whole panels], then their gradient */
     td_bf16 *packed_states, *transposed; /* of a WeightGradient */
 } LossWorkspace;
 
@@ -30,13 +32,13 @@ static LossWorkspace take_loss_workspace(const td_output_loss *l, int num_thread
     return work;
 }
 
-/* Logits whose losses are computed. */
+/* Arguments of differentiate_tiles. */
 typedef struct {
     const td_output_loss *loss;
     td_panels logits;
 } LogitRows;
 
-/* Logits of a row from a column on; `padding` behind the vocabulary. */
+/* Load LANES logits of a row from a column on, with `padding` behind the vocabulary. */
 static inline vec load_panel_logits(const LogitRows *l, int64_t row, int64_t column,
                                     float padding)
 {
@@ -80,7 +82,7 @@ static void sum_powers(const LogitRows *l, RowSpan rows, RowSums *all)
         }
 }
 
-/* Write the gradient over the logits, as if no token were the true one. */
+/* Replace logits by their gradient, without the share of the true token. */
 static void differentiate_logits(const LogitRows *l, RowSpan rows, const RowSums *all)
 {
     const int64_t vocab = l->loss->vocab;
@@ -110,6 +112,7 @@ static void write_losses(const LogitRows *l, int64_t row, RowSums *own)
     loss->smoothed[row] = -log_true - loss->smoothing * (mean - log_true);
 }
 
+/* Write the gradient of the true token's logit. */
 static void differentiate_target(const LogitRows *l, int64_t row, const RowSums *own)
 {
     const td_output_loss *loss = l->loss;
@@ -145,8 +148,10 @@ static void differentiate_tiles(void *shared, int64_t first, int64_t end, int wo
 
 static int are_loss_sizes(const td_output_loss *l, int num_threads)
 {
-    return l && num_threads >= 1 && is_size(l->rows, 0) && is_size(l->vocab, 1) &&
-           is_multiple(l->width, PANEL_WIDTH);
+    return l && is_thread_count(num_threads) && is_size(l->rows, 0) &&
+           is_size(l->vocab, 1) && is_multiple(l->width, PANEL_WIDTH) &&
+           is_tensor(l->rows, max_i64(l->vocab, l->width), 1) &&
+           is_tensor(l->vocab, l->width, 1);
 }
 
 TD_INTERNAL int64_t td_output_loss_workspace(const td_output_loss *loss,
@@ -154,7 +159,7 @@ TD_INTERNAL int64_t td_output_loss_workspace(const td_output_loss *loss,
 {
     if (!are_loss_sizes(loss, num_threads))
         return -1;
-    Arena arena = {0, 0};
+    Arena arena = {NULL, 0};
     take_loss_workspace(loss, num_threads, &arena);
     return arena.used;
 }

@@ -1,5 +1,5 @@
-/* Label-smoothed cross-entropy of the output matrix's logits, and the gradients of
- * states and matrix (sections 3.4 and 5.4), with products in bf16. */
+/* Label-smoothed cross-entropy (section 5.4) of the logits of the output layer (section
+ * 3.4), and the gradients of states and weight, with products in bf16. */
 #ifndef TRANSDUCE_NN_OUTPUT_LOSS_H
 #define TRANSDUCE_NN_OUTPUT_LOSS_H
 

@@ -1,5 +1,7 @@
+/* Forward and backward passes of a stack of layers. */
 #include "nn/stack.h"
 
+#include "checks.h"
 #include "nn/attention.h"
 #include "nn/layer_norm.h"
 #include "nn/linear.h"
@@ -9,10 +11,11 @@
 
 /* ---- Sub-layers ---------------------------------------------------------------- */
 
-/* Inputs of an attention, and its number among all sub-layers of the stack. */
+/* Inputs of an attention sub-layer. */
 typedef struct {
     Activations x, memory; /* queries are formed from x, keys and values from memory */
-    int64_t keys, number;
+    int64_t keys;          /* of each sentence */
+    int64_t number;        /* of the sub-layer in the stack */
     td_mask mask;
 } AttentionInputs;
 
@@ -29,7 +32,7 @@ static AttentionInputs cross_attention_inputs(const td_stack *s, Activations x,
                              layer * num_sublayers(s) + 1, s->cross_mask};
 }
 
-enum Place { WITHIN, OF_OUTPUT }; /* where a sub-layer has dropout */
+enum Place { WITHIN, OF_OUTPUT }; /* of a dropout: in a sub-layer, or of its output */
 
 static td_dropout dropout_of(const td_stack *s, int64_t sublayer, enum Place place,
                              td_dropout_rate rate)
@@ -38,7 +41,7 @@ static td_dropout dropout_of(const td_stack *s, int64_t sublayer, enum Place pla
     return (td_dropout){{seeds[0], seeds[1]}, rate};
 }
 
-/* LayerNorm(x + Dropout(addend)), without its inputs and outputs. */
+/* LayerNorm(x + Dropout(addend)); callers set its inputs and outputs. */
 static td_layer_norm layer_norm_of(const td_stack *s, NormStates states,
                                    const float *gain)
 {
@@ -89,29 +92,29 @@ static void add_and_normalize_backward(const td_stack *s, NormStates states,
     layer_norm_backward(norm, s->num_threads);
 }
 
-static Linear query_map(const td_stack *s, const AttentionWeights *w)
+static LinearMap query_map(const td_stack *s, const AttentionWeights *w)
 {
-    return (Linear){w->query, s->d_model, s->heads * s->d_k};
+    return (LinearMap){w->query, s->d_model, s->heads * s->d_k};
 }
 
-static Linear key_value_map(const td_stack *s, const AttentionWeights *w)
+static LinearMap key_value_map(const td_stack *s, const AttentionWeights *w)
 {
-    return (Linear){w->key_value, s->d_model, s->heads * (s->d_k + s->d_v)};
+    return (LinearMap){w->key_value, s->d_model, s->heads * (s->d_k + s->d_v)};
 }
 
-static Linear output_map(const td_stack *s, const AttentionWeights *w)
+static LinearMap output_map(const td_stack *s, const AttentionWeights *w)
 {
-    return (Linear){w->output, s->heads * s->d_v, s->d_model};
+    return (LinearMap){w->output, s->heads * s->d_v, s->d_model};
 }
 
-static Linear inner_map(const td_stack *s, const FeedForwardWeights *w)
+static LinearMap inner_map(const td_stack *s, const FeedForwardWeights *w)
 {
-    return (Linear){w->inner, s->d_model, s->d_ff};
+    return (LinearMap){w->inner, s->d_model, s->d_ff};
 }
 
-static Linear outer_map(const td_stack *s, const FeedForwardWeights *w)
+static LinearMap outer_map(const td_stack *s, const FeedForwardWeights *w)
 {
-    return (Linear){w->outer, s->d_ff, s->d_model};
+    return (LinearMap){w->outer, s->d_ff, s->d_model};
 }
 
 static td_attention attention_of(const td_stack *s, AttentionInputs in,
@@ -136,24 +139,24 @@ static td_attention attention_of(const td_stack *s, AttentionInputs in,
                           .workspace = work->attention};
 }
 
-static Activations only_fp32(float *rows) { return (Activations){rows, {0, 0}}; }
+static Activations only_fp32(float *rows) { return (Activations){rows, {NULL, 0}}; }
 
 static void attend(const td_stack *s, const AttentionWeights *w, AttentionInputs in,
                    AttentionStates states, Activations y, const StackWorkspace *work)
 {
     const int threads = s->num_threads;
-    linear_forward(query_map(s, w), in.x, num_rows(s), 0, only_fp32(states.query),
+    linear_forward(query_map(s, w), in.x, num_rows(s), NULL, only_fp32(states.query),
                    threads);
-    linear_forward(key_value_map(s, w), in.memory, s->sentences * in.keys, 0,
+    linear_forward(key_value_map(s, w), in.memory, s->sentences * in.keys, NULL,
                    only_fp32(states.key_value), threads);
     attention_forward(attention_of(s, in, states, work), threads);
-    linear_forward(output_map(s, w), states.heads, num_rows(s), 0,
+    linear_forward(output_map(s, w), states.heads, num_rows(s), NULL,
                    only_fp32(work->addend), threads);
     add_and_normalize(s, in.number, in.x, w->gain, w->bias, states.norm, y, work);
 }
 
-/* Write the gradient of x to grad_x, and that of the memory to grad_memory, or add it
- * there. */
+/* Write the gradient of x to grad_x. Write the gradient of the memory to grad_memory,
+ * or add it there if `accumulates`. */
 static void attend_backward(const td_stack *s, const AttentionWeights *w,
                             const AttentionWeights *grad, AttentionInputs in,
                             AttentionStates states, const float *grad_y, float *grad_x,
@@ -213,7 +216,7 @@ static void feed_forward(const td_stack *s, const FeedForwardWeights *w, Activat
     const Relu relu = {dropout_of(s, sublayer, WITHIN, s->relu_dropout), s->first_row,
                        work->mask_bits};
     linear_forward(inner_map(s, w), x, num_rows(s), &relu, states.hidden, threads);
-    linear_forward(outer_map(s, w), states.hidden, num_rows(s), 0,
+    linear_forward(outer_map(s, w), states.hidden, num_rows(s), NULL,
                    only_fp32(work->addend), threads);
     add_and_normalize(s, sublayer, x, w->gain, w->bias, states.norm, y, work);
 }
@@ -253,7 +256,7 @@ static void feed_forward_backward(const td_stack *s, const FeedForwardWeights *w
 
 /* ---- Layers -------------------------------------------------------------------- */
 
-/* Return the layer's output. */
+/* Compute a layer; returns its output. */
 static Activations layer_forward(const td_stack *s, int64_t layer, Activations x,
                                  const StackWorkspace *work)
 {
@@ -275,13 +278,13 @@ static Activations layer_forward(const td_stack *s, int64_t layer, Activations x
     return y;
 }
 
-/* The buffer that does not hold this gradient. */
+/* The one of both buffers that does not hold this gradient. */
 static float *other_buffer(const StackWorkspace *work, const float *grad_y)
 {
     return work->grad_y[grad_y == work->grad_y[0]];
 }
 
-/* Return the gradient of the layer's input. */
+/* Differentiate a layer; returns the gradient of its input. */
 static const float *layer_backward(const td_stack *s, int64_t layer,
                                    const float *grad_y, const StackWorkspace *work)
 {
@@ -300,7 +303,8 @@ static const float *layer_backward(const td_stack *s, int64_t layer,
     if (has_memory) {
         grad_y = grad_x;
         grad_x = other_buffer(work, grad_y);
-        /* The last layer is differentiated first; the others add to it. */
+        /* The last layer, differentiated first, writes grad_memory; others add to it.
+         */
         attend_backward(s, w.cross_attention, grad.cross_attention,
                         cross_attention_inputs(s, states.self_attention.norm.y, layer),
                         states.cross_attention, grad_y, grad_x, s->grad_memory,
@@ -345,9 +349,9 @@ static void backward_parts(void *shared, int64_t first, int64_t end, int worker)
 
 static void pack_attention(const td_stack *s, const AttentionWeights *w)
 {
-    pack_linear(query_map(s, w), s->num_threads);
-    pack_linear(key_value_map(s, w), s->num_threads);
-    pack_linear(output_map(s, w), s->num_threads);
+    pack_weights(query_map(s, w), s->num_threads);
+    pack_weights(key_value_map(s, w), s->num_threads);
+    pack_weights(output_map(s, w), s->num_threads);
 }
 
 /* ---- Interface ----------------------------------------------------------------- */
@@ -356,7 +360,8 @@ static int are_stack_sizes(const td_stack *s)
 {
     if (!s || !is_size(s->layers, 1) || !is_size(s->sentences, 0) ||
         !is_size(s->length, 1) || !is_size(s->memory_length, 0) ||
-        !is_size(s->heads, 1) || s->num_threads < 1 || s->first_row < 0)
+        !is_size(s->heads, 1) || !is_thread_count(s->num_threads) ||
+        !is_between(s->first_row, 0, MAX_ELEMENTS))
         return 0;
     if (!is_multiple(s->d_model, 32) || !is_multiple(s->d_ff, 16) ||
         !is_multiple(s->d_k, 16) || !is_multiple(s->d_v, 16))
@@ -365,11 +370,20 @@ static int are_stack_sizes(const td_stack *s)
                         is_multiple(s->heads * s->d_k, PANEL_WIDTH) &&
                         is_multiple(s->heads * s->d_v, PANEL_WIDTH)))
         return 0;
+    const int64_t length = max_i64(s->length, s->memory_length);
+    const int64_t width =
+        max_i64(max_i64(s->d_model, s->d_ff), s->heads * s->d_k) + s->heads * s->d_v;
+    if (!is_size(width, 1) || !is_size(s->sentences * length, 0) ||
+        !is_tensor(length, max_i64(length, width), s->num_threads) ||
+        !is_tensor(s->sentences * length, width, s->layers) ||
+        !is_tensor(s->sentences * length, s->heads * s->layers, length) ||
+        !is_tensor(s->first_row + s->sentences * s->length, s->heads, 1))
+        return 0;
     return s->parts >= 1 && s->parts <= max_i64(s->sentences, 1) &&
            (s->kept_layers == 1 || s->kept_layers == s->layers);
 }
 
-/* What pointers must be there besides weights and biases: none in gradients. */
+/* Pointers that linear maps must have besides weight and bias. */
 enum Need { NO_PACKED, PACKED_FORWARD, PACKED_BOTH };
 
 static int is_linear_valid(const LinearWeights *w, enum Need need)
@@ -399,7 +413,7 @@ static int are_weights_valid(const td_stack *s, void **weights, enum Need need)
             !is_feed_forward_valid(w.feed_forward, need))
             return 0;
     }
-    return weights != 0;
+    return weights != NULL;
 }
 
 static td_status check_stack(const td_stack *s, enum Need need)
@@ -434,8 +448,8 @@ TD_INTERNAL td_status td_stack_pack(const td_stack *s)
         pack_attention(s, w.self_attention);
         if (s->memory_length > 0)
             pack_attention(s, w.cross_attention);
-        pack_linear(inner_map(s, w.feed_forward), s->num_threads);
-        pack_linear(outer_map(s, w.feed_forward), s->num_threads);
+        pack_weights(inner_map(s, w.feed_forward), s->num_threads);
+        pack_weights(outer_map(s, w.feed_forward), s->num_threads);
     }
     return TD_OK;
 }

@@ -1,7 +1,8 @@
 /* All layers of an encoder or decoder, forward and backward (sections 3.1 to 3.3).
  *
- * Called one by one from Python, the operators of a small model wait for Python, and
- * threads for each other (benchmarks/results/training_speed.md). */
+ * One call for all layers saves most of the time that Python takes between the
+ * operators of a small model, and lets each thread take its own sentences through all
+ * layers (benchmarks/results/training_speed.md). */
 #ifndef TRANSDUCE_NN_STACK_H
 #define TRANSDUCE_NN_STACK_H
 

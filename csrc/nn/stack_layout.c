@@ -1,11 +1,12 @@
+/* Layout of a stack of layers. */
 #include "nn/stack_layout.h"
+
+#include <limits.h>
 
 #include "nn/attention.h"
 #include "nn/layer_norm.h"
 #include "simd/vec.h"
 #include "sizes.h"
-
-#define MASKS_PER_BYTE 8
 
 enum {
     ATTENTION_POINTERS = sizeof(AttentionWeights) / sizeof(void *),
@@ -36,18 +37,18 @@ TD_INTERNAL LayerWeights weights_of_layer(const td_stack *s, void **weights,
     };
 }
 
-/* Panels for a matrix in bf16; without data if products are in fp32. */
+/* Panels of a matrix; without data if products are in fp32. */
 static td_panels take_bf16_panels(const td_stack *s, Arena *arena, int64_t rows,
                                   int64_t width)
 {
-    return s->is_bf16 ? take_panels(arena, rows, width) : (td_panels){0, rows};
+    return s->is_bf16 ? take_panels(arena, rows, width) : (td_panels){NULL, rows};
 }
 
-/* Activations in the precision of products only. */
+/* Activations that only products read: in fp32 or as panels, not both. */
 static Activations take_factor(const td_stack *s, Arena *arena, int64_t rows,
                                int64_t width)
 {
-    Activations factor = {0, take_bf16_panels(s, arena, rows, width)};
+    Activations factor = {NULL, take_bf16_panels(s, arena, rows, width)};
     if (!s->is_bf16)
         factor.fp32 = take_floats(arena, rows * width);
     return factor;
@@ -92,7 +93,7 @@ static LayerStates take_layer_states(const td_stack *s, Arena *arena)
 
 static int64_t layer_states_size(const td_stack *s)
 {
-    Arena arena = {0, 0};
+    Arena arena = {NULL, 0};
     take_layer_states(s, &arena);
     return arena.used;
 }
@@ -106,7 +107,7 @@ static StackInputs take_inputs(const td_stack *s, Arena *arena)
     };
 }
 
-/* States begin with those of the kept layers; the inputs' panels follow. */
+/* The states of a part are those of the kept layers, then the panels of the inputs. */
 TD_INTERNAL LayerStates states_of_layer(const td_stack *s, int64_t layer)
 {
     Arena arena = {s->states + layer % s->kept_layers * layer_states_size(s), 0};
@@ -146,14 +147,14 @@ static StackWorkspace take_stack_workspace(const td_stack *s, Arena *arena)
     work.packed_x = take_bf16(arena, round_up_to_panels(memory_rows) * inputs);
     work.transposed = take_bf16(arena, s->num_threads * transposed_size(memory_rows));
     if (s->relu_dropout.num_dropped > 0)
-        work.mask_bits = take_bytes(arena, rows * s->d_ff / MASKS_PER_BYTE);
+        work.mask_bits = take_bytes(arena, rows * s->d_ff / CHAR_BIT);
     return work;
 }
 
-/* `at` moved on, unless it is NULL. */
+/* at + count; NULL if `at` is NULL. */
 static float *advance_pointer(const float *at, int64_t count)
 {
-    return at ? (float *)at + count : 0;
+    return at ? (float *)at + count : NULL;
 }
 
 static td_mask mask_from_sentence(td_mask mask, int64_t sentence)
@@ -163,8 +164,8 @@ static td_mask mask_from_sentence(td_mask mask, int64_t sentence)
     return mask;
 }
 
-/* A part of the sentences as a stack of its own, but for states and workspace. The last
- * part has the most sentences. */
+/* Stack of the sentences of one part, without its states and workspace. No part has
+ * more sentences than the last. */
 static td_stack part_of(const td_stack *s, int64_t part)
 {
     td_stack own = *s;
@@ -201,7 +202,7 @@ TD_INTERNAL td_stack stack_part(const td_stack *s, int64_t part,
 TD_INTERNAL int64_t stack_states(const td_stack *s)
 {
     const td_stack largest = part_of(s, s->parts - 1);
-    Arena arena = {0, 0};
+    Arena arena = {NULL, 0};
     take_inputs(&largest, &arena);
     return s->kept_layers * layer_states_size(&largest) + arena.used;
 }
@@ -209,7 +210,7 @@ TD_INTERNAL int64_t stack_states(const td_stack *s)
 TD_INTERNAL int64_t stack_workspace(const td_stack *s)
 {
     const td_stack largest = part_of(s, s->parts - 1);
-    Arena arena = {0, 0};
+    Arena arena = {NULL, 0};
     take_stack_workspace(&largest, &arena);
     return arena.used;
 }

@@ -1,16 +1,16 @@
-/* Memory of a stack of layers: parameters, states that the forward pass keeps for the
+/* Layout of a stack of layers: parameters, states that the forward pass keeps for the
  * backward pass, and workspace. */
 #ifndef TRANSDUCE_NN_STACK_LAYOUT_H
 #define TRANSDUCE_NN_STACK_LAYOUT_H
 
 #include <stdint.h>
 
+#include "arena.h"
 #include "isa/name.h"
-#include "nn/arena.h"
 #include "nn/linear.h"
 #include "transduce.h"
 
-/* Pointers of td_stack.weights, or grad_weights, for one sub-layer. */
+/* Pointers in td_stack.weights, or grad_weights, of one sub-layer. */
 typedef struct {
     LinearWeights query, key_value, output;
     float *gain, *bias;
@@ -21,7 +21,7 @@ typedef struct {
     float *gain, *bias;
 } FeedForwardWeights;
 
-/* Pointers for one layer. */
+/* Pointers of one layer. */
 typedef struct {
     const AttentionWeights *self_attention, *cross_attention;
     const FeedForwardWeights *feed_forward;
@@ -62,7 +62,7 @@ typedef struct {
 /* Workspace of one part. */
 typedef struct {
     float *addend;              /* [rows, d_model]: output of a sub-layer */
-    float *grad_y[2];           /* [rows, d_model] each, used in turn */
+    float *grad_y[2];           /* [rows, d_model] each: gradients of x, by turns */
     float *grad_heads;          /* [rows, heads * d_v] */
     Activations grad_addend;    /* [rows, d_model] */
     Activations grad_query;     /* [rows, heads * d_k] */
@@ -81,7 +81,7 @@ TD_INTERNAL int64_t num_sublayers(const td_stack *s);
 /* Number of pointers in td_stack.weights for each layer. */
 TD_INTERNAL int64_t num_layer_weights(const td_stack *s);
 
-/* Number of x's rows. */
+/* Rows of x: sentences * length. */
 TD_INTERNAL int64_t num_rows(const td_stack *s);
 
 TD_INTERNAL LayerWeights weights_of_layer(const td_stack *s, void **weights,
@@ -89,13 +89,11 @@ TD_INTERNAL LayerWeights weights_of_layer(const td_stack *s, void **weights,
 TD_INTERNAL LayerStates states_of_layer(const td_stack *s, int64_t layer);
 TD_INTERNAL StackInputs inputs_of(const td_stack *s);
 
-/* A part of the sentences as a stack of its own, with its own states, and its
- * workspace.
- */
+/* Stack of the sentences of one part, with the part's states, and its workspace. */
 TD_INTERNAL td_stack stack_part(const td_stack *s, int64_t part,
                                 StackWorkspace *workspace);
 
-/* Floats that each part needs. */
+/* Floats of states and of workspace for each part. */
 TD_INTERNAL int64_t stack_states(const td_stack *s);
 TD_INTERNAL int64_t stack_workspace(const td_stack *s);
 

@@ -1,4 +1,4 @@
-/* Rows of numbers in bf16, the upper halves of floats. */
+/* Conversion between floats and bf16, the upper halves of floats. */
 #ifndef TRANSDUCE_SIMD_BF16_H
 #define TRANSDUCE_SIMD_BF16_H
 
@@ -6,11 +6,10 @@
 #include <string.h>
 
 #include "simd/vec.h"
+#include "transduce.h"
 
-typedef uint16_t Bf16;
-
-/* bf16 to float. */
-static inline void widen(int64_t count, const Bf16 *from, float *to)
+/* Convert bf16 to floats. */
+static inline void widen(int64_t count, const td_bf16 *from, float *to)
 {
     for (int64_t i = 0; i < count; i++) {
         const uint32_t bits = (uint32_t)from[i] << 16;
@@ -18,14 +17,14 @@ static inline void widen(int64_t count, const Bf16 *from, float *to)
     }
 }
 
-/* Float to the nearest bf16. */
-static inline void narrow(int64_t count, const float *from, Bf16 *to)
+/* Round floats to the nearest bf16. */
+static inline void narrow(int64_t count, const float *from, td_bf16 *to)
 {
     const int64_t whole = count / LANES * LANES;
     for (int64_t i = 0; i < whole; i += LANES)
         vec_store_bf16(to + i, vec_load(from + i));
     if (whole < count) {
-        Bf16 rest[LANES];
+        td_bf16 rest[LANES];
         vec_store_bf16(rest, vec_load_masked(vec_first(count - whole), from + whole));
         memcpy(to + whole, rest, (size_t)(count - whole) * sizeof *rest);
     }

@@ -1,5 +1,5 @@
-/* Pairs of numbers in bf16, as matrix products in bf16 read them: the numbers of two
- * rows in turn. */
+/* Pairs of bf16 numbers, as matrix products in bf16 read them: element i of one row,
+ * then element i of the next row, for each i. */
 #ifndef TRANSDUCE_SIMD_BF16_PAIRS_H
 #define TRANSDUCE_SIMD_BF16_PAIRS_H
 
@@ -9,7 +9,7 @@
 #include "simd/bf16.h"
 #include "simd/vec.h"
 
-#define BF16_PAIRS 16
+#define BF16_PAIRS 16 /* pairs of a Bf16Pairs */
 
 #if LANES == 16
 
@@ -17,9 +17,10 @@ typedef __m512i Bf16Pairs;
 
 static inline Bf16Pairs zero_bf16_pairs(void) { return _mm512_setzero_si512(); }
 
-/* Pairs of two rows that are `stride` numbers apart; without a second one, its numbers
- * are zero and are not read. */
-static inline Bf16Pairs interleave_bf16(const Bf16 *from, int64_t stride,
+/* Pairs of the first BF16_PAIRS elements of two rows, the second `stride` numbers
+ * behind the first. Without a second row, its numbers are zero and nothing is read
+ * there. */
+static inline Bf16Pairs interleave_bf16(const td_bf16 *from, int64_t stride,
                                         int has_second)
 {
     const __m256i one = _mm256_loadu_si256((const __m256i *)from);
@@ -30,49 +31,49 @@ static inline Bf16Pairs interleave_bf16(const Bf16 *from, int64_t stride,
                            _mm512_slli_epi32(_mm512_cvtepu16_epi32(other), 16));
 }
 
-static inline Bf16Pairs load_bf16_pairs(const Bf16 *from)
+static inline Bf16Pairs load_bf16_pairs(const td_bf16 *from)
 {
     return _mm512_loadu_si512(from);
 }
 
-static inline void store_bf16_pairs(Bf16 *to, Bf16Pairs pairs)
+static inline void store_bf16_pairs(td_bf16 *to, Bf16Pairs pairs)
 {
     _mm512_storeu_si512(to, pairs);
 }
 
-/* Transpose BF16_PAIRS rows of as many pairs. */
+/* Transpose BF16_PAIRS rows of BF16_PAIRS pairs in place. */
 static inline void transpose_bf16_pairs(Bf16Pairs *rows)
 {
-    Bf16Pairs turned[BF16_PAIRS];
+    Bf16Pairs swapped[BF16_PAIRS];
     for (int r = 0; r < BF16_PAIRS; r += 2) {
-        turned[r] = _mm512_unpacklo_epi32(rows[r], rows[r + 1]);
-        turned[r + 1] = _mm512_unpackhi_epi32(rows[r], rows[r + 1]);
+        swapped[r] = _mm512_unpacklo_epi32(rows[r], rows[r + 1]);
+        swapped[r + 1] = _mm512_unpackhi_epi32(rows[r], rows[r + 1]);
     }
     for (int r = 0; r < BF16_PAIRS; r += 4)
         for (int half = 0; half < 2; half++) {
-            const Bf16Pairs one = turned[r + half], other = turned[r + half + 2];
+            const Bf16Pairs one = swapped[r + half], other = swapped[r + half + 2];
             rows[r + 2 * half] = _mm512_unpacklo_epi64(one, other);
             rows[r + 2 * half + 1] = _mm512_unpackhi_epi64(one, other);
         }
-    /* Now each group of four rows has four columns in each quarter of a register. */
+    /* Rows 4i to 4i + 3 now hold, in each quarter of a register, one of its columns. */
     for (int r = 0; r < 4; r++)
         for (int half = 0; half < 2; half++) {
             const Bf16Pairs one = rows[8 * half + r], other = rows[8 * half + r + 4];
-            turned[4 * half + r] = _mm512_shuffle_i32x4(one, other, 0x88);
-            turned[4 * half + r + 8] = _mm512_shuffle_i32x4(one, other, 0xDD);
+            swapped[4 * half + r] = _mm512_shuffle_i32x4(one, other, 0x88);
+            swapped[4 * half + r + 8] = _mm512_shuffle_i32x4(one, other, 0xDD);
         }
     for (int r = 0; r < 4; r++) {
-        rows[r] = _mm512_shuffle_i32x4(turned[r], turned[r + 4], 0x88);
-        rows[r + 8] = _mm512_shuffle_i32x4(turned[r], turned[r + 4], 0xDD);
-        rows[r + 4] = _mm512_shuffle_i32x4(turned[r + 8], turned[r + 12], 0x88);
-        rows[r + 12] = _mm512_shuffle_i32x4(turned[r + 8], turned[r + 12], 0xDD);
+        rows[r] = _mm512_shuffle_i32x4(swapped[r], swapped[r + 4], 0x88);
+        rows[r + 8] = _mm512_shuffle_i32x4(swapped[r], swapped[r + 4], 0xDD);
+        rows[r + 4] = _mm512_shuffle_i32x4(swapped[r + 8], swapped[r + 12], 0x88);
+        rows[r + 12] = _mm512_shuffle_i32x4(swapped[r + 8], swapped[r + 12], 0xDD);
     }
 }
 
 #else
 
 typedef struct {
-    Bf16 numbers[BF16_PAIRS][2];
+    td_bf16 numbers[BF16_PAIRS][2];
 } Bf16Pairs;
 
 static inline Bf16Pairs zero_bf16_pairs(void)
@@ -82,7 +83,7 @@ static inline Bf16Pairs zero_bf16_pairs(void)
     return pairs;
 }
 
-static inline Bf16Pairs interleave_bf16(const Bf16 *from, int64_t stride,
+static inline Bf16Pairs interleave_bf16(const td_bf16 *from, int64_t stride,
                                         int has_second)
 {
     Bf16Pairs pairs = zero_bf16_pairs();
@@ -94,14 +95,14 @@ static inline Bf16Pairs interleave_bf16(const Bf16 *from, int64_t stride,
     return pairs;
 }
 
-static inline Bf16Pairs load_bf16_pairs(const Bf16 *from)
+static inline Bf16Pairs load_bf16_pairs(const td_bf16 *from)
 {
     Bf16Pairs pairs;
     memcpy(&pairs, from, sizeof pairs);
     return pairs;
 }
 
-static inline void store_bf16_pairs(Bf16 *to, Bf16Pairs pairs)
+static inline void store_bf16_pairs(td_bf16 *to, Bf16Pairs pairs)
 {
     memcpy(to, &pairs, sizeof pairs);
 }
@@ -110,7 +111,7 @@ static inline void transpose_bf16_pairs(Bf16Pairs *rows)
 {
     for (int r = 0; r < BF16_PAIRS; r++)
         for (int c = 0; c < r; c++) {
-            Bf16 one[2];
+            td_bf16 one[2];
             memcpy(one, rows[r].numbers[c], sizeof one);
             memcpy(rows[r].numbers[c], rows[c].numbers[r], sizeof one);
             memcpy(rows[c].numbers[r], one, sizeof one);

@@ -4,16 +4,15 @@
 
 #include <stdint.h>
 
-#define LINE 64 /* bytes of a cache line */
+#include "sizes.h"
 
-/* Prefetch into the second-level cache. The memory may be beyond any allocation. */
+/* Prefetch into the second-level cache. The address may be outside any array: a
+ * prefetch never faults, and the cast to an integer keeps the arithmetic defined. */
 static inline void prefetch(const void *from, int64_t bytes)
 {
-    for (int64_t at = 0; at < bytes; at += LINE) {
-        /* An address, not a pointer: it may be behind the end of an array. */
+    for (int64_t at = 0; at < bytes; at += CACHE_LINE) {
         __builtin_prefetch((const void *)((uintptr_t)from + (uintptr_t)at), 0, 2);
-        /* Otherwise GCC takes a function that only prefetches for one without effect
-         * and drops calls of it. */
+        /* Without this, GCC drops calls of functions that only prefetch. */
         __asm__ volatile("");
     }
 }

@@ -1,13 +1,16 @@
-/* One vocabulary of vectors for all processors; vec_generic.h documents it.
+/* Vectors of floats with the same functions on all processors; vec_generic.h documents
+ * them.
  *
- * The compiler's flags choose the implementation. TD_FORCE_GENERIC chooses the generic
- * one in any case. */
+ * The compiler's flags choose the implementation; TD_FORCE_GENERIC overrides them with
+ * the generic one. */
 #ifndef TRANSDUCE_SIMD_VEC_H
 #define TRANSDUCE_SIMD_VEC_H
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "sizes.h"
 
 #if defined(TD_FORCE_GENERIC)
 #include "simd/vec_generic.h"
@@ -21,18 +24,20 @@
 #include "simd/vec_generic.h"
 #endif
 
-/* Integers of the same total size as a vec; they convert to it bit by bit. */
+/* Integers in the lanes of a vec; casts between the three types keep all bits. */
 typedef uint32_t vec_u32 __attribute__((vector_size(sizeof(vec))));
 typedef int32_t vec_i32 __attribute__((vector_size(sizeof(vec))));
 
-/* Smallest multiple of LANES that is not below a count. */
+#define TRANSPOSE_SIDE 8 /* rows and columns that transpose_8x8 transposes */
+
 static inline int64_t round_up_to_lanes(int64_t count)
 {
-    return (count + LANES - 1) / LANES * LANES;
+    return round_up(count, LANES);
 }
 
 #if LANES == 8
-/* Round four vectors of numbers from 0 to 255 and store them one after another. */
+/* Round four vectors of numbers from 0 to 255 to bytes and store these one after
+ * another. */
 static inline void vec_store_int8_x4(uint8_t *to, const vec x[4])
 {
     for (int i = 0; i < 4; i++)
@@ -42,18 +47,18 @@ static inline void vec_store_int8_x4(uint8_t *to, const vec x[4])
 
 #define PER_LOG2 1.44269504088896341f /* 1 / ln 2 */
 
-/* e^x to about one unit in the last place; 0 below about -87, and NaN stays NaN. With
- * eight lanes x must be below 88.7; with sixteen it may overflow to infinity. */
+/* e^x with an error of about one unit in the last place; 0 below about -87; NaN for
+ * NaN. With eight lanes, x must be below 88.7; with sixteen, larger x give infinity. */
 static inline vec vec_exp(vec x)
 {
-    /* In this order of arguments NaN stays NaN. */
+    /* vec_max returns its second argument if that is NaN. */
     x = vec_max(vec_set1(-200.0f), x);
     vec n = vec_round(x * vec_set1(PER_LOG2));
-    /* ln 2 in two parts, so that the remainder is exact. */
+    /* r = x - n ln 2, with ln 2 in two parts so that the remainder is exact. */
     vec r = vec_fma(n, vec_set1(-0.693359375f), x);
     r = vec_fma(n, vec_set1(2.12194440e-4f), r);
     /* |r| is at most ln 2 / 2, and the polynomial's relative error is below 4e-9. Its
-     * two halves do not wait for each other. */
+     * two halves are independent, so that they are computed at the same time. */
     const vec square = r * r;
     vec low = vec_fma(r, vec_set1(0.1666652113f), vec_set1(0.4999999404f));
     vec high = vec_fma(r, vec_set1(0.0083687454f), vec_set1(0.0416683927f));
@@ -63,11 +68,11 @@ static inline vec vec_exp(vec x)
     return vec_scale_pow2(sum, n);
 }
 
-/* 2^x to about one unit in the last place; NaN stays NaN. With eight lanes x must be
- * below 128. */
+/* 2^x with an error of about one unit in the last place; NaN for NaN. With eight lanes,
+ * x must be below 128. */
 static inline vec vec_exp2(vec x)
 {
-    /* Exactly 1 where x is whole; elsewhere the relative error is below 1e-7. */
+    /* The polynomial is 2^part with a relative error below 1e-7, and 1 if part is 0. */
     const vec part = vec_fraction(x);
     vec sum = vec_fma(part, vec_set1(0.0018671317f), vec_set1(0.0090170270f));
     sum = vec_fma(part, sum, vec_set1(0.0557999164f));

@@ -1,4 +1,4 @@
-/* Eight floats in a register of AVX, whatever LANES is. */
+/* Vectors of eight floats in AVX, for both numbers of LANES. */
 #ifndef TRANSDUCE_SIMD_VEC8_X86_H
 #define TRANSDUCE_SIMD_VEC8_X86_H
 

@@ -1,5 +1,5 @@
-/* Vectors of eight floats in AVX2; products of bytes by AVX-VNNI where it is there.
- * vec_generic.h documents the functions. */
+/* Vectors of eight floats in AVX2; products of bytes by AVX-VNNI if the compiler may
+ * use it. vec_generic.h documents the functions. */
 #ifndef TRANSDUCE_SIMD_VEC_AVX2_H
 #define TRANSDUCE_SIMD_VEC_AVX2_H
 
@@ -17,7 +17,7 @@ typedef __m256i vec_mask; /* all bits of a lane, or none */
 static inline vec_mask vec_first(int64_t left)
 {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    int first = left <= 0 ? 0 : left >= LANES ? LANES : (int)left;
+    const int first = left <= 0 ? 0 : left >= LANES ? LANES : (int)left;
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(first), lanes);
 }
 
@@ -35,9 +35,9 @@ static inline vec_mask vec_gt_zero(vec x)
 
 static inline vec vec_load(const float *from) { return _mm256_loadu_ps(from); }
 
-static inline vec vec_load_masked(vec_mask there, const float *from)
+static inline vec vec_load_masked(vec_mask mask, const float *from)
 {
-    return _mm256_maskload_ps(from, there);
+    return _mm256_maskload_ps(from, mask);
 }
 
 static inline void vec_store_first(float *to, int64_t left, vec x)
@@ -129,11 +129,11 @@ static inline vec vec_dot_int8(vec sums, const uint8_t *group, const uint8_t *we
 
 #else
 
-/* One instruction adds two products in 16 bits, and four are added before they are
- * widened: weights must be small enough that this never overflows. */
+/* One instruction adds two products in 16 bits, and two such sums are added before they
+ * are widened to 32 bits: weights must be small enough that this never overflows. */
 enum { INT8_GROUP = 8, INT8_OFFSET = 0, SUMS_IN_16_BITS = 1, UNROLLED = 2 };
 
-/* Products of each lane's four weights with four numbers, added in pairs. */
+/* Products of each lane's four weights and four numbers, added in pairs. */
 static inline __m256i int8_products(const uint8_t *four, const uint8_t *weights)
 {
     int32_t numbers;
@@ -152,7 +152,7 @@ static inline vec vec_dot_int8(vec sums, const uint8_t *group, const uint8_t *we
 
 #endif
 
-static inline void vec_store_int8(uint8_t *to, int64_t apart, vec x)
+static inline void vec_store_int8(uint8_t *to, int64_t stride, vec x)
 {
     const __m256i whole = _mm256_cvtps_epi32(x);
     const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(whole),
@@ -160,7 +160,7 @@ static inline void vec_store_int8(uint8_t *to, int64_t apart, vec x)
     uint8_t groups[LANES];
     _mm_storel_epi64((__m128i *)groups, _mm_packus_epi16(words, words));
     for (int i = 0; i < LANES / INT8_GROUP; i++)
-        memcpy(to + i * apart, groups + i * INT8_GROUP, INT8_GROUP);
+        memcpy(to + i * stride, groups + i * INT8_GROUP, INT8_GROUP);
 }
 
 static inline vec vec_from_i32(vec sums)

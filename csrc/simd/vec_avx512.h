@@ -35,9 +35,9 @@ static inline vec_mask vec_gt_zero(vec x)
 
 static inline vec vec_load(const float *from) { return _mm512_loadu_ps(from); }
 
-static inline vec vec_load_masked(vec_mask there, const float *from)
+static inline vec vec_load_masked(vec_mask mask, const float *from)
 {
-    return _mm512_maskz_loadu_ps(there, from);
+    return _mm512_maskz_loadu_ps(mask, from);
 }
 
 static inline void vec_store_first(float *to, int64_t left, vec x)
@@ -64,7 +64,7 @@ static inline vec vec_fraction(vec x)
     return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
 
-/* x * 2^floor(n), with overflow to infinity and underflow to zero. */
+/* Larger n than vec_generic.h allows give infinity. */
 static inline vec vec_scale_pow2(vec x, vec n) { return _mm512_scalef_ps(x, n); }
 
 static inline uint32_t vec_gt_bits(vec one, vec other)
@@ -93,17 +93,17 @@ static inline vec vec_from_halves(vec8 first, vec8 last)
 
 enum { INT8_GROUP = 4, INT8_OFFSET = 0, SUMS_IN_16_BITS = 0, UNROLLED = 1 };
 
-static inline void vec_store_int8(uint8_t *to, int64_t apart, vec x)
+static inline void vec_store_int8(uint8_t *to, int64_t stride, vec x)
 {
     const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x));
-    if (apart == INT8_GROUP) {
+    if (stride == INT8_GROUP) {
         _mm_storeu_si128((__m128i *)to, bytes);
         return;
     }
     uint8_t groups[LANES];
     _mm_storeu_si128((__m128i *)groups, bytes);
     for (int i = 0; i < LANES / INT8_GROUP; i++)
-        memcpy(to + i * apart, groups + i * INT8_GROUP, INT8_GROUP);
+        memcpy(to + i * stride, groups + i * INT8_GROUP, INT8_GROUP);
 }
 
 static inline void vec_store_int8_x4(uint8_t *to, const vec x[4])

@@ -1,16 +1,16 @@
 /* Vectors of eight floats in the vector extensions of GCC and Clang, for any processor.
- * This file documents the vocabulary; vec_avx2.h, vec_avx512.h and vec_neon.h have the
- * same functions.
+ * This file documents all vector functions; vec_avx2.h, vec_avx512.h and vec_neon.h
+ * define the same ones.
  *
- * Types: `vec` has LANES floats (8, or 16 with AVX-512) and takes +, - and *; `vec8`
- * has eight floats in any case; a `vec_mask` chooses some of the lanes.
+ * Types: `vec` has LANES floats (8, or 16 with AVX-512) and supports +, - and *; `vec8`
+ * always has eight floats; a `vec_mask` selects some of the lanes.
  *
- * NaN: arithmetic keeps it. vec_max and vec_min return their second argument if either
- * is NaN, so that vec_max(bound, x) keeps NaN in x. Comparisons with NaN are false.
- * Reductions to the maximum or minimum may pass over NaN.
+ * NaN: arithmetic propagates it. vec_max and vec_min return their second argument if
+ * either is NaN, so that vec_max(bound, x) keeps NaN in x. Comparisons with NaN are
+ * false. Reductions to the maximum or minimum may ignore NaN.
  *
- * A processor's header may define TD_GENERIC_PARTS, take most functions from here, and
- * define itself those that are declared first here.
+ * vec_neon.h defines TD_GENERIC_PARTS: it then takes most functions from this file and
+ * defines itself those that are only declared below.
  */
 #ifndef TRANSDUCE_SIMD_VEC_GENERIC_H
 #define TRANSDUCE_SIMD_VEC_GENERIC_H
@@ -30,21 +30,22 @@ typedef float vec __attribute__((vector_size(32), aligned(32)));
 typedef vec vec8;
 typedef int32_t vec_mask __attribute__((vector_size(32))); /* -1 in a lane, or 0 */
 
-/* one * other + sum, rounded once or twice. */
+/* one * other + sum, rounded once (fused) or twice. */
 static inline vec vec_fma(vec one, vec other, vec sum);
 
-/* Nearest whole number; halves go to the even one. */
+/* Nearest integer; halves are rounded to even. */
 static inline vec vec_round(vec x);
 
 static inline vec vec_floor(vec x);
 
-/* Add to each lane's 32-bit sum the products of a group of bytes with the lane's own
- * weights: INT8_GROUP bytes, in fours for each lane. */
+/* Add to each lane's 32-bit sum the dot product of a group of INT8_GROUP bytes, common
+ * to all lanes, and the lane's own weights. `weights` holds the first four weights of
+ * each lane, lane after lane, then the next four. */
 static inline vec vec_dot_int8(vec sums, const uint8_t *group, const uint8_t *weights);
 
-/* Round numbers from 0 to 255 and store them in groups of INT8_GROUP, `apart` bytes
- * from each other. */
-static inline void vec_store_int8(uint8_t *to, int64_t apart, vec x);
+/* Round numbers from 0 to 255 to bytes and store these in groups of INT8_GROUP. Groups
+ * begin `stride` bytes apart. */
+static inline void vec_store_int8(uint8_t *to, int64_t stride, vec x);
 
 /* Mask of the first `left` lanes; `left` may be 0, negative or above LANES. */
 static inline vec_mask vec_first(int64_t left)
@@ -77,17 +78,17 @@ static inline vec vec_load(const float *from)
     return x;
 }
 
-/* Lanes of the mask; the others are zero, and their memory is not read. */
-static inline vec vec_load_masked(vec_mask there, const float *from)
+/* Load the lanes of the mask; the others are zero, and nothing is read for them. */
+static inline vec vec_load_masked(vec_mask mask, const float *from)
 {
     vec x = vec_set1(0.0f);
     for (int i = 0; i < LANES; i++)
-        if (there[i])
+        if (mask[i])
             x[i] = from[i];
     return x;
 }
 
-/* Store the first `left` lanes; memory behind them is not written. */
+/* Store the first `left` lanes, and write nothing behind them. */
 static inline void vec_store_first(float *to, int64_t left, vec x)
 {
     if (left >= LANES)
@@ -119,7 +120,7 @@ static inline uint32_t vec_gt_bits(vec one, vec other)
     return bits;
 }
 
-/* Sign of each lane, as a bit. */
+/* Sign bit of each lane. */
 static inline uint32_t vec_sign_bits(vec x)
 {
     const vec_mask as_int = (vec_mask)x;
@@ -129,10 +130,10 @@ static inline uint32_t vec_sign_bits(vec x)
     return bits;
 }
 
-/* Sum of the vector's halves: eight numbers with the same total. */
+/* Sum of the two halves of a vector of 16 floats; a vector of 8 floats unchanged. */
 static inline vec8 vec_add_halves(vec x) { return x; }
 
-/* Vector of two halves; with eight lanes, the first half alone. */
+/* Vector of 16 floats from its halves; of 8 floats, `first` alone. */
 static inline vec vec_from_halves(vec8 first, vec8 last)
 {
     (void)last;
@@ -141,18 +142,18 @@ static inline vec vec_from_halves(vec8 first, vec8 last)
 
 static inline float vec_reduce_max(vec x)
 {
-    float most = x[0];
+    float max = x[0];
     for (int i = 1; i < LANES; i++)
-        most = most > x[i] ? most : x[i];
-    return most;
+        max = max > x[i] ? max : x[i];
+    return max;
 }
 
 static inline float vec_reduce_min(vec x)
 {
-    float least = x[0];
+    float min = x[0];
     for (int i = 1; i < LANES; i++)
-        least = least < x[i] ? least : x[i];
-    return least;
+        min = min < x[i] ? min : x[i];
+    return min;
 }
 
 static inline float vec_reduce_add(vec x)
@@ -160,7 +161,7 @@ static inline float vec_reduce_add(vec x)
     return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
-/* Sums of 32-bit integers, which a vec holds as bits, converted to floats. */
+/* Convert 32-bit integers, whose bits are in the lanes, to floats. */
 static inline vec vec_from_i32(vec sums)
 {
     return __builtin_convertvector((vec_mask)sums, vec);
@@ -177,10 +178,10 @@ static inline vec vec_fraction(vec x)
 static inline vec vec_scale_pow2(vec x, vec n)
 {
     n = vec_floor(n);
-    const vec lowest = vec_set1(-127.0f), highest = vec_set1(128.0f);
-    const vec_mask is_zero = n <= lowest;
-    /* In this order NaN becomes a number, and its product with x is NaN for x. */
-    const vec exponent = vec_min(vec_max(n, lowest), highest) + vec_set1(127.0f);
+    const vec min = vec_set1(-127.0f), max = vec_set1(128.0f);
+    const vec_mask is_zero = n <= min;
+    /* This order turns NaN in n into a number; x, from the same NaN, keeps it. */
+    const vec exponent = vec_min(vec_max(n, min), max) + vec_set1(127.0f);
     const vec power = (vec)(__builtin_convertvector(exponent, vec_mask) << 23);
     return (vec)((vec_mask)(x * power) & ~is_zero);
 }
@@ -188,7 +189,7 @@ static inline vec vec_scale_pow2(vec x, vec n)
 typedef uint32_t GenericBits __attribute__((vector_size(32)));
 typedef uint16_t GenericHalves __attribute__((vector_size(16)));
 
-/* bf16: the upper halves of floats. */
+/* Convert LANES numbers from bf16, the upper halves of floats. */
 static inline vec vec_from_bf16(const uint16_t *from)
 {
     GenericHalves halves;
@@ -196,7 +197,7 @@ static inline vec vec_from_bf16(const uint16_t *from)
     return (vec)(__builtin_convertvector(halves, GenericBits) << 16);
 }
 
-/* Round to the nearest bf16, ties to even; NaN stays NaN. */
+/* Round to the nearest bf16, ties to even, and store; NaN stays NaN. */
 static inline void vec_store_bf16(uint16_t *to, vec x)
 {
     const GenericBits bits = (GenericBits)x;
@@ -207,7 +208,7 @@ static inline void vec_store_bf16(uint16_t *to, vec x)
     memcpy(to, &halves, sizeof halves);
 }
 
-/* Sum of each of eight vectors. */
+/* Sums of the lanes of eight vectors. */
 static inline vec8 sum_each_of_8(const vec8 x[8])
 {
     vec8 sums;
@@ -220,8 +221,8 @@ static inline vec8 sum_each_of_8(const vec8 x[8])
     return sums;
 }
 
-/* Transpose 8 x 8 floats, possibly in place; rows are `stride` and `to_stride` floats
- * apart. */
+/* Transpose 8 x 8 floats, possibly in place. Rows begin `stride` floats apart in `from`
+ * and `to_stride` floats apart in `to`. */
 static inline void transpose_8x8(const float *from, int64_t stride, float *to,
                                  int64_t to_stride)
 {
@@ -251,9 +252,9 @@ static inline vec vec_floor(vec x)
     return x;
 }
 
-/* A stored byte b stands for b + INT8_OFFSET. If SUMS_IN_16_BITS, weights must be so
- * small that sums of four products fit in 16 bits. UNROLLED groups are multiplied in
- * each turn of a loop. */
+/* The number n of a row is stored as the byte n, or for signed bytes as the signed byte
+ * n - INT8_OFFSET. With SUMS_IN_16_BITS, weights must be so small that sums of four
+ * products fit in 16 bits. Loops over groups are unrolled UNROLLED times. */
 enum { INT8_GROUP = 4, INT8_OFFSET = 0, SUMS_IN_16_BITS = 0, UNROLLED = 2 };
 
 static inline vec vec_dot_int8(vec sums, const uint8_t *group, const uint8_t *weights)
@@ -268,11 +269,11 @@ static inline vec vec_dot_int8(vec sums, const uint8_t *group, const uint8_t *we
 }
 
 /* NaN becomes 0. */
-static inline void vec_store_int8(uint8_t *to, int64_t apart, vec x)
+static inline void vec_store_int8(uint8_t *to, int64_t stride, vec x)
 {
     x = vec_min(vec_max(vec_round(x), vec_set1(0.0f)), vec_set1(255.0f));
     for (int i = 0; i < LANES; i++)
-        to[i / INT8_GROUP * apart + i % INT8_GROUP] = (uint8_t)x[i];
+        to[i / INT8_GROUP * stride + i % INT8_GROUP] = (uint8_t)x[i];
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* Vectors of eight floats, each in two registers of NEON. vec_generic.h documents the
- * functions and has those for which NEON has nothing better.
+ * functions and defines those that need no intrinsics.
  *
- * Clang keeps such vectors in registers; GCC before 15 moves them through the stack in
+ * Clang keeps such vectors in registers. GCC before 15 moves them through the stack in
  * loops that carry sums, which is correct but slow. */
 #ifndef TRANSDUCE_SIMD_VEC_NEON_H
 #define TRANSDUCE_SIMD_VEC_NEON_H
@@ -44,10 +44,10 @@ static inline vec vec_floor(vec x)
     return pair.all;
 }
 
-/* NEON multiplies bytes of one sign: a byte holds its number less 128. */
+/* NEON multiplies signed bytes by signed bytes: numbers are stored less 128. */
 enum { INT8_GROUP = 4, INT8_OFFSET = 128, SUMS_IN_16_BITS = 0, UNROLLED = 2 };
 
-/* Four sums of four products each. */
+/* Add four products to each of four sums. */
 static inline int32x4_t neon_dot_int8(int32x4_t sums, int8x16_t one, int8x16_t other)
 {
 #ifdef __ARM_FEATURE_DOTPROD
@@ -73,8 +73,8 @@ static inline vec vec_dot_int8(vec sums, const uint8_t *group, const uint8_t *we
     return pair.all;
 }
 
-/* NaN becomes 0, which the byte 128 stands for. */
-static inline void vec_store_int8(uint8_t *to, int64_t apart, vec x)
+/* NaN becomes 0, whose byte is 128. */
+static inline void vec_store_int8(uint8_t *to, int64_t stride, vec x)
 {
     const NeonPair pair = {x};
     const int16x8_t words = vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(pair.half[0])),
@@ -82,7 +82,7 @@ static inline void vec_store_int8(uint8_t *to, int64_t apart, vec x)
     uint8_t groups[LANES];
     vst1_u8(groups, veor_u8(vqmovun_s16(words), vdup_n_u8(INT8_OFFSET)));
     for (int i = 0; i < LANES / INT8_GROUP; i++)
-        memcpy(to + i * apart, groups + i * INT8_GROUP, INT8_GROUP);
+        memcpy(to + i * stride, groups + i * INT8_GROUP, INT8_GROUP);
 }
 
 #endif

@@ -271,18 +271,18 @@ static void refused_memory_is_a_status(const td_api *api)
     float states[3 * 16], logits[23];
     td_decoder *decoder = NULL;
     CHECK_STATUS(decode->encode(tiny->model, ids, &length, 1, states, 1), TD_OK);
-    td_use_memory_check(refuse, 0);
+    td_use_allocation_check(refuse, 0);
     CHECK_STATUS(decode->encode(tiny->model, ids, &length, 1, states, 1),
                  TD_OUT_OF_MEMORY);
     CHECK_STATUS(decode->decoder_new(tiny->model, states, &length, 1, 0, 1, &decoder),
                  TD_OUT_OF_MEMORY);
     CHECK(!decoder);
-    td_use_memory_check(NULL, 0);
+    td_use_allocation_check(NULL, 0);
     CHECK_STATUS(decode->decoder_new(tiny->model, states, &length, 1, 0, 1, &decoder),
                  TD_OK);
-    td_use_memory_check(refuse, 0);
+    td_use_allocation_check(refuse, 0);
     CHECK_STATUS(decode->decoder_step(decoder, ids, logits, 1), TD_OUT_OF_MEMORY);
-    td_use_memory_check(NULL, 0);
+    td_use_allocation_check(NULL, 0);
     CHECK_STATUS(decode->decoder_step(decoder, ids, logits, 1), TD_OK);
     decode->decoder_free(decoder);
     tiny_free(tiny);

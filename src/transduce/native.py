@@ -125,7 +125,7 @@ def library() -> Any | None:
         return None
     if (run := gomp_parallel()) is not None:
         _library.td_use_openmp(ffi.cast("void *", run))
-    _library.td_use_memory_check(_may_allocate, LARGE_ALLOCATION)
+    _library.td_use_allocation_check(_may_allocate, LARGE_ALLOCATION)
     return _library
 
 

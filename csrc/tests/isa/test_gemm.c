@@ -20,10 +20,10 @@ static void small_products_are_those_of_plain_loops(void)
         for (int64_t inner = 0; inner < 9; inner += 4) {
             float *a = random_floats(rows * inner), *b = random_floats(inner * columns);
             float *c = unset_floats(rows * columns), *d = unset_floats(rows * columns);
-            multiply_small((StridedMatrix){a, inner, 1}, (Rows){b, columns}, rows,
-                           inner, columns, (Rows){c, columns});
-            multiply_small((StridedMatrix){a, 1, rows}, (Rows){b, columns}, rows, inner,
-                           columns, (Rows){d, columns});
+            multiply_small((StridedMatrix){a, inner, 1}, (Matrix){b, columns}, rows,
+                           inner, columns, (Matrix){c, columns});
+            multiply_small((StridedMatrix){a, 1, rows}, (Matrix){b, columns}, rows,
+                           inner, columns, (Matrix){d, columns});
             for (int64_t row = 0; row < rows; row++)
                 for (int64_t column = 0; column < columns; column++) {
                     const int64_t at = row * columns + column;
@@ -45,7 +45,7 @@ static void transposes_are_padded_with_zeros(void)
             const int64_t width = round_up_to_lanes(rows);
             float *from = random_floats(rows * columns);
             float *to = unset_floats(columns * width);
-            transpose((Rows){from, columns}, rows, columns, to);
+            transpose((Matrix){from, columns}, rows, columns, to);
             for (int64_t column = 0; column < columns; column++)
                 for (int64_t row = 0; row < width; row++)
                     CHECK(to[column * width + row] ==

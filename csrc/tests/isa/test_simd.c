@@ -295,7 +295,7 @@ static void rows_in_bf16_have_any_length(void)
 {
     for (int64_t count = 0; count <= 3 * LANES; count++) {
         float from[3 * LANES], back[3 * LANES];
-        Bf16 halves[3 * LANES + 1];
+        td_bf16 halves[3 * LANES + 1];
         halves[count] = 12345;
         for (int64_t i = 0; i < count; i++)
             from[i] = (float)i;
@@ -309,10 +309,10 @@ static void rows_in_bf16_have_any_length(void)
 
 static void pairs_of_bf16_are_interleaved_and_transposed(void)
 {
-    Bf16 rows[2][BF16_PAIRS], got[BF16_PAIRS][2];
+    td_bf16 rows[2][BF16_PAIRS], got[BF16_PAIRS][2];
     Bf16Pairs square[BF16_PAIRS];
     for (int i = 0; i < BF16_PAIRS; i++)
-        rows[0][i] = (Bf16)(i + 1), rows[1][i] = (Bf16)(100 + i);
+        rows[0][i] = (td_bf16)(i + 1), rows[1][i] = (td_bf16)(100 + i);
     for (int has_second = 0; has_second < 2; has_second++) {
         store_bf16_pairs(got[0], interleave_bf16(rows[0], BF16_PAIRS, has_second));
         for (int i = 0; i < BF16_PAIRS; i++) {
@@ -322,7 +322,7 @@ static void pairs_of_bf16_are_interleaved_and_transposed(void)
     }
     for (int r = 0; r < BF16_PAIRS; r++) {
         for (int c = 0; c < BF16_PAIRS; c++)
-            got[c][0] = (Bf16)(r * 16 + c), got[c][1] = (Bf16)(1000 + r * 16 + c);
+            got[c][0] = (td_bf16)(r * 16 + c), got[c][1] = (td_bf16)(1000 + r * 16 + c);
         square[r] = load_bf16_pairs(got[0]);
     }
     transpose_bf16_pairs(square);

@@ -19,9 +19,9 @@ def checked_from(num_bytes: int) -> Iterator[None]:
     """Let the library ask before allocations of so many bytes."""
     loaded = native.library()
     assert loaded is not None
-    loaded.td_use_memory_check(native._may_allocate, num_bytes)
+    loaded.td_use_allocation_check(native._may_allocate, num_bytes)
     yield
-    loaded.td_use_memory_check(native._may_allocate, native.LARGE_ALLOCATION)
+    loaded.td_use_allocation_check(native._may_allocate, native.LARGE_ALLOCATION)
 
 
 @needs_library
