@@ -1,18 +1,19 @@
-/* Choice of the instruction set by the features of this processor. */
+/* Choice of the instruction set by the features of the processor. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "transduce.h"
 
-/* Implementation of each set; CMakeLists.txt has the list. */
+/* CMake writes instruction_sets.inc: TD_INSTRUCTION_SET(name, features..., NULL) for
+ * each set, fastest first. */
 #define TD_INSTRUCTION_SET(name, ...) extern const td_api td_api_##name;
 #include "instruction_sets.inc"
 #undef TD_INSTRUCTION_SET
 
 typedef struct {
     const td_api *api;
-    const char *const *features; /* that it needs, up to NULL */
+    const char *const *features; /* required ones, then NULL */
 } InstructionSet;
 
 #define TD_INSTRUCTION_SET(name, ...)                                                  \
@@ -31,7 +32,8 @@ enum { EAX, EBX, ECX, EDX };
 /* Bits of XCR0: register sets that the operating system saves. */
 enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xE6, XCR0_TILES = 0x60000 };
 
-/* Where cpuid reports a feature, which has GCC's name here. */
+/* Names of features in GCC's options, where cpuid reports them, and the register sets
+ * that they need. */
 static const struct {
     const char *name;
     unsigned leaf, subleaf, reg, bit, xcr0;
@@ -78,7 +80,7 @@ static int has_feature(const char *name)
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 
-#define HAS_DOT_PRODUCT (1ul << 20) /* HWCAP_ASIMDDP, which old headers lack */
+#define HAS_DOT_PRODUCT (1ul << 20) /* HWCAP_ASIMDDP, missing in old headers */
 
 static int has_feature(const char *name)
 {
@@ -103,7 +105,7 @@ static int has_feature(const char *name)
 
 enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
 
-/* Linux saves the tiles only for processes that request it. */
+/* Request permission to use the tiles, which Linux saves for such processes only. */
 static int request_tiles(void)
 {
     return has_feature("amx-tile") &&
@@ -115,7 +117,7 @@ static int request_tiles(void) { return 0; }
 
 enum { AMX_INT8 = 1, AMX_BF16 = 2, AMX_IS_KNOWN = 4 };
 
-static _Atomic int amx; /* bits of the above */
+static _Atomic int amx; /* bits as above; 0 before the first call of has_amx() */
 static _Atomic int amx_is_off;
 
 static int has_amx(int kind)
@@ -125,7 +127,7 @@ static int has_amx(int kind)
         known = AMX_IS_KNOWN;
         if (request_tiles()) {
             known |= has_feature("amx-int8") ? AMX_INT8 : 0;
-            /* Sums are rounded by AVX-512. */
+            /* AVX-512 rounds the sums of AMX. */
             known |=
                 has_feature("amx-bf16") && has_feature("avx512bf16") ? AMX_BF16 : 0;
         }

@@ -1,6 +1,6 @@
-/* Included in front of each unit of a portable wheel (TRANSDUCE_PORTABLE): functions in
- * their oldest version, so that the library loads with glibc 2.28 and later although it
- * is linked with a newer one. manylinux_2_28 checks it. */
+/* Oldest versions of glibc's functions, so that a library linked with a newer glibc
+ * loads with 2.28 and later. Included before all else in each unit of a portable wheel
+ * (TRANSDUCE_PORTABLE); auditwheel checks the result. */
 #ifndef TRANSDUCE_GLIBC_2_28_H
 #define TRANSDUCE_GLIBC_2_28_H
 
@@ -16,13 +16,13 @@
 
 #define USE_OLDEST(name) __asm__(".symver " #name "," #name "@" OLDEST)
 
-/* In libpthread before 2.34, which Python has loaded. */
+/* Before glibc 2.34, these are in libpthread, which Python loads. */
 USE_OLDEST(pthread_create);
 USE_OLDEST(pthread_detach);
 USE_OLDEST(pthread_once);
 USE_OLDEST(pthread_sigmask);
 
-/* Their versions of 2.29 differ in errno only. */
+/* Versions since 2.29 differ in errno only. */
 USE_OLDEST(exp);
 USE_OLDEST(exp2);
 USE_OLDEST(log);

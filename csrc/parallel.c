@@ -1,10 +1,9 @@
-/* Work sharing by an OpenMP runtime that the process has anyway, or by a thread pool of
- * this library's own.
+/* parallel_for by the threads of an OpenMP runtime or of a pool of this library.
  *
- * The pool starts threads when a call first needs them and keeps them. Between jobs
+ * The pool starts threads when a call first needs them, and keeps them. After a job
  * they spin for a moment, as the next job often follows at once, and then sleep. A job
- * does not wait for threads that have not begun it: once the caller finds no part left,
- * it closes the job and waits only for threads inside. */
+ * does not wait for threads that have not begun it: when no part is left, the caller
+ * closes the job and waits only for the threads that are in it. */
 #include "parallel.h"
 
 #include <pthread.h>
@@ -14,8 +13,8 @@
 
 #include "transduce.h"
 
-#define PARTS_PER_THREAD 4 /* as some threads may be slower */
-#define MAX_WORKERS 255    /* of the pool, beside the caller */
+#define PARTS_PER_THREAD 4 /* so that fast threads take over the parts of slow ones */
+#define MAX_WORKERS 255    /* threads of the pool; the caller is one more */
 #define SPINS 2000         /* tens of microseconds */
 
 typedef struct {
@@ -23,7 +22,7 @@ typedef struct {
     void *shared;
     int64_t items, part_size;
     _Atomic int64_t next;
-    _Atomic int num_workers; /* that have begun; gives each its number */
+    _Atomic int num_workers; /* threads that have begun, which numbers them */
 } Job;
 
 static void do_parts(void *given)
@@ -44,11 +43,11 @@ static struct {
     pthread_mutex_t mutex;
     pthread_cond_t job_opened, job_left;
     Job *job;            /* NULL if none is open */
-    int places;          /* workers that may still begin the job */
+    int places;          /* threads that may still begin the job */
     int num_workers;     /* threads of the pool */
-    _Atomic int inside;  /* workers that have begun the job and not left it */
+    _Atomic int inside;  /* threads that have begun the job and not left it */
     _Atomic unsigned id; /* number of jobs so far */
-    atomic_flag is_used; /* by a caller */
+    atomic_flag is_used; /* set while a caller has the pool */
 } pool = {.mutex = PTHREAD_MUTEX_INITIALIZER,
           .job_opened = PTHREAD_COND_INITIALIZER,
           .job_left = PTHREAD_COND_INITIALIZER,
@@ -75,8 +74,8 @@ static inline void pause_spinning(void)
 #endif
 }
 
-/* Threads do not survive a fork: the child begins with an empty pool, and without an
- * OpenMP runtime whose threads it has lost. */
+/* The child of a fork has none of the threads: it begins with an empty pool, and
+ * without an OpenMP runtime that has had threads. */
 static void reset_after_fork(void)
 {
     pthread_mutex_init(&pool.mutex, NULL);
@@ -90,9 +89,9 @@ static void reset_after_fork(void)
         atomic_store(&gomp_parallel, NULL);
 }
 
-static void watch_forks(void) { pthread_atfork(NULL, NULL, reset_after_fork); }
+static void add_fork_handler(void) { pthread_atfork(NULL, NULL, reset_after_fork); }
 
-/* The mutex is held. */
+/* Begin the open job; NULL if there is none. The caller holds the mutex. */
 static Job *begin_job(void)
 {
     if (!pool.job || pool.places == 0)
@@ -137,12 +136,14 @@ static void *work(void *unused)
     return NULL;
 }
 
-/* Start threads up to a number, as far as the system lets us; the mutex is held. */
+/* Start threads until there are `num_workers` or the system refuses one. The caller
+ * holds the mutex. */
 static void grow_pool(int num_workers)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);
-    sigset_t all, before; /* signals are the program's own threads' business */
+    pthread_once(&once, add_fork_handler);
+    sigset_t all,
+        before; /* new threads block signals: the program's threads get them */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool.num_workers < num_workers) {
@@ -167,7 +168,7 @@ static void open_job(Job *job, int num_workers)
     pthread_mutex_unlock(&pool.mutex);
 }
 
-/* Let no more workers in and wait for those inside. */
+/* Close the job to further threads and wait for those in it. */
 static void close_job(void)
 {
     pthread_mutex_lock(&pool.mutex);
@@ -184,7 +185,7 @@ static void close_job(void)
 static void run_by_pool(Job *job, int num_threads)
 {
     if (atomic_flag_test_and_set(&pool.is_used)) {
-        do_parts(job);
+        do_parts(job); /* another caller has the pool */
         return;
     }
     const int others = num_threads - 1;

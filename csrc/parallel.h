@@ -4,15 +4,15 @@
 
 #include <stdint.h>
 
-/* Process the items from `first` to before `end`. No two calls at the same time have
- * the same worker, which is at least 0 and below the number of threads. */
+/* Process items `first` to `end` - 1. `worker` is from 0 to the number of threads less
+ * 1; of the calls that run at the same time, no two have the same. */
 typedef void (*Part)(void *shared, int64_t first, int64_t end, int worker);
 
-/* Process `items` items in parts of at least `min_items`, by at most `num_threads`
- * threads of which the caller is one. Returns when all items are done.
+/* Call `part` on items 0 to `items` - 1 in parts of at least `min_items`, by at most
+ * `num_threads` threads, the caller among them. Returns when all items are done.
  *
- * A call from within a part, or while another thread's call is running, may be computed
- * by the caller alone. */
+ * A call from within a part, or while the call of another thread runs, may use the
+ * caller's thread alone. */
 void parallel_for(Part part, void *shared, int64_t items, int64_t min_items,
                   int num_threads);
 

@@ -1,11 +1,13 @@
-/* Beam search and greedy search: which candidates go on, which end, and when to stop.
+/* Beam search and greedy search.
  *
- * Each step weighs twice the beam's candidates. Those that end are ranked by their
- * scores and take no place among those that go on. Log-probabilities only fall as
- * hypotheses grow, the length penalty never does, and coverage adds nothing: so no
- * live hypothesis can score above (best live log-probability) / (length penalty of
- * the longest one allowed). A sentence stops when its `num_best` best hypotheses reach
- * this bound, when `enough_finished` have ended, or at its length limit.
+ * Each step takes the best 2 beam_size candidates of a sentence. Those that end are
+ * ranked by their scores; the best beam_size of the others become the live hypotheses.
+ *
+ * As a hypothesis grows, its log-probability never rises and its length penalty never
+ * falls, and the coverage term is at most zero. So no live hypothesis can reach a score
+ * above (best live log-probability) / (length penalty of the length limit). The search
+ * for a sentence stops when its `num_best` best hypotheses reach this bound, when
+ * `enough_finished` have ended, or at the length limit.
  */
 #include "decode/beam_search.h"
 
@@ -20,14 +22,15 @@ double length_divisor(const td_search_config *config, int64_t length)
     return pow(base, config->length_penalty);
 }
 
-/* Coverage of a live hypothesis, to which the score of what extends it is added. */
+/* Coverage term of the scores of hypotheses that extend a live one. */
 static double coverage_term(const td_search *search, const double *coverage,
                             int64_t hypothesis)
 {
     return coverage ? search->config.coverage_penalty * coverage[hypothesis] : 0.0;
 }
 
-/* Keep a hypothesis if it is among the best; of equals, the first stays first. */
+/* Insert a hypothesis into the ranked ones if it is among the best. Of equal scores,
+ * the earlier one ranks higher. */
 static void rank_hypothesis(const td_search *search, Sentence *sentence,
                             const RankedHypothesis *new)
 {
@@ -62,8 +65,8 @@ typedef struct {
     const int64_t *parents, *tokens;
 } SentenceCandidates;
 
-/* Extend hypotheses by the best candidates and rank those that end. Returns how many of
- * the live ones stand among the first `end_candidates` candidates. */
+/* Extend hypotheses by the best candidates, and rank those that end. Returns how many
+ * of the new live ones are among the first `end_candidates` candidates. */
 static int64_t grow_beam(const td_search *search, Sentence *sentence,
                          SentenceCandidates found, const double *coverage)
 {
@@ -110,8 +113,8 @@ static int is_beam_done(const td_search *search, const Sentence *sentence)
            best / sentence->last_divisor;
 }
 
-/* Rank live hypotheses as they are: all if none has finished; where those compete that
- * the length limit cuts short, the first `num_competing`. */
+/* Rank live hypotheses at the end of the search: all if no hypothesis has finished; the
+ * first `num_competing` if the length limit was reached and cut_ones_compete. */
 static void cut_short(const td_search *search, Sentence *sentence,
                       int64_t num_competing, const double *coverage)
 {
@@ -129,7 +132,7 @@ static void cut_short(const td_search *search, Sentence *sentence,
                            coverage_term(search, coverage, entries[k].parent), k, 0);
 }
 
-/* Grow a sentence by one step; whether it is done. */
+/* Grow a sentence by one step. Returns whether it is done. */
 static int step_beam(const td_search *search, Sentence *sentence,
                      SentenceCandidates found, const double *coverage)
 {
@@ -140,7 +143,8 @@ static int step_beam(const td_search *search, Sentence *sentence,
     return 1;
 }
 
-/* The hypothesis of greedy search, whose end token is its last entry. */
+/* Rank the one hypothesis of greedy search. If it is finished, its last entry is the
+ * end token. */
 static void end_path(const td_search *search, Sentence *path, int64_t is_finished)
 {
     double log_prob = 0.0;
@@ -152,8 +156,8 @@ static void end_path(const td_search *search, Sentence *path, int64_t is_finishe
     path->num_ranked = 1;
 }
 
-/* Append the better of two candidates, but no end that comes too early; whether the
- * sentence is done. */
+/* Append the best candidate, or the second if the best would end a hypothesis below the
+ * minimum length. Returns whether the sentence is done. */
 static int step_path(const td_search *search, Sentence *path, SentenceCandidates found)
 {
     const td_search_config *config = &search->config;
@@ -175,8 +179,8 @@ int64_t forced_token(const Sentence *sentence)
                : NO_TOKEN;
 }
 
-/* Write down a sentence that goes on as live number `place`; the rows of its step
- * began with `first_row`. */
+/* Store the state of a live sentence as number `place`. Its rows in the step began with
+ * `first_row`. */
 static void keep_live(td_search *search, Sentence *sentence, int64_t place,
                       int64_t first_row)
 {
@@ -186,7 +190,7 @@ static void keep_live(td_search *search, Sentence *sentence, int64_t place,
     search->live[place] = sentence;
     search->forced_tokens[place] = forced_token(sentence);
     for (int64_t k = 0, i = place * size; k < size; k++, i++) {
-        /* In greedy search, earlier tokens have no influence on the choice. */
+        /* Greedy search chooses by the newest token alone. */
         search->log_probs[i] = search->config.is_greedy ? 0.0 : entries[k].log_prob;
         search->rows[i] = first_row + entries[k].parent;
         search->tokens[i] = entries[k].token;

@@ -1,7 +1,7 @@
-/* Growth of beam search and greedy search (section 6.1), which know no model.
+/* Steps of beam search and greedy search (section 6.1), given candidates.
  *
  * Compiled once, not for each instruction set, and with strict floating point: scores
- * are those of the formulas in SearchConfig, bit by bit.
+ * are those of the formulas in SearchConfig, bit for bit.
  */
 #ifndef TRANSDUCE_DECODE_BEAM_SEARCH_H
 #define TRANSDUCE_DECODE_BEAM_SEARCH_H
@@ -16,8 +16,9 @@ double length_divisor(const td_search_config *config, int64_t length);
 /* The only token that may come next, or NO_TOKEN. */
 int64_t forced_token(const Sentence *sentence);
 
-/* Grow each live sentence by its candidates in `found_*`. Sentences that are done
- * leave `live`; the others keep their order. Needs a reserved step. */
+/* Grow each live sentence by its candidates in `found_*`. Sentences that are done are
+ * removed from `live`; the others keep their order. reserve_step() must have been
+ * called. */
 void grow_live(td_search *search);
 
 #endif

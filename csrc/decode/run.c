@@ -1,7 +1,7 @@
-/* Steps of a search, several of which go on without leaving the library.
+/* Steps of a search together with a decoder, several in one call.
  *
- * The logits of a step are computed and searched piece by piece, while they are in a
- * cache. A product by AMX passes on all but the first from its registers.
+ * The logits of a step are computed and searched piece by piece, so that they stay in a
+ * cache. Products by AMX search all logits but the first in registers.
  */
 #include "decode/run.h"
 
@@ -13,11 +13,12 @@
 #include "decode/top_k.h"
 #include "gemm/amx_int8.h"
 #include "gemm/tiles.h"
-#include "simd/prefetch.h"
 
-#define CACHED_LOGITS (64 * 1024) /* they fit in a second-level cache */
-#define FIRST_LOGITS                                                                   \
-    512 /* searched before the fused ones; most of the best are known */
+#define CACHED_LOGITS (64 * 1024) /* that fit in a second-level cache */
+
+/* Logits of a row that are stored and searched before the others are searched in
+ * registers: they give a threshold that few others reach. */
+#define FIRST_LOGITS 512
 
 _Static_assert(SOFTMAX_BLOCK % BLOCK_OUTPUTS == 0 && FIRST_LOGITS % BLOCK_OUTPUTS == 0,
                "pieces of logits begin with a block of outputs");
@@ -68,19 +69,17 @@ typedef struct {
     td_search *search;
     td_decoder *decoder;
     int num_threads;
-    /* Memory for the steps. */
     td_candidates query;
     CandidateWorkspace workspace;
     Matrix logits;       /* of one piece, for all rows */
     FusedSoftmax *fused; /* of each row */
 } Run;
 
-/* Columns of logits that are computed and searched together: as many as stay in a cache
- * or, where rows are many, those whose exponentials are summed together. */
+/* Columns of a piece of logits: as many as stay in a cache, and at least SOFTMAX_BLOCK.
+ */
 static int64_t piece_width(int64_t rows)
 {
-    const int64_t width = CACHED_LOGITS / rows / SOFTMAX_BLOCK * SOFTMAX_BLOCK;
-    return width > SOFTMAX_BLOCK ? width : SOFTMAX_BLOCK;
+    return max_i64(CACHED_LOGITS / rows / SOFTMAX_BLOCK, 1) * SOFTMAX_BLOCK;
 }
 
 static td_status begin_run(Run *run)
@@ -100,21 +99,21 @@ static void end_run(Run *run)
     free_candidates(&run->workspace);
 }
 
-/* Compute and search the logits of tokens `first` to `end` - 1. */
+/* Compute, store and search the logits of tokens `first` to `end` - 1. */
 static void add_computed_logits(Run *run, const Workspace *work, int64_t first,
                                 int64_t end)
 {
     const int64_t width = run->logits.stride / SOFTMAX_BLOCK * SOFTMAX_BLOCK;
     for (; first < end; first += width) {
-        const int64_t left = end - first, count = left < width ? left : width;
+        const int64_t count = min_i64(end - first, width);
         multiply_for_logits(work, run->decoder->model, first, count, &run->logits);
         add_logits(&run->query, &run->workspace, run->logits.data, run->logits.stride,
                    first, count);
     }
 }
 
-/* Search logits from `first` on as AMX computes them. Zero if that is not possible:
- * then the candidates must be found anew. */
+/* Search the logits of tokens from `first` on in registers. Returns 0 if a sum
+ * overflows: then the candidates must be found anew. */
 static int add_fused_logits(Run *run, const Workspace *work, int64_t first)
 {
     const Linear *output = &run->decoder->model->output;
@@ -126,8 +125,8 @@ static int add_fused_logits(Run *run, const Workspace *work, int64_t first)
     return finish_fused(&run->query, &run->workspace, run->fused);
 }
 
-/* Whether AMX may pass on logits: on one thread, and without forced tokens, whose
- * logits would be needed too. */
+/* Whether logits can be searched in registers: by AMX, on one thread, and without
+ * forced tokens, whose logits must be stored. */
 static int can_fuse(const Run *run, const Workspace *work)
 {
     return work->quantized.for_amx && work->num_threads == 1 &&
@@ -135,7 +134,7 @@ static int can_fuse(const Run *run, const Workspace *work)
            run->decoder->model->output.outputs > FIRST_LOGITS;
 }
 
-/* Find the candidates after the tokens that `work` has read. */
+/* Find the next candidates, given the output of the decoder's stack in `work`. */
 static void find_next(Run *run, const Workspace *work)
 {
     const int64_t vocab = run->decoder->model->output.outputs;
@@ -149,7 +148,8 @@ static void find_next(Run *run, const Workspace *work)
     finish_candidates(&run->query, &run->workspace);
 }
 
-/* Read tokens and find candidates; a failure changes nothing. */
+/* Let the decoder read tokens, and find the next candidates. A failure has no effect on
+ * later steps. */
 static td_status read_and_find(Run *run, const int64_t *tokens)
 {
     Workspace work;
@@ -168,8 +168,8 @@ static td_status read_and_find(Run *run, const int64_t *tokens)
     return TD_OK;
 }
 
-/* Grow by the candidates that were found. After a failure, the decoder has other
- * hypotheses than the search, and neither must be used any more. */
+/* Grow the search by the candidates, and reorder the decoder. After a failure, the two
+ * have different hypotheses and must not be used any more. */
 static td_status grow_both(Run *run)
 {
     td_search *search = run->search;

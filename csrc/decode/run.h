@@ -1,4 +1,4 @@
-/* Steps of a search: by logits that the caller has, or together with a decoder. */
+/* Steps of a search: given logits, or together with a decoder. */
 #ifndef TRANSDUCE_DECODE_RUN_H
 #define TRANSDUCE_DECODE_RUN_H
 
@@ -6,7 +6,7 @@
 #include "decode/decoder.h"
 #include "isa/name.h"
 
-/* Implementations of td_decode_api, described in transduce.h. */
+/* Implementations of td_decode_api, which transduce.h documents. */
 TD_INTERNAL td_status search_advance(td_search *search, const float *logits,
                                      int64_t vocab, const uint8_t *mask,
                                      const double *coverage);

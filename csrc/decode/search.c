@@ -1,4 +1,4 @@
-/* Handles of searches: their memory, and checked calls. */
+/* Functions of search handles, with checks of their arguments. */
 #include "decode/search.h"
 
 #include <math.h>
@@ -9,9 +9,10 @@
 #include "sizes.h"
 
 #define MAX_BEAM_SIZE (1 << 20)
-#define FIRST_CAPACITY 32 /* steps; most sentences need no more */
+#define FIRST_CAPACITY 32 /* steps; enough for most sentences */
 
-/* Allocate an array of at least one element; NULL if there is not so much memory. */
+/* Allocate an array [rows, columns] of zeros; NULL if allocation fails, never if it is
+ * empty. */
 static void *new_array(int64_t rows, int64_t columns, size_t size)
 {
     int64_t count;
@@ -53,7 +54,7 @@ static Sentence *new_sentence(const td_search_config *config, int64_t max_length
     return sentence;
 }
 
-/* Allow for one more entry row, doubling the capacity if it is used up. */
+/* Allocate entries of one more step, doubling the capacity if it is used up. */
 static td_status reserve_entries(const td_search *search, Sentence *sentence)
 {
     if (sentence->num_steps < sentence->capacity)
@@ -80,7 +81,8 @@ td_status reserve_step(td_search *search)
     return TD_OK;
 }
 
-/* Replace an array by a larger one that begins with the same bytes. */
+/* Replace an array by one of [rows, columns] elements that begins with the `used` first
+ * rows. Returns 0, and keeps the array, if allocation fails. */
 static int enlarge(void **array, int64_t used, int64_t rows, int64_t columns,
                    size_t size)
 {
@@ -94,7 +96,7 @@ static int enlarge(void **array, int64_t used, int64_t rows, int64_t columns,
     return 1;
 }
 
-/* Allow for so many live sentences. What is reserved before a failure stays usable. */
+/* Allocate arrays for `capacity` live sentences. After a failure, all stay usable. */
 static td_status reserve_live(td_search *search, int64_t capacity)
 {
     if (capacity <= search->live_capacity && search->live)
@@ -102,8 +104,7 @@ static td_status reserve_live(td_search *search, int64_t capacity)
     const int64_t used = search->num_live, size = search->config.beam_size;
     const int64_t count = search->num_candidates;
     const int64_t group = search->group;
-    /* At first there is one hypothesis of each sentence, and the rows are full later.
-     */
+    /* Before the first step, rows and tokens have nothing to copy. */
     const int64_t used_rows = group == size ? used : 0;
     double *first = NULL;
     if (!enlarge((void **)&search->live, used, capacity, 1, sizeof(Sentence *)) ||
@@ -124,7 +125,7 @@ static td_status reserve_live(td_search *search, int64_t capacity)
     return TD_OK;
 }
 
-/* Allow for so many sentences, live or done. */
+/* Allocate for `capacity` sentences, live or done. */
 static td_status reserve_sentences(td_search *search, int64_t capacity)
 {
     if (capacity <= search->sentence_capacity && search->sentences)
@@ -233,7 +234,10 @@ td_status search_new(const td_search_config *config, int64_t num_sentences,
                      const int64_t *max_lengths, const int64_t *prefix_lengths,
                      const int64_t *prefix_tokens, td_search **search)
 {
-    if (!config || !search || !is_valid_config(config))
+    if (!search)
+        return TD_BAD_ARGUMENT;
+    *search = NULL;
+    if (!config || !is_valid_config(config))
         return TD_BAD_ARGUMENT;
     td_status status =
         check_sentences(num_sentences, max_lengths, prefix_lengths, prefix_tokens);
@@ -283,7 +287,8 @@ int64_t search_num_live(const td_search *search)
     return search ? search->num_live : 0;
 }
 
-static void copy_if_asked(void *to, const void *from, int64_t count)
+/* Copy `count` numbers of 64 bits unless `to` is NULL. */
+static void copy_out(void *to, const void *from, int64_t count)
 {
     if (to && count)
         memcpy(to, from, (size_t)count * sizeof(int64_t));
@@ -296,8 +301,8 @@ td_status search_live(const td_search *search, int64_t *numbers, int64_t *rows,
         return TD_BAD_ARGUMENT;
     for (int64_t i = 0; numbers && i < search->num_live; i++)
         numbers[i] = search->live[i]->number;
-    copy_if_asked(rows, search->rows, search->num_live * search->group);
-    copy_if_asked(tokens, search->tokens, search->num_live * search->group);
+    copy_out(rows, search->rows, search->num_live * search->group);
+    copy_out(tokens, search->tokens, search->num_live * search->group);
     return TD_OK;
 }
 
@@ -306,8 +311,8 @@ td_status search_next(const td_search *search, double *log_probs,
 {
     if (!search)
         return TD_BAD_ARGUMENT;
-    copy_if_asked(log_probs, search->log_probs, search->num_live * search->group);
-    copy_if_asked(forced_tokens, search->forced_tokens, search->num_live);
+    copy_out(log_probs, search->log_probs, search->num_live * search->group);
+    copy_out(forced_tokens, search->forced_tokens, search->num_live);
     return TD_OK;
 }
 
@@ -330,11 +335,11 @@ td_status search_grow(td_search *search, int64_t num_candidates,
     }
     if (reserve_step(search) != TD_OK)
         return TD_OUT_OF_MEMORY;
-    copy_if_asked(search->found_log_probs, log_probs, count);
-    copy_if_asked(search->found_parents, parents, count);
-    copy_if_asked(search->found_tokens, tokens, count);
+    copy_out(search->found_log_probs, log_probs, count);
+    copy_out(search->found_parents, parents, count);
+    copy_out(search->found_tokens, tokens, count);
     if (needs_coverage(search))
-        copy_if_asked(search->coverage, coverage, search->num_live * search->group);
+        copy_out(search->coverage, coverage, search->num_live * search->group);
     grow_live(search);
     return TD_OK;
 }
@@ -361,12 +366,12 @@ td_status search_join(td_search *search, td_search *other)
         return TD_BAD_ARGUMENT;
     if (search->num_live && other->num_live && search->group != other->group)
         return TD_BAD_ARGUMENT;
-    if (!search->num_live)
-        search->group = other->group;
     if (reserve_live(search, search->num_live + other->num_live) != TD_OK ||
         reserve_sentences(search, search->num_sentences + other->num_sentences) !=
             TD_OK)
         return TD_OUT_OF_MEMORY;
+    if (!search->num_live)
+        search->group = other->group;
     for (int64_t i = 0; i < other->num_sentences; i++) {
         other->sentences[i]->number += search->next_number;
         search->sentences[search->num_sentences++] = other->sentences[i];
@@ -375,10 +380,10 @@ td_status search_join(td_search *search, td_search *other)
     const int64_t count = other->num_live * other->group;
     for (int64_t i = 0; i < other->num_live; i++)
         search->live[live + i] = other->live[i];
-    copy_if_asked(search->forced_tokens + live, other->forced_tokens, other->num_live);
-    copy_if_asked(search->log_probs + first, other->log_probs, count);
-    copy_if_asked(search->rows + first, other->rows, count);
-    copy_if_asked(search->tokens + first, other->tokens, count);
+    copy_out(search->forced_tokens + live, other->forced_tokens, other->num_live);
+    copy_out(search->log_probs + first, other->log_probs, count);
+    copy_out(search->rows + first, other->rows, count);
+    copy_out(search->tokens + first, other->tokens, count);
     search->num_live += other->num_live;
     search->next_number += other->next_number;
     search->has_prefixes |= other->has_prefixes;
@@ -386,7 +391,7 @@ td_status search_join(td_search *search, td_search *other)
     return TD_OK;
 }
 
-/* Place of a sentence among all; -1 if there is none of this number. */
+/* Index in `sentences` of the sentence with this number, or -1. */
 static int64_t place_of(const td_search *search, int64_t number)
 {
     int64_t low = 0, high = search->num_sentences;
@@ -408,22 +413,23 @@ int64_t search_num_hypotheses(const td_search *search, int64_t number)
     return place < 0 ? 0 : search->sentences[place]->num_ranked;
 }
 
-/* Follow a hypothesis from its last token to its first. */
+/* Write tokens and log-probabilities of a hypothesis, from its last token to its first.
+ */
 static void trace(td_search *search, const Sentence *sentence,
                   const RankedHypothesis *ranked)
 {
-    double after = ranked->log_prob;
+    double sum = ranked->log_prob; /* of the tokens up to the one after `step` */
     for (int64_t step = ranked->num_steps - 1, k = ranked->entry; step >= 0; step--) {
         const BeamEntry *entry = entries_of_step(&search->config, sentence, step) + k;
         search->trace_tokens[step] = entry->token;
-        search->trace_gains[step + 1] = after - entry->log_prob;
-        after = entry->log_prob;
+        search->trace_gains[step + 1] = sum - entry->log_prob;
+        sum = entry->log_prob;
         k = entry->parent;
     }
-    search->trace_gains[0] = after;
+    search->trace_gains[0] = sum;
 }
 
-/* The same of greedy search, whose entries have the gains of their tokens. */
+/* The same for greedy search, whose entries have the log-probability of one token. */
 static void trace_path(td_search *search, const Sentence *path)
 {
     for (int64_t step = 0; step < path->num_steps; step++) {

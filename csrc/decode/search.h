@@ -1,4 +1,4 @@
-/* Handles of searches: sentences with their hypotheses, and what a step works with. */
+/* The handle of a search: sentences with their hypotheses, and buffers of a step. */
 #ifndef TRANSDUCE_DECODE_SEARCH_H
 #define TRANSDUCE_DECODE_SEARCH_H
 
@@ -8,36 +8,36 @@
 
 #define NO_TOKEN (-1)
 
-/* A live hypothesis after one step, by the token that the step appended. */
+/* A live hypothesis after one step. */
 typedef struct {
-    double log_prob; /* of all its tokens; in greedy search, of this token alone */
-    int32_t parent;  /* number of the hypothesis of the step before that it extends */
-    int32_t token;
+    double log_prob; /* of all tokens; in greedy search, of `token` alone */
+    int32_t parent;  /* number, in the step before, of the hypothesis it extends */
+    int32_t token;   /* that the step appended */
 } BeamEntry;
 
-/* A hypothesis that ended, or that the end of search cut short. */
+/* A hypothesis that ended, or that was cut short. */
 typedef struct {
     double score, log_prob;
-    int64_t num_steps; /* that appended its tokens, the end token not counted */
-    int64_t entry;     /* number of its last entry among those of the last step */
+    int64_t num_steps; /* steps that appended its tokens, without the end token */
+    int64_t entry;     /* number of its last token's entry in the last of these steps */
     int64_t is_finished;
 } RankedHypothesis;
 
 /* The hypotheses of one sentence. */
 typedef struct {
-    int64_t number; /* by which callers name it */
+    int64_t number; /* in the interface */
     int64_t max_length;
-    double last_divisor; /* of the score of a hypothesis that gets as long */
+    double last_divisor; /* length penalty at max_length */
     int64_t prefix_length;
     int64_t *prefix;
     int64_t num_steps, capacity;
-    BeamEntry *entries;   /* [capacity, beam_size], the first num_steps rows in use */
-    int64_t num_finished; /* counts also those that are not among the best */
+    BeamEntry *entries; /* [capacity, beam_size]; the first num_steps rows are in use */
+    int64_t num_finished; /* hypotheses that ended, whether ranked or not */
     int64_t num_ranked;
     RankedHypothesis *ranked; /* [beam_size], best first */
 } Sentence;
 
-/* Live hypotheses after a step, counted from zero, in order of their rank then. */
+/* Live hypotheses after step number `step`, best first; the first step is 0. */
 static inline BeamEntry *entries_of_step(const td_search_config *config,
                                          const Sentence *sentence, int64_t step)
 {
@@ -46,9 +46,9 @@ static inline BeamEntry *entries_of_step(const td_search_config *config,
 
 struct td_search {
     td_search_config config; /* with a copy of the excluded tokens */
-    int64_t num_candidates;  /* of a sentence that each step weighs */
+    int64_t num_candidates;  /* of a sentence in each step: 2 beam_size */
     int64_t group;           /* hypotheses of a live sentence: 1, then the beam size */
-    int64_t has_prefixes;    /* whether any sentence ever had one */
+    int64_t has_prefixes;    /* whether any sentence had one */
     int64_t next_number;
 
     int64_t num_sentences, sentence_capacity;
@@ -56,32 +56,32 @@ struct td_search {
 
     int64_t num_live, live_capacity;
     Sentence **live;
-    double *log_probs;      /* [num_live, group], of the hypotheses so far */
-    int64_t *rows;          /* [num_live, group], what each of them extends, numbered
-                               through all sentences of the step before */
-    int64_t *tokens;        /* [num_live, group], what each of them reads next */
-    int64_t *forced_tokens; /* [num_live], the only next token, or NO_TOKEN */
+    double *log_probs;      /* [num_live, group] of the hypotheses so far */
+    int64_t *rows;          /* [num_live, group]: rows of the step before that they
+                               extend */
+    int64_t *tokens;        /* [num_live, group]: their newest tokens */
+    int64_t *forced_tokens; /* [num_live]: the only next token, or NO_TOKEN */
     double *coverage;       /* [num_live, group], if there is a coverage penalty */
 
-    /* Candidates of the step, [num_live, num_candidates], best first. */
+    /* Candidates of the step [num_live, num_candidates], best first. */
     double *found_log_probs;
     int64_t *found_parents, *found_tokens;
 
     int64_t trace_capacity;
-    int64_t *trace_tokens; /* of the hypothesis that was asked for last */
+    int64_t *trace_tokens; /* of the hypothesis that search_hypothesis returned last */
     double *trace_gains;
 };
 
-/* Reserve memory for one more step of every live sentence. Changes nothing else. */
+/* Allocate what grow_live() needs for one more step. */
 td_status reserve_step(td_search *search);
 
-/* Whether a step needs the coverage of the hypotheses that it extends. */
+/* Whether scores depend on the coverage of the hypotheses that a step extends. */
 static inline int needs_coverage(const td_search *search)
 {
     return search->config.coverage_penalty > 0 && !search->config.is_greedy;
 }
 
-/* Implementations of td_decode_api, described in transduce.h. */
+/* Implementations of td_decode_api, which transduce.h documents. */
 td_status search_new(const td_search_config *config, int64_t num_sentences,
                      const int64_t *max_lengths, const int64_t *prefix_lengths,
                      const int64_t *prefix_tokens, td_search **search);

@@ -1,15 +1,16 @@
-/* The likeliest next tokens, found as logits pass. */
+/* Search for the best next tokens. */
 #include "decode/top_k.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#include "isa/name.h"
+#include "alloc.h"
 #include "simd/vec.h"
+#include "sizes.h"
 
-/* Logits / ln 2 that come from registers are rounded otherwise than those written down.
- * This is more than they differ by, relative to one and to the logit, unless the terms
- * that they are sums of are huge. */
+/* Logits / ln 2 computed in registers are rounded differently from stored logits. Their
+ * difference is below this factor of 1 + |logit / ln 2|, unless the terms of the sums
+ * are huge. */
 #define FUSED_ERROR 1e-3f
 #define MAX_SIZE ((int64_t)INT32_MAX)
 
@@ -17,36 +18,36 @@
 
 static void clear_top_k(TopK *top)
 {
-    top->values[-1] = INFINITY; /* nothing is inserted before it */
+    top->values[-1] = INFINITY; /* so that nothing is inserted before the first */
     for (int64_t i = 0; i < round_up_to_lanes(top->count); i++) {
         top->values[i] = -INFINITY;
         top->tokens[i].id = 0;
     }
 }
 
-/* What is not above it is not among the best. */
+/* Smallest of the largest logits: only larger ones are inserted. */
 static float smallest_of(const TopK *top) { return top->values[top->count - 1]; }
 
-/* Insert a value before those that are less, of which the last drops out. All registers
- * are shifted and blended, as a branch to the right place would be mispredicted. */
+/* Insert a value before all smaller ones and drop the last. All vectors are shifted and
+ * blended: a branch to the right place would be mispredicted. */
 static void insert(TopK *top, float value, int64_t token)
 {
     const Token id = {.id = (int32_t)token};
     const vec new_value = vec_set1(value), new_token = vec_set1(id.lane);
     for (int64_t i = round_up_to_lanes(top->count) - LANES; i >= 0; i -= LANES) {
         float *values = top->values + i, *tokens = &top->tokens[i].lane;
-        const vec here = vec_load(values), before = vec_load(values - 1);
-        const vec_mask is_above = vec_gt_zero(new_value - here);
+        const vec own = vec_load(values), before = vec_load(values - 1);
+        const vec_mask is_above = vec_gt_zero(new_value - own);
         const vec_mask shifts = vec_gt_zero(new_value - before);
         const vec next_token = vec_select(shifts, vec_load(tokens - 1), new_token);
         const vec next_value = vec_select(shifts, before, new_value);
         vec_store_first(tokens, LANES,
                         vec_select(is_above, next_token, vec_load(tokens)));
-        vec_store_first(values, LANES, vec_select(is_above, next_value, here));
+        vec_store_first(values, LANES, vec_select(is_above, next_value, own));
     }
 }
 
-/* Tokens that may not come after a row. */
+/* Tokens that must not follow a hypothesis. */
 typedef struct {
     const uint8_t *mask; /* [vocab], or NULL */
     const int64_t *tokens;
@@ -69,19 +70,21 @@ typedef struct {
     int64_t count, first_token;
 } Piece;
 
-/* One register of a piece, filled up by minus infinity. */
+/* Load LANES logits of a piece, with minus infinity behind its end. */
 static inline vec load_logits(const Piece *piece, int64_t i)
 {
     const float *from = piece->values + i;
     if (piece->count - i >= LANES)
         return vec_load(from);
-    const vec_mask there = vec_first(piece->count - i);
-    return vec_select(there, vec_load_masked(there, from), vec_set1(-INFINITY));
+    const vec_mask mask = vec_first(piece->count - i);
+    return vec_select(mask, vec_load_masked(mask, from), vec_set1(-INFINITY));
 }
 
-#define STRIP (4 * LANES) /* logits whose maximum is compared first */
+#define STRIP                                                                          \
+    (4 * LANES) /* logits that are skipped together if their maximum is low            \
+                 */
 
-/* Maximum in each lane of a strip; NaN counts as minus infinity. */
+/* Maximum of each lane over a strip; NaN counts as minus infinity. */
 static inline vec max_of_strip(const float *values)
 {
     const vec none = vec_set1(-INFINITY);
@@ -91,7 +94,7 @@ static inline vec max_of_strip(const float *values)
                    vec_max(vec_load(values + 3 * LANES), second));
 }
 
-/* Maximum in each lane of a piece. */
+/* Maximum of each lane over a piece. */
 static vec max_of_piece(const Piece *piece)
 {
     vec max = vec_set1(-INFINITY);
@@ -103,7 +106,7 @@ static vec max_of_piece(const Piece *piece)
     return max;
 }
 
-/* The `place`-th largest lane, counted from one. */
+/* The `place`-th largest lane; 1 is the largest. */
 static float nth_largest_lane(vec x, int64_t place)
 {
     float numbers[LANES];
@@ -118,9 +121,9 @@ static float nth_largest_lane(vec x, int64_t place)
     return numbers[place - 1];
 }
 
-/* A value that the best of a piece reach, given the maximum of each lane: if as many
- * lanes as are wanted or excluded reach it, so do the best. Minus infinity where too
- * few lanes have something better than what is known. */
+/* A bound that the best logits of a piece reach, given the maximum of each lane: if as
+ * many lanes as there are wanted and excluded tokens reach it, the best do. Minus
+ * infinity if too few lanes have a logit that can be inserted. */
 static float lower_bound_of_best(const TopK *top, vec max, const Excluded *excluded)
 {
     const int64_t enough = top->count + excluded->num_tokens;
@@ -130,7 +133,7 @@ static float lower_bound_of_best(const TopK *top, vec max, const Excluded *exclu
     return nth_largest_lane(max, enough);
 }
 
-/* Insert what is above the smallest and reaches the bound, from left to right. */
+/* Insert the logits of a vector that reach the bound, from left to right. */
 static void insert_lanes(TopK *top, const Piece *piece, int64_t first, float bound,
                          const Excluded *excluded)
 {
@@ -146,7 +149,7 @@ static void insert_lanes(TopK *top, const Piece *piece, int64_t first, float bou
     }
 }
 
-/* Insert the best of a piece, whose maximum in each lane is known. */
+/* Insert the best logits of a piece, given the maximum of each lane. */
 static void insert_best(TopK *top, const Piece *piece, vec max,
                         const Excluded *excluded)
 {
@@ -167,7 +170,8 @@ static void insert_best(TopK *top, const Piece *piece, vec max,
 
 /* ---- OnlineSoftmax ----------------------------------------------------------- */
 
-/* Sum of exp(logit - offset) over a piece, each exponential to about 1e-7. */
+/* Sum of exp(logit - offset) over a piece. The relative error of each exponential is
+ * about 1e-7. */
 static float sum_exp(const Piece *piece, float offset)
 {
     const vec offsets = vec_set1(offset), per_log2 = vec_set1(PER_LOG2);
@@ -183,15 +187,16 @@ static float sum_exp(const Piece *piece, float offset)
 static void add_to_softmax(OnlineSoftmax *softmax, const Piece *piece, float max)
 {
     if (max > softmax->max) {
-        /* exp(-inf) is 0, as is the sum then, or NaN. */
+        /* The factor is 0 if the maximum was minus infinity; the sum is 0 then, or NaN.
+         */
         softmax->sum *= expf(softmax->max - max);
         softmax->max = max;
     }
     softmax->sum += sum_exp(piece, softmax->max > -INFINITY ? softmax->max : 0.0f);
 }
 
-/* Logarithm of the sum of all exponentials; NaN where none is above minus infinity, as
- * then there is no distribution. */
+/* Logarithm of the sum of all exponentials; NaN if no logit is above minus infinity, as
+ * there is no distribution then. */
 static float log_sum_exp(const OnlineSoftmax *softmax)
 {
     return softmax->max > -INFINITY ? softmax->max + logf(softmax->sum) : NAN;
@@ -234,8 +239,8 @@ static void add_piece(const td_candidates *query, CandidateWorkspace *workspace,
         workspace->rows[row].forced_logit = piece->values[forced - piece->first_token];
 }
 
-/* Turn the largest logits of a row into log-probabilities, best first. Where there are
- * fewer, they are minus infinity; where the row has NaN, all are NaN. */
+/* Turn the largest logits of a row into log-probabilities. Missing ones become minus
+ * infinity; if the row has NaN, all become NaN. */
 static void normalize(const td_candidates *query, CandidateWorkspace *workspace,
                       int64_t row)
 {
@@ -248,7 +253,7 @@ static void normalize(const td_candidates *query, CandidateWorkspace *workspace,
     if (forced < 0)
         return;
     for (int64_t i = 0; i < top.count; i++) {
-        top.values[i] = -INFINITY - log_sum; /* NaN, if that is NaN */
+        top.values[i] = -INFINITY - log_sum; /* NaN if log_sum is */
         top.tokens[i].id = (int32_t)forced;
     }
     if (!is_excluded(&excluded, forced))
@@ -257,13 +262,14 @@ static void normalize(const td_candidates *query, CandidateWorkspace *workspace,
 
 /* ---- Candidates of sentences ------------------------------------------------- */
 
-/* Whether one stands before another: NaN is behind all. */
+/* Whether a candidate is better than another; NaN is worse than all numbers. */
 static int is_before(double one, double other)
 {
     return one > other || (isnan(other) && !isnan(one));
 }
 
-/* Merge the best of a sentence's hypotheses; of equals, the first comes first. */
+/* Merge the candidates of a sentence's hypotheses; of equal ones, the first comes
+ * first. */
 static void merge(const td_candidates *query, CandidateWorkspace *workspace,
                   int64_t sentence)
 {
@@ -316,13 +322,13 @@ static td_status check_query(const td_candidates *query)
     return TD_OK;
 }
 
-/* Allot memory for all rows, keeping a block that is large enough. */
+/* Place the buffers of all rows in the block, which is replaced if it is too small. */
 static td_status reserve_candidates(const td_candidates *query,
                                     CandidateWorkspace *workspace)
 {
     const int64_t rows = rows_of(query), group = query->group;
-    workspace->count = query->count < query->vocab ? query->count : query->vocab;
-    /* A register precedes the values and tokens of a row. */
+    workspace->count = min_i64(query->count, query->vocab);
+    /* A vector of padding precedes the values and the tokens of a row. */
     workspace->stride = LANES + round_up_to_lanes(workspace->count);
     const size_t per_row = sizeof(CandidateRow) +
                            (size_t)workspace->stride * (sizeof(Token) + sizeof(float));
@@ -331,11 +337,11 @@ static td_status reserve_candidates(const td_candidates *query,
         __builtin_add_overflow(bytes, (size_t)group * sizeof(int64_t), &bytes))
         return TD_OUT_OF_MEMORY;
     if (!workspace->num_taken || bytes > workspace->capacity) {
-        void *memory = malloc(bytes);
-        if (!memory)
+        void *block = allocate_lines((double)bytes);
+        if (!block)
             return TD_OUT_OF_MEMORY;
         free(workspace->num_taken);
-        workspace->num_taken = memory;
+        workspace->num_taken = block;
         workspace->capacity = bytes;
     }
     workspace->rows = (CandidateRow *)(workspace->num_taken + group);
@@ -371,10 +377,8 @@ TD_INTERNAL void add_logits(const td_candidates *query, CandidateWorkspace *work
 {
     for (int64_t row = 0; row < rows_of(query); row++)
         for (int64_t i = 0; i < count; i += SOFTMAX_BLOCK) {
-            const int64_t left = count - i;
             const Piece piece = {logits + row * stride + i,
-                                 left < SOFTMAX_BLOCK ? left : SOFTMAX_BLOCK,
-                                 first + i};
+                                 min_i64(count - i, SOFTMAX_BLOCK), first + i};
             add_piece(query, workspace, row, &piece);
         }
 }
@@ -410,8 +414,8 @@ TD_INTERNAL td_status find_candidates(const td_candidates *query, const float *l
 
 /* ---- Logits that stay in registers ------------------------------------------- */
 
-/* A bit less than the smallest of the best / ln 2, as the products of both with their
- * scales were rounded differently. */
+/* Threshold of a row: a bit less than its smallest of the largest logits / ln 2,
+ * because of FUSED_ERROR. */
 static float fused_threshold(const TopK *top)
 {
     const float smallest = smallest_of(top) * PER_LOG2;

@@ -1,4 +1,4 @@
-/* The table of one instruction set. */
+/* td_api of one instruction set. */
 #include "isa/name.h"
 #include "transduce.h"
 

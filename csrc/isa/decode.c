@@ -1,4 +1,4 @@
-/* All of decoding for one instruction set. */
+/* All units of decoding as one translation unit, for one instruction set. */
 /* clang-format off */
 #include "isa/name.h"
 #include "transduce.h"

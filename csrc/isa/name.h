@@ -1,4 +1,4 @@
-/* Names of what each instruction set defines once. */
+/* Names that differ between instruction sets, and linkage of internal functions. */
 #ifndef TRANSDUCE_ISA_NAME_H
 #define TRANSDUCE_ISA_NAME_H
 
@@ -10,9 +10,10 @@
 #define TD_STRING(isa) TD_STRING_(isa)
 #define TD_ISA_STRING TD_STRING(TD_ISA)
 
-/* Linkage of what units share with each other: one translation unit holds all units of
- * an instruction set, so that sets do not collide and calls can be inlined. Tests and
- * analysers compile each unit by itself. */
+/* TD_NAME(name) is name_<instruction set>. TD_INTERNAL is the linkage of functions that
+ * units share: all units of an instruction set are compiled as one translation unit, in
+ * which they are static, so that sets do not collide and calls can be inlined. Editors
+ * and analysers compile each unit by itself. */
 #ifdef TD_UNITY
 #define TD_INTERNAL static
 #else

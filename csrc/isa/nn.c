@@ -1,4 +1,4 @@
-/* All of training for one instruction set. */
+/* All units of training as one translation unit, for one instruction set. */
 /* clang-format off */
 #include "isa/name.h"
 #include "transduce.h"
