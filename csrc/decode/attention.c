@@ -54,8 +54,7 @@ static void multiply_keys(const Workspace *work, const float *query, const float
                               ? products_with_keys(query, key, slots + i + KEYS_AT_ONCE,
                                                    stride, width)
                               : first;
-        /* One store: two narrower ones could not be forwarded to the load of a vector.
-         */
+        /* One store: two halves could not be forwarded to the load of a vector. */
         vec_store_first(scores + i, LANES, vec_from_halves(first, last));
     }
 }

@@ -1,5 +1,4 @@
-/* Attention of several rows to one source: its keys and values are read once for all.
- */
+/* Attention of several rows to one source: they share each read of keys and values. */
 #include "decode/attention.h"
 
 #include "simd/prefetch.h"

@@ -23,8 +23,7 @@ TD_INTERNAL td_status check_lengths(const int64_t *lengths, int64_t sentences,
     return TD_OK;
 }
 
-/* Write the positions of a sentence to which `position` attends; returns their number.
- */
+/* Write the positions to which `position` attends; returns their number. */
 static int64_t list_near(int64_t neighbourhood, int64_t position, int64_t length,
                          int32_t *slots)
 {

@@ -385,8 +385,7 @@ static float query_scale(const td_model_config *config)
     return config->scores == TD_SCALED ? (float)(1 / sqrt((double)config->d_k)) : 1.0f;
 }
 
-/* Pack a map to scaled queries, and to keys and values too unless `key_value` is NULL.
- */
+/* Pack a map to scaled queries, and to keys and values unless `key_value` is NULL. */
 static td_status pack_queries(const Packer *packer, const Affine *query,
                               const Affine *key_value, Linear *into)
 {

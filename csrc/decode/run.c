@@ -75,8 +75,7 @@ typedef struct {
     FusedSoftmax *fused; /* of each row */
 } Run;
 
-/* Columns of a piece of logits: as many as stay in a cache, and at least SOFTMAX_BLOCK.
- */
+/* Columns of a piece of logits: as many as stay in a cache, at least SOFTMAX_BLOCK. */
 static int64_t piece_width(int64_t rows)
 {
     return max_i64(CACHED_LOGITS / rows / SOFTMAX_BLOCK, 1) * SOFTMAX_BLOCK;

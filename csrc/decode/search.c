@@ -145,7 +145,7 @@ static td_status reserve_trace(td_search *search, int64_t num_steps)
         return TD_OK;
     const int64_t capacity = 2 * num_steps + 1;
     if (!enlarge((void **)&search->trace_tokens, 0, capacity, 1, sizeof(int64_t)) ||
-        !enlarge((void **)&search->trace_gains, 0, capacity, 1, sizeof(double)))
+        !enlarge((void **)&search->trace_log_probs, 0, capacity, 1, sizeof(double)))
         return TD_OUT_OF_MEMORY;
     search->trace_capacity = capacity;
     return TD_OK;
@@ -277,7 +277,7 @@ void search_free(td_search *search)
     free(search->found_parents);
     free(search->found_tokens);
     free(search->trace_tokens);
-    free(search->trace_gains);
+    free(search->trace_log_probs);
     free((void *)search->config.excluded_tokens);
     free(search);
 }
@@ -413,8 +413,7 @@ int64_t search_num_hypotheses(const td_search *search, int64_t number)
     return place < 0 ? 0 : search->sentences[place]->num_ranked;
 }
 
-/* Write tokens and log-probabilities of a hypothesis, from its last token to its first.
- */
+/* Write tokens and log-probabilities of a hypothesis, from the last to the first. */
 static void trace(td_search *search, const Sentence *sentence,
                   const RankedHypothesis *ranked)
 {
@@ -422,11 +421,11 @@ static void trace(td_search *search, const Sentence *sentence,
     for (int64_t step = ranked->num_steps - 1, k = ranked->entry; step >= 0; step--) {
         const BeamEntry *entry = entries_of_step(&search->config, sentence, step) + k;
         search->trace_tokens[step] = entry->token;
-        search->trace_gains[step + 1] = sum - entry->log_prob;
+        search->trace_log_probs[step + 1] = sum - entry->log_prob;
         sum = entry->log_prob;
         k = entry->parent;
     }
-    search->trace_gains[0] = sum;
+    search->trace_log_probs[0] = sum;
 }
 
 /* The same for greedy search, whose entries have the log-probability of one token. */
@@ -434,7 +433,7 @@ static void trace_path(td_search *search, const Sentence *path)
 {
     for (int64_t step = 0; step < path->num_steps; step++) {
         search->trace_tokens[step] = path->entries[step].token;
-        search->trace_gains[step] = path->entries[step].log_prob;
+        search->trace_log_probs[step] = path->entries[step].log_prob;
     }
 }
 
@@ -457,7 +456,7 @@ td_status search_hypothesis(td_search *search, int64_t number, int64_t rank,
         .is_finished = ranked->is_finished,
         .num_tokens = ranked->num_steps,
         .tokens = search->trace_tokens,
-        .gains = search->trace_gains,
+        .token_log_probs = search->trace_log_probs,
     };
     return TD_OK;
 }

@@ -69,7 +69,7 @@ struct td_search {
 
     int64_t trace_capacity;
     int64_t *trace_tokens; /* of the hypothesis that search_hypothesis returned last */
-    double *trace_gains;
+    double *trace_log_probs;
 };
 
 /* Allocate what grow_live() needs for one more step. */

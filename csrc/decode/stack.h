@@ -79,8 +79,7 @@ TD_INTERNAL void embed_row(const Workspace *work, const Embedding *embedding,
 TD_INTERNAL void apply_linear(Workspace *work, const Linear *linear, const Matrix *x,
                               const Matrix *y, int relu);
 
-/* Input of a sub-layer: x, or with pre-norm its layer norm, written to work->sublayer.
- */
+/* Input of a sub-layer: x; or with pre-norm its layer norm, in work->sublayer. */
 TD_INTERNAL const Matrix *sublayer_input(Workspace *work, const Norm *norm);
 /* Add the output of a sub-layer to x; with post-norm, normalize the sum. */
 TD_INTERNAL void add_and_norm(Workspace *work, const Norm *norm);

@@ -80,9 +80,8 @@ static inline vec load_logits(const Piece *piece, int64_t i)
     return vec_select(mask, vec_load_masked(mask, from), vec_set1(-INFINITY));
 }
 
-#define STRIP                                                                          \
-    (4 * LANES) /* logits that are skipped together if their maximum is low            \
-                 */
+/* Logits that are skipped together if their maximum is low. */
+#define STRIP (4 * LANES)
 
 /* Maximum of each lane over a strip; NaN counts as minus infinity. */
 static inline vec max_of_strip(const float *values)
@@ -187,7 +186,7 @@ static float sum_exp(const Piece *piece, float offset)
 static void add_to_softmax(OnlineSoftmax *softmax, const Piece *piece, float max)
 {
     if (max > softmax->max) {
-        /* The factor is 0 if the maximum was minus infinity; the sum is 0 then, or NaN.
+        /* The factor is 0 if the maximum was minus infinity; then the sum is 0 or NaN.
          */
         softmax->sum *= expf(softmax->max - max);
         softmax->max = max;

@@ -38,9 +38,7 @@ static inline const uint8_t *kept_bits(const Bf16Epilogue *e, int64_t row,
 #define TILE AMX_ROWS          /* rows of a tile; columns of a tile of sums */
 #define TILE_DEPTH PANEL_WIDTH /* elements of a row of a tile of factors */
 
-#define BLOCK_ELEMENTS                                                                 \
-    (1 << 19) /* elements of a block: half of the cache of a core                      \
-               */
+#define BLOCK_ELEMENTS (1 << 19) /* of a block: half of the cache of a core */
 
 /* Rows of up to MAX_DEPTH elements are summed in one pass over the matrix. Longer ones
  * are summed DEPTH elements at a time if sums are stored in fp32. */

@@ -1,12 +1,21 @@
-/* The whole interface of the native library: training and decoding on CPUs.
+/* Interface of the native library: training and decoding on CPUs.
  *
- * Python reads this file itself (native.py), so that no layout stands anywhere else;
- * library and header carry a hash of it, and only a matching pair is used.
+ * td_load() returns the functions for this processor. Handles are created by functions
+ * named *_new, freed by functions named *_free (NULL is allowed), and used by one
+ * thread at a time; a finished td_model may be used by several.
  *
- * Conventions. Every function that can fail returns a td_status. Matrices are
- * row-major; comments give their shapes as [rows, columns]. Sizes and ids are int64_t.
- * Pointers to numbers need no alignment unless said. Handles are created by td_*_new,
- * freed by td_*_free, and used by one thread at a time.
+ * Matrices are row-major; comments give shapes as [rows, columns]. Sizes and ids are
+ * int64_t. Log-probabilities are in nats. Arrays need no alignment and belong to the
+ * caller. Functions read arguments and arrays only during the call, unless said.
+ * `num_threads` is from 1 to 4,096; unless said, results do not depend on it.
+ *
+ * Functions that can fail return a td_status. A call that does not return TD_OK has no
+ * effect, unless said; a *_new function then sets its handle to NULL. Any function may
+ * return TD_BAD_ARGUMENT: a NULL pointer where an array or handle is needed, a size out
+ * of range, or a state in which the call makes no sense. Comments name other statuses.
+ *
+ * Python reads this file itself (native.py), so that no layout is written twice. The
+ * library reports a hash of the header that it was compiled with (td_header_hash).
  */
 #ifndef TRANSDUCE_H
 #define TRANSDUCE_H
@@ -18,48 +27,53 @@
 
 typedef enum td_status {
     TD_OK = 0,
-    TD_OUT_OF_MEMORY = 1,
-    TD_BAD_TOKEN = 2,    /* an id outside the vocabulary */
-    TD_BAD_ARGUMENT = 3, /* a size or pointer that the function does not allow */
-    TD_UNSUPPORTED = 4   /* not available in this build or on this processor */
+    TD_OUT_OF_MEMORY = 1, /* the system or td_use_allocation_check refused memory */
+    TD_BAD_TOKEN = 2,     /* an id is outside the vocabulary */
+    TD_BAD_ARGUMENT = 3,  /* a size, pointer or state is not allowed */
+    TD_UNSUPPORTED = 4    /* this build or processor cannot do it */
 } td_status;
 
 /* ---- Training ---------------------------------------------------------------- */
 
-/* Workspaces and outputs are allocated by the caller, in the sizes that the functions
- * named *_workspace and *_states return. Names as in the paper: sentences (a batch),
- * queries and keys (positions of the two sides of an attention), heads, d_k, d_v.
- * The gradient of a loss with respect to x is named grad_x and has the shape of x. */
+/* Callers allocate results and workspaces; functions named *_workspace and *_states
+ * return their sizes. Names are those of the paper: heads, d_k, d_v; queries and keys
+ * are the positions of both sides of an attention. The gradient of the loss with
+ * respect to x is grad_x and has the shape of x.
+ *
+ * One struct holds the arguments of the forward and of the backward pass. Each pass
+ * reads the fields that it needs; the others may be NULL. */
 
 typedef uint16_t td_bf16; /* the upper half of a float */
 
-/* A bf16 matrix [rows, columns] cut into panels of 32 columns, as the AMX unit loads
- * it. Functions for which it is optional ignore it if data is NULL. */
+/* A matrix [rows, columns] in bf16, in panels of 32 columns, as AMX reads it. `columns`
+ * is a multiple of 32. Where panels are optional, NULL data stands for none. */
 typedef struct td_panels {
     td_bf16 *data; /* [columns / 32, rows, 32] */
     int64_t rows;
 } td_panels;
 
-/* Which keys a query may attend to. */
+/* Keys to which each query may attend. */
 typedef struct td_mask {
     const uint8_t *data;     /* [sentences, queries, keys]: 1 if it may, else 0 */
-    int64_t sentence_stride; /* bytes; 0 if all sentences share their masks */
-    int64_t query_stride;    /* bytes; 0 if all queries share their masks */
+    int64_t sentence_stride; /* bytes; 0 if all sentences have the same mask */
+    int64_t query_stride;    /* bytes; 0 if all queries have the same mask */
 } td_mask;
 
+/* Rate of dropout. An element is dropped if its 16 random bits are below num_dropped:
+ * with probability num_dropped / 65,536. */
 typedef struct td_dropout_rate {
-    uint32_t num_dropped; /* of 65,536 random values, those that drop an element */
+    uint32_t num_dropped; /* 0 to 65,535 */
     float scale;          /* of kept elements: 65,536 / (65,536 - num_dropped) */
 } td_dropout_rate;
 
-/* Dropout of one tensor: a mask is a function of these and of the element's place. */
+/* Dropout of one tensor. Masks depend on seeds and indices of elements only. */
 typedef struct td_dropout {
     uint32_t seeds[2];
     td_dropout_rate rate;
 } td_dropout;
 
-/* Dropout whose masks are kept for the backward pass. Masks are drawn block by block; a
- * block is a row, or a fixed number of elements. */
+/* Dropout whose masks are stored for the backward pass. Masks are drawn block by block:
+ * a block is a row, or a fixed number of elements; the last one may be shorter. */
 typedef struct td_masking {
     const float *x;      /* [count]; backward: the gradient of y */
     float *y;            /* [count]; backward: the gradient of x */
@@ -67,374 +81,433 @@ typedef struct td_masking {
     int64_t count;       /* elements */
     int64_t block_width; /* elements of a block */
     int64_t block_masks; /* masks drawn for a block: even, at least block_width */
-    int64_t first_block; /* number of the first block if x is part of a larger tensor */
+    int64_t
+        first_block; /* number of the first block, if x is part of a larger tensor */
     td_dropout dropout;
 } td_masking;
 
-/* Multi-head attention (section 3.2) between projected queries, keys and values. d_k
- * and d_v are multiples of 16. */
+/* Multi-head attention (section 3.2) between projected queries, keys and values. A
+ * query whose mask allows no key attends to all keys alike. */
 typedef struct td_attention {
-    int64_t sentences, heads, queries, keys, d_k, d_v;
+    int64_t sentences, heads, queries, keys;
+    int64_t d_k, d_v; /* multiples of 16 */
     td_mask mask;
-    float scale;            /* of the scores */
+    float scale;            /* of the scores: 1 / sqrt(d_k) in the paper */
     const float *query;     /* [sentences, queries, heads * d_k] */
     const float *key_value; /* [sentences, keys, heads * d_k + heads * d_v] */
-    float *weights;         /* [sentences, heads, queries, keys rounded up to lanes] */
-    float *output;          /* [sentences, queries, heads * d_v] */
+    float *weights; /* [sentences, heads, queries, keys rounded up to lanes], before
+                       dropout; the forward pass stores, the backward pass reads it */
+    float *output;  /* [sentences, queries, heads * d_v] */
     const float *grad_output;
     float *grad_query, *grad_key_value;
-    /* Where results are written instead, rounded to bf16, if data is not NULL. */
+    /* Optional: results are written here, rounded to bf16, instead of in fp32. */
     td_panels bf16_output, bf16_grad_query, bf16_grad_key_value;
-    int64_t first_sentence; /* number of the first one if these are part of a batch */
+    int64_t first_sentence; /* number of the first one, if these are part of a batch */
     td_dropout dropout;     /* of the weights */
-    float *workspace;       /* [threads, attention_workspace] */
+    float *workspace;       /* [num_threads, attention_workspace] */
 } td_attention;
 
-/* LayerNorm(x + Dropout(addend)) (sections 3.1 and 5.4). */
+/* y = LayerNorm(x + Dropout(addend)) (sections 3.1 and 5.4). The addend is masking.x in
+ * the forward pass; its gradient is masking.y in the backward pass. */
 typedef struct td_layer_norm {
-    int64_t rows, width; /* width: a multiple of 16 */
-    float epsilon;
+    int64_t rows, width;      /* width: a multiple of 16 */
+    float epsilon;            /* added to the variance */
     const float *x;           /* [rows, width] */
     const float *gain, *bias; /* [width] */
-    float *normalized;        /* [rows, width], kept for the backward pass */
-    float *inverse_deviation; /* [rows], kept for the backward pass */
+    float *normalized;        /* [rows, width], stored for the backward pass */
+    float *inverse_deviation; /* [rows], stored for the backward pass */
     float *y;                 /* [rows, width] */
-    td_panels bf16_y;         /* y again, rounded; optional */
+    td_panels bf16_y;         /* [rows, width]: y rounded to bf16; optional */
     const float *grad_y;
     float *grad_x, *grad_gain, *grad_bias;
-    td_panels bf16_grad_addend; /* in place of masking.y, if data is not NULL */
-    td_masking masking; /* forward: x is the addend; backward: y is its gradient */
-    float *workspace;   /* backward: [layer_norm_workspace] */
+    td_panels bf16_grad_addend; /* optional: written instead of masking.y; block_masks
+                                   is then `width` */
+    td_masking masking;         /* of blocks of `width` elements; its y (forward) or x
+                                   (backward) is not used */
+    float *workspace;           /* backward: [layer_norm_workspace] */
 } td_layer_norm;
 
-/* Label-smoothed cross-entropy (section 5.4); logits become their gradient. */
+/* Label-smoothed cross-entropy (section 5.4). The gradient of the sum of the smoothed
+ * losses replaces the logits. */
 typedef struct td_cross_entropy {
     int64_t rows, vocab;
-    float *logits;          /* [rows, vocab], or NULL if they are in bf16 */
+    float *logits;          /* [rows, vocab]; NULL if they are in bf16 */
     td_bf16 *bf16_logits;   /* [rows, vocab] */
-    const int64_t *targets; /* [rows] */
-    float smoothing;
-    float *smoothed;                /* [rows] loss in nats */
+    const int64_t *targets; /* [rows] ids */
+    float smoothing;        /* probability that is spread over the whole vocabulary */
+    float *smoothed;        /* [rows] smoothed loss in nats */
     float *negative_log_likelihood; /* [rows] nats */
-    float *workspace;               /* with bf16_logits: [threads, vocab] */
+    float *workspace;               /* [num_threads, vocab] with bf16_logits */
 } td_cross_entropy;
 
-/* The same loss of the logits states * weight^T, which are formed in bf16 and not kept,
- * and the gradients of both factors. */
+/* The same loss for the logits states * weight^T, which are computed in bf16 and not
+ * stored, with the gradients of both factors. */
 typedef struct td_output_loss {
-    int64_t rows, vocab, width; /* width: a multiple of 32 */
-    const float *states;        /* [rows, width] */
-    const float *weight;        /* [vocab, width] */
-    const int64_t *targets;     /* [rows] */
-    float smoothing;
-    float *smoothed;                /* [rows] loss in nats */
+    int64_t rows, vocab, width;     /* width: a multiple of 32 */
+    const float *states;            /* [rows, width] */
+    const float *weight;            /* [vocab, width] */
+    const int64_t *targets;         /* [rows] ids */
+    float smoothing;                /* probability spread over the whole vocabulary */
+    float *smoothed;                /* [rows] smoothed loss in nats */
     float *negative_log_likelihood; /* [rows] nats */
     float *grad_states, *grad_weight;
     int64_t accumulates; /* 1: the gradient of the weight is added to grad_weight */
-    /* The packed weight, each [vocab rounded up to 32, width]. */
-    td_bf16 *packed_forward, *packed_backward;
-    float *workspace; /* [output_loss_workspace] */
+    td_bf16 *packed_forward,
+        *packed_backward; /* [vocab rounded up to 32, width] each */
+    float *workspace;     /* [output_loss_workspace] */
 } td_output_loss;
 
-/* All encoder or all decoder layers (section 3.1, Figure 1), post-norm with ReLU. The
- * sentences may be cut into parts; each part goes through all layers in one thread. */
+/* All layers of an encoder or a decoder (section 3.1, Figure 1), post-norm with ReLU.
+ * The sentences may be cut into parts; one thread takes a part through all layers. */
 typedef struct td_stack {
-    int64_t layers, sentences, length;
-    int64_t d_model; /* a multiple of 32 */
-    int64_t d_ff;    /* a multiple of 16; of 32 in bf16, as are heads * d_k or d_v */
-    int64_t heads, d_k, d_v;
-    int64_t memory_length; /* of the encoder's output; 0: no cross-attention */
-    int64_t kept_layers;   /* layers, or 1 if there is no backward pass */
-    int64_t parts;
-    int64_t first_row; /* number of the first row if these are part of a batch */
+    int64_t layers, sentences, length; /* length: positions of each sentence */
+    int64_t d_model;                   /* a multiple of 32 */
+    int64_t
+        d_ff; /* a multiple of 16; in bf16 of 32, as are heads * d_k and heads * d_v */
+    int64_t heads, d_k, d_v; /* d_k, d_v: multiples of 16 */
+    int64_t
+        memory_length; /* positions of the encoder's output; 0: no cross-attention */
+    int64_t
+        kept_layers;   /* layers whose states are stored: all; or 1 without backward */
+    int64_t parts;     /* 1 to max(sentences, 1) */
+    int64_t first_row; /* number of the first row, if these are part of a batch */
     int64_t is_bf16;   /* 1: matrices are multiplied in bf16 */
-    float epsilon, scale;
+    float epsilon;     /* of the layer norms */
+    float scale;       /* of the scores of attention */
     td_dropout_rate dropout, attention_dropout, relu_dropout;
     td_mask self_mask, cross_mask;
-    /* For each layer and sub-layer: two seeds for dropout within it, two for dropout of
-     * its output. */
-    const uint32_t *seeds;
-    /* Pointers for each layer, sub-layer by sub-layer (self-attention, cross-attention,
-     * feed-forward): of each linear map (query, key_value, output; or inner, outer) the
-     * weight [outputs, inputs], the weight packed forward and packed backward (or NULL)
-     * and the bias; then gain and bias of the layer norm. */
+    const uint32_t *seeds; /* [layers, sub-layers, 4]: two seeds of the dropout within
+                              the sub-layer, two of the dropout of its output */
+    /* Pointers of all layers. A layer has self-attention, cross-attention if there is
+     * one, and feed-forward. A sub-layer has its linear maps (query, key_value and
+     * output; or inner and outer), then gain and bias of its layer norm. A linear map
+     * has weight [outputs, inputs], the weight packed forward and packed backward (each
+     * as large in bf16; NULL in fp32), and bias. */
     void **weights;
-    void **grad_weights; /* [parts, as many as weights]; packed weights are ignored */
+    void **grad_weights; /* [parts, as many as weights]; packed weights are not read */
     const float *x;      /* [sentences, length, d_model] */
-    const float *memory; /* [sentences, memory_length, d_model] */
+    const float *memory; /* [sentences, memory_length, d_model], the encoder's output */
     float *y;            /* [sentences, length, d_model] */
-    float *states;       /* [parts, stack_states], kept for the backward pass */
+    float *states;       /* [parts, stack_states], stored for the backward pass */
     const float *grad_y;
     float *grad_x, *grad_memory;
     float *workspace; /* [parts, stack_workspace] */
     int num_threads;
 } td_stack;
 
-/* Newton-Schulz iterations towards the nearest orthogonal matrices (Jordan et al.,
- * 2024). rows and columns are multiples of 16; rows are not more than columns. */
+/* Newton-Schulz iterations X <- a X + b X X^T X + c (X X^T)^2 X towards the nearest
+ * orthogonal matrix (Jordan et al., 2024), after a division by the norm. */
 typedef struct td_orthogonalization {
-    int64_t count, rows, columns;
+    int64_t count;
+    int64_t rows, columns; /* multiples of 16; rows <= columns */
     int64_t steps;
-    const float *factors; /* [steps, 3]: of x, x^3 and x^5 */
+    const float *factors; /* [steps, 3]: a, b, c of each step */
     float epsilon;        /* added to each norm */
-    float *matrices;      /* [count, rows, columns], overwritten by the result */
-    float *workspace;     /* [threads, orthogonalize_workspace] */
+    float *matrices;      /* [count, rows, columns], replaced by the result */
+    float *workspace;     /* [num_threads, orthogonalize_workspace] */
 } td_orthogonalization;
 
-/* Functions of one instruction set. Sizes are numbers of floats, or -1 if an argument
- * is out of range. */
+/* Functions of training, of one instruction set. Functions that return int64_t return a
+ * number of floats, or -1 if an argument is out of range; they do not read arrays. */
 typedef struct td_nn_api {
-    int64_t lanes; /* floats that one vector register holds */
+    int64_t lanes; /* floats of a vector register: 8 or 16 */
 
-    /* Multiply matrices in fp32 by `sgemm_` of a Fortran BLAS. */
+    /* Multiply matrices in fp32 by `sgemm_` of a Fortran BLAS with 32-bit integers,
+     * which decides whether results depend on threads. Must be called before the stack
+     * functions in fp32, and not at the same time. */
     td_status (*use_sgemm)(void *sgemm);
-    /* Whether matrices are multiplied in bf16 by AMX (td_has_amx_bf16), which only some
-     * instruction sets can use; otherwise slow loops give the same results. */
+    /* 1 if matrices in bf16 are multiplied by AMX: td_has_amx_bf16(), and this
+     * instruction set can use it. Otherwise slow loops compute the same products. */
     int (*uses_amx)(void);
 
+    /* Workspace of each thread. */
     int64_t (*attention_workspace)(const td_attention *attention);
+    /* Compute weights and output. */
     td_status (*attention_forward)(const td_attention *attention, int num_threads);
+    /* Compute grad_query and grad_key_value. */
     td_status (*attention_backward)(const td_attention *attention, int num_threads);
 
-    /* Draw masks and apply them; apply the masks that were drawn. */
+    /* Draw masks and apply them: y = Dropout(x). */
     td_status (*dropout_forward)(const td_masking *masking, int num_threads);
+    /* Apply the masks that dropout_forward has drawn. */
     td_status (*dropout_backward)(const td_masking *masking, int num_threads);
 
+    /* Workspace of layer_norm_backward. */
     int64_t (*layer_norm_workspace)(const td_layer_norm *norm);
+    /* Compute y, and what the backward pass needs. */
     td_status (*layer_norm_forward)(const td_layer_norm *norm, int num_threads);
+    /* Compute grad_x, grad_gain, grad_bias and the gradient of the addend. */
     td_status (*layer_norm_backward)(const td_layer_norm *norm, int num_threads);
 
+    /* Compute both losses and the gradient. TD_BAD_TOKEN: a target is outside vocab. */
     td_status (*cross_entropy)(const td_cross_entropy *loss, int num_threads);
 
-    /* output_loss needs the weight packed by output_loss_pack. */
     int64_t (*output_loss_workspace)(const td_output_loss *loss, int num_threads);
+    /* Pack the weight into packed_forward and packed_backward. */
     td_status (*output_loss_pack)(const td_output_loss *loss, int num_threads);
+    /* Compute both losses and the gradients, given the packed weight. TD_BAD_TOKEN: a
+     * target is outside vocab. */
     td_status (*output_loss)(const td_output_loss *loss, int num_threads);
 
-    /* With is_bf16, stack_forward needs all matrices packed by stack_pack. */
+    /* States and workspace of each part. */
     int64_t (*stack_states)(const td_stack *stack);
     int64_t (*stack_workspace)(const td_stack *stack);
+    /* Pack all weights for products in bf16. */
     td_status (*stack_pack)(const td_stack *stack);
+    /* Compute y and states; in bf16, given packed weights. TD_UNSUPPORTED: use_sgemm
+     * has not been called, in fp32. */
     td_status (*stack_forward)(const td_stack *stack);
+    /* Compute grad_x, grad_memory and grad_weights, given the states. TD_UNSUPPORTED:
+     * as stack_forward. */
     td_status (*stack_backward)(const td_stack *stack);
 
+    /* Workspace of each thread. */
     int64_t (*orthogonalize_workspace)(const td_orthogonalization *task);
     td_status (*orthogonalize)(const td_orthogonalization *task, int num_threads);
 } td_nn_api;
 
 /* ---- Decoding ---------------------------------------------------------------- */
 
-/* Numbers of matrix products. In int8, weights are rounded once with a scale for each
- * output, rows of activations as they come with a scale and an offset for each row. */
+/* Precision of matrix products. In TD_INT8, weights are rounded when they are packed,
+ * with a scale for each output; rows of activations are rounded in each product, with a
+ * scale and a minimum for each row. */
 typedef enum td_precision { TD_FP32 = 0, TD_INT8 = 1 } td_precision;
 
+/* Layer norm of the sum behind each sub-layer (the paper), or of a sub-layer's input.
+ */
 typedef enum td_norm { TD_POST_NORM = 0, TD_PRE_NORM = 1 } td_norm;
 
+/* Scores of attention: dot products divided by sqrt(d_k) (equation 1), dot products, or
+ * additive (Bahdanau et al., 2015). */
 typedef enum td_scores { TD_SCALED = 0, TD_UNSCALED = 1, TD_ADDITIVE = 2 } td_scores;
 
 typedef enum td_activation { TD_RELU = 0, TD_SILU = 1 } td_activation;
 
-/* Sizes and choices of a Transformer. */
+/* Configuration of a Transformer. */
 typedef struct td_model_config {
-    int64_t vocab_size;
+    int64_t vocab_size;        /* of the source, or of both sides */
     int64_t target_vocab_size; /* 0: one matrix for source, target and output */
     int64_t encoder_layers, decoder_layers;
     int64_t d_model, d_ff, num_heads, d_k, d_v;
     int64_t max_positions; /* rows of the table of learned positions; 0: sinusoids */
-    int64_t neighbourhood; /* distance that self-attention sees; 0: unlimited */
-    double norm_epsilon;
+    int64_t
+        neighbourhood; /* largest distance over which self-attention attends; 0: any */
+    double norm_epsilon; /* added to variances */
     td_norm norm;
     td_scores scores;
     td_activation activation;
-    int output_bias; /* whether logits have a bias */
+    int output_bias; /* 1: logits have a bias */
     td_precision precision;
 } td_model_config;
 
 /* A linear map y = x W^T + b with packed weights. */
 typedef struct td_linear td_linear;
 
-/* A Transformer with packed weights. Once finished it does not change, and several
- * threads may use it at a time. */
+/* A Transformer with packed weights. After model_finish it does not change. */
 typedef struct td_model td_model;
 
-/* State of a decoder: a group of hypotheses for each sentence, all groups equally
- * large, with their keys and values. Its model must be freed later. */
+/* State of a decoder: a group of hypotheses for each sentence, with their keys and
+ * values. All groups have the same size. Its model must be freed after it. */
 typedef struct td_decoder td_decoder;
 
-/* Request for the likeliest ways to go on, and where they are written. */
+/* Arguments of find_candidates: the hypotheses of some sentences, and where the best
+ * ways to extend them by one token are written. */
 typedef struct td_candidates {
-    int64_t sentences, group, vocab; /* hypotheses of a sentence form a group */
-    int64_t count;                   /* candidates wanted of each sentence */
-    const double *log_probs;         /* [sentences, group] of the hypotheses so far */
-    const uint8_t *mask; /* [sentences, group, vocab] not 0: the token may not come
-                            after the hypothesis; or NULL */
-    const int64_t *excluded_tokens; /* tokens that may never come */
+    int64_t sentences, group, vocab; /* the hypotheses of a sentence form a group */
+    int64_t count;                   /* candidates wanted for each sentence */
+    const double *log_probs;         /* [sentences, group] of the hypotheses */
+    const uint8_t *mask; /* [sentences, group, vocab]: not 0 if the token must not
+                            follow the hypothesis; or NULL */
+    const int64_t *excluded_tokens; /* [num_excluded_tokens] that must not follow any */
     int64_t num_excluded_tokens;
-    const int64_t *forced_tokens; /* [sentences] the only token that may come, or -1;
-                                     NULL if there are none */
-    double diversity; /* nats by which the k-th best token after a hypothesis is put
-                         back, times k, in the choice of candidates */
-    /* [sentences, count] each, best first: log-probability with the token, number of
-     * the hypothesis in its group, token. Missing candidates have minus infinity; where
-     * a hypothesis has NaN among its logits, its candidates have NaN and come last. */
+    const int64_t *forced_tokens; /* [sentences]: the only token that may follow, or -1;
+                                     NULL if no sentence has one */
+    double diversity; /* nats subtracted, in the choice of candidates, for each better
+                         token after the same hypothesis (Li et al., 2016) */
+    /* Results [sentences, count], best first: log-probability including the token,
+     * number of the hypothesis in its group, token. If there are fewer than `count`
+     * candidates, the others have minus infinity. If logits of a hypothesis are NaN, so
+     * are its candidates, which come last. */
     double *found_log_probs;
     int64_t *found_parents, *found_tokens;
 } td_candidates;
 
 /* How to search for translations (section 6.1). */
 typedef struct td_search_config {
-    int64_t beam_size;      /* hypotheses of a sentence that each step keeps */
-    int64_t is_greedy;      /* whether the likeliest token always is chosen, beam 1 */
-    int64_t eos;            /* end token */
-    int64_t min_length;     /* tokens of a hypothesis at least, its end not counted */
-    int64_t num_best;       /* hypotheses that must be beyond overtaking at the end */
-    int64_t end_candidates; /* best candidates of a step that may end, of 2 beam_size */
-    int64_t enough_finished;  /* finished hypotheses that end the search in any case */
-    int64_t cut_ones_compete; /* whether those cut short by the length limit are ranked
-                                 with finished ones, not only where none finished */
-    double length_penalty;    /* alpha: a score is the log-probability divided by */
-    int64_t is_power_penalty; /* ((5 + length) / 6)^alpha, or by length^alpha */
-    double coverage_penalty;  /* beta: weight of coverage in scores; 0 for none */
+    int64_t beam_size;  /* hypotheses of a sentence that each step keeps */
+    int64_t is_greedy;  /* 1: always choose the best token; beam_size is 1 */
+    int64_t eos;        /* end token */
+    int64_t min_length; /* smallest number of tokens, without the end token */
+    int64_t num_best;   /* the search ends when no live hypothesis can beat so many */
+    int64_t end_candidates;  /* 1 to 2 beam_size: only so many of the best candidates of
+                                a step may end a hypothesis */
+    int64_t enough_finished; /* the search ends when so many hypotheses have finished */
+    int64_t
+        cut_ones_compete;  /* 1: hypotheses that the length limit cuts short are ranked
+                              with finished ones; 0: only if none has finished */
+    double length_penalty; /* alpha: log-probabilities are divided by */
+    int64_t is_power_penalty; /* ((5 + length) / 6)^alpha; or by length^alpha if 1 */
+    double coverage_penalty;  /* beta: factor of the coverage that is added to scores */
     double diversity;         /* as in td_candidates */
-    const int64_t *excluded_tokens; /* tokens that never come; copied */
+    const int64_t *excluded_tokens; /* [num_excluded_tokens] that never occur */
     int64_t num_excluded_tokens;
 } td_search_config;
 
-/* Sentences that are searched together. A sentence is live until it is done. Sentences
- * are numbered from 0 in the order in which they came. */
+/* A search for translations of some sentences, which are numbered from 0. A sentence is
+ * live until its search ends. */
 typedef struct td_search td_search;
 
-/* A hypothesis of a sentence. The arrays belong to the search, and are valid until its
- * next call. */
+/* A hypothesis of a sentence. The arrays belong to the search and are valid until the
+ * next call with it. */
 typedef struct td_hypothesis {
     double score;
-    double log_prob;     /* of all tokens, the end token included */
-    int64_t is_finished; /* whether it ended by itself */
-    int64_t num_tokens;  /* the end token not counted */
-    const int64_t *tokens;
-    const double *gains; /* [num_tokens + is_finished] log-probability of each token */
+    double log_prob;       /* of all tokens, the end token included */
+    int64_t is_finished;   /* 1: it ends with the end token; 0: it was cut short */
+    int64_t num_tokens;    /* without the end token */
+    const int64_t *tokens; /* [num_tokens] */
+    const double *token_log_probs; /* [num_tokens + is_finished] of each token */
 } td_hypothesis;
 
+/* Functions of decoding, of one instruction set. */
 typedef struct td_decode_api {
-    int64_t lanes;
+    int64_t lanes; /* floats of a vector register: 8 or 16 */
 
-    /* Pack weight [outputs, inputs] and bias [outputs]; a NULL bias is zero. */
+    /* Pack weight [outputs, inputs] and bias [outputs]; NULL: a bias of zeros.
+     * TD_OUT_OF_MEMORY. */
     td_status (*linear_new)(const float *weight, const float *bias, int64_t outputs,
                             int64_t inputs, td_precision precision, int num_threads,
                             td_linear **linear);
-    /* y [rows, outputs] from x [rows, inputs]. A row of y depends on its row of x only,
-     * not on the number of threads. */
+    /* Compute y [rows, outputs] from x [rows, inputs]. A row of y depends on its row of
+     * x only. TD_OUT_OF_MEMORY. */
     td_status (*linear_apply)(const td_linear *linear, const float *x, int64_t rows,
                               float *y, int num_threads);
-    /* Step [outputs] of the rounded weights of each output, in int8. */
+    /* Write the scales [outputs] of int8 weights. */
     td_status (*linear_scales)(const td_linear *linear, float *scales);
     void (*linear_free)(td_linear *linear);
 
-    /* A model without weights. Each parameter must be set by its name, such as
-     * "encoder_layers.0.feed_forward.inner.weight" [rows, columns]; a vector has one
-     * column. The numbers must stay until model_finish, which copies and packs them. */
+    /* Create a model without parameters. TD_OUT_OF_MEMORY. */
     td_status (*model_new)(const td_model_config *config, td_model **model);
+    /* Set a parameter [rows, columns] by its name, such as
+     * "encoder_layers.0.feed_forward.inner.weight"; a vector has one column. The values
+     * are read by model_finish and must stay until then. */
     td_status (*model_set)(td_model *model, const char *name, const float *values,
                            int64_t rows, int64_t columns);
+    /* Copy and pack the parameters. TD_BAD_ARGUMENT: a parameter is not set.
+     * TD_OUT_OF_MEMORY: the model can only be freed then. */
     td_status (*model_finish)(td_model *model, int num_threads);
     void (*model_free)(td_model *model);
 
-    /* Encode sentences of lengths[i] tokens each, which follow one another in `ids`.
-     * `states` [tokens, d_model] has a row for each token. */
+    /* Encode sentences of lengths[i] >= 1 tokens, whose `ids` follow one another, end
+     * tokens included. Writes the encoder's output, `states` [tokens, d_model].
+     * TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
     td_status (*encode)(const td_model *model, const int64_t *ids,
                         const int64_t *lengths, int64_t sentences, float *states,
                         int num_threads);
 
-    /* A decoder that has read nothing, with one hypothesis for each sentence, from the
-     * encoder's states. With `sum_attention`, decoder_coverage can be called. */
+    /* Create a decoder that has read nothing, with one hypothesis for each sentence,
+     * given the results of `encode`. With sum_attention 1, it supports
+     * decoder_coverage. TD_OUT_OF_MEMORY. */
     td_status (*decoder_new)(const td_model *model, const float *states,
                              const int64_t *lengths, int64_t sentences,
                              int sum_attention, int num_threads, td_decoder **decoder);
-    /* Read one more token of each hypothesis. `ids` has [sentences, group] tokens,
-     * `logits` [sentences, group, target vocabulary] those of the next. A failed step
-     * changes nothing. */
+    /* Read the next token of each hypothesis, `ids` [sentences, group], and write the
+     * logits [sentences, group, target vocabulary] of the token after it.
+     * TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
     td_status (*decoder_step)(td_decoder *decoder, const int64_t *ids, float *logits,
                               int num_threads);
-    /* Keep the hypotheses `rows` [sentences, group], numbered through all groups. Those
-     * of a new group must be of one sentence, and no sentence in two groups. */
+    /* Keep the hypotheses `rows` [sentences, group] and drop the others; row h of group
+     * g was number g * (size of the old groups) + h. Hypotheses may be repeated. All in
+     * a new group must be of one sentence; each sentence has at most one group.
+     * TD_OUT_OF_MEMORY. */
     td_status (*decoder_reorder)(td_decoder *decoder, const int64_t *rows,
                                  int64_t sentences, int64_t group);
     /* Append copies of the sentences of another decoder of the same model, with groups
-     * of the same size. */
+     * of the same size. TD_OUT_OF_MEMORY. */
     td_status (*decoder_join)(td_decoder *decoder, const td_decoder *other);
-    /* Coverage [sentences, group]: sum of log(min(attention, 1)) over the source, where
-     * attention is summed over steps (Wu et al., 2016, equation 14), and is the mean of
-     * the last layer's heads. */
+    /* Write the coverage [sentences, group]: the sum of log(min(a, 1)) over source
+     * positions, where `a` is the sum over steps of the attention to the position, the
+     * mean over the heads of the last layer (Wu et al., 2016, equation 14). */
     td_status (*decoder_coverage)(const td_decoder *decoder, double *coverage);
-    /* Sizes; 0 for NULL. Capacity: positions of a sentence for which memory is held. */
+    /* Number of sentences and of hypotheses of each; 0 for NULL. */
     int64_t (*decoder_sentences)(const td_decoder *decoder);
     int64_t (*decoder_group)(const td_decoder *decoder);
+    /* Positions of a sentence for which memory is allocated; 0 for NULL. */
     int64_t (*decoder_capacity)(const td_decoder *decoder);
     void (*decoder_free)(td_decoder *decoder);
 
-    /* Find candidates given logits [sentences, group, vocab]. */
+    /* Find candidates, given logits [sentences, group, vocab]. TD_BAD_TOKEN: a forced
+     * token is not below vocab. TD_OUT_OF_MEMORY. */
     td_status (*find_candidates)(const td_candidates *query, const float *logits);
 
-    /* Begin to search for translations of max_lengths[i] tokens at most, the end token
-     * included. All hypotheses of a sentence begin with its prefix, if there are
-     * prefixes: prefix_lengths[i] tokens of prefix_tokens, where prefixes follow one
-     * another. NULL lengths: none. */
+    /* Begin a search. Translations of sentence i have at most max_lengths[i] tokens,
+     * the end token included. With prefix_lengths (NULL: no prefixes), they begin with
+     * prefix_lengths[i] tokens of `prefix_tokens`, in which prefixes follow one
+     * another. TD_BAD_TOKEN: a prefix has a negative id. TD_OUT_OF_MEMORY. */
     td_status (*search_new)(const td_search_config *config, int64_t num_sentences,
                             const int64_t *max_lengths, const int64_t *prefix_lengths,
                             const int64_t *prefix_tokens, td_search **search);
     void (*search_free)(td_search *search);
 
-    /* Live sentences; 0 for NULL. Each has one hypothesis before the first step, and
-     * beam_size from then on: its group. */
+    /* Number of live sentences; 0 for NULL. Each has a group of one hypothesis before
+     * the first step, and of beam_size after it. */
     int64_t (*search_num_live)(const td_search *search);
-    /* Numbers [live] of the live sentences; of the hypotheses that the last step kept,
-     * `rows` [live, group], those that they extend, numbered through all groups of that
-     * step, and `tokens` [live, group] that they read next. Any may be NULL. */
+    /* Write the numbers [live] of live sentences and, for the hypotheses that the last
+     * step kept, `rows` [live, group], the hypotheses that they extend, numbered as for
+     * decoder_reorder, and `tokens` [live, group], their newest tokens. Any may be
+     * NULL. */
     td_status (*search_live)(const td_search *search, int64_t *numbers, int64_t *rows,
                              int64_t *tokens);
-    /* What candidates of the next step depend on, for callers that find them by other
-     * means: log-probabilities [live, group], and the only token that may come [live],
-     * or -1. Any may be NULL. */
+    /* Write what callers need to find candidates themselves: the hypotheses'
+     * log-probabilities [live, group], and the only token [live] that may follow, or
+     * -1. Any may be NULL. */
     td_status (*search_next)(const td_search *search, double *log_probs,
                              int64_t *forced_tokens);
 
-    /* Grow all live sentences by one token, given logits [live, group, vocab]. `mask`
-     * is as in td_candidates. `coverage` [live, group] of the hypotheses is needed if
-     * there is a coverage penalty. A failed step changes nothing. */
+    /* Extend the hypotheses of all live sentences by one token, given logits [live,
+     * group, vocab] and `mask` as in td_candidates. With a coverage penalty, `coverage`
+     * [live, group] of the hypotheses is needed. TD_BAD_TOKEN: a prefix has an id not
+     * below vocab. TD_OUT_OF_MEMORY. */
     td_status (*search_advance)(td_search *search, const float *logits, int64_t vocab,
                                 const uint8_t *mask, const double *coverage);
-    /* The same given the candidates [live, 2 beam_size] themselves, best first. */
+    /* The same, given candidates [live, num_candidates], best first, as find_candidates
+     * writes them; num_candidates is 2 beam_size. TD_BAD_TOKEN: a token does not fit in
+     * 31 bits. TD_OUT_OF_MEMORY. */
     td_status (*search_grow)(td_search *search, int64_t num_candidates,
                              const double *log_probs, const int64_t *parents,
                              const int64_t *tokens, const double *coverage);
 
-    /* Take steps of a decoder and its search, whose groups are as large as the beam,
-     * until `few` sentences or fewer are live or `max_steps` are taken. Hypotheses read
-     * `tokens` [live, group] first. `num_steps` says how many were taken. A step that
-     * fails changes nothing; if others were taken before, the call returns TD_OK, and
-     * the next one reports the failure. Only if the decoder cannot be reordered after
-     * a step is neither handle good for anything but freeing. */
+    /* Take steps of a decoder and a search together, until `few` sentences or fewer are
+     * live or `max_steps` steps are taken. The decoder must have the search's live
+     * sentences with groups of beam_size, and sum attention if there is a coverage
+     * penalty. `tokens` [live, group] are read first. Writes the number of steps to
+     * `num_steps`.
+     *
+     * If a step fails after others, the call returns TD_OK, and the next call reports
+     * the failure. If the decoder cannot be reordered after a step, both handles can
+     * only be freed. TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
     td_status (*search_run)(td_search *search, td_decoder *decoder,
                             const int64_t *tokens, int64_t max_steps, int64_t few,
                             int num_threads, int64_t *num_steps);
 
-    /* Move the sentences of another search with the same configuration behind one's
-     * own. Their numbers rise by the count of sentences that this search has ever had.
-     * Where both have live sentences, these must have groups of the same size. */
+    /* Move the sentences of another search with the same configuration to the end of
+     * this one. Their numbers rise by the number of sentences that this search has had.
+     * If both have live sentences, their groups must have the same size.
+     * TD_OUT_OF_MEMORY. */
     td_status (*search_join)(td_search *search, td_search *other);
 
-    /* Hypotheses of a sentence that ended so far or, if it is done, were cut short; 0
-     * if there is no such sentence. At most beam_size, best first. */
+    /* Number of hypotheses of a sentence that have finished so far or, if it is not
+     * live, were cut short: at most beam_size; 0 if there is no such sentence. */
     int64_t (*search_num_hypotheses)(const td_search *search, int64_t number);
+    /* Hypothesis `rank` of a sentence; 0 is the best. TD_OUT_OF_MEMORY. */
     td_status (*search_hypothesis)(td_search *search, int64_t number, int64_t rank,
                                    td_hypothesis *hypothesis);
-    /* Free the hypotheses of a sentence that is done. */
+    /* Free a sentence that is not live. */
     td_status (*search_forget)(td_search *search, int64_t number);
 } td_decode_api;
 
 /* ---- Library ----------------------------------------------------------------- */
 
-/* Everything, implemented with one instruction set. */
+/* All functions, for one instruction set. */
 typedef struct td_api {
     const char *isa; /* name of the instruction set, such as "avx512" */
     const td_nn_api *nn;
@@ -445,35 +518,36 @@ typedef struct td_api {
 const char *td_status_name(td_status status);
 const char *td_status_message(td_status status);
 
-/* SHA-256 of the header that the library was compiled with, in hexadecimal. */
+/* SHA-256 of the header with which the library was compiled, in hexadecimal. */
 const char *td_header_hash(void);
 
-/* Implementation for this processor: the fastest one, or the one that the environment
- * variable TRANSDUCE_ISA names. NULL if that one does not exist or cannot run here. */
+/* Functions for this processor: of the fastest instruction set, or of the one that the
+ * environment variable TRANSDUCE_ISA names. NULL if the library does not have that one
+ * or this processor cannot run it. */
 const td_api *td_load(void);
 
-/* Implementation by name; NULL if the library does not have it or this processor cannot
- * run it. */
+/* Functions of an instruction set by name; NULL if the library does not have it or this
+ * processor cannot run it. */
 const td_api *td_load_isa(const char *name);
 
-/* Names of all implementations in the library, fastest first, separated by spaces. */
+/* Names of all instruction sets in the library, fastest first, separated by spaces. */
 const char *td_isa_names(void);
 
-/* Whether products in int8 or bf16 use AMX: the processor has it, the operating system
- * lets this process use it, and td_allow_amx has not switched it off. */
+/* 1 if products in int8 or bf16 may use AMX: the processor and the operating system
+ * support it, and td_allow_amx has not disabled it. */
 int td_has_amx_int8(void);
 int td_has_amx_bf16(void);
 
-/* Let products use AMX where it is available, which is the default, or not. */
+/* Allow products to use AMX (1, the default) or not (0). */
 void td_allow_amx(int is_allowed);
 
-/* Run parallel work by GOMP_parallel of an OpenMP runtime, so that it shares the
- * threads of other users of that runtime; NULL for threads of this library's own. */
+/* Run parallel work by `GOMP_parallel` of an OpenMP runtime, and so on the threads of
+ * that runtime; NULL (the default): on threads of this library. */
 void td_use_openmp(void *gomp_parallel);
 
-/* Call `may_allocate` before an allocation of `min_bytes` bytes or more; if it returns
- * 0, the call that needs them ends with TD_OUT_OF_MEMORY. NULL: never ask, the default.
- */
+/* Call `may_allocate` before each allocation of weights, states or workspace of
+ * `min_bytes` bytes or more. If it returns 0, the call that needs the memory returns
+ * TD_OUT_OF_MEMORY. NULL (the default): no check. */
 void td_use_allocation_check(int (*may_allocate)(int64_t bytes), int64_t min_bytes);
 
 #pragma GCC visibility pop

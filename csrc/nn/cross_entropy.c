@@ -20,8 +20,7 @@ static inline vec load_logits(const float *row, int64_t left, float padding)
     return vec_select(first, vec_load_masked(first, row), vec_set1(padding));
 }
 
-/* Write both losses of a row, and replace its logits by the smoothed loss's gradient.
- */
+/* Write both losses of a row, and replace its logits by their gradient. */
 static void differentiate_logit_row(const td_cross_entropy *c, int64_t row,
                                     float *logits)
 {

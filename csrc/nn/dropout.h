@@ -12,10 +12,8 @@
 #include "sizes.h"
 #include "transduce.h"
 
-#define MASK_MULTIPLE                                                                  \
-    32               /* masks are drawn for whole multiples of elements of a row       \
-                      */
-#define DRAW_BITS 16 /* random bits of a mask: a 32-bit number gives two masks */
+#define MASK_MULTIPLE 32 /* masks of a row are drawn in multiples of this */
+#define DRAW_BITS 16     /* random bits of a mask: a 32-bit number gives two masks */
 
 /* Hash in which each bit of x flips each bit of the result with a probability of about
  * one half (`lowbias32` of Wellons, 2018). */

@@ -12,9 +12,9 @@
 #define SUM_COLUMNS 16 /* columns that are summed together: a cache line */
 #define STRIP 32       /* rows of a product in bf16 that are computed together */
 #define MIN_STRIPS 6   /* of a part of parallel_for */
-#define TRANSPOSED_STRIPS                                                              \
-    4 /* strips of a gradient that stay in the cache of a core                         \
-       */
+
+/* Strips of a gradient that stay in the cache of a core. */
+#define TRANSPOSED_STRIPS 4
 
 /* `sgemm_` of a Fortran BLAS: matrices are column-major, arguments are passed by
  * address. */

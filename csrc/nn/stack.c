@@ -303,8 +303,7 @@ static const float *layer_backward(const td_stack *s, int64_t layer,
     if (has_memory) {
         grad_y = grad_x;
         grad_x = other_buffer(work, grad_y);
-        /* The last layer, differentiated first, writes grad_memory; others add to it.
-         */
+        /* The last layer, which is the first here, writes grad_memory; others add. */
         attend_backward(s, w.cross_attention, grad.cross_attention,
                         cross_attention_inputs(s, states.self_attention.norm.y, layer),
                         states.cross_attention, grad_y, grad_x, s->grad_memory,

@@ -106,7 +106,7 @@ static void read_all(const td_decode_api *decode, td_search *search)
         sum += found.tokens[i];
     CHECK(sum >= 0);
     for (int64_t i = 0; i < found.num_tokens + found.is_finished; i++)
-        CHECK(found.gains[i] <= INFINITY || isnan(found.gains[i]));
+        CHECK(found.token_log_probs[i] <= INFINITY || isnan(found.gains[i]));
 }
 
 static void grow(const td_decode_api *decode, td_search *search)

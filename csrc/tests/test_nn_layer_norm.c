@@ -1,4 +1,4 @@
-/* Dropout, and LayerNorm(x + Dropout(addend)), against plain loops in double precision.
+/* Dropout and LayerNorm(x + Dropout(addend)) against plain loops in double precision.
  */
 #include "tests/arrays.h"
 

@@ -260,8 +260,7 @@ static td_hypothesis hypothesis(const td_api *api, td_search *search, int64_t nu
     return found;
 }
 
-/* Beam of two: 7 and 8 go on, then 7 9 ends with a probability that nothing overtakes.
- */
+/* Beam of two: 7 and 8 go on, then 7 9 ends with a score that nothing can beat. */
 static void a_beam_ends_when_nothing_can_overtake(const td_api *api)
 {
     const td_decode_api *decode = api->decode;
@@ -287,7 +286,7 @@ static void a_beam_ends_when_nothing_can_overtake(const td_api *api)
     const td_hypothesis best = hypothesis(api, search, 0, 0);
     CHECK(best.score == -1.5 && best.log_prob == -1.5 && best.is_finished);
     CHECK(best.num_tokens == 1 && best.tokens[0] == 7);
-    CHECK(best.gains[0] == -1 && best.gains[1] == -0.5);
+    CHECK(best.token_log_probs[0] == -1 && best.gains[1] == -0.5);
     CHECK_INT(hypothesis(api, search, 0, 1).num_tokens, 0);
     CHECK_STATUS(decode->search_forget(search, 0), TD_OK);
     CHECK_INT(decode->search_num_hypotheses(search, 0), 0);
@@ -424,7 +423,7 @@ static void greedy_search_takes_the_likeliest_token(const td_api *api)
     CHECK_INT(api->decode->search_num_live(search), 0);
     const td_hypothesis found = hypothesis(api, search, 0, 0);
     CHECK(found.is_finished && found.num_tokens == 1 && found.tokens[0] == 3);
-    CHECK(found.log_prob == found.gains[0] + found.gains[1]);
+    CHECK(found.log_prob == found.token_log_probs[0] + found.gains[1]);
     api->decode->search_free(search);
 }
 

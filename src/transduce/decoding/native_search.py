@@ -265,7 +265,7 @@ class NativeSearch:
             ids=tuple(ffi.unpack(found.tokens, length)),
             log_probability=found.log_prob,
             token_log_probabilities=tuple(
-                ffi.unpack(found.gains, length + is_finished)
+                ffi.unpack(found.token_log_probs, length + is_finished)
             ),
             score=found.score,
             is_finished=is_finished,
