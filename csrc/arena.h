@@ -4,6 +4,7 @@
 #ifndef TRANSDUCE_ARENA_H
 #define TRANSDUCE_ARENA_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "sizes.h"

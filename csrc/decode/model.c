@@ -121,8 +121,8 @@ typedef struct {
 static const Parameter layer_parameters[] = {
     ATTENTION("self_attention", self_attention, ALWAYS),
     AFFINE(RawLayer, "after_self_attention.norm", self_norm, D_MODEL, ONE, ALWAYS),
-    ATTENTION("memory_attention", cross_attention, IN_DECODER),
-    AFFINE(RawLayer, "after_memory_attention.norm", cross_norm, D_MODEL, ONE,
+    ATTENTION("cross_attention", cross_attention, IN_DECODER),
+    AFFINE(RawLayer, "after_cross_attention.norm", cross_norm, D_MODEL, ONE,
            IN_DECODER),
     AFFINE(RawLayer, "feed_forward.inner", inner, D_FF, D_MODEL, ALWAYS),
     AFFINE(RawLayer, "feed_forward.outer", outer, D_MODEL, D_FF, ALWAYS),

@@ -1,5 +1,5 @@
-/* Arrays for tests. Each is allocated by itself, so that sanitizers see what is read or
- * written outside; release_arrays frees all. */
+/* Arrays for tests. Each is an allocation of its own, so that sanitizers detect
+ * accesses outside; release_arrays frees all. */
 #ifndef TRANSDUCE_TESTS_ARRAYS_H
 #define TRANSDUCE_TESTS_ARRAYS_H
 
@@ -28,7 +28,7 @@ static inline void release_arrays(void)
         free(arrays[--num_arrays]);
 }
 
-/* NaN, so that elements that are never written show. */
+/* Floats that are NaN, so that elements that are never written are found. */
 static inline float *unset_floats(int64_t count)
 {
     float *array = new_array(count * (int64_t)sizeof *array);
@@ -37,7 +37,7 @@ static inline float *unset_floats(int64_t count)
     return array;
 }
 
-/* From -1 to 1. */
+/* Random floats from -1 to 1. */
 static inline float *random_floats(int64_t count)
 {
     float *array = new_array(count * (int64_t)sizeof *array);
@@ -46,7 +46,7 @@ static inline float *random_floats(int64_t count)
     return array;
 }
 
-/* Below `limit`. */
+/* Random ids below `limit`. */
 static inline int64_t *random_ids(int64_t count, int64_t limit)
 {
     int64_t *array = new_array(count * (int64_t)sizeof *array);
@@ -55,7 +55,7 @@ static inline int64_t *random_ids(int64_t count, int64_t limit)
     return array;
 }
 
-/* 0 or 1; 1 in three of four places. */
+/* Random mask in which three of four elements are 1. */
 static inline uint8_t *random_mask(int64_t count)
 {
     uint8_t *array = new_array(count);

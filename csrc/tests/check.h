@@ -1,5 +1,5 @@
 /* Checks for C tests. A test program calls RUN for each test and returns
- * `check_result()`; a failed check prints where it stands and lets the test go on.
+ * `check_result()`. A failed check prints its place, and the test goes on.
  *
  * Programs in tests/ are built once and use the public interface. Those in tests/isa/
  * are built for each instruction set with its flags and TD_ISA, and begin with
@@ -41,7 +41,7 @@ static int check_failures;
                  (long long)expected_);                                                \
     } while (0)
 
-/* NaN is near NaN only. */
+/* Check that two numbers are near each other, or both NaN. */
 #define CHECK_NEAR(value, expected, tolerance)                                         \
     do {                                                                               \
         const double value_ = (value), expected_ = (expected);                         \
@@ -87,19 +87,19 @@ static inline uint32_t random_u32(uint32_t *state)
     return *state;
 }
 
-/* From `low` to `high`, both included. */
+/* Random integer from `low` to `high`, both included. */
 static inline int64_t random_int(uint32_t *state, int64_t low, int64_t high)
 {
     return low + (int64_t)(random_u32(state) % (uint64_t)(high - low + 1));
 }
 
-/* From -1 to 1. */
+/* Random number from -1 to 1. */
 static inline float random_float(uint32_t *state)
 {
     return (float)((double)random_u32(state) / 2147483648.0 - 1.0);
 }
 
-/* Call `test` with each implementation that this processor can run. */
+/* Call `test` with each instruction set that this processor can run. */
 static inline void for_each_isa(void (*test)(const td_api *api))
 {
     char names[256];

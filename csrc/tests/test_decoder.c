@@ -12,7 +12,7 @@ static int64_t vocab_of(const TinyModel *tiny)
     return c->target_vocab_size ? c->target_vocab_size : c->vocab_size;
 }
 
-/* Encode random sentences, here and by the reference. */
+/* Encode random sentences by the library and by the reference. */
 static float *encode_both(TinyModel *tiny, Rows *expected)
 {
     int64_t ids[32];
@@ -35,12 +35,12 @@ static void states_are_near(const TinyModel *tiny, const float *states,
                 CHECK_NEAR(*states++, expected[i].x[row][k], 2e-5);
 }
 
-/* What each hypothesis has read. */
+/* Tokens that each hypothesis has read. */
 typedef struct {
     int64_t ids[SENTENCES * BEAM][STEPS];
 } Histories;
 
-/* Steps with groups that grow and are reordered, the caches growing too. */
+/* Steps in which groups and caches grow and are reordered. */
 static void steps_are_near(TinyModel *tiny, td_decoder *decoder, const Rows *memory)
 {
     const int64_t vocab = vocab_of(tiny);
@@ -91,7 +91,7 @@ static void model_is_near(const td_decode_api *decode, td_model_config config)
     steps_are_near(tiny, decoder, memory);
     double coverage[SENTENCES * BEAM];
     CHECK_STATUS(decode->decoder_coverage(decoder, coverage), TD_OK);
-    /* One source token has all attention in each step: min(40, 1), so log 1. */
+    /* The only source token has all attention of 40 steps: log(min(40, 1)) is 0. */
     CHECK_NEAR(coverage[BEAM], 0.0, 1e-12);
     CHECK(coverage[0] <= 0);
     decode->decoder_free(decoder);
@@ -136,7 +136,7 @@ static void every_configuration(const td_api *api)
     model_is_near(api->decode, c);
 }
 
-/* The two decoders read alike, one of them after others have joined it. */
+/* A decoder computes the same after another has joined it. */
 static void joined_sentences_go_on(const td_api *api)
 {
     const td_decode_api *decode = api->decode;
@@ -167,7 +167,8 @@ static void joined_sentences_go_on(const td_api *api)
         CHECK(memcmp(one, both, bytes) == 0);
     }
     CHECK(decode->decoder_capacity(joined) >= 204);
-    /* The last sentence that has joined, which has read 200 tokens, and the first. */
+    /* The last sentence of the other decoder, which has read 200 tokens, and the first
+     * sentence. */
     const int64_t rows[] = {5, 0};
     CHECK_STATUS(decode->decoder_reorder(joined, rows, 2, 1), TD_OK);
     CHECK_STATUS(decode->decoder_step(alone, ids, one, 1), TD_OK);
@@ -245,7 +246,7 @@ static void incomplete_models_are_refused(const td_api *api)
         "encoder_layers.",
         "encoder_layers.2.feed_forward.inner.bias",
         "encoder_layers.99999999999999999999.x",
-        "encoder_layers.0.after_memory_attention.norm.bias"};
+        "encoder_layers.0.after_cross_attention.norm.bias"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         CHECK_STATUS(decode->model_set(model, names[i], values, 16, 1),
                      TD_BAD_ARGUMENT);

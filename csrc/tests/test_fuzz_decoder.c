@@ -1,4 +1,4 @@
-/* Models and decoders driven at random, with wrong arguments among right ones: each
+/* Models and decoders driven at random, with some invalid arguments: each
  * call returns a status, and none crashes. Run with sanitizers. */
 #include "tests/tiny_model.h"
 
@@ -9,7 +9,7 @@ enum {
     MAX_SENTENCES = 6,
     MAX_GROUP = 40, /* wider than the vocabulary */
     MAX_LENGTH = 12,
-    LONG = 10000, /* a source or a search that is longer than any other */
+    LONG = 10000, /* length of an occasional very long source or search */
     MAX_VOCAB = 30,
     MAX_TOKENS_READ = MAX_SENTENCES * MAX_LENGTH + LONG,
     MAX_HYPOTHESES = 4 * MAX_SENTENCES * MAX_GROUP
@@ -20,7 +20,7 @@ static int64_t num_steps, num_joined, num_reordered, num_runs; /* successful cal
 
 static int64_t pick(int64_t low, int64_t high) { return random_int(&state, low, high); }
 
-/* A number from a range, now and then one far out. */
+/* A number from a range, now and then one far outside. */
 static int64_t odd(int64_t low, int64_t high)
 {
     static const int64_t far[] = {INT64_MIN, -1, 0, 10000, INT32_MAX, INT64_MAX};
@@ -56,7 +56,7 @@ static td_model_config random_config(void)
     };
 }
 
-/* A configuration with one field that is out of range. */
+/* A configuration with one field out of range. */
 static void odd_models_are_refused(const td_api *api)
 {
     static const int64_t far[] = {INT64_MIN, -1, (int64_t)1 << 40, INT64_MAX};
@@ -107,7 +107,7 @@ static void fill_ids(int64_t count, int64_t vocab)
         ids[i] = pick(0, 2000) ? pick(0, vocab - 1) : odd(-1, vocab);
 }
 
-/* Encode sentences of lengths from `lengths`, and begin a decoder of these. */
+/* Encode sentences of these lengths, and create a decoder for them. */
 static void begin(Player *player, int at)
 {
     const td_decode_api *decode = player->tiny->decode;
@@ -121,7 +121,7 @@ static void begin(Player *player, int at)
             tokens += lengths[i];
     }
     if (tokens > MAX_TOKENS_READ || sentences > MAX_SENTENCES)
-        return; /* arrays that are too short are the caller's fault */
+        return; /* the library cannot detect arrays that are too short */
     fill_ids(tokens, player->vocab);
     const td_status status =
         decode->encode(player->tiny->model, ids, pick(0, 60) ? lengths : NULL,
@@ -151,7 +151,7 @@ static void step(Player *player, int at)
             CHECK(isfinite(logits[i]));
 }
 
-/* Mostly hypotheses of one sentence each. */
+/* Mostly groups of one sentence each. */
 static void reorder(Player *player, int at)
 {
     const td_decode_api *decode = player->tiny->decode;
@@ -193,7 +193,7 @@ static void cover(Player *player, int at)
         CHECK_STATUS(status, TD_BAD_ARGUMENT);
 }
 
-/* Search with a fresh decoder, step by step and by runs. */
+/* Search with a new decoder, step by step and by runs. */
 static void search(Player *player)
 {
     const td_decode_api *decode = player->tiny->decode;
@@ -287,7 +287,7 @@ static void random_calls_return_statuses(const td_api *api)
     num_steps = num_joined = num_reordered = num_runs = 0;
     for (int i = 0; i < MODELS; i++)
         play(api->decode);
-    /* Most calls are right. */
+    /* Most calls are valid. */
     CHECK(num_steps > 200 && num_joined > 20 && num_reordered > 200 && num_runs > 50);
 }
 

@@ -1,4 +1,4 @@
-/* Searches driven at random, with wrong arguments among right ones: each call returns a
+/* Searches driven at random, with some invalid arguments: each call returns a
  * status, and none crashes. Run with sanitizers. */
 #include <stdlib.h>
 
@@ -18,7 +18,7 @@ static int64_t num_grown; /* successful steps */
 
 static int64_t pick(int64_t low, int64_t high) { return random_int(&state, low, high); }
 
-/* A number from a range, now and then one far out. */
+/* A number from a range, now and then one far outside. */
 static int64_t odd(int64_t low, int64_t high)
 {
     static const int64_t far[] = {INT64_MIN, -1, 0, 10000, INT32_MAX, INT64_MAX};
@@ -70,7 +70,7 @@ static td_search *new_search(const td_decode_api *decode)
     return search;
 }
 
-/* Memory for the largest search that grows. */
+/* Space for the largest search that grows. */
 static float logits[SCRATCH];
 static uint8_t mask[SCRATCH];
 static double doubles[SCRATCH];
@@ -106,7 +106,7 @@ static void read_all(const td_decode_api *decode, td_search *search)
         sum += found.tokens[i];
     CHECK(sum >= 0);
     for (int64_t i = 0; i < found.num_tokens + found.is_finished; i++)
-        CHECK(found.token_log_probs[i] <= INFINITY || isnan(found.gains[i]));
+        CHECK(found.token_log_probs[i] <= INFINITY || isnan(found.token_log_probs[i]));
 }
 
 static void grow(const td_decode_api *decode, td_search *search)

@@ -11,7 +11,7 @@ static float *random_floats(uint32_t *seed, int64_t count, float scale, float me
     return numbers;
 }
 
-/* Largest difference that rounding weights and a row to bytes can make. */
+/* Largest error that rounding weights and a row to bytes can cause. */
 static double rounding_of(const float *weight, const float *x, int64_t inputs,
                           double weight_step)
 {

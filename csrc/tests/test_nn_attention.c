@@ -144,7 +144,7 @@ static void attention_is_that_of_plain_loops(const td_api *api)
         }
 }
 
-/* A query without any key it may attend to averages the values. */
+/* A query whose mask allows no key averages the values. */
 static void an_empty_mask_attends_to_all(const td_api *api)
 {
     const Case c = {1, 1, 1, 5, 16, 16, 0, 0};
@@ -165,8 +165,9 @@ static void bad_arguments_are_refused(const td_api *api)
 {
     const Case c = {2, 3, 5, 7, 16, 32, 0, 0};
     const td_attention good = new_attention(&c, api->nn->lanes);
-    td_attention bad[8];
-    for (int i = 0; i < 8; i++) {
+    enum { COUNT = 10 };
+    td_attention bad[COUNT];
+    for (int i = 0; i < COUNT; i++) {
         bad[i] = good;
         bad[i].workspace = unset_floats(api->nn->attention_workspace(&good));
     }
@@ -178,7 +179,9 @@ static void bad_arguments_are_refused(const td_api *api)
     bad[5].workspace = NULL;
     bad[6].heads = INT64_MAX;
     bad[7].weights = NULL;
-    for (int i = 0; i < 8; i++) {
+    bad[8].bf16_output = (td_panels){new_array(64), 9};      /* too few rows */
+    bad[9].bf16_grad_query = (td_panels){new_array(64), 10}; /* 48 columns */
+    for (int i = 0; i < COUNT; i++) {
         CHECK_STATUS(api->nn->attention_forward(&bad[i], 1), TD_BAD_ARGUMENT);
         CHECK_STATUS(api->nn->attention_backward(&bad[i], 1), TD_BAD_ARGUMENT);
     }

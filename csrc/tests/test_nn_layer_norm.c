@@ -1,5 +1,4 @@
-/* Dropout and LayerNorm(x + Dropout(addend)) against plain loops in double precision.
- */
+/* Dropout and LayerNorm(x + Dropout(addend)) against loops in double precision. */
 #include "tests/arrays.h"
 
 static td_masking new_masking(int64_t count, int64_t width, int64_t masks,
@@ -37,7 +36,7 @@ static void dropout_keeps_the_rate_and_repeats_its_masks(const td_api *api)
     release_arrays();
 }
 
-/* Masks of a part of a tensor are those of the whole one. */
+/* The masks of a part of a tensor are those of the whole tensor. */
 static void masks_depend_on_places_only(const td_api *api)
 {
     td_masking whole = new_masking(40 * 96, 96, 96, 30000);
@@ -131,8 +130,9 @@ static void bad_arguments_are_refused(const td_api *api)
 {
     td_layer_norm good = new_layer_norm(5, 32, 0);
     good.workspace = unset_floats(api->nn->layer_norm_workspace(&good));
-    td_layer_norm bad[6];
-    for (int i = 0; i < 6; i++)
+    enum { COUNT = 7 };
+    td_layer_norm bad[COUNT];
+    for (int i = 0; i < COUNT; i++)
         bad[i] = good;
     bad[0].rows = -2;
     bad[1].width = 40;
@@ -140,7 +140,8 @@ static void bad_arguments_are_refused(const td_api *api)
     bad[3].masking.count = 1;
     bad[4].masking.kept = NULL;
     bad[5].masking.block_masks = 16;
-    for (int i = 0; i < 6; i++) {
+    bad[6].bf16_y = bad[6].bf16_grad_addend = (td_panels){new_array(64), 4};
+    for (int i = 0; i < COUNT; i++) {
         CHECK_STATUS(api->nn->layer_norm_forward(&bad[i], 1), TD_BAD_ARGUMENT);
         CHECK_STATUS(api->nn->layer_norm_backward(&bad[i], 1), TD_BAD_ARGUMENT);
     }

@@ -88,7 +88,7 @@ static void cross_entropy_is_that_of_plain_loops(const td_api *api)
             check_cross_entropy(api, sizes[s][0], sizes[s][1], is_bf16);
 }
 
-/* Factors that bf16 has exactly, so that only logits and gradients are rounded. */
+/* Factors that are exact in bf16, so that only logits and gradients are rounded. */
 static float *random_bf16_floats(int64_t count)
 {
     float *array = random_floats(count);
@@ -135,7 +135,7 @@ static void check_output_loss(const td_api *api, int64_t rows, int64_t vocab)
                     (double)l.states[row * width + k] * (double)l.weight[i * width + k];
         }
         const Losses losses = loss_of_row(logits, vocab, l.targets[row], gradient);
-        /* Logits are below 16, where bf16 rounds them by up to 1/32. */
+        /* Logits are below 16, so that bf16 rounds them by at most 1/32. */
         CHECK_NEAR(l.smoothed[row], losses.smoothed, 2.0 / 32);
         CHECK_NEAR(l.negative_log_likelihood[row], losses.likelihood, 2.0 / 32);
         for (int64_t i = 0; i < vocab; i++)

@@ -32,7 +32,7 @@ static void sgemm(const char *transpose_a, const char *transpose_b, const int *r
         }
 }
 
-/* A stack with all its memory. */
+/* A stack with all its arrays. */
 typedef struct {
     td_stack stack;
     int64_t num_weights; /* pointers of each part */
@@ -149,7 +149,7 @@ static double loss_of(const td_api *api, TestStack *t)
     return loss;
 }
 
-/* Change of the loss along a direction, by differences and by a gradient. */
+/* Compare the change of the loss along a direction with the gradient. */
 static void check_direction(const td_api *api, TestStack *t, const char *name,
                             float *values, const float *grad, int64_t count)
 {
@@ -265,7 +265,7 @@ static void bad_arguments_are_refused(const td_api *api)
 {
     TestStack t;
     make_stack(api, &t, 3, 4, 0, 1);
-    enum { COUNT = 14 };
+    enum { COUNT = 18 };
     td_stack bad[COUNT];
     for (int i = 0; i < COUNT; i++)
         bad[i] = t.stack;
@@ -277,17 +277,21 @@ static void bad_arguments_are_refused(const td_api *api)
     bad[5].parts = 0;
     bad[6].kept_layers = 3;
     bad[7].num_threads = 0;
-    bad[8].x = NULL;
-    bad[9].memory = NULL;
-    bad[10].states = NULL;
-    bad[11].weights = NULL;
-    bad[12].seeds = NULL;
-    bad[13].is_bf16 = 1; /* nothing is packed */
+    bad[8].sentences = bad[8].length = 1 << 16; /* rows of a matrix of BLAS are ints */
+    bad[9].heads = bad[9].d_k = 1 << 16;
+    bad[10].first_row = INT64_MAX;
+    bad[11].num_threads = 4097;
+    bad[12].x = NULL;
+    bad[13].memory = NULL;
+    bad[14].states = NULL;
+    bad[15].weights = NULL;
+    bad[16].seeds = NULL;
+    bad[17].is_bf16 = 1; /* nothing is packed */
     for (int i = 0; i < COUNT; i++) {
         CHECK_STATUS(api->nn->stack_forward(&bad[i]), TD_BAD_ARGUMENT);
         CHECK_STATUS(api->nn->stack_backward(&bad[i]), TD_BAD_ARGUMENT);
     }
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 12; i++) {
         CHECK_INT(api->nn->stack_states(&bad[i]), -1);
         CHECK_INT(api->nn->stack_workspace(&bad[i]), -1);
     }

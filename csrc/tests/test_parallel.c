@@ -12,8 +12,8 @@
 enum { ITEMS = 1000, THREADS = 4, JOBS = 500 };
 
 typedef struct {
-    _Atomic int times[ITEMS]; /* that an item was processed */
-    _Atomic int in_use[64];   /* whether a worker is at it */
+    _Atomic int times[ITEMS]; /* times that an item was processed */
+    _Atomic int in_use[64];   /* whether a worker number is in use */
     _Atomic int errors;
     int num_threads, min_items;
     int64_t items;
@@ -34,7 +34,8 @@ static void count_items(void *shared, int64_t first, int64_t end, int worker)
     atomic_fetch_sub(&work->in_use[worker], 1);
 }
 
-/* Number of items not processed exactly once, and of other errors. */
+/* Number of errors: items not processed exactly once, and worker numbers in use twice.
+ */
 static int errors_of(int64_t items, int min_items, int num_threads)
 {
     Work *work = calloc(1, sizeof *work);
@@ -99,7 +100,7 @@ static void parts_may_share_work_themselves(void)
     CHECK_INT(errors, 0);
 }
 
-/* Errors of a child process, or -1 if it did not end by itself. */
+/* Number of errors in a child process; -1 if a signal ended it. */
 static int errors_of_child(void)
 {
     const pid_t child = fork();

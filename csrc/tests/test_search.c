@@ -38,7 +38,7 @@ static int is_excluded(const td_candidates *query, int64_t row, int64_t token)
     return forced >= 0 && forced != token;
 }
 
-/* Best logits first; of equals, the lower token. */
+/* Order of logits: largest first; of equal ones, the lower token first. */
 static int compare_logits(const void *one, const void *other)
 {
     const Continuation *a = one, *b = other;
@@ -47,14 +47,14 @@ static int compare_logits(const void *one, const void *other)
     return a->token < b->token ? -1 : a->token > b->token;
 }
 
-/* Best ranks first; of equals, the earlier parent, then the better of its tokens. NaN
- * stands behind all. */
+/* Order of candidates: best first; of equal ones, the earlier parent first, then the
+ * better of its tokens. NaN comes last. */
 static int is_before(const Continuation *a, const Continuation *b)
 {
     return a->rank > b->rank || (isnan(b->rank) && !isnan(a->rank));
 }
 
-/* Continuations of one hypothesis that are possible, best first. */
+/* Possible continuations of one hypothesis, best first. */
 static int64_t sort_row(const td_candidates *query, const float *logits, int64_t row,
                         Continuation *sorted)
 {
@@ -73,7 +73,7 @@ static int64_t sort_row(const td_candidates *query, const float *logits, int64_t
     return found;
 }
 
-/* Whether rounding decides which of two comes first. */
+/* Whether two candidates are so close that rounding decides their order. */
 static int is_near_tie(const Continuation *a, const Continuation *b)
 {
     return a->rank != b->rank && fabs(a->rank - b->rank) < 1e-5;
@@ -113,7 +113,7 @@ static void check_sentence(const td_candidates *query, const float *logits,
     }
 }
 
-/* A query over `logits` with memory of its own. */
+/* A query with arrays of its own. */
 typedef struct {
     td_candidates query;
     float *logits;
@@ -153,7 +153,7 @@ static void candidates_are_those_of_sorting(const td_api *api)
         Case *made = new_case(random_int(&state, 0, 3), random_int(&state, 1, 4), vocab,
                               random_int(&state, 1, MAX_COUNT));
         const int64_t rows = made->query.sentences * made->query.group;
-        /* Ten times a few whole numbers: sums are exact, and many logits are equal. */
+        /* Multiples of ten: sums are exact, and many logits are equal. */
         const int whole = random_int(&state, 0, 3) == 0;
         const float scale = random_int(&state, 0, 1) ? 3.0f : 50.0f;
         for (int64_t k = 0; k < rows * vocab; k++) {
@@ -286,7 +286,7 @@ static void a_beam_ends_when_nothing_can_overtake(const td_api *api)
     const td_hypothesis best = hypothesis(api, search, 0, 0);
     CHECK(best.score == -1.5 && best.log_prob == -1.5 && best.is_finished);
     CHECK(best.num_tokens == 1 && best.tokens[0] == 7);
-    CHECK(best.token_log_probs[0] == -1 && best.gains[1] == -0.5);
+    CHECK(best.token_log_probs[0] == -1 && best.token_log_probs[1] == -0.5);
     CHECK_INT(hypothesis(api, search, 0, 1).num_tokens, 0);
     CHECK_STATUS(decode->search_forget(search, 0), TD_OK);
     CHECK_INT(decode->search_num_hypotheses(search, 0), 0);
@@ -357,7 +357,7 @@ static void a_beam_may_be_wider_than_the_vocabulary(const td_api *api)
     float *logits = calloc(3 * 50 * 3, sizeof *logits);
     while (api->decode->search_num_live(search))
         CHECK_STATUS(api->decode->search_advance(search, logits, 3, NULL, NULL), TD_OK);
-    /* Tokens 0 and 1, in all sequences of up to three; the rest is at the limit. */
+    /* All sequences of up to three tokens 0 and 1; the length limit cuts the others. */
     CHECK_INT(api->decode->search_num_hypotheses(search, 2), 1 + 2 + 4 + 8);
     free(logits);
     api->decode->search_free(search);
@@ -423,7 +423,7 @@ static void greedy_search_takes_the_likeliest_token(const td_api *api)
     CHECK_INT(api->decode->search_num_live(search), 0);
     const td_hypothesis found = hypothesis(api, search, 0, 0);
     CHECK(found.is_finished && found.num_tokens == 1 && found.tokens[0] == 3);
-    CHECK(found.log_prob == found.token_log_probs[0] + found.gains[1]);
+    CHECK(found.log_prob == found.token_log_probs[0] + found.token_log_probs[1]);
     api->decode->search_free(search);
 }
 

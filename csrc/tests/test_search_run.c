@@ -13,7 +13,7 @@ typedef struct {
     int64_t rows, columns;
 } Parameter;
 
-/* Parameters of a layer; encoder layers end before those of cross-attention. */
+/* Parameters of a layer; those from cross-attention on are the decoder's only. */
 static const Parameter layer_parameters[] = {
     {"self_attention.project_query.weight", 16, D_MODEL},
     {"self_attention.project_query.bias", 16, 1},
@@ -29,14 +29,14 @@ static const Parameter layer_parameters[] = {
     {"feed_forward.outer.bias", D_MODEL, 1},
     {"after_feed_forward.norm.weight", D_MODEL, 1},
     {"after_feed_forward.norm.bias", D_MODEL, 1},
-    {"memory_attention.project_query.weight", 16, D_MODEL},
-    {"memory_attention.project_query.bias", 16, 1},
-    {"memory_attention.project_key_value.weight", 32, D_MODEL},
-    {"memory_attention.project_key_value.bias", 32, 1},
-    {"memory_attention.project_output.weight", D_MODEL, 16},
-    {"memory_attention.project_output.bias", D_MODEL, 1},
-    {"after_memory_attention.norm.weight", D_MODEL, 1},
-    {"after_memory_attention.norm.bias", D_MODEL, 1},
+    {"cross_attention.project_query.weight", 16, D_MODEL},
+    {"cross_attention.project_query.bias", 16, 1},
+    {"cross_attention.project_key_value.weight", 32, D_MODEL},
+    {"cross_attention.project_key_value.bias", 32, 1},
+    {"cross_attention.project_output.weight", D_MODEL, 16},
+    {"cross_attention.project_output.bias", D_MODEL, 1},
+    {"after_cross_attention.norm.weight", D_MODEL, 1},
+    {"after_cross_attention.norm.bias", D_MODEL, 1},
 };
 enum { DECODER_PARAMETERS = 22, ENCODER_PARAMETERS = 14 };
 
@@ -99,7 +99,7 @@ static td_decoder *new_decoder(const td_decode_api *decode, const td_model *mode
     return decoder;
 }
 
-/* A search, its decoder, and the tokens that hypotheses read next. */
+/* A search, its decoder, and the newest tokens of hypotheses. */
 typedef struct {
     const td_decode_api *decode;
     td_search *search;
@@ -131,7 +131,7 @@ static void end(const Decoding *decoding)
     decoding->decode->decoder_free(decoding->decoder);
 }
 
-/* One step by calls of its parts. */
+/* One step by separate calls. */
 static void advance(Decoding *decoding)
 {
     static float logits[SENTENCES * MAX_BEAM * MAX_VOCAB];

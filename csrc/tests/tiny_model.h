@@ -1,5 +1,5 @@
-/* Small random models for tests of decoding, and what they should compute: section 3
- * of the paper in double precision, without caches. */
+/* Small random models for tests of decoding, and a reference: section 3 of the paper in
+ * double precision, without caches. */
 #ifndef TRANSDUCE_TESTS_TINY_MODEL_H
 #define TRANSDUCE_TESTS_TINY_MODEL_H
 
@@ -81,8 +81,8 @@ static inline void add_layer(TinyModel *tiny, const char *kind, int64_t number)
     add_attention(tiny, prefix, "self_attention");
     add_affine(tiny, prefix, "after_self_attention.norm", c->d_model, 1, 1.0f);
     if (kind[0] == 'd') {
-        add_attention(tiny, prefix, "memory_attention");
-        add_affine(tiny, prefix, "after_memory_attention.norm", c->d_model, 1, 1.0f);
+        add_attention(tiny, prefix, "cross_attention");
+        add_affine(tiny, prefix, "after_cross_attention.norm", c->d_model, 1, 1.0f);
     }
     add_affine(tiny, prefix, "feed_forward.inner", c->d_ff, c->d_model, 0.0f);
     add_affine(tiny, prefix, "feed_forward.outer", c->d_model, c->d_ff, 0.0f);
@@ -204,7 +204,7 @@ static inline double score_of(const TinyModel *tiny, const double *query,
                                             : sum;
 }
 
-/* Whether a query's position may attend to a key's. Cross-attention has no limits. */
+/* Whether a query may attend to a key. Cross-attention has no limits. */
 typedef enum { ENCODER, DECODER, CROSS } AttentionKind;
 
 static inline int may_attend(const TinyModel *tiny, AttentionKind kind, int64_t query,
@@ -281,7 +281,7 @@ static inline void run_stack(const TinyModel *tiny, const char *kind, Rows *x,
     for (int64_t layer = 0; layer < layers; layer++)
         for (int sublayer = 0; sublayer < 3; sublayer++) {
             static const char *const norms[] = {"after_self_attention.norm",
-                                                "after_memory_attention.norm",
+                                                "after_cross_attention.norm",
                                                 "after_feed_forward.norm"};
             char prefix[64], full[96];
             if (sublayer == 1 && !memory)
@@ -291,7 +291,7 @@ static inline void run_stack(const TinyModel *tiny, const char *kind, Rows *x,
             if (is_pre)
                 norm_rows(tiny, prefix, norms[sublayer], input, rows);
             snprintf(full, sizeof full, "%.60s%.30s", prefix,
-                     sublayer ? "memory_attention" : "self_attention");
+                     sublayer ? "cross_attention" : "self_attention");
             if (sublayer == 2)
                 feed_rows_forward(tiny, prefix, input, rows, change);
             else if (sublayer == 1)

@@ -1,8 +1,8 @@
 """Binding of the native library, whose interface is the header transduce.h.
 
-cffi reads the header itself, either here or when the library is built (native_header).
-The library reports a hash of the header that it was compiled with, and is not used with
-another one.
+cffi reads the header: when the library is built (native_header), or else here. The
+library reports a hash of the header that it was compiled with; a library with another
+header is not used.
 """
 
 import os
@@ -24,23 +24,23 @@ from transduce.native_header import declarations, hash_of
 
 LIBRARY, HEADER, INTERFACE = "libtransduce.so", "transduce.h", "transduce.ffi"
 CACHE_LINE = 64
-"""Bytes that a processor reads at once."""
+"""Bytes of a line of the processor's caches."""
 LARGE_ALLOCATION = 2**28
-"""Bytes from which the library asks whether they are free: asking takes longer than a
-decoding step."""
+"""Bytes of the smallest allocation that is checked against free memory: a check takes
+longer than a decoding step."""
 
 
 MISMATCH = (
     "The native library is damaged or of another version of transduce, so that PyTorch "
-    "computes instead, several times slower; install transduce once more."
+    "computes instead, several times slower; reinstall transduce."
 )
 
 
 def load(folder: Path) -> tuple[Any, Any | None]:
     """Return the types and the functions of the native library in a folder.
 
-    The functions are None if the library is missing or, with a warning, if it does not
-    match its header.
+    The functions are None if the library is missing. They are also None, and a warning is
+    issued, if the library cannot be loaded or does not match its header.
     """
     with suppress(OSError, AttributeError):
         for types, header_hash in _interfaces(folder):
@@ -55,7 +55,7 @@ def load(folder: Path) -> tuple[Any, Any | None]:
 
 
 def _interfaces(folder: Path) -> Iterator[tuple[Any, str]]:
-    """Yield types with the hash of their header: from the build, then parsed here."""
+    """Yield types with the hash of their header: those of the build, then parsed ones."""
     if (path := folder / INTERFACE).is_file():
         module: dict[str, Any] = {}
         exec(path.read_bytes(), module)
@@ -70,13 +70,13 @@ def _interfaces(folder: Path) -> Iterator[tuple[Any, str]]:
 
 
 def _folder() -> Path:
-    """Return the folder of the package that has the library, or any if none has."""
+    """Return the folder of the package with the library, or the first if none has it."""
     folders = [Path(each) for each in sys.modules["transduce"].__path__]
     return next((each for each in folders if (each / LIBRARY).is_file()), folders[0])
 
 
 ffi, _library = load(_folder())
-"""Types and memory of the native library."""
+"""Types of the native library, and functions for its pointers and structs."""
 
 
 OUT_OF_MEMORY = (
@@ -85,26 +85,26 @@ OUT_OF_MEMORY = (
 )
 
 
-class _Refused(threading.local):
-    """Why the last large allocation of a thread was refused."""
+class _Refusal(threading.local):
+    """Message about the last allocation that was refused to this thread."""
 
     message: str | None = None
 
     def take(self) -> str | None:
-        """Return the message once."""
+        """Return the message and clear it."""
         message, self.message = self.message, None
         return message
 
 
-_refused = _Refused()
+_refusal = _Refusal()
 
 
 def _is_free(num_bytes: int) -> int:
-    """Tell the library whether so much memory is free, and note if not."""
+    """Return whether so much memory is free; if not, keep a message about it."""
     free = free_memory(1)
     if num_bytes <= free:
         return 1
-    _refused.message = (
+    _refusal.message = (
         f"Decoding needs {num_bytes / 2**30:,.1f} GiB at once, but "
         f"{free / 2**30:,.1f} GiB are free; search with a smaller beam, or for shorter "
         "translations."
@@ -117,9 +117,9 @@ _may_allocate = ffi.callback("int(int64_t)", _is_free)
 
 @cache
 def library() -> Any | None:
-    """Return the native library, or None if it is missing or of another version.
+    """Return the native library, or None if it is missing or does not match its header.
 
-    Installing from source without a C compiler leaves it out.
+    It is missing after an installation from source without a C compiler.
     """
     if _library is None:
         return None
@@ -131,9 +131,10 @@ def library() -> Any | None:
 
 @cache
 def api() -> Any | None:
-    """Return the kernels for this processor (`td_api`), or None if there are none.
+    """Return the functions for this processor (`td_api`), or None without a library.
 
-    The environment variable TRANSDUCE_ISA chooses an instruction set by name.
+    The environment variable TRANSDUCE_ISA selects an instruction set by name. Raises
+    `RequestError` if the library or the processor does not have it.
     """
     loaded = library()
     if loaded is None:
@@ -148,7 +149,7 @@ def api() -> Any | None:
 
 
 def isa_names() -> list[str]:
-    """Return the names of the library's instruction sets, fastest first."""
+    """Return the names of all instruction sets in the library, fastest first."""
     loaded = library()
     return [] if loaded is None else string(loaded.td_isa_names()).split()
 
@@ -160,21 +161,21 @@ def has_amx_int8() -> bool:
 
 
 def check(status: int) -> None:
-    """Raise the error of a status other than `TD_OK`.
+    """Raise an error unless a status is `TD_OK`.
 
-    `RequestError` if memory is lacking, `IndexError` for an id outside the vocabulary,
-    `ValueError` for other arguments.
+    Raises `RequestError` if memory is lacking, `IndexError` for a token id outside the
+    vocabulary, and `ValueError` otherwise.
     """
     if status == 0:
         return
     loaded = library()
     assert loaded is not None
     name, message = (
-        string(tell(status))
-        for tell in (loaded.td_status_name, loaded.td_status_message)
+        string(describe(status))
+        for describe in (loaded.td_status_name, loaded.td_status_message)
     )
     if status == loaded.TD_OUT_OF_MEMORY:
-        raise RequestError(_refused.take() or OUT_OF_MEMORY)
+        raise RequestError(_refusal.take() or OUT_OF_MEMORY)
     if status == loaded.TD_BAD_TOKEN:
         raise IndexError(message)
     raise ValueError(f"{message} ({name})")
@@ -187,9 +188,9 @@ def string(text: Any) -> str:
 
 
 def pointer(array: Shaped[np.ndarray, "..."], kind: str) -> Any:
-    """Return a pointer to the numbers of a contiguous array, such as "float *".
+    """Return a pointer of type `kind`, such as "float *", to a contiguous array.
 
-    It is valid as long as the array is kept.
+    It is valid as long as the array exists.
     """
     assert array.flags.c_contiguous
     return ffi.cast(kind, array.__array_interface__["data"][0])
@@ -200,6 +201,6 @@ def empty_aligned(
 ) -> Shaped[np.ndarray, "..."]:
     """Return an uninitialised array aligned to a cache line."""
     num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    space = np.empty(num_bytes + CACHE_LINE, dtype=np.uint8)
-    first = -space.__array_interface__["data"][0] % CACHE_LINE
-    return space[first : first + num_bytes].view(dtype).reshape(shape)
+    block = np.empty(num_bytes + CACHE_LINE, dtype=np.uint8)
+    first = -block.__array_interface__["data"][0] % CACHE_LINE
+    return block[first : first + num_bytes].view(dtype).reshape(shape)

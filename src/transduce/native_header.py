@@ -1,7 +1,7 @@
-"""Declarations of the native library's header, in the forms that cffi reads.
+"""Conversion of the native library's header to the forms that cffi reads.
 
-Run as a script when the library is built, it writes them as Python source, which runs
-in a fraction of the time that parsing the header takes:
+The build runs this module as a script. It writes the declarations as Python source,
+which loads in a fraction of the time that parsing the header takes:
 
     python native_header.py transduce.h transduce.ffi
 """
@@ -14,18 +14,18 @@ from pathlib import Path
 
 
 def declarations(header: str) -> str:
-    """Return a header without its comments and preprocessor lines."""
+    """Return the declarations of a header: no comments, no preprocessor lines."""
     without_comments = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
     return re.sub(r"^\s*#.*$", "", without_comments, flags=re.MULTILINE)
 
 
 def hash_of(header: bytes) -> str:
-    """Return the hash of a header that libraries compiled with it report."""
+    """Return the hash that a library reports if it was compiled with this header."""
     return hashlib.sha256(header).hexdigest()
 
 
 def write_interface(header: Path, interface: Path) -> None:
-    """Write source that sets `ffi` (types of a header) and `HEADER_HASH`."""
+    """Write Python source that sets `ffi`, the types of a header, and `HEADER_HASH`."""
     from cffi import FFI
 
     text = header.read_bytes()

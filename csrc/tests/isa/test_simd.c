@@ -18,7 +18,7 @@ static uint32_t bits_of(float x)
     return bits;
 }
 
-/* Numbers that differ, with some that are special. */
+/* Different numbers, some of them special. */
 static vec some_numbers(uint32_t *state, float *lanes)
 {
     const float special[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-39f};
@@ -49,7 +49,7 @@ static void masks_choose_the_first_lanes(void)
     }
 }
 
-/* A sanitizer sees reads of lanes that are not there. */
+/* A sanitizer detects reads of lanes outside the mask. */
 static void masked_lanes_are_not_read(void)
 {
     for (int64_t left = 1; left <= LANES; left++) {
@@ -92,18 +92,18 @@ static void sums_and_extremes_are_over_all_lanes(void)
     uint32_t state = 3;
     for (int trial = 0; trial < 100; trial++) {
         float a[LANES], b[LANES], c[LANES], got[LANES];
-        double sum = 0, most = -INFINITY, least = INFINITY;
+        double sum = 0, max = -INFINITY, min = INFINITY;
         for (int i = 0; i < LANES; i++) {
             a[i] = random_float(&state);
             b[i] = random_float(&state);
             c[i] = random_float(&state);
             sum += a[i];
-            most = fmax(most, a[i]);
-            least = fmin(least, a[i]);
+            max = fmax(max, a[i]);
+            min = fmin(min, a[i]);
         }
         CHECK_NEAR(vec_reduce_add(vec_load(a)), sum, 1e-5);
-        CHECK_NEAR(vec_reduce_max(vec_load(a)), most, 0);
-        CHECK_NEAR(vec_reduce_min(vec_load(a)), least, 0);
+        CHECK_NEAR(vec_reduce_max(vec_load(a)), max, 0);
+        CHECK_NEAR(vec_reduce_min(vec_load(a)), min, 0);
         get(vec_fma(vec_load(a), vec_load(b), vec_load(c)), got);
         for (int i = 0; i < LANES; i++)
             CHECK_NEAR(got[i], (double)a[i] * b[i] + c[i], 2e-7);
@@ -250,16 +250,16 @@ static void bytes_are_rounded_and_stored_in_groups(void)
 {
     uint32_t state = 6;
     float numbers[4 * LANES];
-    uint8_t apart[LANES / INT8_GROUP * 11], together[4 * LANES];
+    uint8_t groups[LANES / INT8_GROUP * 11], together[4 * LANES];
     vec x[4];
     for (int i = 0; i < 4 * LANES; i++)
         numbers[i] = 127.5f + 127.5f * random_float(&state);
     numbers[0] = 0.5f, numbers[1] = 254.5f, numbers[2] = 255.0f, numbers[3] = 1.5f;
     for (int i = 0; i < 4; i++)
         x[i] = vec_load(numbers + i * LANES);
-    vec_store_int8(apart, 11, x[0]);
+    vec_store_int8(groups, 11, x[0]);
     for (int i = 0; i < LANES; i++)
-        CHECK_INT(apart[i / INT8_GROUP * 11 + i % INT8_GROUP] ^ INT8_OFFSET,
+        CHECK_INT(groups[i / INT8_GROUP * 11 + i % INT8_GROUP] ^ INT8_OFFSET,
                   lrintf(numbers[i]));
     vec_store_int8_x4(together, x);
     for (int i = 0; i < 4 * LANES; i++)
