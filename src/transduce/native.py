@@ -70,7 +70,7 @@ def _interfaces(folder: Path) -> Iterator[tuple[Any, str]]:
 
 
 def _folder() -> Path:
-    """Return the folder of the package with the library, or the first if none has it."""
+    """Return the package folder with the library, or the first if none has it."""
     folders = [Path(each) for each in sys.modules["transduce"].__path__]
     return next((each for each in folders if (each / LIBRARY).is_file()), folders[0])
 
