@@ -39,8 +39,8 @@ MISMATCH = (
 def load(folder: Path) -> tuple[Any, Any | None]:
     """Return the types and the functions of the native library in a folder.
 
-    The functions are None if the library is missing. They are also None, and a warning is
-    issued, if the library cannot be loaded or does not match its header.
+    The functions are None if the library is missing. They are also None, and a warning
+    is issued, if the library cannot be loaded or does not match its header.
     """
     with suppress(OSError, AttributeError):
         for types, header_hash in _interfaces(folder):
@@ -55,7 +55,7 @@ def load(folder: Path) -> tuple[Any, Any | None]:
 
 
 def _interfaces(folder: Path) -> Iterator[tuple[Any, str]]:
-    """Yield types with the hash of their header: those of the build, then parsed ones."""
+    """Yield types with the hash of their header: from the build, then parsed here."""
     if (path := folder / INTERFACE).is_file():
         module: dict[str, Any] = {}
         exec(path.read_bytes(), module)
