@@ -1,10 +1,17 @@
-"""Searches by the native library and in Python, for which the same tests hold."""
+"""Searches of the native library and of Python, for which the same tests hold."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from transduce.decoding import native_search
+from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.candidates import Excluded
+from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
+from transduce.decoding.search import Decoder, Hypothesis, Search, run_search
 from transduce.native import api
+from transduce.search_config import SearchConfig
 
 
 @pytest.fixture(params=["native", "in Python"], scope="module", autouse=True)
@@ -12,8 +19,61 @@ def kind_of_beam(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run all tests of a module that imports this with each kind."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "in Python":
-            for module in ("beam_search", "greedy_search"):
-                patch.setattr(f"transduce.decoding.{module}.api", lambda: None)
+            patch.setattr(native_search, "api", lambda: None)
         elif api() is None:
             pytest.skip("there is no native library")
         yield
+
+
+def start_beam_search(
+    max_lengths: Sequence[int],
+    config: SearchConfig,
+    eos: int,
+    excluded: Excluded = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> Search:
+    """Start beam search of the kind under test, also with a beam size of 1."""
+    kind = BeamSearch if native_search.api() is None else NativeSearch
+    return kind(max_lengths, config, eos, excluded, prefixes)
+
+
+def start_greedy_search(
+    max_lengths: Sequence[int],
+    config: SearchConfig,
+    eos: int,
+    excluded: Excluded = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> Search:
+    """Start greedy search of the kind under test, whatever the beam size."""
+    kind = GreedySearch if native_search.api() is None else NativeGreedySearch
+    return kind(max_lengths, config, eos, excluded, prefixes)
+
+
+def beam_search(
+    decoder: Decoder,
+    max_lengths: Sequence[int],
+    config: SearchConfig,
+    *,
+    bos: int,
+    eos: int,
+    excluded: Excluded = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> list[list[Hypothesis]]:
+    """Return what beam search of the kind under test finds."""
+    search = start_beam_search(max_lengths, config, eos, excluded, prefixes)
+    return run_search(decoder, search, bos)
+
+
+def greedy_search(
+    decoder: Decoder,
+    max_lengths: Sequence[int],
+    config: SearchConfig,
+    *,
+    bos: int,
+    eos: int,
+    excluded: Excluded = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> list[list[Hypothesis]]:
+    """Return what greedy search of the kind under test finds."""
+    search = start_greedy_search(max_lengths, config, eos, excluded, prefixes)
+    return run_search(decoder, search, bos)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.decoding.search import JoinableModel
+from transduce.decoding.search import JoinableDecoder
 from transduce.text.vocabulary import PAD
 
 SOURCES = [[5, 9, 4, 17, 2], [8, 2], [3, 12, 20, 2]]
@@ -12,7 +12,7 @@ SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD], [3, 12, 20, 2, P
 """The same as one tensor."""
 
 
-def steps(decoder: JoinableModel, others: JoinableModel) -> list[Tensor]:
+def steps(decoder: JoinableDecoder, others: JoinableDecoder) -> list[Tensor]:
     """Logits of steps with several hypotheses, some leaving and some joining."""
     ids = np.arange(4, 4 + 46 * 6).reshape(46, 3, 2) % 23
     found = [decoder.step(ids[0, :, :1])]

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from beam_kinds import kind_of_beam  # noqa: F401
-from transduce.decoding.beam_search import beam_search
-from transduce.decoding.greedy_search import greedy_search
+from beam_kinds import (
+    beam_search,
+    greedy_search,
+    kind_of_beam,  # noqa: F401
+)
 from transduce.decoding.search import Hypothesis
 from transduce.search_config import SearchConfig
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.decoding.beam_search import beam_search
-from transduce.decoding.search import Ensemble, NextTokenModel
+from beam_kinds import beam_search
+from transduce.decoding.search import Decoder, Ensemble
 from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -24,7 +24,7 @@ def decoder(model: Transformer) -> IncrementalDecoder:
     return IncrementalDecoder(model, model.encode(SOURCE))
 
 
-def search(steps: NextTokenModel) -> list[list[tuple[int, ...]]]:
+def search(steps: Decoder) -> list[list[tuple[int, ...]]]:
     found = beam_search(
         steps, [9, 7, 8], SearchConfig(), bos=BOS, eos=EOS, excluded=(PAD, BOS)
     )

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from beam_kinds import beam_search
 from recorded_run import OperatorRecorder, tensors
 from step_sequence import SOURCE, SOURCES, steps
-from transduce.decoding.beam_search import beam_search
 from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, StaticStep
 from transduce.decoding.fused_step import FusedStep, plain_linear
 from transduce.decoding.search import Hypothesis

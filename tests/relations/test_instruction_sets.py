@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from beam_kinds import start_beam_search
 from native_reading import after
 from transduce.data.tensors import pad_rows
-from transduce.decoding.beam_search import begin_beam_search
 from transduce.decoding.candidates import find_candidates
 from transduce.decoding.native_model import NativeModel, PackedLinear
-from transduce.decoding.search import Decoding, Hypothesis, JoinableModel
+from transduce.decoding.search import Decoding, Hypothesis, JoinableDecoder
 from transduce.decoding.streaming import search_in_steps
 from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.decoding.torch_logits import find_by_torch
@@ -62,9 +62,9 @@ def model(tiny: ModelConfig) -> Transformer:
     return made
 
 
-def found(sources: list[list[int]], model: JoinableModel) -> list[Hypothesis]:
+def found(sources: list[list[int]], model: JoinableDecoder) -> list[Hypothesis]:
     """The best of each source."""
-    search = begin_beam_search([TARGET] * len(sources), SearchConfig(), EOS, (PAD, BOS))
+    search = start_beam_search([TARGET] * len(sources), SearchConfig(), EOS, (PAD, BOS))
     steps = search_in_steps(
         [1] * len(sources), len(sources), lambda _: Decoding(model, search, BOS)
     )

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from beam_kinds import kind_of_beam  # noqa: F401
+from beam_kinds import (
+    beam_search,
+    greedy_search,
+    kind_of_beam,  # noqa: F401
+)
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.beam_search import beam_search
-from transduce.decoding.greedy_search import greedy_search
 from transduce.decoding.translations import MAX_SOURCE_TOKENS, Line, parts_of
 from transduce.decoding.translator import Translator
 from transduce.search_config import SamplingConfig, SearchConfig

@@ -13,11 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from beam_kinds import kind_of_beam  # noqa: F401
+from beam_kinds import (
+    beam_search,
+    greedy_search,
+    kind_of_beam,  # noqa: F401
+    start_beam_search,
+    start_greedy_search,
+)
 from transduce.checkpoint import Checkpoint
 from transduce.decoding import streaming
-from transduce.decoding.beam_search import beam_search, begin_beam_search
-from transduce.decoding.greedy_search import begin_greedy_search, greedy_search
 from transduce.decoding.sampling import Sampling, sample
 from transduce.decoding.search import Decoding, Hypothesis
 from transduce.decoding.streaming import in_order, search_in_steps
@@ -83,7 +87,7 @@ CASES = {
 
 def _begun(lengths: Sequence[int], config: SearchConfig, numbers: list[int]):
     is_greedy = config.beam_size == 1
-    kind = begin_greedy_search if is_greedy else begin_beam_search
+    kind = start_greedy_search if is_greedy else start_beam_search
     limits = [lengths[i] + 3 for i in numbers]
     prefixes = [[5, 6] if i % 4 == 3 else [] for i in numbers]
     started = kind(limits, config, EOS, (0, BOS), prefixes)
@@ -145,7 +149,7 @@ def test_those_that_wait_take_the_place_of_those_that_are_done() -> None:
         model = RandomModel(numbers)
         begun.append(model)
         return Decoding(
-            model, begin_greedy_search([9] * len(numbers), CASES["greedy"], 2), 1
+            model, start_greedy_search([9] * len(numbers), CASES["greedy"], 2), 1
         )
 
     assert len(list(all_done(lengths, 32, begin))) == 20
@@ -167,7 +171,7 @@ def test_a_sentence_is_handed_out_as_soon_as_it_is_done() -> None:
     def begin(numbers: list[int]) -> Decoding:
         limits = [lengths[i] for i in numbers]
         return Decoding(
-            Watched(numbers), begin_greedy_search(limits, CASES["greedy"], EOS), BOS
+            Watched(numbers), start_greedy_search(limits, CASES["greedy"], EOS), BOS
         )
 
     steps = [len(going_on) for _ in all_done(lengths, 99, begin)]
@@ -193,7 +197,7 @@ def test_what_is_decoded_together_has_room_padding_included(
     def begin(numbers: list[int]) -> Decoding:
         limits = [lengths[i] for i in numbers]
         return Decoding(
-            Watched(numbers), begin_greedy_search(limits, CASES["greedy"], EOS), BOS
+            Watched(numbers), start_greedy_search(limits, CASES["greedy"], EOS), BOS
         )
 
     assert len(list(all_done(lengths, room, begin))) == len(lengths)

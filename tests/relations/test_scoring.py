@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from beam_kinds import beam_search, greedy_search
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.beam_search import beam_search
-from transduce.decoding.greedy_search import greedy_search
 from transduce.decoding.search import Hypothesis
 from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.decoding.torch_model import score_targets

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from beam_kinds import beam_search
 from native_reading import after
 from transduce.data.tensors import pad_rows
-from transduce.decoding.beam_search import beam_search
 from transduce.decoding.native_model import NativeModel
-from transduce.decoding.search import Ensemble, Hypothesis, JoinableModel
+from transduce.decoding.search import Ensemble, Hypothesis, JoinableDecoder
 from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.decoding.torch_model import score_targets
 from transduce.model.config import ModelConfig
@@ -42,7 +42,7 @@ searches = st.builds(
 
 class Model(NamedTuple):
     plain: Transformer
-    read: Callable[[list[list[int]]], JoinableModel]
+    read: Callable[[list[list[int]]], JoinableDecoder]
     """What reads sources, and is then asked for translations of them."""
 
 
@@ -81,7 +81,7 @@ def search(
 ) -> list[list[Hypothesis]]:
     """By the model alone, or as an ensemble of so many of it."""
     members = [model.read(ended(sources)) for _ in range(max(num_members, 1))]
-    asked: JoinableModel = Ensemble(members) if num_members else members[0]
+    asked: JoinableDecoder = Ensemble(members) if num_members else members[0]
     limits = [config.limit(len(source) + 1) for source in sources]
     return beam_search(
         asked,

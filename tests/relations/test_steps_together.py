@@ -190,11 +190,12 @@ def test_steps_go_on_until_few_sentences_are_left(ready, few, beam_size):
     kind = NativeGreedySearch if beam_size == 1 else NativeSearch
     search = kind([2, 3, 4, 4], config, EOS, (PAD, BOS))
     decoding = Decoding(after(ready, [[5, 6]] * 4), search, BOS)
-    decoding.advance()
-    decoding.advance_until_some_are_done(few)
+    decoding.step()
+    decoding.step_until_some_are_done(few)
     # The last two leave together.
     assert len(search.live) == (few if few > 1 else 0)
     if search.live:
-        decoding.advance()  # a step by itself, after some together
-        decoding.finish()
+        decoding.step()  # a step by itself, after some together
+        while search.live:
+            decoding.step_until_some_are_done()
     assert not search.live

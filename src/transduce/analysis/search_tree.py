@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from transduce.decoding.beam_search import BeamSearch
-from transduce.decoding.search import Coverage, Decoding, Hypothesis, NextTokenModel
+from transduce.decoding.search import Coverage, Decoder, Hypothesis, run_search
 from transduce.decoding.torch_decoder import CoverageDecoder, IncrementalDecoder
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
@@ -107,7 +107,7 @@ def record_search(
     The `excluded` token ids are never generated.
     """
     memory = model.encode(source)
-    decoder: NextTokenModel
+    decoder: Decoder
     coverage: Coverage | None = None
     if config.coverage_penalty > 0:
         decoder = covered = CoverageDecoder(model, memory)
@@ -116,11 +116,8 @@ def record_search(
         decoder = IncrementalDecoder(model, memory)
     limit = config.limit(source.size(1))
     search = _RecordedSearch(limit, config, excluded, coverage)
-    (sentence,) = search.live
-    Decoding(decoder, search, BOS).finish()
-    return SearchTree(
-        steps=tuple(search.steps), hypotheses=tuple(sentence.hypotheses())
-    )
+    (hypotheses,) = run_search(decoder, search, BOS)
+    return SearchTree(steps=tuple(search.steps), hypotheses=tuple(hypotheses))
 
 
 STEP, LANE, MARGIN = 110, 46, 24

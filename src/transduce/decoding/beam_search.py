@@ -1,47 +1,49 @@
-"""Beam search (section 6.1). It knows no model: only `step` and `reorder`.
+"""Beam search (section 6.1).
 
-The semantics are those of the paper's own code: each step weighs twice the beam's
-candidates; those that end go to a list of their own and take no place among those
-that go on. A sentence is done when no unfinished hypothesis can still overtake the
-best finished ones, as many as are asked for, or, with `patience`, once enough have
-ended; then it leaves the batch.
+It sees a decoder only through `step` and `reorder`. The semantics are those of the
+paper's own code: each step considers the 2 * beam_size likeliest continuations of a
+sentence. Those with the end token become finished hypotheses and take no place in the
+beam; the best beam_size others continue. A sentence is done when no live hypothesis can
+still score higher than the best finished ones, as many as are wanted, or, with
+`patience`, when enough hypotheses have finished.
 
-Without patience, the result is never worse than greedy search's if the beam is one, or
-wide enough for all. In between it can be, even by log-probability alone: at some step
-others may crowd out the sequence that takes the likeliest token each time, and end
-badly.
+Without patience, the result never scores lower than greedy search's if the beam size is
+one or no hypothesis is ever dropped. In between it can, because hypotheses that look
+better for a few steps may push the greedy sequence out of the beam.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 
 from transduce.decoding.candidates import (
     NOT_FORCED,
+    Candidates,
     Excluded,
     find_candidates,
-    forced_tokens,
 )
-from transduce.decoding.native_search import NativeSearch
 from transduce.decoding.search import (
     Coverage,
-    Decoding,
-    End,
+    Decoder,
     Hypothesis,
-    NextTokenModel,
-    Search,
-    Step,
-    traced,
+    Sentence,
+    run_search,
 )
-from transduce.native import api
 from transduce.search_config import SearchConfig
+
+FIRST_COLUMNS = 32
+"""Tokens that a new state can hold; twice as many whenever they are not enough."""
+ENDLESS = 2**62
+"""Number of tokens that no search reaches."""
 
 
 def beam_search(
-    model: NextTokenModel,
+    decoder: Decoder,
     max_lengths: Sequence[int],
     config: SearchConfig,
     *,
@@ -52,36 +54,114 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return the best hypotheses of each sentence, best first, at most `beam_size`.
 
-    `max_lengths` counts the tokens of each sentence's output, the end token included.
-    Excluded tokens are never put out. All hypotheses of a sentence begin with its
-    prefix. The result for a sentence does not depend on the others.
+    `max_lengths` limits the tokens of each sentence's output, the end token included.
+    Excluded tokens are never chosen. All hypotheses of a sentence begin with its
+    prefix. The result for a sentence does not depend on the other sentences.
     """
-    search = begin_beam_search(max_lengths, config, eos, excluded, prefixes)
-    sentences = list(search.live)
-    Decoding(model, search, bos).finish()
-    return [each.hypotheses() for each in sentences]
+    search = BeamSearch(max_lengths, config, eos, excluded, prefixes)
+    return run_search(decoder, search, bos)
 
 
-def begin_beam_search(
-    max_lengths: Sequence[int],
-    config: SearchConfig,
-    eos: int,
-    excluded: Excluded = (),
-    prefixes: Sequence[Sequence[int]] | None = None,
-    coverage: Coverage | None = None,
-    max_hypotheses: int | None = None,
-) -> Search:
-    """Begin a search that the native library keeps, if there is one.
+@dataclass(slots=True, kw_only=True)
+class BeamState:
+    """Beams of all live sentences between two steps.
 
-    A coverage penalty in the config needs `coverage`. Each sentence returns at most
-    `max_hypotheses`, or as many as the beam is wide.
+    `group` is 1 before the first step and `beam` afterwards. Sentences that joined
+    later have fewer tokens, so each has its own length; there are at least as many
+    `columns` as the longest has tokens, and entries beyond a length have no meaning.
     """
-    kind = BeamSearch if api() is None else NativeSearch
-    return kind(max_lengths, config, eos, excluded, prefixes, coverage, max_hypotheses)
+
+    lengths: Int64[np.ndarray, " sentences"]
+    """Tokens of each live hypothesis, the same number for all of a sentence."""
+    max_lengths: Int64[np.ndarray, " sentences"]
+    """Tokens of the output at most, the end token included."""
+    prefixes: Int64[np.ndarray, "sentences forced"]
+    """Token that each position must have; `NOT_FORCED` after the prefix."""
+    live_totals: Float64[np.ndarray, "sentences group"]
+    """Log-probability of each live hypothesis."""
+    live_tokens: Int64[np.ndarray, "sentences group columns"]
+    """Tokens of each live hypothesis."""
+    live_sums: Float64[np.ndarray, "sentences group columns"]
+    """Log-probability of each live hypothesis up to each of its tokens."""
+    live_coverage: Float64[np.ndarray, "sentences group"]
+    """Coverage of each live hypothesis; 0 without a coverage penalty."""
+    num_competing: Int64[np.ndarray, " sentences"]
+    """Number of live hypotheses, the first ones, that ranked among the candidates that
+    may end."""
+    finished_scores: Float64[np.ndarray, "sentences beam"]
+    """Score of each finished hypothesis, best first; minus infinity where there is
+    none."""
+    finished_totals: Float64[np.ndarray, "sentences beam"]
+    """Log-probability of each finished hypothesis, the end token included."""
+    finished_lengths: Int64[np.ndarray, "sentences beam"]
+    """Tokens of each finished hypothesis, the end token not counted."""
+    finished_tokens: Int64[np.ndarray, "sentences beam columns"]
+    """Tokens of each finished hypothesis."""
+    finished_sums: Float64[np.ndarray, "sentences beam columns"]
+    """Log-probability of each finished hypothesis up to each of its tokens."""
+    num_finished: Int64[np.ndarray, " sentences"]
+    """Number of hypotheses that have finished, whether they were kept or not."""
+
+    def keep(self, is_kept: Bool[np.ndarray, " sentences"]) -> None:
+        """Drop all other sentences."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name)[is_kept])
+
+    def join(self, other: "BeamState") -> None:
+        """Append the sentences of another state with groups of the same size."""
+        columns = max(self.live_tokens.shape[2], other.live_tokens.shape[2])
+        forced = max(self.prefixes.shape[1], other.prefixes.shape[1])
+        for state in (self, other):
+            state.widen(columns)
+            missing = forced - state.prefixes.shape[1]
+            state.prefixes = np.pad(
+                state.prefixes, ((0, 0), (0, missing)), constant_values=NOT_FORCED
+            )
+        for field in fields(self):
+            both = getattr(self, field.name), getattr(other, field.name)
+            setattr(self, field.name, np.concatenate(both))
+
+    def widen(self, columns: int) -> None:
+        """Add columns for more tokens."""
+        missing = columns - self.live_tokens.shape[2]
+        padding = ((0, 0), (0, 0), (0, missing))
+        self.live_tokens = np.pad(self.live_tokens, padding)
+        self.live_sums = np.pad(self.live_sums, padding)
+        self.finished_tokens = np.pad(self.finished_tokens, padding)
+        self.finished_sums = np.pad(self.finished_sums, padding)
+
+
+def initial_state(
+    max_lengths: Sequence[int], prefixes: Sequence[Sequence[int]], beam_size: int
+) -> BeamState:
+    """State before the first step: one empty hypothesis for each sentence."""
+    sentences = len(max_lengths)
+    forced = np.full((sentences, max(map(len, prefixes), default=0) + 1), NOT_FORCED)
+    for row, prefix in zip(forced, prefixes, strict=True):
+        row[: len(prefix)] = prefix
+    return BeamState(
+        lengths=np.zeros(sentences, np.int64),
+        max_lengths=np.array([min(n, ENDLESS) for n in max_lengths], np.int64),
+        prefixes=forced,
+        live_totals=np.zeros((sentences, 1)),
+        live_tokens=np.zeros((sentences, 1, FIRST_COLUMNS), np.int64),
+        live_sums=np.zeros((sentences, 1, FIRST_COLUMNS)),
+        live_coverage=np.zeros((sentences, 1)),
+        num_competing=np.zeros(sentences, np.int64),
+        finished_scores=np.full((sentences, beam_size), -math.inf),
+        finished_totals=np.zeros((sentences, beam_size)),
+        finished_lengths=np.zeros((sentences, beam_size), np.int64),
+        finished_tokens=np.zeros((sentences, beam_size, FIRST_COLUMNS), np.int64),
+        finished_sums=np.zeros((sentences, beam_size, FIRST_COLUMNS)),
+        num_finished=np.zeros(sentences, np.int64),
+    )
 
 
 class BeamSearch:
-    """Beams of several sentences that grow together, in Python."""
+    """Beam search for several sentences that grow together, in numpy.
+
+    `NativeSearch` is the same search in the native library.
+    """
 
     def __init__(
         self,
@@ -93,165 +173,188 @@ class BeamSearch:
         coverage: Coverage | None = None,
         max_hypotheses: int | None = None,
     ) -> None:
-        """Begin a search like `begin_beam_search`."""
+        """Prepare the first step; a coverage penalty in the config needs `coverage`.
+
+        Each sentence gets at most `max_hypotheses`, by default `beam_size`.
+        """
         prefixes = prefixes or [()] * len(max_lengths)
-        self.live = [
-            _Beam(limit, prefix, eos, config, max_hypotheses or config.beam_size)
-            for limit, prefix in zip(max_lengths, prefixes, strict=True)
-        ]
-        """Sentences that are not done."""
+        self._state = initial_state(max_lengths, prefixes, config.beam_size)
         self._config = config
+        self._eos = eos
         self._excluded = excluded
         self._coverage = coverage
+        self._max_hypotheses = min(max_hypotheses or ENDLESS, config.beam_size)
+        self.live = [Sentence() for _ in max_lengths]
+        """Sentences that are not done."""
 
     def grow(
         self, logits: Float[Any, "sentences group vocab"]
     ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
-        """Grow by the best candidates; return rows that go on, and what they read."""
-        group = logits.shape[1]
+        """Continue with the best candidates.
+
+        Returns the rows that continue and the token of each.
+        """
+        state, config = self._state, self._config
         found = find_candidates(
             logits,
-            np.array([beam.log_probabilities for beam in self.live], dtype=np.float64),
-            self._config.candidates,
+            state.live_totals,
+            config.candidates,
             self._excluded,
-            forced_tokens([beam.forced for beam in self.live]),
-            self._config.diversity,
+            self._forced(),
+            config.diversity,
         )
         if self._coverage is not None:
-            for beam, each in zip(self.live, self._coverage().tolist(), strict=True):
-                beam.coverage = each
-        candidates = zip(*(numbers.tolist() for numbers in found), strict=True)
-        for beam, (log_probabilities, parents, tokens) in zip(
-            self.live, candidates, strict=True
-        ):
-            beam.grow(log_probabilities, parents, tokens)
-        kept = [i for i, beam in enumerate(self.live) if not beam.is_done]
-        self.live = [self.live[i] for i in kept]
-        shape = len(kept), self._config.beam_size
-        parents = np.array([beam.parents for beam in self.live], dtype=np.int64)
-        tokens = np.array([beam.last_ids for beam in self.live], dtype=np.int64)
-        first_rows = group * np.array(kept, dtype=np.int64)[:, None]
-        return first_rows + parents.reshape(shape), tokens.reshape(shape)
+            state.live_coverage = self._coverage()
+        is_end = (found.tokens == self._eos) & (found.log_probabilities > -math.inf)
+        self._finish(found, is_end)
+        parents, tokens = self._continue(found, is_end)
+        is_live = ~self._are_done()
+        first_rows = np.flatnonzero(is_live)[:, None] * logits.shape[1]
+        self._keep(is_live)
+        return first_rows + parents[is_live], tokens[is_live]
 
     def join(self, other: "BeamSearch") -> None:
-        """Append the sentences of another; both must have grown."""
+        """Append the sentences of another search; both must have taken a step."""
+        self._state.join(other._state)
         self.live = [*self.live, *other.live]
 
+    def _forced(self) -> Int64[np.ndarray, " sentences"] | None:
+        """Return the only token that each sentence may continue with, if any."""
+        lengths, prefixes = self._state.lengths, self._state.prefixes
+        positions = np.minimum(lengths, prefixes.shape[1] - 1)
+        forced = prefixes[np.arange(len(lengths)), positions]
+        return forced if (forced != NOT_FORCED).any() else None
 
-class _Beam:
-    """The hypotheses of one sentence.
-
-    Each step stores only what it appends, so that nothing is copied where several
-    hypotheses extend the same one.
-    """
-
-    def __init__(
-        self,
-        max_length: int,
-        prefix: Sequence[int],
-        eos: int,
-        config: SearchConfig,
-        max_hypotheses: int,
+    def _finish(
+        self, found: Candidates, is_end: Bool[np.ndarray, "sentences candidates"]
     ) -> None:
-        self.log_probabilities = [0.0]
-        """Log-probability of each live hypothesis."""
-        self.coverage: list[float] = []
-        """Coverage of each live hypothesis; empty without a coverage penalty."""
-        self._max_length = max_length
-        self._prefix = prefix
-        self._eos = eos
-        self._config = config
-        self._max_hypotheses = max_hypotheses
-        self._steps: list[Step] = []
-        self._ends: list[End] = []
-        """The best hypotheses that ended, best first, at most `beam_size`."""
-        self._num_finished = 0
-        """Number of all that ended by themselves."""
-        self._num_competing = 0
-        """Number of live hypotheses that rank among the candidates that may end."""
-
-    @property
-    def forced(self) -> int:
-        """The only token that may come next, or `NOT_FORCED`."""
-        length = len(self._steps)
-        return self._prefix[length] if length < len(self._prefix) else NOT_FORCED
-
-    @property
-    def parents(self) -> list[int]:
-        """The hypothesis of the step before that each live one extends."""
-        return self._steps[-1].parents
-
-    @property
-    def last_ids(self) -> list[int]:
-        """The last token of each live hypothesis."""
-        return self._steps[-1].tokens
-
-    def grow(
-        self, log_probabilities: list[float], parents: list[int], tokens: list[int]
-    ) -> None:
-        """Extend hypotheses by the best candidates, and rank those that end."""
-        step = Step([], [], [])
-        self._num_competing = 0
-        is_long = len(self._steps) >= self._config.min_length
-        candidates = zip(log_probabilities, parents, tokens, strict=True)
-        for rank, (log_probability, parent, token) in enumerate(candidates):
-            if token == self._eos and log_probability > -math.inf:
-                if is_long and rank < self._config.end_candidates:
-                    self._num_finished += 1
-                    self._end(log_probability, parent, is_finished=True)
-            elif len(step.tokens) < self._config.beam_size:
-                self._num_competing += rank < self._config.end_candidates
-                step.parents.append(parent)
-                step.tokens.append(token)
-                step.log_probabilities.append(log_probability)
-        self._steps.append(step)
-        self.log_probabilities = step.log_probabilities
-        if self.coverage:
-            self.coverage = [self.coverage[parent] for parent in step.parents]
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no live hypothesis can overtake the best, or enough have ended."""
-        best = max(self.log_probabilities)
-        if best == -math.inf or len(self._steps) >= self._max_length:
-            return True
-        num_best = self._config.num_best
-        if len(self._ends) < num_best:
-            return False
-        enough = self._config.enough_ends
-        if enough is not None and self._num_finished >= enough:
-            return True
-        # Log-probabilities only fall, the divisor never does, and coverage adds
-        # nothing, so no live hypothesis can score above this bound.
-        bound = self._config.score(best, self._max_length)
-        return self._ends[num_best - 1].score >= bound
-
-    def hypotheses(self) -> list[Hypothesis]:
-        """Return finished hypotheses, best first; if none finished, those cut short.
-
-        With patience, those cut short by the length limit compete with finished ones.
-        """
-        is_cut = len(self._steps) >= self._max_length
-        if not self._ends:
-            self._cut_short(len(self.log_probabilities))
-        elif is_cut and self._config.cut_ones_compete:
-            self._cut_short(self._num_competing)
-        return [traced(end, self._steps) for end in self._ends[: self._max_hypotheses]]
-
-    def _cut_short(self, count: int) -> None:
-        """Rank the first `count` live hypotheses as they are."""
-        for number, log_probability in enumerate(self.log_probabilities[:count]):
-            if log_probability > -math.inf:
-                self._end(log_probability, number, is_finished=False)
-
-    def _end(self, log_probability: float, last: int, *, is_finished: bool) -> None:
-        """Keep a hypothesis if it is among the best."""
-        num_steps = len(self._steps)
-        coverage = self.coverage[last] if self.coverage else 0.0
-        score = self._config.score(log_probability, num_steps + is_finished, coverage)
-        size, ends = self._config.beam_size, self._ends
-        if len(ends) == size and score <= ends[-1].score:
+        """Keep the best of the finished hypotheses and of the candidates that end."""
+        state, config = self._state, self._config
+        is_long = state.lengths >= config.min_length
+        may_end = is_end & is_long[:, None]
+        may_end[:, config.end_candidates :] = False
+        if not may_end.any():
             return
-        ends.append(End(score, log_probability, num_steps, last, is_finished))
-        ends.sort(key=lambda end: -end.score)
-        del ends[size:]
+        state.num_finished += may_end.sum(axis=1)
+        each = np.arange(len(is_end))[:, None]
+        scores = found.log_probabilities / self._divisors(state.lengths + 1)[:, None]
+        scores += config.coverage_penalty * state.live_coverage[each, found.parents]
+        scores[~may_end] = -math.inf
+        both = np.concatenate([state.finished_scores, scores], axis=1)
+        best = np.argsort(-both, axis=1, kind="stable")[:, : config.beam_size]
+        lengths = np.broadcast_to(state.lengths[:, None], scores.shape)
+        state.finished_scores = both[each, best]
+        for name, new in (
+            ("finished_totals", found.log_probabilities),
+            ("finished_lengths", lengths),
+            ("finished_tokens", state.live_tokens[each, found.parents]),
+            ("finished_sums", state.live_sums[each, found.parents]),
+        ):
+            joined = np.concatenate([getattr(state, name), new], axis=1)
+            setattr(state, name, joined[each, best])
+
+    def _continue(
+        self, found: Candidates, is_end: Bool[np.ndarray, "sentences candidates"]
+    ) -> tuple[
+        Int64[np.ndarray, "sentences beam"], Int64[np.ndarray, "sentences beam"]
+    ]:
+        """Make the best candidates that do not end the live hypotheses.
+
+        At most one candidate of each hypothesis ends, so there are enough others.
+        """
+        state, config = self._state, self._config
+        if state.lengths.max() == state.live_tokens.shape[2]:
+            state.widen(2 * state.live_tokens.shape[2])
+        ranks = np.argsort(is_end, axis=1, kind="stable")[:, : config.beam_size]
+        each = np.arange(len(ranks))[:, None]
+        parents, tokens = found.parents[each, ranks], found.tokens[each, ranks]
+        state.num_competing = (ranks < config.end_candidates).sum(axis=1)
+        state.live_totals = found.log_probabilities[each, ranks]
+        state.live_coverage = state.live_coverage[each, parents]
+        state.live_tokens = state.live_tokens[each, parents]
+        state.live_sums = state.live_sums[each, parents]
+        state.live_tokens[each[:, 0], :, state.lengths] = tokens
+        state.live_sums[each[:, 0], :, state.lengths] = state.live_totals
+        state.lengths = state.lengths + 1
+        return parents, tokens
+
+    def _are_done(self) -> Bool[np.ndarray, " sentences"]:
+        """Return which sentences need no further step."""
+        state, config = self._state, self._config
+        best = np.fmax.reduce(state.live_totals, axis=1)  # ignores NaN
+        is_over = (best == -math.inf) | (state.lengths >= state.max_lengths)
+        worst_wanted = state.finished_scores[:, config.num_best - 1]
+        # Log-probabilities only fall, the divisor never falls, and coverage is at most
+        # 0, so no live hypothesis can score above this bound.
+        bound = best / self._divisors(state.max_lengths)
+        is_final = worst_wanted >= bound
+        if config.enough_ends is not None:
+            is_final |= state.num_finished >= config.enough_ends
+        return is_over | (is_final & (worst_wanted > -math.inf))
+
+    def _divisors(
+        self, lengths: Int64[np.ndarray, " sentences"]
+    ) -> Float64[np.ndarray, " sentences"]:
+        return np.array([self._config.divisor(each) for each in lengths.tolist()])
+
+    def _keep(self, is_live: Bool[np.ndarray, " sentences"]) -> None:
+        """Let sentences that are done leave with their hypotheses."""
+        if is_live.all():
+            return
+        for number in np.flatnonzero(~is_live).tolist():
+            self.live[number].hypotheses = self._hypotheses(number)
+        self.live = [self.live[number] for number in np.flatnonzero(is_live)]
+        self._state.keep(is_live)
+
+    def _hypotheses(self, number: int) -> list[Hypothesis]:
+        """Return a sentence's finished hypotheses, best first.
+
+        If there are none, those that the length limit cuts short take their place. With
+        patience, those cut short compete with finished ones.
+        """
+        state = self._state
+        num_finished = int((state.finished_scores[number] > -math.inf).sum())
+        found = [self._finished(number, rank) for rank in range(num_finished)]
+        num_cut = 0
+        if not found:
+            num_cut = state.live_totals.shape[1]
+        elif (
+            self._config.cut_ones_compete
+            and state.lengths[number] >= state.max_lengths[number]
+        ):
+            num_cut = int(state.num_competing[number])
+        found += [
+            self._cut_short(number, rank)
+            for rank in range(num_cut)
+            if state.live_totals[number, rank] > -math.inf
+        ]
+        found.sort(key=lambda each: -each.score)
+        return found[: self._max_hypotheses]
+
+    def _finished(self, number: int, rank: int) -> Hypothesis:
+        state, place = self._state, (number, rank)
+        length, total = state.finished_lengths[place], state.finished_totals[place]
+        return Hypothesis(
+            ids=tuple(state.finished_tokens[place][:length].tolist()),
+            log_probability=float(total),
+            token_log_probabilities=_gains(
+                [*state.finished_sums[place][:length].tolist(), float(total)]
+            ),
+            score=float(state.finished_scores[place]),
+        )
+
+    def _cut_short(self, number: int, rank: int) -> Hypothesis:
+        state, place = self._state, (number, rank)
+        length, total = int(state.lengths[number]), float(state.live_totals[place])
+        return Hypothesis(
+            ids=tuple(state.live_tokens[place][:length].tolist()),
+            log_probability=total,
+            token_log_probabilities=_gains(state.live_sums[place][:length].tolist()),
+            score=self._config.score(total, length, float(state.live_coverage[place])),
+            is_finished=False,
+        )
+
+
+def _gains(sums: Sequence[float]) -> tuple[float, ...]:
+    """Return what each token adds to a log-probability."""
+    return tuple(now - before for before, now in pairwise([0.0, *sums]))

@@ -1,4 +1,8 @@
-"""Greedy search: the likeliest token at each step, without alternatives."""
+"""Greedy search: the likeliest token at each step.
+
+It differs from beam search with a beam of one, which compares finished hypotheses of
+different lengths.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +16,12 @@ from transduce.decoding.candidates import (
     find_candidates,
     forced_tokens,
 )
-from transduce.decoding.native_search import NativeGreedySearch
-from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel, Search
-from transduce.native import api
+from transduce.decoding.search import Decoder, Hypothesis, Sentence, run_search
 from transduce.search_config import SearchConfig
 
 
 def greedy_search(
-    model: NextTokenModel,
+    decoder: Decoder,
     max_lengths: Sequence[int],
     config: SearchConfig,
     *,
@@ -30,28 +32,17 @@ def greedy_search(
 ) -> list[list[Hypothesis]]:
     """Return the one hypothesis of each sentence.
 
-    The length penalty has no influence but on its score.
+    The arguments are those of `beam_search`. The length penalty affects only the score.
     """
-    search = begin_greedy_search(max_lengths, config, eos, excluded, prefixes)
-    sentences = list(search.live)
-    Decoding(model, search, bos).finish()
-    return [each.hypotheses() for each in sentences]
-
-
-def begin_greedy_search(
-    max_lengths: Sequence[int],
-    config: SearchConfig,
-    eos: int,
-    excluded: Excluded = (),
-    prefixes: Sequence[Sequence[int]] | None = None,
-) -> Search:
-    """Begin a search that the native library keeps, if there is one."""
-    kind = GreedySearch if api() is None else NativeGreedySearch
-    return kind(max_lengths, config, eos, excluded, prefixes)
+    search = GreedySearch(max_lengths, config, eos, excluded, prefixes)
+    return run_search(decoder, search, bos)
 
 
 class GreedySearch:
-    """Sentences that grow together, each by its likeliest token, in Python."""
+    """Greedy search for several sentences that grow together, in Python.
+
+    `NativeGreedySearch` is the same search in the native library.
+    """
 
     def __init__(
         self,
@@ -61,6 +52,7 @@ class GreedySearch:
         excluded: Excluded = (),
         prefixes: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        """Prepare the first step; settings for beams have no effect."""
         prefixes = prefixes or [()] * len(max_lengths)
         self.live = [
             _Path(limit, prefix, eos, config)
@@ -72,35 +64,41 @@ class GreedySearch:
     def grow(
         self, logits: Float[Any, "sentences 1 vocab"]
     ) -> tuple[Int64[np.ndarray, "kept 1"], Int64[np.ndarray, "kept 1"]]:
-        """Append the likeliest tokens; return rows that go on, and what they read."""
+        """Append the likeliest tokens.
+
+        Returns the rows that continue and the token of each.
+        """
+        # Two candidates, since the end token may come too early. Earlier tokens do not
+        # matter, so all totals are 0.
         found = find_candidates(
             logits,
-            np.zeros((len(self.live), 1)),  # earlier tokens do not matter
+            np.zeros((len(self.live), 1)),
             2,
             self._excluded,
             forced_tokens([path.forced for path in self.live]),
         )
         gains, tokens = found.log_probabilities.tolist(), found.tokens.tolist()
-        for path, of_path, likeliest in zip(self.live, gains, tokens, strict=True):
-            path.grow(of_path, likeliest)
-        kept = [i for i, path in enumerate(self.live) if not path.is_done]
+        for path, path_gains, path_tokens in zip(self.live, gains, tokens, strict=True):
+            path.grow(path_gains, path_tokens)
+        kept = [i for i, path in enumerate(self.live) if not path.hypotheses]
         self.live = [self.live[i] for i in kept]
-        last_ids = [path.last_id for path in self.live]
+        last_ids = [path.ids[-1] for path in self.live]
         rows, last = np.array([kept, last_ids], dtype=np.int64)
         return rows[:, None], last[:, None]
 
     def join(self, other: "GreedySearch") -> None:
-        """Append the sentences of another; both must have grown."""
+        """Append the sentences of another search; both must have taken a step."""
         self.live = [*self.live, *other.live]
 
 
-class _Path:
-    """The tokens of one sentence so far."""
+class _Path(Sentence):
+    """A sentence with its tokens so far."""
 
     def __init__(
         self, max_length: int, prefix: Sequence[int], eos: int, config: SearchConfig
     ) -> None:
-        self._ids: list[int] = []
+        super().__init__()
+        self.ids: list[int] = []
         self._gains: list[float] = []
         self._max_length = max_length
         self._prefix = prefix
@@ -110,38 +108,27 @@ class _Path:
     @property
     def forced(self) -> int:
         """The only token that may come next, or `NOT_FORCED`."""
-        length = len(self._ids)
+        length = len(self.ids)
         return self._prefix[length] if length < len(self._prefix) else NOT_FORCED
 
-    @property
-    def last_id(self) -> int:
-        return self._ids[-1]
-
-    @property
-    def is_done(self) -> bool:
-        return self._is_finished or len(self._ids) >= self._max_length
-
     def grow(self, gains: Sequence[float], tokens: Sequence[int]) -> None:
-        """Append the better of two tokens, but no end that comes too early."""
-        is_early = len(self._ids) < self._config.min_length
+        """Append the better of two tokens, but no end token before `min_length`."""
+        is_early = len(self.ids) < self._config.min_length
         chosen = 1 if is_early and tokens[0] == self._eos else 0
-        self._ids.append(tokens[chosen])
+        self.ids.append(tokens[chosen])
         self._gains.append(gains[chosen])
+        is_finished = self.ids[-1] == self._eos
+        if is_finished or len(self.ids) >= self._max_length:
+            self.hypotheses = [self._hypothesis(is_finished=is_finished)]
 
-    def hypotheses(self) -> list[Hypothesis]:
-        """Return the only hypothesis."""
+    def _hypothesis(self, *, is_finished: bool) -> Hypothesis:
         total = 0.0
         for gain in self._gains:
             total += gain  # `sum` compensates for rounding in Python 3.12 and later
-        only = Hypothesis(
-            ids=tuple(self._ids[:-1] if self._is_finished else self._ids),
+        return Hypothesis(
+            ids=tuple(self.ids[:-1] if is_finished else self.ids),
             log_probability=total,
             token_log_probabilities=tuple(self._gains),
-            score=self._config.score(total, len(self._ids)),
-            is_finished=self._is_finished,
+            score=self._config.score(total, len(self.ids)),
+            is_finished=is_finished,
         )
-        return [only]
-
-    @property
-    def _is_finished(self) -> bool:
-        return self._ids[-1:] == [self._eos]

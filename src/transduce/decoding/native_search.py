@@ -1,7 +1,6 @@
-"""Beam search and greedy search by the native library.
+"""Beam search and greedy search in the native library.
 
-The library keeps the hypotheses; `beam_search.py` and `greedy_search.py` have the same
-searches in Python.
+`beam_search.py` and `greedy_search.py` have the same searches in Python.
 """
 
 from collections.abc import Sequence
@@ -10,38 +9,44 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
+from transduce.decoding.beam_search import ENDLESS, BeamSearch
 from transduce.decoding.candidates import (
     Candidates,
     Excluded,
     find_candidates,
     native_logits,
 )
-from transduce.decoding.search import Coverage, Hypothesis
+from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.search import Coverage, Hypothesis, Search, Sentence
 from transduce.machine import num_threads
 from transduce.native import api, check, ffi, pointer
 from transduce.search_config import SearchConfig
 
-ENDLESS = 2**62
-"""Tokens, or hypotheses, that no search reaches."""
 
+def start_search(
+    max_lengths: Sequence[int],
+    config: SearchConfig,
+    eos: int,
+    excluded: Excluded = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
+    coverage: Coverage | None = None,
+    max_hypotheses: int | None = None,
+) -> Search:
+    """Start greedy search if the beam size is 1, otherwise beam search.
 
-class NativeSentence:
-    """A sentence of a native search; its hypotheses once it is done."""
-
-    def __init__(self) -> None:
-        self._found: list[Hypothesis] = []
-
-    def hypotheses(self) -> list[Hypothesis]:
-        """Return the hypotheses, best first, once the sentence is done."""
-        return self._found
-
-    def finish(self, found: list[Hypothesis]) -> None:
-        """Set the hypotheses."""
-        self._found = found
+    The native library searches if there is one. The arguments are those of
+    `BeamSearch`.
+    """
+    is_native = api() is not None
+    if config.beam_size == 1:
+        greedy = NativeGreedySearch if is_native else GreedySearch
+        return greedy(max_lengths, config, eos, excluded, prefixes)
+    beam = NativeSearch if is_native else BeamSearch
+    return beam(max_lengths, config, eos, excluded, prefixes, coverage, max_hypotheses)
 
 
 class NativeSearch:
-    """Beam search whose sentences grow together in the native library."""
+    """Beam search for several sentences that grow together, in the native library."""
 
     _is_greedy = False
 
@@ -55,9 +60,9 @@ class NativeSearch:
         coverage: Coverage | None = None,
         max_hypotheses: int | None = None,
     ) -> None:
-        """Begin a search; a coverage penalty in the config needs `coverage`.
+        """Prepare the first step; a coverage penalty in the config needs `coverage`.
 
-        Each sentence returns at most `max_hypotheses`, or as many as the beam is wide.
+        Each sentence gets at most `max_hypotheses`, by default `beam_size`.
         """
         native = api()
         assert native is not None
@@ -71,21 +76,25 @@ class NativeSearch:
         """Hypotheses of each sentence after its first step."""
         self._group = 1
         self._handle = self._new(max_lengths, eos, prefixes or [()] * len(max_lengths))
-        self.live = [NativeSentence() for _ in max_lengths]
+        self.live = [Sentence() for _ in max_lengths]
         """Sentences that are not done."""
         self._numbers = list(range(len(max_lengths)))
-        """The library's numbers of live sentences."""
+        """Numbers by which the library knows the live sentences."""
 
     def grow(
         self, logits: Float[Any, "sentences group vocab"]
     ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
-        """Grow by the best candidates; return rows that go on, and what they read."""
+        """Continue with the best candidates.
+
+        Returns the rows that continue and the token of each.
+        """
         assert tuple(logits.shape[:2]) == (len(self.live), self._group)
-        numbers = native_logits(logits)
-        if numbers is None:
-            self._grow_by(self._find(logits))
+        if isinstance(logits, np.ndarray) and logits.dtype == np.float32:
+            self._grow_by_logits(logits)
+        elif (numbers := native_logits(logits)) is not None:
+            self._grow_by_logits(numbers)
         else:
-            self._advance(np.ascontiguousarray(numbers))
+            self._grow_by_candidates(self._find_candidates(logits))
         return self._after_step()
 
     def run(
@@ -95,9 +104,9 @@ class NativeSearch:
         max_steps: int,
         few: int,
     ) -> Int64[np.ndarray, "kept beam"]:
-        """Take steps with a decoder (`td_decoder`); return what is read next.
+        """Take steps with a decoder (`td_decoder`); return the last tokens.
 
-        It stops after a step that leaves `few` sentences or fewer.
+        It stops when at most `few` sentences are live, or after `max_steps`.
         """
         last_ids, num_steps = np.ascontiguousarray(last_ids), ffi.new("int64_t *")
         check(
@@ -115,7 +124,7 @@ class NativeSearch:
         return tokens
 
     def join(self, other: "NativeSearch") -> None:
-        """Append the sentences of another; both must have grown."""
+        """Append the sentences of another search; both must have taken a step."""
         check(self._api.search_join(self._handle, other._handle))
         self.live = [*self.live, *other.live]
         other.live = []
@@ -127,7 +136,7 @@ class NativeSearch:
 
     @property
     def is_masked(self) -> bool:
-        """Whether the excluded tokens depend on what was read."""
+        """Whether the excluded tokens depend on the tokens before them."""
         return self._mask is not None
 
     @property
@@ -178,7 +187,10 @@ class NativeSearch:
         )
         return ffi.gc(handle[0], self._api.search_free)
 
-    def _advance(self, logits: Float32[np.ndarray, "sentences group vocab"]) -> None:
+    def _grow_by_logits(
+        self, logits: Float32[np.ndarray, "sentences group vocab"]
+    ) -> None:
+        logits = np.ascontiguousarray(logits)
         mask, given_mask = None, ffi.NULL
         if self._mask is not None:
             mask = np.ascontiguousarray(self._mask())
@@ -195,7 +207,9 @@ class NativeSearch:
             )
         )
 
-    def _find(self, logits: Float[Any, "sentences group vocab"]) -> Candidates:
+    def _find_candidates(
+        self, logits: Float[Any, "sentences group vocab"]
+    ) -> Candidates:
         log_probabilities = np.empty((len(self.live), self._group))
         forced = np.empty(len(self.live), np.int64)
         to = pointer(log_probabilities, "double *"), pointer(forced, "int64_t *")
@@ -209,7 +223,7 @@ class NativeSearch:
             0.0 if self._is_greedy else self._config.diversity,
         )
 
-    def _grow_by(self, found: Candidates) -> None:
+    def _grow_by_candidates(self, found: Candidates) -> None:
         totals, parents, tokens = map(np.ascontiguousarray, found)
         coverage = self._coverage_of_step()
         check(
@@ -233,7 +247,7 @@ class NativeSearch:
     def _after_step(
         self,
     ) -> tuple[Int64[np.ndarray, "kept beam"], Int64[np.ndarray, "kept beam"]]:
-        """Remove sentences that are done; return rows and tokens of the others."""
+        """Let sentences that are done leave; return rows and tokens of the others."""
         self._group = self.beam_size
         kept = self._api.search_num_live(self._handle)
         numbers = np.empty(kept, np.int64)
@@ -249,13 +263,13 @@ class NativeSearch:
         self._numbers = kept
         self.live = [sentences.pop(number) for number in kept]
         for number, sentence in sentences.items():
-            sentence.finish(self._hypotheses(number))
+            sentence.hypotheses = self._hypotheses(number)
             check(self._api.search_forget(self._handle, number))
 
     def _hypotheses(self, number: int) -> list[Hypothesis]:
         count = self._api.search_num_hypotheses(self._handle, number)
-        told = min(count, self._max_hypotheses)
-        return [self._hypothesis(number, rank) for rank in range(told)]
+        count = min(count, self._max_hypotheses)
+        return [self._hypothesis(number, rank) for rank in range(count)]
 
     def _hypothesis(self, number: int, rank: int) -> Hypothesis:
         found = ffi.new("td_hypothesis *")
@@ -273,6 +287,6 @@ class NativeSearch:
 
 
 class NativeGreedySearch(NativeSearch):
-    """Greedy search in the native library; settings for beams have no influence."""
+    """Greedy search in the native library; settings for beams have no effect."""
 
     _is_greedy = True

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
-from transduce.decoding.beam_search import begin_beam_search
 from transduce.decoding.candidates import Excluded
-from transduce.decoding.greedy_search import begin_greedy_search
+from transduce.decoding.native_search import start_search
 from transduce.decoding.processes import (
     Beginning,
     SearchProcesses,
@@ -21,7 +20,7 @@ from transduce.decoding.ready_model import ReadyModel
 from transduce.decoding.search import (
     Decoding,
     Hypothesis,
-    JoinableModel,
+    JoinableDecoder,
     require_numbers,
 )
 from transduce.decoding.streaming import Pace, StepRows, batch_positions, in_order
@@ -52,7 +51,7 @@ class TreeWatcher:
 
     def __init__(
         self,
-        decoder: JoinableModel,
+        decoder: JoinableDecoder,
         trees: Sequence[PartialTree],
         symbols: Mapping[int, Symbol],
         eos: int,
@@ -258,16 +257,16 @@ class Parser:
             # if that is asked for; scores stay those of the model.
             decoder = self._watched(decoder, sentences, limits)
             excluded = decoder.excluded
-        if config.beam_size == 1:
-            greedy = begin_greedy_search(limits, config, EOS, excluded)
-            return Decoding(decoder, greedy, BOS)
-        beams = begin_beam_search(
+        search = start_search(
             limits, config, EOS, excluded, coverage=coverage, max_hypotheses=1
         )
-        return Decoding(decoder, beams, BOS)
+        return Decoding(decoder, search, BOS)
 
     def _watched(
-        self, decoder: JoinableModel, sentences: Sequence[_Sentence], limits: list[int]
+        self,
+        decoder: JoinableDecoder,
+        sentences: Sequence[_Sentence],
+        limits: list[int],
     ) -> TreeWatcher:
         trees = [
             partial_tree(len(each.words), limit - 1, self._style)

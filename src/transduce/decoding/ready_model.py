@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from transduce.decoding.native_model import NativeModel
-from transduce.decoding.search import Coverage, JoinableModel, WatchedModel
+from transduce.decoding.search import Coverage, CoverageDecoder, JoinableDecoder
 from transduce.errors import ConfigError, packages_for
 from transduce.machine import keep_freed_memory
 from transduce.model_folder import ModelAtRest
@@ -87,17 +87,17 @@ class ReadyModel:
             return self.native.encode(sources)
         return self.operators.encode(sources)
 
-    def start(self, encoded: Any) -> JoinableModel:
+    def start(self, encoded: Any) -> JoinableDecoder:
         """Return a decoder of encoded sources."""
         if self._is_native:
             return self.native.start(encoded)
         return self.operators.start(encoded)
 
-    def read(self, sources: Sequence[Sequence[int]]) -> JoinableModel:
+    def read(self, sources: Sequence[Sequence[int]]) -> JoinableDecoder:
         """Encode sources and return their decoder."""
         return self.start(self.encode(sources))
 
-    def read_watched(self, sources: Sequence[Sequence[int]]) -> WatchedModel:
+    def read_watched(self, sources: Sequence[Sequence[int]]) -> CoverageDecoder:
         """Encode sources and return a decoder that sums attention to them."""
         encoded = self.encode(sources)
         if self._is_native:
@@ -109,7 +109,7 @@ class ReadyModel:
 
     def read_for(
         self, config: SearchConfig, sources: Sequence[Sequence[int]]
-    ) -> tuple[JoinableModel, Coverage | None]:
+    ) -> tuple[JoinableDecoder, Coverage | None]:
         """Encode sources for a search, with coverage if the config penalises it."""
         if config.coverage_penalty == 0:
             return self.read(sources), None

@@ -1,4 +1,4 @@
-"""Translations drawn at random, each token by its probability."""
+"""Sampling: each token is drawn at random by its probability."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,12 +7,12 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
 from transduce.decoding.candidates import draw, log_softmax
-from transduce.decoding.search import Decoding, Hypothesis, NextTokenModel
+from transduce.decoding.search import Decoder, Hypothesis, Sentence, run_search
 from transduce.search_config import SamplingConfig
 
 
 def sample(
-    model: NextTokenModel,
+    decoder: Decoder,
     max_lengths: Sequence[int],
     names: Sequence[tuple[int, ...]],
     config: SamplingConfig,
@@ -21,19 +21,18 @@ def sample(
     eos: int,
     excluded: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
-    """`config.number` hypotheses of each sentence, likeliest first.
+    """Return `config.number` samples of each sentence, likeliest first.
 
-    The draws of a sentence depend on the seed and its name, not on other sentences.
-    Log-probabilities are the model's own, whatever was drawn from; they are the score.
+    The random numbers of a sentence depend only on the seed and the sentence's name,
+    not on other sentences. Scores are the log-probabilities of the unmodified model,
+    whatever temperature, `top_k` or `top_p` the tokens were drawn with.
     """
     search = Sampling(max_lengths, names, config, eos, excluded)
-    sentences = list(search.live)
-    Decoding(model, search, bos).finish()
-    return [each.hypotheses() for each in sentences]
+    return run_search(decoder, search, bos)
 
 
 class Sampling:
-    """Sentences that grow together by drawn tokens."""
+    """Samples of several sentences that grow together."""
 
     def __init__(
         self,
@@ -43,64 +42,67 @@ class Sampling:
         eos: int,
         excluded: Sequence[int] = (),
     ) -> None:
+        """Prepare the first step; `names` seed the random numbers of each sentence."""
         each = zip(max_lengths, names, strict=True)
-        self.live = [_Draws(limit, name, config, eos) for limit, name in each]
+        self.live = [_Samples(limit, name, config, eos) for limit, name in each]
+        """Sentences that are not done."""
         self._config = config
         self._excluded = list(excluded)
 
     def grow(
         self, logits: Float[Any, "sentences group vocab"]
     ) -> tuple[Int64[np.ndarray, "kept samples"], Int64[np.ndarray, "kept samples"]]:
-        """Draw a token for each sample; return the rows that go on, and what they read.
+        """Draw a token for each sample.
 
-        Logits are an array, or a tensor on any device.
+        Returns the rows that continue and the token of each. Samples that are done
+        continue, with tokens that are ignored, until all of their sentence are.
         """
         group_size, count = logits.shape[1], self._config.number
         chances = np.stack([each.chances() for each in self.live])
-        tokens, gains = self._drawn(logits, chances)
+        tokens, gains = self._draw(logits, chances)
         drawn = zip(self.live, tokens.tolist(), gains.tolist(), strict=True)
         for each, row, gain in drawn:
             each.append(row, gain)
-        kept = [i for i, each in enumerate(self.live) if not each.are_done]
+        kept = [i for i, each in enumerate(self.live) if not each.hypotheses]
         self.live = [self.live[i] for i in kept]
         parents = np.minimum(np.arange(count), group_size - 1)
         first = np.array(kept, dtype=np.int64)[:, None] * group_size
         return first + parents, tokens[kept]
 
     def join(self, other: "Sampling") -> None:
-        """Append the sentences of another."""
+        """Append the sentences of another search; both must have taken a step."""
         self.live = [*self.live, *other.live]
 
-    def _drawn(
+    def _draw(
         self,
         logits: Float[Any, "sentences group vocab"],
         chances: Float64[np.ndarray, "sentences samples"],
     ) -> tuple[
         Int64[np.ndarray, "sentences samples"], Float32[np.ndarray, "sentences samples"]
     ]:
-        """Token of each sample, and its log-probability among all tokens."""
+        """Return the token of each sample and its log-probability among all tokens."""
         if not isinstance(logits, np.ndarray):
-            # PyTorch is loaded then, and takes a second to load otherwise.
+            # Imported late: PyTorch takes a second to load, and here it is loaded.
             from transduce.decoding.torch_logits import draw_by_torch
 
             return draw_by_torch(logits, chances, self._config, self._excluded)
         tokens = np.empty(chances.shape, dtype=np.int64)
         gains = np.empty(chances.shape, dtype=np.float32)
-        # A sentence at a time, as its logits then stay in the processor's cache.
-        for i, (of_sentence, aims) in enumerate(zip(logits, chances, strict=True)):
-            tokens[i], gains[i] = self._drawn_for(of_sentence, aims)
+        # One sentence at a time, whose logits then stay in the processor's cache.
+        for i, (rows, aims) in enumerate(zip(logits, chances, strict=True)):
+            tokens[i], gains[i] = self._draw_for_sentence(rows, aims)
         return tokens, gains
 
-    def _drawn_for(
+    def _draw_for_sentence(
         self,
         logits: Float[np.ndarray, "group vocab"],
         chances: Float64[np.ndarray, " samples"],
     ) -> tuple[Int64[np.ndarray, " samples"], Float32[np.ndarray, " samples"]]:
-        """Token of each sample of one sentence, and its log-probability."""
+        """Return the token of each sample of one sentence and its log-probability."""
         log_probs = log_softmax(logits)
-        allowed = logits.astype(np.float32)  # the model may use its logits again
+        allowed = logits.astype(np.float32)  # a copy: the decoder may reuse its logits
         allowed[:, self._excluded] = -np.inf
-        if len(allowed) == 1:  # at first all samples go on from one hypothesis
+        if len(allowed) == 1:  # in the first step all samples share one hypothesis
             tokens = draw(allowed[0], chances, self._config)
             return tokens, log_probs[0, tokens]
         each = zip(allowed, chances[:, None], strict=True)
@@ -108,8 +110,8 @@ class Sampling:
         return tokens, log_probs[np.arange(len(tokens)), tokens]
 
 
-class _Draws:
-    """The samples of one sentence."""
+class _Samples(Sentence):
+    """A sentence with its samples so far."""
 
     def __init__(
         self,
@@ -118,6 +120,7 @@ class _Draws:
         config: SamplingConfig,
         eos: int,
     ) -> None:
+        super().__init__()
         self._random = np.random.default_rng((config.seed, *name))
         self._ids: list[list[int]] = [[] for _ in range(config.number)]
         self._gains: list[list[float]] = [[] for _ in range(config.number)]
@@ -125,23 +128,20 @@ class _Draws:
         self._eos = eos
 
     def chances(self) -> Float64[np.ndarray, " samples"]:
-        """Numbers from 0 to 1, one for each sample's next token."""
+        """Return a random number in [0, 1) for the next token of each sample."""
         return self._random.random(len(self._ids))
 
     def append(self, tokens: list[int], gains: list[float]) -> None:
-        """Add drawn tokens to the samples that have not ended."""
+        """Append drawn tokens to the samples that are not done."""
         each = zip(self._ids, self._gains, tokens, gains, strict=True)
         for ids, so_far, token, gain in each:
             if not self._is_done(ids):
                 ids.append(token)
                 so_far.append(gain)
+        if all(map(self._is_done, self._ids)):
+            self.hypotheses = self._sorted()
 
-    @property
-    def are_done(self) -> bool:
-        return all(map(self._is_done, self._ids))
-
-    def hypotheses(self) -> list[Hypothesis]:
-        """The samples, likeliest first."""
+    def _sorted(self) -> list[Hypothesis]:
         found = [
             Hypothesis(
                 ids=tuple(i for i in ids if i != self._eos),

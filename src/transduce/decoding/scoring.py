@@ -8,7 +8,7 @@ from jaxtyping import Float64
 
 from transduce.decoding.candidates import log_likelihoods
 from transduce.decoding.ready_model import ReadyModel
-from transduce.decoding.search import NextTokenModel
+from transduce.decoding.search import Decoder
 from transduce.metrics.perplexity import TargetScore
 from transduce.text.vocabulary import BOS, EOS, PAD
 
@@ -53,7 +53,7 @@ def _scores(model: ReadyModel, pairs: Sequence[Pair]) -> Iterator[TargetScore]:
 
 
 def read_targets(
-    decoder: NextTokenModel, targets: Sequence[Sequence[int]]
+    decoder: Decoder, targets: Sequence[Sequence[int]]
 ) -> Float64[np.ndarray, " targets"]:
     """Log-probability of each target, which a decoder reads token by token.
 

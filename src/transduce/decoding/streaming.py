@@ -10,7 +10,7 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from transduce.decoding.search import Decoding, Hypothesis, SentenceSearch
+from transduce.decoding.search import Decoding, Hypothesis, Sentence
 
 Line = TypeVar("Line")
 Found = TypeVar("Found")
@@ -240,7 +240,7 @@ class _Batch:
         self._lengths = lengths
         self._room = room
         self._running: Decoding | None = None
-        self._numbers: dict[SentenceSearch, int] = {}
+        self._numbers: dict[Sentence, int] = {}
         """Of those that have not been taken."""
 
     @property
@@ -267,7 +267,7 @@ class _Batch:
         """Begin with sentences and, once they have grown, let them join."""
         newcomers = begin(numbers)
         self._numbers.update(zip(newcomers.search.live, numbers, strict=True))
-        newcomers.advance()
+        newcomers.step()
         if self._running is None or not self.is_live:
             self._running = newcomers
         elif newcomers.search.live:
@@ -276,16 +276,16 @@ class _Batch:
     def advance(self, few: int, on_step: Callable[[], object] | None) -> None:
         """Until some of the sentences are done; no more steps once so few go on."""
         assert self._running is not None
-        self._running.advance_until_some_are_done(few, on_step)
+        self._running.step_until_some_are_done(few, on_step)
 
     def take_done(self) -> list[tuple[int, list[Hypothesis]]]:
         """Those that are done and have not been taken, by number."""
         live = set(self._live)
         done = [each for each in self._numbers if each not in live]
-        return [(self._numbers.pop(each), each.hypotheses()) for each in done]
+        return [(self._numbers.pop(each), each.hypotheses) for each in done]
 
     @property
-    def _live(self) -> Sequence[SentenceSearch]:
+    def _live(self) -> Sequence[Sentence]:
         return [] if self._running is None else self._running.search.live
 
     def _few(self, capacity: int) -> int:

@@ -13,8 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
 
-from transduce.decoding.beam_search import begin_beam_search
-from transduce.decoding.greedy_search import begin_greedy_search
+from transduce.decoding.native_search import start_search
 from transduce.decoding.parser import PAPER_SEARCH, Parse, Parser
 from transduce.decoding.processes import (
     Beginning,
@@ -28,7 +27,13 @@ from transduce.decoding.ready_model import (
 )
 from transduce.decoding.sampling import Sampling
 from transduce.decoding.scoring import score_pairs
-from transduce.decoding.search import Decoding, Ensemble, JoinableModel, require_numbers
+from transduce.decoding.search import (
+    Coverage,
+    Decoding,
+    Ensemble,
+    JoinableDecoder,
+    require_numbers,
+)
 from transduce.decoding.streaming import Pace, StepRows, batch_positions, in_order
 from transduce.decoding.translations import (
     EMPTY,
@@ -452,21 +457,17 @@ class Translator:
             config.limit(part.length, least=len(part.prefix) + 1) for part in parts
         ]
         prefixes = [part.prefix for part in parts]
-        if config.beam_size == 1:
-            greedy = begin_greedy_search(limits, config, EOS, EXCLUDED, prefixes)
-            return Decoding(self._read(parts), greedy, BOS)
-        # Of several, others too, as some of the best may be spelt alike.
-        told = 1 if config.num_best == 1 else None
+        # Several hypotheses may have the same text, so more than `num_best` are needed.
+        most = 1 if config.num_best == 1 else None
+        coverage: Coverage | None = None
         if config.coverage_penalty > 0:
             watched = self.models[0].read_watched(_sources(parts))
-            beams = begin_beam_search(
-                limits, config, EOS, EXCLUDED, prefixes, watched.coverage, told
-            )
-            return Decoding(watched, beams, BOS)
-        beams = begin_beam_search(
-            limits, config, EOS, EXCLUDED, prefixes, max_hypotheses=told
-        )
-        return Decoding(self._read(parts), beams, BOS)
+            decoder: JoinableDecoder = watched
+            coverage = watched.coverage
+        else:
+            decoder = self._read(parts)
+        search = start_search(limits, config, EOS, EXCLUDED, prefixes, coverage, most)
+        return Decoding(decoder, search, BOS)
 
     def _sample(self, parts: Sequence[Part], config: SamplingConfig) -> Decoding:
         limits = [part.length + config.extra_length for part in parts]
@@ -474,7 +475,7 @@ class Translator:
         search = Sampling(limits, names, config, EOS, EXCLUDED)
         return Decoding(self._read(parts), search, BOS)
 
-    def _read(self, parts: Sequence[Part]) -> JoinableModel:
+    def _read(self, parts: Sequence[Part]) -> JoinableDecoder:
         """What has read the sources, and is asked for the next tokens."""
         sources = _sources(parts)
         members = [each.read(sources) for each in self.models]

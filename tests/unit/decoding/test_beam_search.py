@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from beam_kinds import kind_of_beam  # noqa: F401
-from transduce.decoding.beam_search import beam_search
+from beam_kinds import (
+    beam_search,
+    kind_of_beam,  # noqa: F401
+)
 from transduce.decoding.candidates import find_candidates
 from transduce.decoding.search import Hypothesis
 from transduce.errors import ConfigError

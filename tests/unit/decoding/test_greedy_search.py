@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from beam_kinds import kind_of_beam  # noqa: F401
-from transduce.decoding.greedy_search import greedy_search
+from beam_kinds import (
+    greedy_search,
+    kind_of_beam,  # noqa: F401
+)
 from transduce.decoding.search import Hypothesis
 from transduce.search_config import SearchConfig
 

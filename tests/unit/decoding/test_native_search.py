@@ -100,7 +100,7 @@ def found(
                 search.join(others)
             else:
                 search = others
-    return [each.hypotheses() for each in sentences]
+    return [each.hypotheses for each in sentences]
 
 
 @given(
@@ -138,7 +138,7 @@ def test_native_scores_are_those_of_the_config(penalty, alpha):
     while search.live:
         search.grow(torch.randn(len(search.live), 4, 20, generator=generator))
     for limit, sentence in zip(limits, sentences, strict=True):
-        for each in sentence.hypotheses():
+        for each in sentence.hypotheses:
             assert len(each.ids) == limit
             assert each.score == config.score(each.log_probability, limit)
 
@@ -150,7 +150,7 @@ def test_hypotheses_with_a_probability_of_nan_go_on_to_the_limit():
     search.grow(torch.full((1, 2, 9), math.nan))
     search.grow(torch.full((1, 2, 9), math.nan))
     assert not search.live
-    assert sentence.hypotheses() == []
+    assert sentence.hypotheses == []
 
 
 def test_greedy_search_ignores_settings_for_beams():
@@ -159,7 +159,7 @@ def test_greedy_search_ignores_settings_for_beams():
     [sentence] = search.live
     search.grow(torch.tensor([[[0.0, 0.0, 0.0, 9.0]]]))
     search.grow(torch.tensor([[[0.0, 0.0, 0.0, 9.0]]]))
-    [found] = sentence.hypotheses()
+    [found] = sentence.hypotheses
     assert found.ids == (3, 3)
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from beam_kinds import beam_search
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding import beam_search as beam_search_module
-from transduce.decoding import translations
+from transduce.decoding import native_search, translations
 from transduce.decoding import translator as translator_module
-from transduce.decoding.beam_search import beam_search
 from transduce.decoding.parser import PAPER_SEARCH
 from transduce.decoding.ready_model import DecodingPrecision
 from transduce.decoding.streaming import Pace
@@ -39,10 +38,10 @@ def test_a_translation_is_the_best_of_its_hypotheses(translator: Translator) -> 
     assert translation.score == translation.hypotheses[0].score
 
 
-@pytest.fixture(params=["by a kernel", "in lists"])
+@pytest.fixture(params=["native", "in Python"])
 def grown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "in lists":
-        monkeypatch.setattr(beam_search_module, "api", lambda: None)
+    if request.param == "in Python":
+        monkeypatch.setattr(native_search, "api", lambda: None)
 
 
 @pytest.mark.usefixtures("grown")
