@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from transduce.decoding import (
-    beam_search,
     candidates,
-    greedy_search,
+    native_search,
     ready_model,
     torch_model,
 )
@@ -28,7 +27,7 @@ CPU = torch.device("cpu")
 needs_int8 = pytest.mark.skipif(
     "int8" not in available(CPU), reason="there are no kernels for 8 bits"
 )
-WITH_KERNELS = (torch_model, ready_model, candidates, beam_search, greedy_search)
+WITH_KERNELS = (torch_model, ready_model, candidates, native_search)
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in processor_flags(),
     reason="PyTorch's sums of 16 bits overflow here",
