@@ -29,7 +29,7 @@ def test_table_1_is_measured_and_written(
 ) -> None:
     out = tmp_path / "new" / "table1"
     printed = succeeds("reproduce", "table1", "--out", out, "--max-rounds", 2)
-    assert printed.startswith("Table 1: what layers cost\n")
+    assert printed.startswith("Table 1: complexity of layer types\n")
     assert "O(log_k(n))" in printed
     assert "1 thread" in printed
     joined = "".join(printed.split())
@@ -103,7 +103,7 @@ def test_a_run_without_its_log_is_refused(
     refusal = refuses(
         *("reproduce", "table2", tmp_path / "run", *text), "--out", tmp_path / "t"
     )
-    assert refusal == f"{tmp_path}/run: must have the log of its updates, but has none."
+    assert refusal == f"{tmp_path}/run: must have a log of its updates, but has none."
     assert not (tmp_path / "t").exists()
 
 

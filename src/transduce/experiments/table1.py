@@ -1,4 +1,4 @@
-"""Table 1: what layers cost, by formula and as measured on real layers (section 4)."""
+"""Table 1: complexity of layer types, by formula and by measurement (section 4)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from transduce.report.content import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row as the paper prints it."""
+    """Row of the table as the paper prints it."""
 
     complexity: str
     sequential_operations: str
@@ -66,8 +66,8 @@ ROWS: dict[LayerType, Row] = {
     ),
 }
 
-# Ranges in which the term of Table 1 is nearly all of a layer's products, and in which
-# these take longer than what else there is to do.
+# Ranges in which the term of Table 1 is nearly all of the matrix products, and these
+# take nearly all of the time.
 SWEEPS = (
     Sweep(
         layer="self-attention", letter="n", values=(2048, 3072, 4096, 6144),
@@ -112,22 +112,23 @@ SWEEPS = (
     ),
 )  # fmt: skip
 SMALL = LayerSizes(n=1, d=8, k=3, r=4)
-"""Of the layers whose dependencies are followed."""
+"""Sizes of the layers whose dependencies are traced."""
 LENGTHS = (8, 16, 32, 64)
-"""Of the sequences in which they are."""
+"""Lengths of the sequences in which dependencies are traced."""
 LETTERS = (
-    "n: length of the sequence; d: width of a position; k: width of a convolution's "
-    "kernel; r: how far to either side restricted self-attention sees."
+    "n: length of the sequence; d: dimension of a representation; k: kernel width of "
+    "a convolution; r: neighbourhood of restricted self-attention, in positions to "
+    "either side."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table1:
-    """What was measured."""
+    """Measurements of all layer types."""
 
     machine: str
     load: float
-    """Programs that wanted to run in the minute before it, on average."""
+    """Load average of the minute before the measurement."""
     scaling: Scaling
     sequential: tuple[SequentialOperations, ...]
     paths: tuple[PathLength, ...]
@@ -136,10 +137,13 @@ class Table1:
 def measure_table1(
     machine: str, load: float, max_rounds: int, on_progress: Callable[[str], None]
 ) -> Table1:
-    """Follow dependencies, then time; what is done next is told to `on_progress`."""
+    """Trace the dependencies of each layer type, then measure running times.
+
+    Calls `on_progress` with the name of each step before it.
+    """
     sequential, paths = [], []
     for layer in ROWS:
-        on_progress(f"Following dependencies: {layer}...")
+        on_progress(f"Tracing dependencies: {layer}...")
         sizes = [replace(SMALL, n=n) for n in LENGTHS]
         counts = [count_sequential_operations(layer, each) for each in sizes]
         sequential.append(
@@ -170,9 +174,9 @@ def _path_length(layer: LayerType, sizes: LayerSizes) -> PathLength:
 
 
 def as_report(table: Table1) -> Report:
-    """The paper's rows, what was measured beside them, and how."""
+    """Report with the paper's rows, the measurements beside them, and the method."""
     return Report(
-        title="Table 1: what layers cost",
+        title="Table 1: complexity of layer types",
         sections=(
             Section(
                 title="The table", parts=(LETTERS, _summary(table), *_warnings(table))
@@ -190,11 +194,14 @@ def as_report(table: Table1) -> Report:
 def _warnings(table: Table1) -> Iterator[str]:
     if not table.scaling.is_steady:
         yield (
-            f"The exponents were not yet steady after {table.scaling.rounds} rounds: "
-            "they are rough."
+            f"The exponents had not converged after {table.scaling.rounds} rounds and "
+            "are approximate."
         )
     if table.load > BUSY_LOAD:
-        yield f"Other programs were running (load {table.load:.1f})."
+        yield (
+            f"Other programs were running (load {table.load:.1f}); the times are less "
+            "exact."
+        )
 
 
 def _summary(table: Table1) -> Table:
@@ -220,7 +227,7 @@ def _summary(table: Table1) -> Table:
                 f"{row.maximum_path_length}: {path.measured}",
             )
         )
-    # All are words, or formulas that read as such.
+    # All columns are text or formulas.
     return Table(
         columns=tuple(Column(name=head, is_text=True) for head in heads),
         rows=tuple(rows),
@@ -228,7 +235,7 @@ def _summary(table: Table1) -> Table:
 
 
 def _line(counted: SequentialOperations) -> str:
-    """The count as a function of n; the counts lie on a line, or this says not."""
+    """Format counts as a linear function of n, if they are one."""
     steps = [
         (second - first) / (n - m)
         for (first, second), (m, n) in zip(
@@ -236,7 +243,7 @@ def _line(counted: SequentialOperations) -> str:
         )
     ]
     if len(set(steps)) > 1:
-        return "no line"
+        return "not linear in n"
     if steps[0] == 0:
         return f"{counted.counts[0]}"
     return f"{steps[0]:g} n + {counted.counts[0] - steps[0] * counted.n[0]:g}"
@@ -244,19 +251,19 @@ def _line(counted: SequentialOperations) -> str:
 
 def _time_parts(scaling: Scaling) -> Iterator[Part]:
     yield (
-        "Forward passes, in processor time of one thread; medians of "
-        f"{scaling.rounds} rounds, in which all take turns. The exponent is the slope "
-        "of a straight line through the logarithms. Attention has four projections "
-        "besides what the table speaks of; the share of the latter in all products is "
-        "at least as told. Restricted self-attention computes bands of "
-        "blocks, not all scores."
+        "Processor time of forward passes in one thread: medians of "
+        f"{scaling.rounds} rounds, in which all layers take turns. The exponent is the "
+        "slope of a straight line through the logarithms. Attention also has four "
+        "projections, which the formula of the table does not count; share is the "
+        "smallest share of the formula's term in all matrix products. Restricted "
+        "self-attention computes bands of blocks, not all scores."
     )
     rows = tuple(_growth_row(growth) for growth in scaling.growths)
     heads = ("from", "to", "others", "share", "theory", "fitted")
     yield Table(columns=columns("layer type", "", *heads), rows=rows)
     for letters, title in (
         ("n", "Time against the length n"),
-        ("d", "Time against the width d"),
+        ("d", "Time against the dimension d"),
         ("kr", "Time against the kernel width k and the neighbourhood r"),
     ):
         growths = [each for each in scaling.growths if each.sweep.letter in letters]
@@ -296,7 +303,7 @@ def _time_picture(letters: str, title: str, growths: Sequence[Growth]) -> Pictur
     return draw(
         Chart(
             name=f"table1-time-{letters}",
-            title=f"{title}; dashed: the fit",
+            title=f"{title}; dashed: fit",
             x_label=" or ".join(letters),
             y_label="milliseconds",
             series=tuple(series),
@@ -307,9 +314,8 @@ def _time_picture(letters: str, title: str, growths: Sequence[Growth]) -> Pictur
 
 def _sequential_parts(table: Table1) -> Iterator[Part]:
     yield (
-        "The longest chain of operations in PyTorch's own graph of one layer, each of "
-        "which waits for the one before. Kernels that hide a chain of their own are "
-        "avoided."
+        "Longest chain of dependent operations in PyTorch's autograd graph of one "
+        "layer. Fused kernels, which would hide such chains, are not used."
     )
     rows = tuple(
         (each.layer, *(f"{count:,}" for count in each.counts))
@@ -321,11 +327,11 @@ def _sequential_parts(table: Table1) -> Iterator[Part]:
 
 def _path_parts(table: Table1) -> Iterator[Part]:
     yield (
-        "The fewest steps of a kind (layers of a stack, or positions of a recurrence) "
-        "after which each output depends on all inputs it may depend on, as the "
-        "non-zeros of the Jacobian tell. The formulas, rounded up: 1, n, the logarithm "
-        f"of n to the base k = {SMALL.k}, (n - 1) / (k - 1), (n - 1) / r with r = "
-        f"{SMALL.r} to either side. Recurrences and convolutions look back only."
+        "Fewest steps (layers of a stack, or positions of a recurrence) after which "
+        "each output depends on all inputs that it may depend on, by the non-zeros of "
+        "the Jacobian. The formulas, rounded up, are 1, n, the logarithm of n to the "
+        f"base k = {SMALL.k}, (n - 1) / (k - 1), and (n - 1) / r with r = {SMALL.r}. "
+        "Recurrences and convolutions are causal."
     )
     heads = [f"n = {n}" for n in LENGTHS]
     rows = []
@@ -333,8 +339,10 @@ def _path_parts(table: Table1) -> Iterator[Part]:
         found = [each for each in table.paths if each.layer == layer]
         agrees = all(each.measured == each.theory for each in found)
         cells = [f"{each.measured}" for each in found]
-        rows.append((layer, *cells, "as the formula" if agrees else "not the formula"))
-    yield Table(columns=columns("layer type", *heads, "verdict"), rows=tuple(rows))
+        rows.append((layer, *cells, "equal" if agrees else "different"))
+    yield Table(
+        columns=columns("layer type", *heads, "to the formula"), rows=tuple(rows)
+    )
     yield _path_picture(table.paths)
 
 
@@ -351,7 +359,7 @@ def _path_picture(paths: Sequence[PathLength]) -> Picture:
     return draw(
         Chart(
             name="table1-paths",
-            title="Path length against the length n; dashed: the formula",
+            title="Path length against the length n; dashed: formula",
             x_label="n",
             y_label="steps",
             series=tuple(series),

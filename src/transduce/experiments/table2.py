@@ -1,4 +1,4 @@
-"""Table 2: BLEU and the cost of training, the paper's and ours (section 6.1)."""
+"""Table 2: BLEU and training cost, the paper's and ours (section 6.1)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -36,22 +36,20 @@ from transduce.text.corpus import SentencePair
 from transduce.text.languages import base, detect_unspaced, is_unspaced
 
 MEAN_LENGTH = 27
-"""Tokens of a sentence with its end, about, in the paper's pieces of WMT 2014."""
+"""Approximate sub-words per sentence of WMT 2014, with the end token."""
 P100S = Cluster(name="P100", tflops=SUSTAINED_TFLOPS["P100"], num_devices=8)
-"""The paper's machine (section 5.2)."""
+"""Machine of the paper (section 5.2)."""
 PAPER_HOURS = {"base": 12.0, "big": 3.5 * 24}
-"""Of the paper's trainings, by preset (section 5.2)."""
-
-
+"""Training time in the paper by preset (section 5.2)."""
 BUSY_SHARE = 0.1
 """Share of time spent waiting for a core above which speeds are not comparable."""
-NOTHING = "–"
-"""Stand-in for a figure that is not shown."""
+NOT_SHOWN = "–"
+"""Cell for a figure that is not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperRow:
-    """A row of Table 2; what the paper leaves empty is none."""
+    """Row of the table as the paper prints it; empty cells are None."""
 
     model: str
     bleu_en_de: float | None = None
@@ -99,55 +97,54 @@ PAPER_ROWS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCost:
-    """What the training of a preset costs, by its settings alone."""
+    """FLOPs of training a preset, computed from its settings."""
 
     preset: str
     by_part: ForwardFlops
-    """Of one pair of sentences, forward."""
+    """FLOPs of the forward pass of one sentence pair."""
     flops: float
-    """Of the training."""
+    """FLOPs of the whole training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Language and tokenizer that the translations of runs are scored with."""
+    """Language and tokenizer for scoring the translations of runs."""
 
     language: str | None = None
-    """BCP 47 tag; None for the run's own, or else German, as in the paper."""
+    """BCP 47 tag; None for the run's language or, if unknown, the paper's German."""
     tokenize: Tokenize = "auto"
-    """sacreBLEU's tokenizer."""
+    """Tokenizer of sacreBLEU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OurRow:
-    """A training of ours, as Table 2 would have it."""
+    """BLEU and cost of one of our runs, as a row of Table 2."""
 
     run: str
     bleu: BleuScore
     paper_bleu: BleuScore | None
     """BLEU by the paper's protocol; None for languages without spaces between words,
-    as Moses' tokenizer splits at spaces."""
+    as the Moses tokenizer splits at spaces."""
     seconds: float
-    """Of all updates, by the mean of those in the log."""
+    """Training time: the mean of the logged updates times their number."""
     flops: float
-    """Counted while it trained."""
+    """FLOPs counted during training."""
     computing: Environment | None = None
     """Hardware and software of the run's last start; None in older logs."""
     waited: float | None = None
-    """Share of time that its threads waited for a core; None in older logs."""
+    """Share of time that the threads waited for a core; None in older logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table2:
-    """All that the table is made of."""
+    """Our runs, the cost of presets, and the machine of the forecast."""
 
     ours: tuple[OurRow, ...]
     costs: tuple[TrainingCost, ...]
     cluster: Cluster
-    """On which our runs were trained, and of which the forecast is."""
+    """Machine of our runs and of the forecast."""
     load: float | None = None
-    """Programs that wanted to run in the minute before its speed was measured, on
-    average; none if it was not."""
+    """Load average of the minute before the speed was measured; None if it was not."""
     measured: Environment | None = None
     """Hardware and software that the speed was measured on; None if it was not."""
     waited: float | None = None
@@ -155,7 +152,7 @@ class Table2:
 
 
 def training_cost(name: str) -> TrainingCost:
-    """That of a preset, whose pairs are taken to have `MEAN_LENGTH` tokens a side."""
+    """Training cost of a preset, for pairs of `MEAN_LENGTH` tokens per side."""
     run = preset(name)
     model = replace(run.model, vocab_size=run.tokenizer.vocab_size)
     length = np.array([MEAN_LENGTH])
@@ -169,22 +166,24 @@ def training_cost(name: str) -> TrainingCost:
 def our_row(
     run: Path, pairs: Sequence[SentencePair], target: Target, device: str
 ) -> OurRow:
-    """Score a run by both protocols; its cost is in its log.
+    """Score a run by both protocols, and read its cost from its log.
 
-    Unset values of the target are the run's own. `DataError` if there is no log.
+    Unset values of the target default to the run's. Raises `DataError` without a log.
     """
     folder, config = RunFolder.open(run)
     updates = folder.entries("step", "seconds", "flops")
     starts = folder.entries("start")
-    noted = [entry.get("waited") for entry in updates]
-    waits = [each for each in noted if isinstance(each, float)]
+    shares = [entry.get("waited") for entry in updates]
+    waited = [share for share in shares if isinstance(share, float)]
     if not updates:
-        raise DataError(f"{run}: must have the log of its updates, but has none.")
+        raise DataError(f"{run}: must have a log of its updates, but has none.")
     references = [pair.target for pair in pairs]
     language = target.language or config.languages.target
-    asked = config.evaluation.tokenize if target.tokenize == "auto" else target.tokenize
-    tokenization = choose_tokenization(asked, language, references)
-    spoken = language or detect_unspaced(references) or "de"
+    tokenize = (
+        config.evaluation.tokenize if target.tokenize == "auto" else target.tokenize
+    )
+    tokenization = choose_tokenization(tokenize, language, references)
+    known = language or detect_unspaced(references) or "de"
     translator = load(run, device=device)
     sources = (pair.source for pair in pairs)
     texts = [each.text for each in translator.translate_stream(sources, config.search)]
@@ -192,23 +191,23 @@ def our_row(
         run=str(run),
         bleu=corpus_bleu(texts, references, tokenization=tokenization),
         paper_bleu=None
-        if is_unspaced(spoken)
-        else paper_bleu(texts, references, base(spoken)),
+        if is_unspaced(known)
+        else paper_bleu(texts, references, base(known)),
         seconds=fmean(entry["seconds"] for entry in updates) * updates[-1]["step"],
         flops=float(updates[-1]["flops"]),
         computing=recorded_environment(starts[-1]) if starts else None,
-        waited=fmean(waits) if waits else None,
+        waited=fmean(waited) if waited else None,
     )
 
 
 def as_report(table: Table2) -> Report:
-    """The paper's rows and ours, what they cost, and what others would."""
+    """Report with the paper's rows and ours, their cost, and a forecast."""
     return Report(
-        title="Table 2: BLEU and the cost of training",
+        title="Table 2: BLEU and training cost",
         sections=(
             Section(title="The paper's table", parts=(PROTOCOL, _paper_table())),
             *([_our_section(table)] if table.ours else []),
-            Section(title="The paper's trainings", parts=(COUNTED, _paper_costs())),
+            Section(title="Training in the paper", parts=(COUNTED, _paper_costs())),
             Section(title="FLOPs by part", parts=(PARTS, _part_table(table.costs))),
             Section(
                 title="Forecast",
@@ -219,24 +218,23 @@ def as_report(table: Table2) -> Report:
 
 
 PROTOCOL = (
-    "BLEU as the paper has it, of tokenised text with its compounds split; sacreBLEU's "
-    "is about one point lower. FLOPs as the paper estimates them: time x devices x "
-    "sustained speed. For English to French, the paper's text says 41.0."
+    "The paper's BLEU is of tokenised text with split compounds; sacreBLEU is about "
+    "one point lower. The paper estimates FLOPs as time x devices x sustained speed. "
+    "For the big model from English to French, its text says 41.0."
 )
 COUNTED = (
-    "Counted: the FLOPs of the matrix products that the model needs, three times those "
-    f"of a forward pass, for sentences of {MEAN_LENGTH} tokens without padding. "
-    "Utilisation: their share of the paper's estimate, which counts the whole speed of "
-    "the devices."
+    "Estimated: as in the paper, from time and sustained speed. Counted: FLOPs of the "
+    "model's matrix products, three times those of a forward pass, for sentences of "
+    f"{MEAN_LENGTH} tokens without padding. Utilisation: counted over estimated."
 )
 PARTS = (
-    "Shares of a forward pass; MFLOPs of it for a source and a target token; FLOPs of "
-    "the whole training."
+    "Share of each part in a forward pass; MFLOPs of a forward pass per source and "
+    "target token; FLOPs of the whole training."
 )
 FORECAST = (
-    f"At a utilisation of {UTILISATION[1]:.0%} down to {UTILISATION[0]:.0%}, which is "
-    "what published trainings of this model reach. The paper's two trainings took 12 "
-    "hours and 3.5 days."
+    f"Training time at {UTILISATION[1]:.0%} down to {UTILISATION[0]:.0%} utilisation, "
+    "the range of published trainings of this model. The paper's base and big models "
+    "took 12 hours and 3.5 days."
 )
 
 
@@ -257,7 +255,7 @@ def _paper_table() -> Table:
 
 def _our_section(table: Table2) -> Section:
     heads = (
-        "BLEU, the paper's",
+        "BLEU as in the paper",
         "sacreBLEU",
         "time",
         "FLOPs estimated",
@@ -276,12 +274,12 @@ def _our_section(table: Table2) -> Section:
         for row in table.ours
     )
     parts: list[Part] = [
-        f"As if trained on {table.cluster}.",
+        f"Cost on {table.cluster}.",
         Table(columns=columns("run", *heads), rows=rows),
     ]
     parts += [f"{row.run}: {score}" for row in table.ours for score in _scores(row)]
     parts += [
-        f"{row.run}: no utilisation is shown, as {reason}."
+        f"{row.run}: utilisation is not shown, as {reason}."
         for row in table.ours
         if (reason := _obstacle(row, table)) is not None
     ]
@@ -290,12 +288,12 @@ def _our_section(table: Table2) -> Section:
 
 def _utilisation(row: OurRow, table: Table2) -> str:
     if _obstacle(row, table) is not None:
-        return NOTHING
+        return NOT_SHOWN
     return f"{utilisation(row.flops, row.seconds, table.cluster):.1%}"
 
 
 def _obstacle(row: OurRow, table: Table2) -> str | None:
-    """Reason why a run's speed is not comparable with the cluster's; None if it is."""
+    """Why a run's speed is not comparable with the cluster's; None if it is."""
     if table.measured is not None:
         if (table.waited or 0.0) > BUSY_SHARE:
             return (
@@ -306,23 +304,23 @@ def _obstacle(row: OurRow, table: Table2) -> str | None:
             return "its log is from an older version, which did not record the hardware"
         if row.waited > BUSY_SHARE:
             return (
-                f"the machine was busy while it trained: {row.waited:.0%} of the time "
-                "was spent waiting for a core"
+                "the machine was busy during training: "
+                f"{row.waited:.0%} of the time was spent waiting for a core"
             )
-        if (told := _other_means(row.computing, table.measured)) is not None:
-            return told
+        if (difference := _difference(row.computing, table.measured)) is not None:
+            return difference
     if (share := utilisation(row.flops, row.seconds, table.cluster)) > 1:
-        return f"it would be {share:.0%}: the run computed faster than {table.cluster}"
+        return f"it would be {share:.0%}: the run was faster than {table.cluster}"
     return None
 
 
-def _other_means(run: Environment, measured: Environment) -> str | None:
-    """Difference of a run's hardware from the measured one; None if there is none."""
+def _difference(run: Environment, measured: Environment) -> str | None:
+    """How a run's hardware differs from the measured one; None if it does not."""
     for name in ("device", "processor", "precision", "num_workers"):
         one, other = getattr(run, name), getattr(measured, name)
         if one != other:
             word = name.replace("num_", "").replace("workers", "threads or devices")
-            return f"its {word} was {one}, but the speed is that of {other}"
+            return f"its {word} was {one}, but the speed was measured with {other}"
     return None
 
 
@@ -340,8 +338,8 @@ def _paper_costs() -> Table:
         for name, hours in PAPER_HOURS.items()
     )
     heads = columns("model", "estimated", "counted", "utilisation")
-    told = Column(name="trained for", is_text=True)
-    return Table(columns=(heads[0], told, *heads[1:]), rows=rows)
+    time = Column(name="training time", is_text=True)
+    return Table(columns=(heads[0], time, *heads[1:]), rows=rows)
 
 
 def _costs(flops: float, seconds: float, cluster: Cluster) -> tuple[str, str, str]:
@@ -385,7 +383,7 @@ def _warnings(table: Table2) -> Iterator[str]:
     if table.load is not None and table.load > BUSY_LOAD:
         yield (
             f"Other programs were running (load {table.load:.1f}) when the speed of "
-            "this machine was measured: it may be far too low."
+            "this machine was measured; the measured speed may be far too low."
         )
 
 
@@ -403,7 +401,7 @@ def _flops(number: float | None) -> str:
 
 
 def _time(seconds: float) -> str:
-    """In the unit that suits it."""
+    """Format a duration in days, hours, minutes or seconds."""
     for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:,.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Table 4: parsers of English, with ours among them (section 6.3)."""
+"""Table 4: F1 of English constituency parsers, the paper's and ours (section 6.3)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +17,17 @@ from transduce.trees.bracket_f1 import (
 from transduce.trees.normalization import normalized
 
 Setting = Literal["WSJ only", "semi-supervised"]
-"""Of the paper's own parser."""
+"""Training data of the paper's parser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperRow:
-    """A row as the paper prints it."""
+    """Row of the table as the paper prints it."""
 
     parser: str
     training: str
     f1: float
-    """On section 23 of the Wall Street Journal."""
+    """F1 on section 23 of the Wall Street Journal."""
 
 
 PAPER_ROWS = (
@@ -58,31 +58,32 @@ PAPER_ROWS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OurRow:
-    """Parses of ours, as Table 4 would have them."""
+    """Scores of our parses, as a row of Table 4."""
 
     setting: Setting
     gold: str
+    """File of the gold trees."""
     predicted: str
-    """The file of trees, or the run that made them."""
+    """File of the predicted trees, or the run or model that predicted them."""
     figures: BracketFigures
     mended: float | None
-    """Sentences whose symbols were no tree over their words, in percent; none if the
-    trees were there already."""
+    """Percentage of outputs that were no tree over the sentence and were repaired; None
+    for a file of trees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table4:
-    """All that the table is made of."""
+    """Our rows, and the test data that they are for."""
 
     ours: tuple[OurRow, ...]
     treebank: str
-    """What the gold trees of ours are of."""
+    """Treebank of the gold trees."""
     split: str
-    """Which part of it they are."""
+    """Part of the treebank."""
 
 
 def our_parser(setting: Setting, gold: Path, model: Path, device: str) -> OurRow:
-    """Parse the words of the gold trees with a run or a model, as the paper does."""
+    """Parse the sentences of the gold trees with a run or a model by beam search."""
     trees = read_treebank([gold])
     parser = load(model, device=device).parser()
     found = score_parses(trees, list(parser.parse_stream(tree.words for tree in trees)))
@@ -96,7 +97,7 @@ def our_parser(setting: Setting, gold: Path, model: Path, device: str) -> OurRow
 
 
 def our_parses(setting: Setting, gold: Path, predicted: Path) -> OurRow:
-    """Score a file of trees; `DataError` unless all have the gold trees' words."""
+    """Score a file of trees; `DataError` if their words are not the gold trees'."""
     gold_trees, trees = (
         list(map(normalized, each)) for each in read_both(gold, predicted)
     )
@@ -104,8 +105,8 @@ def our_parses(setting: Setting, gold: Path, predicted: Path) -> OurRow:
     for number, sentence in enumerate(score.sentences, start=1):
         if sentence.status != "valid":
             raise DataError(
-                f"{predicted}:{number}: a tree must be over the words of the gold "
-                f"tree, but: {sentence.fault}."
+                f"{predicted}:{number}: a tree must have the words of the gold tree, "
+                f"but: {sentence.fault}."
             )
     return OurRow(
         setting=setting,
@@ -117,25 +118,26 @@ def our_parses(setting: Setting, gold: Path, predicted: Path) -> OurRow:
 
 
 def as_report(table: Table4) -> Report:
-    """The paper's rows, and ours beside them."""
+    """Report with the paper's rows and ours."""
     return Report(
         title="Table 4: constituency parsing of English",
         sections=(
             Section(title="The paper's table", parts=(PROTOCOL, _paper_table())),
-            Section(title="Ours", parts=(_protocol(table), _our_table(table))),
+            Section(title="Our parses", parts=(_protocol(table), _our_table(table))),
         ),
     )
 
 
 PROTOCOL = (
-    "F1 on section 23 of the Wall Street Journal; WSJ only is of some 40,000 training "
-    "sentences, semi-supervised of some 17 million besides that a parser had parsed."
+    "F1 on section 23 of the Wall Street Journal. WSJ only: about 40,000 training "
+    "sentences; semi-supervised: about 17 million automatically parsed sentences as "
+    "well."
 )
 TAGGED = (
-    "F1 as EVALB counts it with COLLINS.prm, of trees without traces and functions "
-    "below one root TOP; predicted words have the tags of the gold trees. Runs parse "
-    "as the paper does, by beam search; mended: sentences whose symbols were no tree "
-    "over their words. Only F1 on the same treebank and split may be compared."
+    "F1 is counted as EVALB does with COLLINS.prm, on trees with one root TOP, without "
+    "traces and function labels; predicted words get the tags of the gold trees. Runs "
+    "parse by beam search, as in the paper. Repaired: outputs that were no tree over "
+    "the sentence. F1 can be compared only on the same treebank and split."
 )
 
 
@@ -155,7 +157,7 @@ def _protocol(table: Table4) -> str:
 
 def _our_table(table: Table4) -> Table:
     heads = columns(
-        "trees", "F1", "the paper's", "recall", "precision", "mended, %", "sentences"
+        "trees", "F1", "paper", "recall", "precision", "repaired, %", "sentences"
     )
     training = Column(name="training", is_text=True)
     rows = tuple(
@@ -175,7 +177,7 @@ def _our_table(table: Table4) -> Table:
 
 
 def _paper_f1(setting: Setting) -> float:
-    """Of the paper's own parser in that setting."""
+    """F1 of the paper's parser in that setting."""
     return next(
         row.f1
         for row in PAPER_ROWS

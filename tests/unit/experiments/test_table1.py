@@ -100,12 +100,12 @@ def test_machine_and_rounds_are_said(report: Report) -> None:
 def test_figures_not_to_be_trusted_are_said_to_be_so() -> None:
     scaling = replace(TABLE.scaling, is_steady=False)
     said = text(as_report(replace(TABLE, load=2.25, scaling=scaling)))
-    assert "not yet steady after 7 rounds" in said
-    assert "Other programs were running (load 2.2)." in said
+    assert "had not converged after 7 rounds" in said
+    assert "Other programs were running (load 2.2); the" in said
 
 
 def test_paths_that_are_not_the_formulas_are_said_to_be_so(report: Report) -> None:
-    assert row(tables(report)[3], "recurrent")[-1] == "as the formula"
+    assert row(tables(report)[3], "recurrent")[-1] == "equal"
     wrong = replace(TABLE.paths[-1], measured=1)
     other = as_report(replace(TABLE, paths=(*TABLE.paths[:-1], wrong)))
     layer = wrong.layer

@@ -121,7 +121,7 @@ def test_scores_stand_with_their_protocols() -> None:
     text = str(as_report(TABLE))
     assert OURS.bleu.signature in text
     assert OURS.paper_bleu.signature in text
-    assert "As if trained on 1 x Abacus of 2 TFLOPS." in text
+    assert "Cost on 1 x Abacus of 2 TFLOPS." in text
 
 
 def test_without_runs_there_is_no_table_of_them() -> None:
@@ -182,7 +182,7 @@ def told_utilisation(table: Table2) -> tuple[str, str]:
         for row in part
         if row[0] == "runs/mine"
     ]
-    reason = text.partition("no utilisation is shown, as ")[2]
+    reason = text.partition("utilisation is not shown, as ")[2]
     return row[-1], reason
 
 
@@ -199,20 +199,20 @@ def test_utilisation_is_shown_for_a_run_on_the_measured_hardware() -> None:
         (replace(MEASURED, waited=0.5), "this machine was busy when its speed was"),
         (
             replace(MEASURED, ours=(replace(RUN_HERE, waited=0.4),)),
-            "the machine was busy while it trained: 40% of the time",
+            "the machine was busy during training: 40% of the time",
         ),
         (replace(MEASURED, ours=(OURS,)), "its log is from an older version"),
         (
             replace(MEASURED, measured=replace(HERE, num_threads=1)),
-            "its threads or devices was 2, but the speed is that of 1",
+            "its threads or devices was 2, but the speed was measured with 1",
         ),
         (
             replace(MEASURED, measured=replace(HERE, precision="bf16")),
-            "its precision was fp32, but the speed is that of bf16",
+            "its precision was fp32, but the speed was measured with bf16",
         ),
         (
             replace(MEASURED, measured=replace(HERE, processor="Pascaline")),
-            "its processor was Abacus, but the speed is that of Pascaline",
+            "its processor was Abacus, but the speed was measured with Pascaline",
         ),
         (
             replace(MEASURED, ours=(replace(RUN_HERE, flops=3.6e16),)),
