@@ -13,7 +13,7 @@ import pytest
 
 from transduce.data.named_corpora import named_corpus
 from transduce.errors import ConfigError
-from transduce.experiments.table3 import claimed
+from transduce.experiments.table3 import locked
 from waiting import wait_until
 
 SMALL = (
@@ -35,7 +35,7 @@ def files(corpus_files: tuple[Path, Path]) -> Options:
 
 def is_free(folder: Path) -> bool:
     try:
-        with claimed(folder):
+        with locked(folder):
             return True
     except ConfigError:
         return False
@@ -82,7 +82,7 @@ def test_it_goes_on_where_it_was_killed_and_adds_a_seed(
     options = (*files, *SMALL, "--rows", "A-h1", "--seeds", 1, 2)
     printed = succeeds("reproduce", "table3", "--out", killed, *options)
 
-    assert "Table 3: the base model varied" in printed
+    assert "Table 3: variations of the base model" in printed
     assert times(done) == before
     log = (killed / "logs" / "A-h1-seed1.log").read_text()
     assert log.count("Training pairs:") == 1
@@ -135,8 +135,9 @@ def test_another_experiment_in_its_folder_is_refused(
     arguments = ("reproduce", "table3", "--out", killed, *options)
     refusal = refuses(*arguments, "--set", "model.dropout=0.3")
     assert refusal == (
-        f"{killed}: `model.dropout` of the experiment there is 0.1, but 0.3 is asked "
-        "for; give the same --scale, --steps and --set, or choose another folder."
+        f"{killed}: `model.dropout` of the experiment in this folder is 0.1, but 0.3 "
+        "is requested; give the same --scale, --steps and --set, or choose another "
+        "folder."
     )
 
 
@@ -204,5 +205,5 @@ def test_a_folder_that_holds_something_else_is_left_alone(
 ) -> None:
     (tmp_path / "mine").touch()
     refusal = refuses("reproduce", "table3", "--out", tmp_path, *files)
-    assert refusal.startswith(f"{tmp_path}: the output folder must be new, or one that")
+    assert refusal.startswith(f"{tmp_path}: the output folder must be new or a repro")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

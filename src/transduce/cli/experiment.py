@@ -10,7 +10,7 @@ from transduce.data.assembly import assemble
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.named_corpora import NamedCorpus, named_corpus
 from transduce.errors import ConfigError, DataError
-from transduce.experiments.table3 import RowRun, WholeProgress
+from transduce.experiments.table3 import ExperimentProgress, RowRun
 
 
 class ExperimentDisplay(ProgressDisplay):
@@ -22,7 +22,7 @@ class ExperimentDisplay(ProgressDisplay):
         self._num_steps = sum(run.config.training.steps for run in runs)
         self._has_begun = False
 
-    def went_on(self, progress: WholeProgress) -> None:
+    def went_on(self, progress: ExperimentProgress) -> None:
         """Count from what was there already."""
         if not self._has_begun:
             self.begin(progress.steps, self._num_steps)

@@ -35,14 +35,14 @@ from transduce.experiments.table2 import (
 from transduce.experiments.table2 import as_report as table2_report
 from transduce.experiments.table3 import (
     CORPUS,
-    Crew,
     Experiment,
     RunsFailedError,
-    carry_out,
-    claimed,
-    places,
+    Workers,
+    locked,
+    make_slots,
     refuse_other_contents,
     row_runs,
+    run_all,
 )
 from transduce.experiments.table3_report import as_report as table3_report
 from transduce.experiments.table3_report import collect
@@ -256,12 +256,12 @@ def table3(
     runs = row_runs(
         out.absolute(), base, require_rows(rows), list(dict.fromkeys(seeds))
     )
-    at = places(device, parallel)
+    slots = make_slots(device, parallel)
     hardware = choose_hardware(device, precision, width=base.model.d_model)
     files = corpus_files(source, target, dev_source, dev_target)
     chosen = chosen_corpus(corpus, files)
     refuse_other_contents(out)
-    with claimed(out) as claim:
+    with locked(out) as lock:
         experiment = Experiment(
             folder=out.absolute(),
             files=fetched(chosen, out / CORPUS),
@@ -271,8 +271,8 @@ def table3(
         )
         experiment.begin()
         with ExperimentDisplay(runs) as display:
-            crew = Crew(experiment, at, claim)
-            failures = carry_out(experiment, runs, crew, display.went_on)
+            workers = Workers(experiment, slots, lock)
+            failures = run_all(runs, workers, display.went_on)
         table = collect(experiment, runs, failures, trials)
         finish(table3_report(table), asdict(table), out / "report", "table3")
     if failures:

@@ -1,7 +1,7 @@
-"""The folder of a reproduction of Table 3: its settings, runs, and what is done.
+"""Reproduction of Table 3: the folder of its runs, and the processes that train them.
 
-Training and translating are processes of their own, and what they leave behind says how
-far a run is: so an experiment that was killed at any moment goes on from there.
+Each training and each translation is a process of its own. The state of a run is what
+its processes have written, so an experiment can be killed and resumed at any time.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ TRANSLATIONS = "dev_translations.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class RowRun:
-    """A row trained from one seed; its run has a folder of its own."""
+    """Run of one row with one seed, in a folder of its own."""
 
     row: str
     seed: int
@@ -58,12 +58,12 @@ class RowRun:
 
     @property
     def log(self) -> Path:
-        """What its processes print."""
+        """Output of the run's processes."""
         return self.folder / LOGS / f"{self.name}.log"
 
     @property
     def translations(self) -> Path:
-        """Of the dev text; there when the run is done."""
+        """Translations of the dev text, written when the run is done."""
         return self.path / TRANSLATIONS
 
     @property
@@ -83,9 +83,9 @@ class RowRun:
         return self.translations.is_file()
 
     def last_entry(self, kind: Literal["step", "dev"], *needed: str) -> dict[str, Any]:
-        """The log's line on the newest update or checkpoint; it has what is needed.
+        """Newest log entry of a kind.
 
-        `CheckpointError` if there is no such line, or it lacks something.
+        Raises `CheckpointError` if there is none, or if it lacks a needed value.
         """
         entries = RunFolder(self.path).entries(kind, *needed)
         if not entries:
@@ -97,24 +97,24 @@ class RowRun:
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
-        """What makes the run's settings of those of its row's preset."""
+        """Assignments that turn the row's preset into the run's settings."""
         changed = changes(self.config, TABLE_3[self.row])
         return tuple(f"{name}={_in_toml(value)}" for name, value in changed.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Rows of Table 3 on one corpus, in one folder."""
+    """Runs of Table 3's rows on one corpus, in one folder."""
 
     folder: Path
     files: CorpusFiles
     base: RunConfig
     device: str = "auto"
     precision: Precision = "fp32"
-    """Of all rows: left to each, the wide ones could have another."""
+    """Precision of all rows; "auto" could give wide and narrow rows different ones."""
 
     def begin(self) -> None:
-        """Note the settings; `ConfigError` if the folder holds something else."""
+        """Record the settings; `ConfigError` if the folder has other ones."""
         record = {
             "format": FORMAT,
             "files": self.files.absolute_names(),
@@ -133,11 +133,11 @@ class Experiment:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether a run has made the corpus that all others then share."""
+        """Whether a run has prepared the corpus, which all others then share."""
         return any((self.folder / RUNS).glob(f"*/{RUN_RECORD}"))
 
     def next_command(self, run: RowRun) -> list[str] | None:
-        """What is to be done next for a run; none if all is done."""
+        """Command that continues a run; None if the run is done."""
         if run.is_done:
             return None
         options = self._translation(run) if run.is_trained else self._training(run)
@@ -157,11 +157,11 @@ class Experiment:
         ]
 
     def _translation(self, run: RowRun) -> list[str]:
-        """Of the dev text by the last checkpoint, not averaged, as in Table 3."""
+        """Options to translate the dev text by the last checkpoint, not averaged."""
         checkpoint = RunFolder(run.path).checkpoint(run.last_entry("dev")["step"])
         options = ["translate", str(checkpoint)]
         options += ["--input", str(run.path / DEV / DEV_SOURCE)]
-        # Begin anew after an interruption, since the lines are few.
+        # Start over after an interruption, as the dev text is short.
         options += ["--output", str(run.translations), "--force"]
         for field in fields(SearchConfig):
             value = getattr(run.config.search, field.name)
@@ -173,9 +173,9 @@ class Experiment:
 def row_runs(
     folder: Path, base: RunConfig, rows: Sequence[str], seeds: Sequence[int]
 ) -> list[RowRun]:
-    """Seed by seed, so that whole tables are done early.
+    """Runs of all rows, ordered by seed, so that the first whole table is done early.
 
-    `ConfigError` if a row or a seed is impossible.
+    Raises `ConfigError` if a row or a seed is impossible.
     """
     return [
         RowRun(
@@ -190,28 +190,28 @@ def row_runs(
 
 
 def refuse_other_contents(folder: Path) -> None:
-    """`ConfigError` if a folder holds what is no reproduction of Table 3."""
+    """Raise `ConfigError` if a folder holds anything but a reproduction of Table 3."""
     if not folder.exists() or (folder / RECORD).is_file():
         return
     if not folder.is_dir() or any(p.name != CORPUS for p in folder.iterdir()):
         raise ConfigError(
-            f"{folder}: the output folder must be new, or one that this command has "
-            "begun, but is not; choose another."
+            f"{folder}: the output folder must be new or a reproduction of Table 3, "
+            "but is neither; choose another."
         )
 
 
-def claimed(folder: Path) -> AbstractContextManager[tuple[int, ...]]:
-    """Keep others from working in a folder; `ConfigError` if another one does.
+def locked(folder: Path) -> AbstractContextManager[tuple[int, ...]]:
+    """Lock a folder; `ConfigError` if another command has locked it.
 
-    The claim is an open file, to be left open in child processes: it holds until the
+    The lock is an open file, to be left open in child processes: it lasts until the
     last of them has ended.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return file_lock(
         folder,
         ConfigError(
-            f"{folder}: must be worked in by one command at a time, but another, or "
-            "what it began, is at it; wait for it to end."
+            f"{folder}: one command at a time may use this folder, but another one, or "
+            "a process that it started, is using it; wait for it to end."
         ),
     )
 
@@ -229,12 +229,12 @@ def _files_option(name: str, paths: Sequence[Path]) -> list[str]:
 
 
 def _require_same(
-    folder: Path, begun: Mapping[str, Any], asked: Mapping[str, Any]
+    folder: Path, begun: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
     if begun.get("format") != FORMAT:
         raise ConfigError(
             f"{folder / RECORD}: the format must be {FORMAT}, but is "
-            f"{begun.get('format')}; the experiment was begun by another version of "
+            f"{begun.get('format')}; the experiment was started by another version of "
             "transduce."
         )
     if not isinstance(begun.get("settings"), dict) or "precision" not in begun:
@@ -242,71 +242,72 @@ def _require_same(
             f"{folder / RECORD}: the record of the experiment is damaged; restore the "
             "file, or choose another folder."
         )
-    if begun.get("files") != asked["files"]:
+    if begun.get("files") != requested["files"]:
         files = begun.get("files")
         parts = files.values() if isinstance(files, dict) else ()
         names = [str(each) for part in parts if isinstance(part, list) for each in part]
         raise ConfigError(
-            f"{folder}: the experiment there was begun with other files "
+            f"{folder}: the experiment in this folder was started with other files "
             f"({', '.join(names)}); give those, or choose another folder."
         )
-    if begun["precision"] != asked["precision"]:
+    if begun["precision"] != requested["precision"]:
         raise ConfigError(
-            f"{folder}: the precision of the experiment there is {begun['precision']}, "
-            f"but {asked['precision']} is asked for; give --precision "
-            f"{begun['precision']}, or choose another folder."
+            f"{folder}: the precision of the experiment in this folder is "
+            f"{begun['precision']}, but {requested['precision']} is requested; give "
+            f"--precision {begun['precision']}, or choose another folder."
         )
-    # What an older version did not know was as it is by default.
+    # Settings that an older version did not have were at their defaults.
     known = settings(RunConfig()) | begun["settings"]
-    for name, value in asked["settings"].items():
+    for name, value in requested["settings"].items():
         if (theirs := known[name]) != value:
             raise ConfigError(
-                f"{folder}: `{name}` of the experiment there is {theirs!r}, but "
-                f"{value!r} is asked for; give the same --scale, --steps and --set, or "
-                "choose another folder."
+                f"{folder}: `{name}` of the experiment in this folder is {theirs!r}, "
+                f"but {value!r} is requested; give the same --scale, --steps and "
+                "--set, or choose another folder."
             )
 
 
 POLL_SECONDS = 0.2
 TAIL_BYTES = 4_096
-"""Of a log, more than its last line has."""
+"""Bytes read from the end of a log, longer than a line."""
 MOST_PARALLEL = 1_000
-"""Trainings at the same time."""
+"""Largest number of processes at the same time."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl.h."""
+"""Constant of Linux's prctl.h."""
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-"""Opened here, for between fork and exec it might wait for ever."""
+"""C library, opened here because opening it between fork and exec could deadlock."""
 
-Place = Mapping[str, str]
-"""Where a process computes, as variables of its environment."""
+Slot = Mapping[str, str]
+"""Device or share of the cores for one process, as environment variables."""
 
 
 class ReproductionStoppedError(TransduceError):
-    """The experiment was asked to stop, and its runs have saved where they stand."""
+    """The experiment was stopped by the user, and its runs are saved."""
 
 
 class RunsFailedError(TransduceError):
-    """Some runs of an experiment have no result."""
+    """Some runs of the experiment failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeProgress:
-    """How far all runs together are."""
+class ExperimentProgress:
+    """Progress of all runs of an experiment."""
 
     num_ended: int
-    """Runs that are done, or have failed."""
+    """Runs that are done or have failed."""
     steps: int
-    """Made by all of them."""
+    """Updates made by all runs."""
     working: tuple[str, ...]
-    """What is going on, in words."""
+    """Name and step of each run in progress."""
 
 
-def places(device: str, parallel: int | None) -> list[Place]:
-    """Where processes are to compute at the same time.
+def make_slots(device: str, parallel: int | None) -> list[Slot]:
+    """Slots for processes that compute at the same time.
 
-    Each CUDA device takes one, and the processor one, unless told otherwise: then they
-    are shared out. `ConfigError` if there is to be none.
+    By default there is one for each CUDA device, or one for the whole processor.
+    Otherwise `parallel` slots share the devices, or the cores. Raises `ConfigError` if
+    `parallel` is not positive.
     """
     require_between("parallel", parallel, 1, MOST_PARALLEL)
     gpus = [] if device == "cpu" else _gpus()
@@ -320,147 +321,151 @@ def places(device: str, parallel: int | None) -> list[Place]:
 
 
 def _gpus() -> list[str]:
-    """As `CUDA_VISIBLE_DEVICES` calls them."""
+    """CUDA devices as `CUDA_VISIBLE_DEVICES` names them."""
     count = torch.cuda.device_count()
     named = os.environ.get(VISIBLE)
     return named.split(",")[:count] if named else list(map(str, range(count)))
 
 
-def carry_out(
-    experiment: Experiment,
+def run_all(
     runs: Sequence[RowRun],
-    crew: "Crew",
-    on_progress: Callable[[WholeProgress], None],
+    workers: "Workers",
+    on_progress: Callable[[ExperimentProgress], None],
 ) -> dict[str, str]:
-    """Do what is not yet done of the runs; why some have failed, by name.
+    """Complete all runs; returns the reason of each failure by the run's name.
 
-    `ReproductionStoppedError` at Ctrl-C or SIGTERM, once all processes have saved.
+    At Ctrl-C or SIGTERM, raises `ReproductionStoppedError` once all processes have
+    saved.
     """
     waiting = deque(runs)
     with stop_on_signal() as should_stop:
         try:
-            while not should_stop() and (waiting or crew.children):
-                while waiting and crew.has_room:
-                    crew.begin(waiting.popleft())
-                crew.attend()
-                on_progress(_progress(runs, crew.children, len(waiting)))
-                time.sleep(POLL_SECONDS if crew.children else 0)
+            while not should_stop() and (waiting or workers.running):
+                while waiting and workers.can_start:
+                    workers.start(waiting.popleft())
+                workers.poll()
+                on_progress(_progress(runs, workers.running, len(waiting)))
+                time.sleep(POLL_SECONDS if workers.running else 0)
         finally:
-            crew.end()
+            workers.stop()
         if should_stop():
             raise ReproductionStoppedError(
-                "The reproduction was stopped, and is saved; the same command goes on."
+                "The reproduction was stopped, and is saved; the same command "
+                "continues it."
             )
-    return crew.failures
+    return workers.failures
 
 
 @dataclass(slots=True, kw_only=True)
-class Child:
-    """A process that works on a run."""
+class Worker:
+    """Process that trains or translates for a run."""
 
     run: RowRun
-    place: Place
+    slot: Slot
     command: list[str]
     process: subprocess.Popen[bytes]
 
 
-class Crew:
-    """The processes that are at work, and the places that are free."""
+class Workers:
+    """Running processes of an experiment, and free slots for others."""
 
     def __init__(
-        self, experiment: Experiment, at: Sequence[Place], claim: tuple[int, ...] = ()
+        self, experiment: Experiment, slots: Sequence[Slot], lock: tuple[int, ...] = ()
     ) -> None:
         self._experiment = experiment
-        self._free = list(at)
-        self._claim = claim
-        self.children: list[Child] = []
+        self._free = list(slots)
+        self._lock = lock
+        self.running: list[Worker] = []
         self.failures: dict[str, str] = {}
 
     @property
-    def has_room(self) -> bool:
-        """The first run is alone until it has made the corpus that all share."""
-        return bool(self._free) and (self._experiment.is_prepared or not self.children)
+    def can_start(self) -> bool:
+        """Whether another run may start.
 
-    def begin(self, run: RowRun) -> None:
-        """Go on with a run, unless it is done."""
+        The first run is alone until it has prepared the corpus, which all share.
+        """
+        return bool(self._free) and (self._experiment.is_prepared or not self.running)
+
+    def start(self, run: RowRun) -> None:
+        """Start or continue a run, unless it is done."""
         if (command := self._experiment.next_command(run)) is not None:
             self._start(run, command, self._free.pop(0))
 
-    def attend(self) -> None:
-        """See who has ended; a run goes on where it was until it is done."""
-        ended = [child for child in self.children if child.process.poll() is not None]
-        for child in ended:
-            self.children.remove(child)
-            command = self._experiment.next_command(child.run)
-            if child.process.returncode != 0:
-                self._fail(child, _last_words(child))
-            elif command == child.command:
-                self._fail(child, "It ended without a result.")
+    def poll(self) -> None:
+        """Handle the processes that have ended, and start the next of their runs."""
+        ended = [each for each in self.running if each.process.poll() is not None]
+        for worker in ended:
+            self.running.remove(worker)
+            command = self._experiment.next_command(worker.run)
+            if worker.process.returncode != 0:
+                self._fail(worker, _failure_reason(worker))
+            elif command == worker.command:
+                self._fail(worker, "It ended without a result.")
             elif command is not None:
-                self._start(child.run, command, child.place)
+                self._start(worker.run, command, worker.slot)
             else:
-                self._free.insert(0, child.place)
+                self._free.insert(0, worker.slot)
 
-    def end(self) -> None:
-        """Have all save and end; however long that takes."""
-        for child in self.children:
-            child.process.terminate()
-        for child in self.children:
-            child.process.wait()
+    def stop(self) -> None:
+        """Make all processes save and end, and wait for them."""
+        for worker in self.running:
+            worker.process.terminate()
+        for worker in self.running:
+            worker.process.wait()
 
-    def _start(self, run: RowRun, command: list[str], place: Place) -> None:
+    def _start(self, run: RowRun, command: list[str], slot: Slot) -> None:
         with run.log.open("ab") as log:
             process = subprocess.Popen(
                 command,
-                # The log tells in its order what goes to either stream.
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **place},
+                # Unbuffered, so that both streams are in order in the log.
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **slot},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=self._claim,
+                pass_fds=self._lock,
                 preexec_fn=_end_with_parent if LIBC else None,
             )
-        self.children.append(
-            Child(run=run, place=place, command=command, process=process)
+        self.running.append(
+            Worker(run=run, slot=slot, command=command, process=process)
         )
 
-    def _fail(self, child: Child, why: str) -> None:
-        self.failures[child.run.name] = why
-        self._free.insert(0, child.place)
+    def _fail(self, worker: Worker, reason: str) -> None:
+        self.failures[worker.run.name] = reason
+        self._free.insert(0, worker.slot)
 
 
 def _end_with_parent() -> None:
-    """Be told to stop, and save, if the command that began it is killed."""
+    """Let the kernel send SIGTERM if the parent is killed, so that the run saves."""
     assert LIBC is not None
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _last_words(child: Child) -> str:
-    """Why it failed: the sentence that a user's mistake ends with, or what is last."""
-    if (code := child.process.returncode) < 0:
+def _failure_reason(worker: Worker) -> str:
+    """Signal that killed the process, or the last line of its output."""
+    if (code := worker.process.returncode) < 0:
         return f"It was killed ({signal.Signals(-code).name})."
-    said = _tail(child.run.log).decode("utf-8", errors="replace").strip()
-    return said.rpartition("\n")[2].removeprefix("transduce: ")
+    output = _tail(worker.run.log).decode("utf-8", errors="replace").strip()
+    return output.rpartition("\n")[2].removeprefix("transduce: ")
 
 
 def _progress(
-    runs: Sequence[RowRun], children: Sequence[Child], num_waiting: int
-) -> WholeProgress:
+    runs: Sequence[RowRun], workers: Sequence[Worker], num_waiting: int
+) -> ExperimentProgress:
     steps = [_steps_made(run) for run in runs]
     working = [
-        f"{child.run.name} {_steps_made(child.run):,}/"
-        f"{child.run.config.training.steps:,}"
-        for child in children
+        f"{worker.run.name} {_steps_made(worker.run):,}/"
+        f"{worker.run.config.training.steps:,}"
+        for worker in workers
     ]
-    return WholeProgress(
-        num_ended=len(runs) - num_waiting - len(children),
+    return ExperimentProgress(
+        num_ended=len(runs) - num_waiting - len(workers),
         steps=sum(steps),
         working=tuple(working),
     )
 
 
 def _steps_made(run: RowRun) -> int:
-    """By the last whole line of the run's log."""
+    """Updates by the last complete line of the run's log."""
     if run.is_done:
         return run.config.training.steps
     if not (path := run.path / LOG).is_file():

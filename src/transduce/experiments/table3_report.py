@@ -1,4 +1,4 @@
-"""Table 3 as a report: our figures beside the paper's, and the protocol."""
+"""Report on Table 3: our results beside the paper's, and the protocol."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -51,28 +51,31 @@ from transduce.training.optimizer import scheduled_rate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
-    """A row of our Table 3."""
+    """Results of a row over its seeds."""
 
     row: str
     changes: dict[str, Any]
-    """What it has otherwise than base, by full name."""
+    """Settings that differ from base, by full name."""
     seeds: tuple[int, ...]
-    """Whose figures are pooled: those that are done, of base as well."""
+    """Pooled seeds: those for which this row and base are done."""
     parameters: int
     steps: int
     passes: int
-    """Whole ones over the training text."""
+    """Complete epochs."""
     slowed_seeds: tuple[int, ...]
-    """Whose loss diverged, so that they went on at a lower learning rate."""
+    """Seeds whose loss diverged, so that they continued at a lower learning rate."""
     perplexity: float
-    """Of a target token of the dev text, over all seeds."""
+    """Perplexity per target token of the dev text, over all seeds."""
     bleu: SystemScore
-    """Of the dev text; its difference is from base."""
+    """Pooled BLEU on the dev text, with its difference from base."""
     bleu_by_seed: tuple[float, ...]
 
     @property
     def direction(self) -> Literal["agrees", "opposes"] | None:
-        """Whether it differs from base as in the paper; none if either does not."""
+        """Whether the sign of the difference from base is the paper's.
+
+        None if either difference is 0 or missing.
+        """
         ours, paper = self.bleu.difference, PAPER_ROWS[self.row].difference
         if self.p is None or not ours or not paper:
             return None
@@ -80,7 +83,7 @@ class RowResult:
 
     @property
     def p(self) -> float | None:
-        """The larger of both tests; none if there is no base to be beside."""
+        """Larger p-value of the two tests; None without base."""
         by_bootstrap, by_shuffles = self.bleu.bootstrap_p, self.bleu.randomisation_p
         if by_bootstrap is None or by_shuffles is None:
             return None
@@ -88,28 +91,28 @@ class RowResult:
 
     @property
     def is_significant(self) -> bool:
-        """Whether both tests say so."""
+        """Whether both tests are significant."""
         return self.p is not None and self.p < SIGNIFICANT_P
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table3:
-    """All that the table is made of."""
+    """Results of all rows, with settings and data."""
 
     settings: dict[str, Any]
-    """Of the base."""
+    """Settings of the base."""
     files: dict[str, list[str]]
     precision: Precision
     num_pairs: int
-    """Of the training text."""
+    """Number of training pairs."""
     num_sentences: int
-    """Of the dev text."""
+    """Number of dev sentences."""
     signatures: tuple[str, ...]
-    """Of BLEU with the paired bootstrap, and of approximate randomisation."""
+    """Signatures of BLEU with paired bootstrap and with approximate randomisation."""
     rows: tuple[RowResult, ...]
-    """Of which at least one run is done."""
+    """Rows with at least one run done."""
     failures: dict[str, str]
-    """Why runs have none, by name."""
+    """Reason of each failure, by the run's name."""
 
 
 def collect(
@@ -118,22 +121,22 @@ def collect(
     failures: Mapping[str, str],
     trials: Trials,
 ) -> Table3:
-    """The figures of the runs that are done; of at least one seed, or there is no row.
+    """Collect the results of the runs that are done.
 
-    `DataError` if a text of translations is not that of the dev text.
+    Raises `DataError` if the translations do not match the dev text.
     """
     done = [run for run in runs if run.is_done]
     references = list(read_text([done[0].references])) if done else []
     base = [run for run in done if run.row == "base"]
     tokenization = _tokenization(experiment, references)
-    of_rows = [[run for run in done if run.row == row] for row in PAPER_ROWS]
+    by_row = [[run for run in done if run.row == row] for row in PAPER_ROWS]
     rows, signatures = [], ("", "")
-    for its_runs in of_rows:
-        if its_runs:
-            shared = _with_seeds_of(base, its_runs) or its_runs
-            beside = _with_seeds_of(shared, base)
+    for row_runs in by_row:
+        if row_runs:
+            shared = _with_seeds_of(base, row_runs) or row_runs
+            compared = _with_seeds_of(shared, base)
             metric = PooledBleu(tokenization)
-            scores = _scores(shared, beside, references, metric, trials)
+            scores = _scores(shared, compared, references, metric, trials)
             signatures = scores.bootstrap_signature, scores.randomisation_signature
             bleu = RowBleu(
                 pooled=scores.systems[-1],
@@ -164,7 +167,7 @@ def _scores(
     metric: PooledBleu,
     trials: Trials,
 ) -> PairedScores:
-    """The row beside base, or alone if it is base or there is none."""
+    """Scores of a row compared with base, or alone if it is base or base is missing."""
     systems: dict[str, list[str]] = {}
     units: list[str] = []
     for each in (base, runs) if base and base != runs else (runs,):
@@ -193,7 +196,6 @@ class RowBleu(NamedTuple):
     """BLEU of a row, pooled over its seeds and for each seed."""
 
     pooled: SystemScore
-    """BLEU of all seeds together."""
     by_seed: tuple[float, ...]
 
 
@@ -209,7 +211,7 @@ def _result(experiment: Experiment, runs: Sequence[RowRun], bleu: RowBleu) -> Ro
         steps=config.training.steps,
         passes=runs[0].last_entry("step", "epoch")["epoch"],
         slowed_seeds=tuple(run.seed for run in runs if _was_slowed(run)),
-        # JSON has no infinity, and the log nothing in its place.
+        # JSON has no infinity, so the log has null in its place.
         perplexity=geometric_mean(
             math.inf if each is None else each for each in perplexities
         ),
@@ -219,68 +221,68 @@ def _result(experiment: Experiment, runs: Sequence[RowRun], bleu: RowBleu) -> Ro
 
 
 def _was_slowed(run: RowRun) -> bool:
-    """Whether it ended at a lower learning rate than it was to have."""
+    """Whether the run ended at a lower learning rate than scheduled."""
     last, config = run.last_entry("step", "learning_rate"), run.config
-    asked = scheduled_rate(last["step"], config.model.d_model, config.training)
-    return last["learning_rate"] < asked and not math.isclose(
-        last["learning_rate"], asked
+    scheduled = scheduled_rate(last["step"], config.model.d_model, config.training)
+    return last["learning_rate"] < scheduled and not math.isclose(
+        last["learning_rate"], scheduled
     )
 
 
 LARGE = 0.7
-"""BLEU by which a row of the paper differs surely: some 2.5 times what the scores of
-one training differ by among themselves."""
+"""Difference in BLEU from which on a row of the paper clearly differs from base: about
+2.5 times the variation between checkpoints of one training."""
 
 PROTOCOL = (
-    "Ours: sacreBLEU of the dev text, by beam search with the last checkpoint of each "
-    "training, not averaged, as in the paper. The paper's: newstest2013, tokenised, of "
-    "single trainings. Change: difference from base."
+    "Ours is sacreBLEU on the dev text, by beam search with the last checkpoint of "
+    "each run, not averaged, as in the paper. The paper's is tokenised BLEU on "
+    "newstest2013, with one run per row. Change is the difference from base."
 )
 TESTS = (
-    "Several seeds are pooled: a sentence counts with all its translations, and is "
-    "drawn with all of them. p: how likely so large a change is by chance, the larger "
-    "of the paired bootstrap's over sentences and approximate randomisation's; "
-    f"significant below {SIGNIFICANT_P}. Both know nothing of how other seeds would "
-    "differ, and are not corrected for there being many rows."
+    "Seeds are pooled: each sentence is scored and resampled together with its "
+    "translations by all seeds. p is the probability of a change this large by chance, "
+    "the larger value of the paired bootstrap and of approximate randomisation over "
+    f"sentences; a change is significant below {SIGNIFICANT_P}. Neither test covers "
+    "the variation between seeds, and neither is corrected for the number of rows."
 )
 COUNTED = (
-    "Passes are whole ones over the training text. Perplexity is of a target token, "
-    "over all seeds. The paper's parameters are of a vocabulary of 40,960 pieces, and "
-    "with a vector for each of 32 target spaces, which are not ours; its 213 million "
-    "of big would need some 36,000 pieces."
+    "Epochs are complete ones. Perplexity is per target token, over all seeds. The "
+    "paper's parameters include a vocabulary of 40,960 sub-words and a vector for each "
+    "of 32 target spaces, which our models do not have; the 213 million of big would "
+    "fit about 36,000 sub-words."
 )
-SEEN = (
-    "Why a row may not agree: the paper has 4.5 million pairs, which base sees some 20 "
-    "times. After few passes little is learned by heart yet, so that dropout and "
-    "smoothing slow more than they help, and what is deep or has much to learn is not "
-    "done; after many passes over little text, what is small or has more dropout does "
-    "better."
+WHY_ROWS_DIFFER = (
+    "Why a row may not agree: the paper trains base for about 20 epochs of 4.5 million "
+    "pairs. After few epochs a model does not overfit yet, so dropout and smoothing "
+    "slow it more than they help, and deep or large models have not converged. After "
+    "many epochs of a small corpus, small models and more dropout do better."
 )
 RULE = (
-    "The scale is a factor on d_model, d_ff, d_k, d_v and the vocabulary; heads and "
-    "layers keep their numbers. What a row changes in size or in steps, it changes by "
-    "the paper's factor; dropout, smoothing and positions are as the row has them."
+    "The scale is a factor on d_model, d_ff, d_k, d_v and the vocabulary; the numbers "
+    "of heads and layers stay. A row's change of a size or of the steps is applied as "
+    "the paper's factor; dropout, smoothing and positions are the row's own values."
 )
 
 
 def as_report(table: Table3) -> Report:
-    """The table, a picture of it, what failed, and how it was made."""
+    """Report with the results, a picture, the failures and the protocol."""
     return Report(
-        title="Table 3: the base model varied",
+        title="Table 3: variations of the base model",
         sections=(
             Section(title="Differences from base", parts=_differences(table.rows)),
-            Section(title="Figures", parts=_figures(table)),
+            Section(title="Results by row", parts=_figures(table)),
             *([_failed(table)] if table.failures else []),
-            Section(title="What was trained", parts=_settings(table)),
+            Section(title="Data and settings", parts=_settings(table)),
         ),
     )
 
 
 def _differences(rows: Sequence[RowResult]) -> tuple[Part, ...]:
     heads = columns("row", "BLEU", "95 %", "paper", "change", "paper", "p")
-    verdict = Column(name="direction", is_text=True)
-    told = tuple(_difference_cells(row) for row in rows)
-    parts: list[Part] = [PROTOCOL, Table(columns=(*heads, verdict), rows=told), TESTS]
+    direction = Column(name="direction", is_text=True)
+    cells = tuple(_difference_cells(row) for row in rows)
+    table = Table(columns=(*heads, direction), rows=cells)
+    parts: list[Part] = [PROTOCOL, table, TESTS]
     compared = [row for row in rows if row.p is not None]
     if compared:
         parts += [_summary(compared), _picture(compared)]
@@ -302,12 +304,12 @@ def _difference_cells(row: RowResult) -> tuple[str, ...]:
         f"{row.bleu.difference:+.2f}",
         f"{paper.difference:+.1f}",
         f"{row.p:.4f}",
-        _verdict(row),
+        _direction(row),
     )
 
 
-def _verdict(row: RowResult) -> str:
-    direction = row.direction or "none to agree with"
+def _direction(row: RowResult) -> str:
+    direction = row.direction or "no change to compare"
     return f"{direction}, significant" if row.is_significant else direction
 
 
@@ -315,10 +317,10 @@ def _summary(rows: Sequence[RowResult]) -> str:
     large = [row for row in rows if abs(PAPER_ROWS[row.row].difference) >= LARGE]
     agreeing = [row for row in large if row.direction == "agrees"]
     others = ", ".join(row.row for row in large if row not in agreeing)
-    told = f"; not {others}." if others else "."
+    but = f"; these do not: {others}." if others else "."
     return (
-        f"Of the {len(large)} rows here that in the paper differ by {LARGE} BLEU or "
-        f"more, {len(agreeing)} agree in direction{told}"
+        f"{len(large)} of these rows differ from base by {LARGE} BLEU or more in the "
+        f"paper; {len(agreeing)} of them agree in direction{but}"
     )
 
 
@@ -348,18 +350,18 @@ def _figures(table: Table3) -> tuple[Part, ...]:
     ]
     if slowed:
         parts.append(
-            "The loss of these diverged, and they went on from their last checkpoint "
-            f"at half the learning rate: {', '.join(slowed)}."
+            "These runs diverged and continued from their last checkpoint at half the "
+            f"learning rate: {', '.join(slowed)}."
         )
     return tuple(parts)
 
 
 def _figure_table(rows: Sequence[RowResult]) -> Table:
     heads = columns(
-        "row", "parameters", "paper, millions", "steps", "passes", "perplexity", "paper"
+        "row", "parameters", "paper, millions", "steps", "epochs", "perplexity", "paper"
     )
     seeds = Column(name="BLEU by seed", is_text=True)
-    told = tuple(
+    cells = tuple(
         (
             row.row,
             f"{row.parameters:,}",
@@ -375,11 +377,11 @@ def _figure_table(rows: Sequence[RowResult]) -> Table:
         )
         for row in rows
     )
-    return Table(columns=(*heads, seeds), rows=told)
+    return Table(columns=(*heads, seeds), rows=cells)
 
 
 def _failed(table: Table3) -> Section:
-    heads = (Column(name="run", is_text=True), Column(name="why", is_text=True))
+    heads = (Column(name="run", is_text=True), Column(name="reason", is_text=True))
     failures = Table(columns=heads, rows=tuple(table.failures.items()))
     return Section(title="Runs that failed", parts=(failures,))
 
@@ -399,10 +401,10 @@ def _settings(table: Table3) -> tuple[Part, ...]:
         f"{texts}. The training text has {counted(table.num_pairs, 'pair')}, the dev "
         f"text {counted(table.num_sentences, 'sentence')}. Matrix products in "
         f"{table.precision}.",
-        SEEN,
+        WHY_ROWS_DIFFER,
         _base(table),
         RULE,
-        Table(title="What the rows change", columns=heads, rows=changed),
+        Table(title="Changes of the rows", columns=heads, rows=changed),
         *table.signatures,
     )
 
@@ -415,8 +417,10 @@ def _base(table: Table3) -> Part:
         if value != paper[name]
     )
     if not rows:
-        return "The base is the paper's, in every setting."
+        return "The base has the paper's settings throughout."
     heads = columns("setting", "ours", "paper")
     return Table(
-        title="The base, where it is not the paper's", columns=heads, rows=rows
+        title="Settings of the base that differ from the paper's",
+        columns=heads,
+        rows=rows,
     )

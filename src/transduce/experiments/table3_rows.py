@@ -1,9 +1,9 @@
-"""The rows of Table 3 at any scale: each row's change, applied to a smaller base.
+"""Rows of Table 3 at any scale: each row's change, applied to a smaller base.
 
-The scale is a factor on the widths `d_model`, `d_ff`, `d_k` and `d_v` and on the
-vocabulary. Heads and layers keep their numbers, so that heads times `d_k` stays
-`d_model` and every row is there to be tried. What a row changes in size or in steps, it
-changes by the paper's factor; dropout, smoothing and positions are as the row has them.
+The scale is a factor on the dimensions `d_model`, `d_ff`, `d_k` and `d_v` and on the
+vocabulary. The numbers of heads and layers stay, so that heads times `d_k` remains
+`d_model` and every row exists. A row's change of a size or of the steps is applied as
+the paper's factor; dropout, smoothing and positions are the row's own values.
 """
 
 from collections.abc import Iterator
@@ -19,24 +19,25 @@ from transduce.training.config import TrainingConfig
 
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 BY_FACTOR = (*WIDTHS, "num_heads", "num_layers", "steps")
-"""What a row changes by a factor."""
+"""Settings that a row changes by a factor."""
 PARTS = 8
-"""Of the paper's widths, one is the least scale and the step between two: then each
-head of each row has an even width, as sinusoids want it."""
+"""The scale is a multiple of 1/8, so that `d_k` is even in every row, as sinusoids
+need."""
 WARMUP_SHARE = 5
-"""Of fewer steps than the paper's, every fifth at most warms up."""
+"""With fewer steps than the paper's, at most one in five is warm-up."""
 
 MULTI30K_SCALE, MULTI30K_STEPS = 0.25, 2_000
-"""Some 2 million tokens, five passes: without matrix units, 8 minutes of one core for
-base, four hours for all rows."""
+"""About 2 million tokens in five epochs: on one core without matrix instructions, base
+takes 8 minutes and all rows four hours."""
 
 Part = TypeVar("Part", ModelConfig, TrainingConfig)
 
 
 def scaled_base(scale: float = 1.0, steps: int | None = None) -> RunConfig:
-    """The paper's base model with narrower layers, and with as many steps.
+    """Scale the paper's base model, and set its number of steps.
 
-    No checkpoints are averaged in Table 3, so one is enough.
+    A run keeps one checkpoint, as Table 3 averages none. Raises `ConfigError` if the
+    scale is not a multiple of 1/8 between 1/8 and 1.
     """
     if not 1 <= scale * PARTS <= PARTS or scale * PARTS % 1:
         raise ConfigError(
@@ -62,10 +63,11 @@ def scaled_base(scale: float = 1.0, steps: int | None = None) -> RunConfig:
 
 
 def base_for(corpus: str | None, scale: float | None, steps: int | None) -> RunConfig:
-    """The base at that scale; if none is named, at one that suits the corpus.
+    """Base model at a scale, which defaults to one that fits the corpus.
 
-    That is the paper's own, but for Multi30k, whose sentences are too few for it: there
-    it is one of half the layers and of small updates, for which two cores are enough.
+    The default is the paper's base model, except for Multi30k, which is too small for
+    it: there it has a quarter of the dimensions, half the layers and small updates, for
+    which two cores are enough.
     """
     if corpus != "multi30k" or scale is not None:
         return scaled_base(1.0 if scale is None else scale, steps)
@@ -81,9 +83,9 @@ def base_for(corpus: str | None, scale: float | None, steps: int | None) -> RunC
 
 
 def row_config(base: RunConfig, row: str) -> RunConfig:
-    """A row's change of the paper's base, applied to another.
+    """Apply a row's change of the paper's base to another base.
 
-    `ConfigError` if it cannot be, or changes nothing.
+    Raises `ConfigError` if that is impossible, or changes nothing.
     """
     paper = TABLE_3[row]
     config = replace(
@@ -105,9 +107,9 @@ def row_config(base: RunConfig, row: str) -> RunConfig:
 
 
 def require_rows(rows: tuple[str, ...]) -> list[str]:
-    """Rows in the paper's order, base always among them; all if none is named.
+    """Put the named rows, and base, in the paper's order; without names, all rows.
 
-    `ConfigError` names the nearest of one that there is not.
+    For an unknown row, raises `ConfigError`, which suggests the nearest.
     """
     for row in rows:
         if row not in TABLE_3:
@@ -120,12 +122,12 @@ def require_rows(rows: tuple[str, ...]) -> list[str]:
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """Every setting by its full name."""
+    """All settings by their full names."""
     return dict(_flattened(asdict(config), ""))
 
 
 def changes(config: RunConfig, base: RunConfig) -> dict[str, Any]:
-    """The settings that are not those of another run, by full name."""
+    """Settings that differ from those of another run, by their full names."""
     theirs = settings(base)
     return {k: value for k, value in settings(config).items() if value != theirs[k]}
 
@@ -162,18 +164,18 @@ def _flattened(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperRow:
-    """The right half of a row; newstest2013, English to German."""
+    """Results of a row in the paper, on newstest2013 from English to German."""
 
     perplexity: float
-    """Of a piece of the paper's byte-pair encoding."""
+    """Perplexity per sub-word of the paper's byte-pair encoding."""
     bleu: float
-    """By beam search, without averaging of checkpoints."""
+    """BLEU by beam search, without averaging of checkpoints."""
     millions: int
-    """Parameters; a row without a number is as large as base."""
+    """Millions of parameters; rows without a number have those of base."""
 
     @property
     def difference(self) -> float:
-        """From base, in BLEU."""
+        """Difference from base in BLEU."""
         return round(self.bleu - PAPER_ROWS["base"].bleu, 1)
 
 
@@ -199,4 +201,4 @@ PAPER_ROWS = {
     "E-learned": PaperRow(perplexity=4.92, bleu=25.7, millions=65),
     "big": PaperRow(perplexity=4.33, bleu=26.4, millions=213),
 }
-"""By the names of our presets, in the paper's order."""
+"""Rows by the name of our preset, in the paper's order."""

@@ -1,8 +1,8 @@
-"""Beam size and length penalty chosen on the development set (sections 6.1 and 6.3).
+"""Choice of beam size and length penalty on the dev set (sections 6.1 and 6.3).
 
-Each cell of the grid runs a search of its own. Rescoring the hypotheses of one search
-for all penalties would give other results, since a penalty also decides when search
-ends, and so which hypotheses there are.
+Each cell of the grid is a search of its own. Rescoring the hypotheses of one search for
+all penalties would give other results, since the penalty also decides when search ends,
+and so which hypotheses there are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,25 +27,25 @@ from transduce.trees.trees import Tree
 TRIALS = 1_000
 SEED = 12345
 ROUNDING = 0.005
-"""Difference of scores below which they print alike, and the cheaper search wins."""
+"""Difference of scores below which they print the same, so the faster search wins."""
 
 MetricName = Literal["BLEU", "chrF", "F1"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Grid of searches to try."""
+    """Grid of search settings."""
 
     beam_sizes: tuple[int, ...] = (1, 2, 4, 8)
     length_penalties: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9, 1.2, 1.5)
     patiences: tuple[float | None, ...] = ()
-    """Patiences to try beside the model's own."""
+    """Patiences besides the model's own."""
 
     def searches(self, now: SearchConfig) -> list[SearchConfig]:
-        """The model's own search, then all others, each once and with `num_best` 1.
+        """The model's own settings first, then all others, each with `num_best` 1.
 
-        Penalty and patience do not change a greedy search, so it is tried once; with a
-        coverage penalty, which needs a beam, never.
+        Greedy search is tried once, as penalty and patience do not change it. With a
+        coverage penalty, which needs a beam, it is not tried.
         """
         now = replace(now, num_best=1)
         found = [now]
@@ -65,7 +65,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Search with its score on the dev set."""
+    """Search settings with their score on the dev set."""
 
     search: SearchConfig
     score: float
@@ -74,39 +74,39 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Results of a grid of searches on the dev set."""
+    """Scores of a grid of search settings on the dev set."""
 
     metric: MetricName
     protocol: str
     """Signature of the metric."""
     num_sentences: int
     cells: tuple[Cell, ...]
-    """Cells of the grid, the model's own search first."""
+    """Cells of the grid, the model's own settings first."""
     p: float | None
-    """Probability that the best differs from the model's own search by chance; None if
-    they are the same."""
+    """Probability of a difference this large between the best and the model's own
+    settings by chance; None if they are the same."""
 
     @property
     def now(self) -> Cell:
-        """The model's own search."""
+        """Cell of the model's own settings."""
         return self.cells[0]
 
     @property
     def best(self) -> Cell:
         """Cell of the highest score.
 
-        Among scores that print alike, the model's own search comes first, then the
-        smallest beam and the least penalty.
+        Among scores that print the same, the model's own settings are preferred, then
+        the smallest beam, then the smallest penalty.
         """
         highest = max(cell.score for cell in self.cells)
-        alike = [c for c in self.cells if c.score > highest - ROUNDING]
-        if self.now in alike:
+        tied = [c for c in self.cells if c.score > highest - ROUNDING]
+        if self.now in tied:
             return self.now
-        return min(alike, key=lambda c: (c.search.beam_size, c.search.length_penalty))
+        return min(tied, key=lambda c: (c.search.beam_size, c.search.length_penalty))
 
     @property
     def gain(self) -> float:
-        """Difference between the best score and that of the model's own search."""
+        """Difference between the best score and that of the model's own settings."""
         return self.best.score - self.now.score
 
 
@@ -122,15 +122,15 @@ def tune_translation(
     grid: Grid,
     on_search: OnSearch,
 ) -> Tuning:
-    """Score searches by BLEU, or by chrF if too few 4-grams match for BLEU.
+    """Score translations by BLEU, or by chrF if too few 4-grams match for BLEU.
 
-    `RequestError` if the model parses.
+    Raises `RequestError` if the model is a parser.
     """
     searches = grid.searches(translator.search)
     texts = []
-    for search in _told(searches, on_search):
-        found = translator.translate_stream(sources, search)
-        texts.append([each.text for each in found])
+    for search in _announced(searches, on_search):
+        translations = translator.translate_stream(sources, search)
+        texts.append([each.text for each in translations])
     bleus = [corpus_bleu(t, references, tokenization=tokenization) for t in texts]
     scores = [bleu.score for bleu in bleus]
     protocol = bleus[0].signature
@@ -163,11 +163,11 @@ def tune_translation(
 def tune_parsing(
     translator: Translator, gold: Sequence[Tree], grid: Grid, on_search: OnSearch
 ) -> Tuning:
-    """Score searches by labelled bracket F1; `RequestError` if the model translates."""
+    """Score parses by labelled bracket F1; `RequestError` if the model is no parser."""
     parser = translator.parser()
     searches = grid.searches(translator.search)
     scores = []
-    for search in _told(searches, on_search):
+    for search in _announced(searches, on_search):
         parses = list(parser.parse_stream((tree.words for tree in gold), search))
         scores.append(score_parses(gold, parses).brackets)
     tuning = Tuning(
@@ -184,32 +184,32 @@ def tune_parsing(
 
 
 def paired_f1_p(now: Sequence[SentenceCounts], best: Sequence[SentenceCounts]) -> float:
-    """Probability of so large a difference of F1 by chance.
+    """Probability of a difference of F1 this large by chance.
 
-    Approximate randomisation (Riezler and Maxwell, 2005) swaps the two parses of random
-    sentences.
+    By approximate randomisation (Riezler and Maxwell, 2005), which swaps the two parses
+    of random sentences.
     """
     counts = np.array(
         [[(s.matched, s.gold + s.predicted) for s in side] for side in (now, best)],
         dtype=np.int64,
     )
-    seen = abs(_f1(counts[1].sum(0)) - _f1(counts[0].sum(0)))
+    observed = abs(_f1(counts[1].sum(0)) - _f1(counts[0].sum(0)))
     generator = np.random.default_rng(SEED)
     as_extreme = 0
     for _ in range(TRIALS):
         swapped = generator.random(len(now)) < 0.5
         one = np.where(swapped[:, None], counts[1], counts[0]).sum(0)
         other = np.where(swapped[:, None], counts[0], counts[1]).sum(0)
-        as_extreme += abs(_f1(other) - _f1(one)) >= seen
+        as_extreme += abs(_f1(other) - _f1(one)) >= observed
     return (as_extreme + 1) / (TRIALS + 1)
 
 
 def _f1(counts: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> float:
-    """F1 in percent, from the number of matched brackets and of all on both sides."""
+    """F1 in percent from the matched brackets and the brackets of both sides."""
     return 200 * float(counts[0]) / max(float(counts[1]), 1.0)
 
 
-def _told(
+def _announced(
     searches: Sequence[SearchConfig], on_search: OnSearch
 ) -> Iterator[SearchConfig]:
     for number, search in enumerate(searches, start=1):
@@ -227,7 +227,7 @@ def _cells(
 
 
 def tuned(stored: SearchConfig, best: SearchConfig) -> SearchConfig:
-    """The model's search settings with the chosen values; the rest stays."""
+    """Replace the tuned values in the model's search settings."""
     return replace(
         stored,
         beam_size=best.beam_size,

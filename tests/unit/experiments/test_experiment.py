@@ -15,7 +15,7 @@ from transduce.experiments.presets import BASE, TABLE_3
 from transduce.experiments.table3 import (
     Experiment,
     RowRun,
-    claimed,
+    locked,
     refuse_other_contents,
     row_runs,
 )
@@ -25,9 +25,9 @@ from transduce.settings import apply_assignments
 HOLDER = """
 import sys
 from pathlib import Path
-from transduce.experiments.table3 import claimed
-with claimed(Path(sys.argv[1])):
-    print("claimed", flush=True)
+from transduce.experiments.table3 import locked
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
     sys.stdin.read()
 """
 
@@ -151,14 +151,14 @@ def test_a_setting_that_the_record_does_not_know_was_the_default(
     experiment.begin()
     pre = replace(experiment.base.model, norm="pre")
     other = replace(experiment, base=replace(experiment.base, model=pre))
-    with pytest.raises(ConfigError, match="`model.norm` of the experiment there is 'p"):
+    with pytest.raises(ConfigError, match="`model.norm` of the experiment in this"):
         other.begin()
 
 
 def test_another_experiment_is_refused(experiment: Experiment) -> None:
     experiment.begin()
     other = replace(experiment, base=scaled_base(0.25, 300))
-    pattern = r"out: `training.steps` of the experiment there is 200, but 300 is asked"
+    pattern = r"`training.steps` of the experiment in this folder is 200, but 300 is re"
     with pytest.raises(ConfigError, match=pattern):
         other.begin()
 
@@ -167,7 +167,7 @@ def test_other_files_are_refused(experiment: Experiment) -> None:
     experiment.begin()
     files = replace(experiment.files, dev_source=(Path("/other.en"),))
     pattern = (
-        r"was begun with other files "
+        r"was started with other files "
         r"\(/a.en, /b.en, /a.de, /b.de, /dev.en, /dev.de\); give those, or choose"
     )
     with pytest.raises(ConfigError, match=pattern):
@@ -176,7 +176,7 @@ def test_other_files_are_refused(experiment: Experiment) -> None:
 
 def test_another_precision_is_refused(experiment: Experiment) -> None:
     experiment.begin()
-    pattern = r"precision of the experiment there is fp32, but bf16 is asked for; give"
+    pattern = r"experiment in this folder is fp32, but bf16 is requested; give"
     with pytest.raises(ConfigError, match=pattern):
         replace(experiment, precision="bf16").begin()
 
@@ -205,10 +205,10 @@ def test_two_commands_do_not_work_in_one_folder(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
     ) as holder:
         assert holder.stdout is not None
-        assert holder.stdout.readline() == b"claimed\n"
-        pattern = "must be worked in by one command at a time, but another, or what it"
-        with pytest.raises(ConfigError, match=pattern), claimed(tmp_path):
+        assert holder.stdout.readline() == b"locked\n"
+        pattern = "one command at a time may use this folder, but another one, or a"
+        with pytest.raises(ConfigError, match=pattern), locked(tmp_path):
             pass
         holder.communicate()
-    with claimed(tmp_path) as claim:
-        assert len(claim) == 1
+    with locked(tmp_path) as lock:
+        assert len(lock) == 1

@@ -15,14 +15,14 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError
 from transduce.experiments import table3
 from transduce.experiments.table3 import (
-    Crew,
     Experiment,
+    ExperimentProgress,
     ReproductionStoppedError,
     RowRun,
-    WholeProgress,
-    carry_out,
-    places,
+    Workers,
+    make_slots,
     row_runs,
+    run_all,
 )
 from transduce.experiments.table3_rows import scaled_base
 
@@ -77,9 +77,9 @@ def carried_out(
     experiment: Experiment,
     runs: Sequence[RowRun],
     at: Sequence[dict[str, str]] = ({},),
-) -> tuple[dict[str, str], list[WholeProgress]]:
-    told: list[WholeProgress] = []
-    failures = carry_out(experiment, runs, Crew(experiment, at), told.append)
+) -> tuple[dict[str, str], list[ExperimentProgress]]:
+    told: list[ExperimentProgress] = []
+    failures = run_all(runs, Workers(experiment, at), told.append)
     return failures, told
 
 
@@ -94,7 +94,7 @@ def test_what_is_not_done_is_done_and_what_is_done_is_not(
     assert failures == {}
     assert runs[0].translations.read_text() == "mine"
     assert runs[1].is_done
-    assert told[-1] == WholeProgress(num_ended=2, steps=50 + 150, working=())
+    assert told[-1] == ExperimentProgress(num_ended=2, steps=50 + 150, working=())
 
 
 def test_a_run_that_fails_does_not_lose_the_others(
@@ -146,16 +146,16 @@ def test_the_first_run_is_alone_until_the_corpus_is_made(
     programs: Callable[..., Programs],
 ) -> None:
     experiment = programs(base=WAITS, big=WAITS)
-    crew = Crew(experiment, [{}, {}])
+    workers = Workers(experiment, [{}, {}])
     runs = row_runs(experiment.folder, experiment.base, ["base", "big"], [1])
-    assert crew.has_room
-    crew.begin(runs[0])
-    assert not crew.has_room
+    assert workers.can_start
+    workers.start(runs[0])
+    assert not workers.can_start
     prepared(experiment)
-    assert crew.has_room
-    crew.begin(runs[1])
-    assert not crew.has_room
-    crew.end()
+    assert workers.can_start
+    workers.start(runs[1])
+    assert not workers.can_start
+    workers.stop()
 
 
 def test_a_request_to_stop_reaches_every_process(
@@ -163,15 +163,15 @@ def test_a_request_to_stop_reaches_every_process(
 ) -> None:
     experiment = programs(base=WAITS, big=WRITES)
     runs = row_runs(experiment.folder, experiment.base, ["base", "big"], [1])
-    crew = Crew(experiment, [{}])
+    workers = Workers(experiment, [{}])
 
-    def stop(progress: WholeProgress) -> None:
+    def stop(progress: ExperimentProgress) -> None:
         if list(experiment.folder.glob("runs/*/*.begun")):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(ReproductionStoppedError, match="stopped, and is saved; the sa"):
-        carry_out(experiment, runs, crew, stop)
-    assert [child.process.poll() for child in crew.children] == [-signal.SIGTERM]
+        run_all(runs, workers, stop)
+    assert [worker.process.poll() for worker in workers.running] == [-signal.SIGTERM]
     assert not runs[1].is_done
 
 
@@ -183,28 +183,28 @@ def test_progress_is_read_from_the_logs(programs: Callable[..., Programs]) -> No
         entries = [{"kind": "step", "step": n} for n in range(0, whole + 1, 10)]
         text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
         (run.path / "log.jsonl").write_text(f"{text}{{'kind")
-    told: list[WholeProgress] = []
+    told: list[ExperimentProgress] = []
 
-    def stop(progress: WholeProgress) -> None:
+    def stop(progress: ExperimentProgress) -> None:
         told.append(progress)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(ReproductionStoppedError):
-        carry_out(experiment, runs, Crew(experiment, [{}]), stop)
+        run_all(runs, Workers(experiment, [{}]), stop)
     assert told == [
-        WholeProgress(num_ended=0, steps=150, working=("base-seed1 20/50",))
+        ExperimentProgress(num_ended=0, steps=150, working=("base-seed1 20/50",))
     ]
 
 
 def test_the_processor_takes_one_unless_told_otherwise() -> None:
-    assert places("cpu", None) == [{}]
-    assert places("cpu", 1) == [{}]
+    assert make_slots("cpu", None) == [{}]
+    assert make_slots("cpu", 1) == [{}]
 
 
 def test_the_processors_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert places("cpu", 3) == [{"OMP_NUM_THREADS": "2"}] * 3
-    assert places("cpu", 20) == [{"OMP_NUM_THREADS": "1"}] * 20
+    assert make_slots("cpu", 3) == [{"OMP_NUM_THREADS": "2"}] * 3
+    assert make_slots("cpu", 20) == [{"OMP_NUM_THREADS": "1"}] * 20
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,11 @@ def test_each_gpu_takes_one(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert places("auto", parallel) == [{"CUDA_VISIBLE_DEVICES": n} for n in numbers]
+    assert make_slots("auto", parallel) == [
+        {"CUDA_VISIBLE_DEVICES": n} for n in numbers
+    ]
 
 
 def test_no_place_at_all_is_refused() -> None:
     with pytest.raises(ConfigError, match="`parallel` must be at least 1, but is 0"):
-        places("cpu", 0)
+        make_slots("cpu", 0)

@@ -67,7 +67,7 @@ def test_rows_stand_beside_the_papers() -> None:
         ],
         [
             "A-h16", "30.25", "±1.25", "25.8", "+0.25", "+0.0", "0.4000",
-            "none to agree with",
+            "no change to compare",
         ],
         [
             "C-N2", "30.50", "±1.25", "23.7", "+0.50", "-2.1", "0.0300",
@@ -83,8 +83,8 @@ def test_rows_stand_beside_the_papers() -> None:
 def test_large_differences_are_summed_up() -> None:
     text = str(as_report(TABLE))
     assert (
-        "Of the 2 rows here that in the paper differ by 0.7 BLEU or more, 1 agree in "
-        "direction; not C-N2."
+        "2 of these rows differ from base by 0.7 BLEU or more in the paper; 1 of them "
+        "agree in direction; these do not: C-N2."
     ) in text
 
 
@@ -110,7 +110,7 @@ def test_the_base_is_told_where_it_is_not_the_papers() -> None:
 
 def test_the_papers_own_base_is_said_to_be_so() -> None:
     report = as_report(replace(TABLE, settings=settings(scaled_base())))
-    assert "The base is the paper's, in every setting." in str(report)
+    assert "The base has the paper's settings throughout." in str(report)
 
 
 @pytest.mark.parametrize(
