@@ -13,6 +13,7 @@ spaces between them, share a block. A test is written
 
 import ast
 import re
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -90,9 +91,22 @@ def _first(node: Any) -> int:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Expand a page of the site."""
-    return expanded(markdown)
+    try:
+        return expanded(markdown)
+    except MissingNameError as error:
+        raise MissingNameError(f"docs/{page.file.src_uri}: {error}") from None
+
+
+def main() -> None:
+    """Check the pages, and print what is missing."""
+    missing = []
+    for path in sorted(PAGES.glob("*.md")):
+        try:
+            expanded(path.read_text(encoding="utf-8"))
+        except MissingNameError as error:
+            missing.append(f"{path.relative_to(ROOT)}: {error}")
+    sys.exit("\n".join(missing))
 
 
 if __name__ == "__main__":
-    for path in sorted(PAGES.glob("*.md")):
-        expanded(path.read_text(encoding="utf-8"))
+    main()
