@@ -105,7 +105,8 @@ def main() -> None:
             expanded(path.read_text(encoding="utf-8"))
         except MissingNameError as error:
             missing.append(f"{path.relative_to(ROOT)}: {error}")
-    sys.exit("\n".join(missing))
+    if missing:
+        sys.exit("\n".join(missing))
 
 
 if __name__ == "__main__":
