@@ -27,10 +27,10 @@ VARIANTS = {
 
 
 @pytest.fixture(autouse=True)
-def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that decoding must make room, though sentences are few and short."""
-    monkeypatch.setattr("transduce.model.sizes.FIRST_SLOTS", 1)
-    monkeypatch.setattr("transduce.model.sizes.STEPS_AHEAD", 4)
+def little_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that caches must grow, though sentences are few and short."""
+    monkeypatch.setattr("transduce.decoding.cache.FIRST_SLOTS", 1)
+    monkeypatch.setattr("transduce.decoding.cache.STEPS_AHEAD", 4)
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.model.cache import DecodingState
+from transduce.decoding.fused_step import FusedStep
+from transduce.decoding.torch_decoder import State, Stepper
 from transduce.model.transformer import Transformer
 from transduce.text.vocabulary import PAD
 
@@ -24,10 +25,16 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_step_by_step_is_one_full_pass(model):
+@pytest.fixture(params=["cached", "plain"])
+def stepper(request: pytest.FixtureRequest, model: Transformer) -> Stepper:
+    """The step that caches keys and values, and the model's own, which does not."""
+    return FusedStep(model) if request.param == "cached" else model
+
+
+def test_step_by_step_is_one_full_pass(model, stepper):
     target_in = torch.randint(1, 23, (len(SOURCE), 1, LENGTH))
-    state = model.start(model.encode(SOURCE))
-    stepped = [model.step(target_in[..., i], state) for i in range(LENGTH)]
+    state = stepper.start(model.encode(SOURCE))
+    stepped = [stepper.step(target_in[..., i], state) for i in range(LENGTH)]
     assert state.lengths.tolist() == [LENGTH] * len(SOURCE)
     assert_close(torch.stack(stepped, dim=2), whole_pass(model, SOURCE, target_in))
 
@@ -44,17 +51,17 @@ ROWS = [
 
 
 @pytest.mark.parametrize("rows", ROWS, ids=str)
-def test_reordered_hypotheses_go_on_from_their_own_past(model, rows):
+def test_reordered_hypotheses_go_on_from_their_own_past(model, stepper, rows):
     first = torch.randint(1, 23, (len(SOURCE), 1))
-    state = model.start(model.encode(SOURCE))
-    model.step(first, state)
+    state = stepper.start(model.encode(SOURCE))
+    stepper.step(first, state)
     state.reorder(torch.tensor([[0, 0], [1, 1], [2, 2]]))
     past = torch.randint(1, 23, (len(SOURCE), 2, 3))
     for token in past.unbind(2):
-        model.step(token, state)
+        stepper.step(token, state)
     state.reorder(torch.tensor(rows))
     future = torch.randint(1, 23, (len(rows), len(rows[0]), 3))
-    stepped = [model.step(token, state) for token in future.unbind(2)]
+    stepped = [stepper.step(token, state) for token in future.unbind(2)]
     begun = torch.cat([first[:, None].expand(-1, 2, -1), past], dim=2)
     target_in = torch.cat([begun.flatten(0, 1)[torch.tensor(rows)], future], dim=2)
     source = SOURCE[[group[0] // 2 for group in rows]]
@@ -62,51 +69,51 @@ def test_reordered_hypotheses_go_on_from_their_own_past(model, rows):
     assert_close(torch.stack(stepped, dim=2), expected)
 
 
-def test_sentences_may_end_one_after_the_other(model):
+def test_sentences_may_end_one_after_the_other(model, stepper):
     target_in = torch.randint(1, 23, (len(SOURCE), 1, LENGTH))
     expected = whole_pass(model, SOURCE, target_in)
-    state = model.start(model.encode(SOURCE))
-    assert_close(model.step(target_in[..., 0], state), expected[:, :, 0])
+    state = stepper.start(model.encode(SOURCE))
+    assert_close(stepper.step(target_in[..., 0], state), expected[:, :, 0])
     state.reorder(torch.tensor([[0], [2]]))
-    assert_close(model.step(target_in[[0, 2], :, 1], state), expected[[0, 2], :, 1])
+    assert_close(stepper.step(target_in[[0, 2], :, 1], state), expected[[0, 2], :, 1])
     state.reorder(torch.tensor([[1]]))
-    assert_close(model.step(target_in[[2], :, 2], state), expected[[2], :, 2])
+    assert_close(stepper.step(target_in[[2], :, 2], state), expected[[2], :, 2])
 
 
-def test_decoding_can_begin_again_from_one_memory(model):
+def test_decoding_can_begin_again_from_one_memory(model, stepper):
     memory = model.encode(SOURCE)
     ids = torch.tensor([[4], [5], [6]])
-    first = model.step(ids, model.start(memory))
-    again = model.step(ids, model.start(memory))
+    first = stepper.step(ids, stepper.start(memory))
+    again = stepper.step(ids, stepper.start(memory))
     assert torch.equal(first, again)
 
 
 @pytest.mark.parametrize("steps_before", [1, 3])
 @pytest.mark.parametrize("steps_together", [1, 40])
 def test_sentences_that_join_go_on_from_their_own_past(
-    model, steps_before, steps_together
+    model, stepper, steps_before, steps_together
 ):
     length = steps_before + steps_together
     first = torch.randint(1, 23, (2, 2, length))
     late = torch.randint(1, 23, (2, 2, 1 + steps_together))
     for tokens in (first, late):
         tokens[:, 1, 0] = tokens[:, 0, 0]  # all of a sentence begin alike
-    state = model.start(model.encode(SOURCE[:2]))
-    _read(model, state, first[..., :steps_before])
-    newcomers = model.start(model.encode(SOURCE[2:].repeat(2, 1)))
-    _read(model, newcomers, late[..., :1])
+    state = stepper.start(model.encode(SOURCE[:2]))
+    _read(stepper, state, first[..., :steps_before])
+    newcomers = stepper.start(model.encode(SOURCE[2:].repeat(2, 1)))
+    _read(stepper, newcomers, late[..., :1])
     state.join(newcomers)
     future = torch.cat([first[..., steps_before:], late[..., 1:]])
-    stepped = torch.stack([model.step(t, state) for t in future.unbind(2)], dim=2)
+    stepped = torch.stack([stepper.step(t, state) for t in future.unbind(2)], dim=2)
     expected = whole_pass(model, SOURCE[:2], first)
     assert_close(stepped[:2], expected[:, :, steps_before:])
     expected = whole_pass(model, SOURCE[2:].repeat(2, 1), late)
     assert_close(stepped[2:], expected[:, :, 1:])
 
 
-def _read(model: Transformer, state: DecodingState, tokens: Tensor) -> None:
+def _read(stepper: Stepper, state: State, tokens: Tensor) -> None:
     """The first token is that of one hypothesis, from which the others go on."""
-    model.step(tokens[:, :1, 0], state)
+    stepper.step(tokens[:, :1, 0], state)
     state.reorder(torch.arange(len(tokens))[:, None].expand(-1, tokens.size(1)))
     for token in tokens[..., 1:].unbind(2):
-        model.step(token, state)
+        stepper.step(token, state)

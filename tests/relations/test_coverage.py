@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from transduce.decoding import ready_model
+from transduce.decoding.fused_step import FusedStep
 from transduce.decoding.torch_decoder import CoverageDecoder
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
@@ -109,7 +110,9 @@ def test_attention_too_little_for_a_number_still_leaves_a_ranking(trained_checkp
 
 def test_nothing_is_watched_between_the_steps(trained_checkpoint):
     model = trained_checkpoint.build()
-    decoder = CoverageDecoder(model, model.encode(torch.tensor([[5, 6, EOS]])))
+    decoder = CoverageDecoder(
+        FusedStep(model), model.encode(torch.tensor([[5, 6, EOS]]))
+    )
     decoder.step(np.array([[BOS]]))
     assert not model.decoder_layers[-1].memory_attention.weights_tap._forward_hooks
     assert decoder.coverage().shape == (1, 1)

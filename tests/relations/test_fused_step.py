@@ -22,6 +22,7 @@ VARIANTS = [
     {"norm": "pre"},
     {"neighbourhood": 2},
     {"scores": "unscaled"},
+    {"scores": "additive"},
     {"d_k": 4, "d_v": 6},
     {"activation": "silu", "output_bias": True, "decoder_layers": 2},
 ]
@@ -51,6 +52,6 @@ def test_both_have_the_same_logits(tiny: ModelConfig, variant: dict[str, object]
         weight.add_(0.1 * torch.randn_like(weight))  # no bias of zero, no norm of one
     memory = model.encode(SOURCE)
     flat = FusedStep(model, plain_linear)
-    found = steps(*(IncrementalDecoder(model, memory, flat) for _ in range(2)))
+    found = steps(*(IncrementalDecoder(flat, memory) for _ in range(2)))
     expected = steps(*(IncrementalDecoder(model, memory) for _ in range(2)))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

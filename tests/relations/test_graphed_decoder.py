@@ -36,16 +36,16 @@ def test_both_have_the_same_logits(tiny: ModelConfig, variant: dict[str, object]
     memory = model.encode(SOURCE)
     flat = FusedStep(model, plain_linear)
     recorder = OperatorRecorder()
-    graphed = [GraphedDecoder(model, memory, flat, recorder) for _ in range(2)]
+    graphed = [GraphedDecoder(flat, memory, recorder) for _ in range(2)]
     found = steps(*graphed)
-    expected = steps(*(IncrementalDecoder(model, memory, flat) for _ in range(2)))
+    expected = steps(*(IncrementalDecoder(flat, memory) for _ in range(2)))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert 1 < len(recorder.records) < len(found) / 4
 
 
 def test_search_finds_the_same_while_sentences_leave(tiny: ModelConfig):
     model = Transformer(tiny).eval()
-    plain = TorchModel(model=model, step=FusedStep(model, plain_linear))
+    plain = TorchModel(model=model, stepper=FusedStep(model))
     recorder = OperatorRecorder()
     graphed = replace(plain, recorder=recorder)
     sources, limits = SOURCES * 3, [3, 12, 5, 9, 7, 7, 30, 1, 20]
@@ -68,15 +68,15 @@ def test_who_watches_in_between_sees_each_step(tiny: ModelConfig):
     model = Transformer(tiny).eval()
     memory, flat = model.encode(SOURCE), FusedStep(model, plain_linear)
     recorder = OperatorRecorder()
-    plain = IncrementalDecoder(model, memory, flat)
-    graphed = GraphedDecoder(model, memory, flat, recorder)
+    plain = IncrementalDecoder(flat, memory)
+    graphed = GraphedDecoder(flat, memory, recorder)
     tap = model.decoder_layers[-1].memory_attention.weights_tap
     seen: list[Tensor] = []
     num_moves = 0
     for number in range(24):
         ids = np.arange(number, number + 3)[:, None] % tiny.vocab_size
         expected = plain.step(ids)
-        moves = not graphed._state.has_room
+        moves = not graphed._state.has_capacity
         num_moves += moves
         if moves or number == 5:
             hook = tap.register_forward_hook(lambda *given: seen.append(given[2]))
@@ -93,7 +93,7 @@ def test_who_watches_in_between_sees_each_step(tiny: ModelConfig):
 def test_sentences_that_are_done_stay_until_half_are(tiny: ModelConfig):
     model = Transformer(tiny).eval()
     memory, flat = model.encode(SOURCE.repeat(2, 1)), FusedStep(model, plain_linear)
-    decoder = GraphedDecoder(model, memory, flat, OperatorRecorder())
+    decoder = GraphedDecoder(flat, memory, OperatorRecorder())
     places = []
     for kept in ([0, 1, 2, 3, 4], [0, 2, 3, 4], [1, 2, 3], [0, 2]):
         decoder.step(np.full((len(decoder._live), 1), BOS))
@@ -108,14 +108,14 @@ def test_nothing_is_asked_of_the_device(tiny: ModelConfig):
     model = Transformer(tiny).eval().to("meta")
     flat = FusedStep(model, plain_linear, torch.bfloat16)
     model = model.to(torch.bfloat16)
-    state = model.start(model.encode(SOURCE.to("meta")))
+    state = flat.start(model.encode(SOURCE.to("meta")))
     recorder = OperatorRecorder()
     ids = torch.zeros(3, 1, dtype=torch.int64, device="meta")
-    x, seen = model.enter(ids, state)
+    x, seen = flat.enter(ids, state)
     step = StaticStep(flat, x, state, recorder)
     for _ in range(3):
         assert step(x, seen).shape == (3, 1, tiny.vocab_size)
-        x, seen = model.enter(ids, state)
+        x, seen = flat.enter(ids, state)
     [record] = recorder.records
     made = [out for *_, result in record.calls for out in tensors(result)]
     assert {each.device.type for each in made} == {"meta"}
@@ -133,8 +133,8 @@ def test_a_gpu_replays_the_same(
     model = Transformer(tiny).eval().to(device)
     flat, graphs = FusedStep(model, plain_linear, dtype), CudaGraphs(device)
     memory = model.to(dtype).encode(SOURCE.to(device))
-    expected = steps(*(IncrementalDecoder(model, memory, flat) for _ in range(2)))
+    expected = steps(*(IncrementalDecoder(flat, memory) for _ in range(2)))
     for _ in range(2):
-        found = steps(*(GraphedDecoder(model, memory, flat, graphs) for _ in range(2)))
+        found = steps(*(GraphedDecoder(flat, memory, graphs) for _ in range(2)))
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
         torch.cuda.empty_cache()  # what later records need must still be there

@@ -85,7 +85,7 @@ def test_translations_are_those_of_the_model(isa: str, model: Transformer) -> No
     weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
     native = NativeModel(model.config, weights, "fp32")
     memory = model.encode(pad_rows(sources))
-    by_modules = found(sources, IncrementalDecoder(model, memory, model.step))
+    by_modules = found(sources, IncrementalDecoder(model, memory))
     natively = found(sources, after(native, sources))
     for ours, theirs in zip(natively, by_modules, strict=True):
         assert ours.ids == theirs.ids

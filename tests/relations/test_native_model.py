@@ -125,9 +125,7 @@ def test_the_decoder_says_the_same(
         states=memory.states[IS_TEXT].numpy(), lengths=np.array(LENGTHS)
     )
     made = [model.start(same) for _ in range(2)]
-    flat = [
-        IncrementalDecoder(operators.model, memory, operators.step) for _ in range(2)
-    ]
+    flat = [IncrementalDecoder(operators.stepper, memory) for _ in range(2)]
     for found, expected in zip(steps(*made), steps(*flat), strict=True):
         require_near(found, expected, precision)
 
@@ -140,7 +138,7 @@ def test_in_fp32_they_are_the_model(
     model = compiled(plain, "fp32")
     memory = plain.encode(SOURCE)
     require_near(encoded(model), memory.states[IS_TEXT], "fp32")
-    by_modules = [IncrementalDecoder(plain, memory, plain.step) for _ in range(2)]
+    by_modules = [IncrementalDecoder(plain, memory) for _ in range(2)]
     found = steps(read(model), read(model))
     for ours, theirs in zip(found, steps(*by_modules), strict=True):
         require_near(ours, theirs, "fp32")

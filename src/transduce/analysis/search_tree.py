@@ -14,7 +14,7 @@ from torch import Tensor
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.search import Coverage, Decoder, Hypothesis, run_search
 from transduce.decoding.torch_decoder import CoverageDecoder, IncrementalDecoder
-from transduce.model.transformer import Transformer
+from transduce.decoding.torch_model import TorchModel
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS
 
@@ -97,7 +97,7 @@ def _branch(
 
 @torch.no_grad()
 def record_search(
-    model: Transformer,
+    model: TorchModel,
     source: Int[Tensor, "1 source"],
     config: SearchConfig,
     excluded: Sequence[int],
@@ -106,14 +106,14 @@ def record_search(
 
     The `excluded` token ids are never generated.
     """
-    memory = model.encode(source)
+    memory = model.model.encode(source)
     decoder: Decoder
     coverage: Coverage | None = None
     if config.coverage_penalty > 0:
-        decoder = covered = CoverageDecoder(model, memory)
+        decoder = covered = CoverageDecoder(model.stepper, memory)
         coverage = covered.coverage
     else:
-        decoder = IncrementalDecoder(model, memory)
+        decoder = IncrementalDecoder(model.stepper, memory)
     limit = config.limit(source.size(1))
     search = _RecordedSearch(limit, config, excluded, coverage)
     (hypotheses,) = run_search(decoder, search, BOS)

@@ -158,7 +158,7 @@ def look_into(
     source = _Source.read(translator, source_text)
     given = None if target_text is None else _target_ids(translator, target_text)
     search = record_search(
-        translator.models[0].operators.model,
+        translator.models[0].operators,
         _row([*source.ids, EOS], translator),
         config or translator.search,
         EXCLUDED if translator.symbols is None else NEVER_WRITTEN,

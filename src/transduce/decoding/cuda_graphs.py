@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from transduce.decoding.cache import DecodingState
 from transduce.decoding.fused_step import FusedStep
 from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.model.attention import additive_mask
-from transduce.model.cache import DecodingState
-from transduce.model.transformer import Memory, Transformer
+from transduce.model.transformer import Memory
 
 REFUSED = "The GPU refuses to record decoding steps, so they take longer. Its message: "
 Run = Callable[[], Tensor]
@@ -134,8 +134,8 @@ class StaticStep:
         self._x = torch.empty_like(x)
         self._newest = torch.zeros(group, dtype=torch.int64, device=x.device)
         # Unused slots belong to no hypothesis.
-        least, room = torch.finfo(x.dtype).min, state.past.size(-1)
-        self._others = x.new_full((sentences, 1, group, room), least)
+        lowest, capacity = torch.finfo(x.dtype).min, state.past.size(-1)
+        self._others = x.new_full((sentences, 1, group, capacity), lowest)
         padding = additive_mask(state.memory_mask, x.dtype)
         # Not a method: a reference cycle would keep the memory until a collection.
         masks = self._others, padding
@@ -170,12 +170,10 @@ class GraphedDecoder(IncrementalDecoder):
     """
 
     @torch.inference_mode()
-    def __init__(
-        self, model: Transformer, memory: Memory, step: FusedStep, recorder: Recorder
-    ) -> None:
-        super().__init__(model, memory, step)
-        self._model = model
-        self._fused = step
+    def __init__(self, stepper: FusedStep, memory: Memory, recorder: Recorder) -> None:
+        super().__init__(stepper, memory)
+        self._fused = stepper
+        self._state: DecodingState
         self._recorder = recorder
         self._live = np.arange(len(memory.mask))
         """Places of unfinished sentences, in the order of the search."""
@@ -231,11 +229,11 @@ class GraphedDecoder(IncrementalDecoder):
         self, last_ids: Int64[Tensor, "places group"]
     ) -> Float[Tensor, "places group vocab"]:
         """Step all places, those of finished sentences too."""
-        if not self._state.has_room:
+        if not self._state.has_capacity:
             self._static = None  # as in `_keep`
         if self._fused.is_watched:  # hooks do not run in a replay
-            return self._fused(last_ids, self._state)
-        x, seen = self._model.enter(last_ids, self._state)
+            return self._fused.step(last_ids, self._state)
+        x, seen = self._fused.enter(last_ids, self._state)
         if self._static is None:
             self._static = StaticStep(self._fused, x, self._state, self._recorder)
         return self._static(x, seen)

@@ -1,4 +1,4 @@
-"""A faster `Transformer.step` in PyTorch: fewer operators, no calls of modules.
+"""A fast decoding step of the Transformer in PyTorch, with cached keys and values.
 
 Products of decoding are small, and the time goes into what is between them. Here the
 projections of self-attention are one product, and all layers share their masks.
@@ -7,13 +7,13 @@ projections of self-attention are one product, and all layers share their masks.
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from transduce.decoding.cache import DecodingState, LayerCache, new_state
 from transduce.model.attention import MultiHeadAttention, additive_mask
-from transduce.model.cache import DecodingState, LayerCache
 from transduce.model.layers import DecoderLayer, ResidualConnection
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Memory, Transformer
 from transduce.nn.fuse import head_major
 from transduce.nn.linear import linear
 
@@ -28,30 +28,55 @@ def plain_linear(weight: Tensor, bias: Tensor) -> LinearMap:
 
 
 class FusedStep:
-    """`Transformer.step` with the model's present weights.
+    """Decoding of a Transformer, step by step, with its present weights.
 
-    The model may be converted to `dtype` afterwards: joint and scaled weights are made
-    from the present ones and rounded once.
+    It computes the same as `Transformer.step`. The model may be converted to `dtype`
+    afterwards: joint and scaled weights are made from those of now, and rounded once.
     """
 
     def __init__(
         self,
         model: Transformer,
-        make_linear: MakeLinear,
+        make_linear: MakeLinear = plain_linear,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._model = model
+        self.model = model
         layers = model.decoder_layers
         self._layers = [FusedLayer(each, make_linear, dtype) for each in layers]
 
-    def __call__(
+    def start(self, memory: Memory) -> DecodingState:
+        """Return the state before the first step, with one hypothesis a sentence."""
+        return new_state(self.model, memory)
+
+    def step(
         self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; return the logits of the next."""
-        x, seen = self._model.enter(last_ids, state)
+        x, seen = self.enter(last_ids, state)
         others = additive_mask(seen, x.dtype)
         padding = additive_mask(state.memory_mask, x.dtype)
         return self.logits(x, state.layers, others, padding)
+
+    def enter(
+        self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
+    ) -> tuple[
+        Float[Tensor, "sentences group d_model"],
+        Bool[Tensor, "sentences 1 group slots"],
+    ]:
+        """Embed the newest tokens and take a slot for each.
+
+        Also returns the mask of the slots that each hypothesis attends to.
+        """
+        # All hypotheses of a sentence are at the same position.
+        positions = self.model.positions.at(state.lengths, state.max_length)
+        x = self.model.output_embedding(last_ids)
+        mask = state.advance()
+        neighbourhood = self.model.config.neighbourhood
+        if neighbourhood is not None:
+            distance = state.lengths[:, None] - 1 - state.positions
+            near = (distance <= neighbourhood)[:, : state.num_slots]
+            mask = mask & near[:, None, None]
+        return x + positions[:, None].to(x.dtype), mask
 
     def logits(
         self,
@@ -69,7 +94,7 @@ class FusedStep:
         """
         for layer, cache in zip(self._layers, caches, strict=True):
             x = layer.step(x, cache, others, padding, newest)
-        return self._model.logits(self._model.decoder_norm(x))
+        return self.model.logits(self.model.decoder_norm(x))
 
     @property
     def is_watched(self) -> bool:
@@ -108,7 +133,7 @@ class FusedLayer:
         x = self._after_own.after(x, self._attend_to_past(read, cache, others, newest))
         query = self._memory_query(self._after_memory.before(x))
         attended = self._memory.attend(
-            query, cache.memory_key, cache.memory_value, padding
+            query, cache.cross_key, cache.cross_value, padding
         )
         x = self._after_memory.after(x, attended)
         inner = self._inner(self._after_feed_forward.before(x))
@@ -140,6 +165,8 @@ class FusedAttention:
         num_queries = heads * attention.d_k
         self.widths = [num_queries, num_queries, heads * attention.d_v]
         self._num_heads = heads
+        is_product = attention.scores != "additive"
+        self._match = dot_products if is_product else attention.match
         self._tap = attention.weights_tap
         self._output = _flat(attention.project_output, make_linear)
 
@@ -161,11 +188,19 @@ class FusedAttention:
         value: Float[Tensor, "sentences heads keys d_v"],
         penalty: Float[Tensor, "sentences 1 #group keys"],
     ) -> Float[Tensor, "sentences group d_model"]:
-        scores = self.heads(query) @ key.transpose(2, 3)
+        scores = self._match(self.heads(query), key)
         weights = scores.add_(penalty).softmax(dim=-1)
         if self.is_watched:
             weights = self._tap(weights)
         return self._output((weights @ value).transpose(1, 2).flatten(2))
+
+
+def dot_products(
+    query: Float[Tensor, "sentences heads group d_k"],
+    key: Float[Tensor, "sentences heads keys d_k"],
+) -> Float[Tensor, "sentences heads group keys"]:
+    """Score scaled queries against keys."""
+    return query @ key.transpose(2, 3)
 
 
 class FusedResidual:

@@ -105,7 +105,7 @@ class ReadyModel:
         from transduce.decoding.torch_decoder import CoverageDecoder
 
         operators = self.operators
-        return CoverageDecoder(operators.model, encoded, operators.step)
+        return CoverageDecoder(operators.stepper, encoded)
 
     def read_for(
         self, config: SearchConfig, sources: Sequence[Sequence[int]]

@@ -1,37 +1,68 @@
-"""A PyTorch model with its cache as a decoder for search."""
+"""A PyTorch model as a decoder for search."""
 
-from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor, nn
 
-from transduce.model.cache import DecodingState, fitted
+from transduce.decoding.cache import resized
+from transduce.decoding.fused_step import FusedStep
 from transduce.model.layers import DecoderLayer
-from transduce.model.transformer import Memory, Transformer
+from transduce.model.transformer import Memory
 
-Step = Callable[[Tensor, DecodingState], Tensor]
-"""`Transformer.step`, or a function that does the same."""
+
+@runtime_checkable
+class State(Protocol):
+    """State of a batch of hypotheses between two steps of a decoder."""
+
+    @property
+    def memory_mask(self) -> Bool[Tensor, "sentences 1 1 source"]:
+        """True at the tokens of the sources, not at their padding."""
+        ...
+
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order; those of a group are of one sentence.
+
+        Hypotheses are numbered through all groups.
+        """
+        ...
+
+    def join(self, other: Any) -> None:
+        """Append the sentences of another state with groups of the same size."""
+        ...
+
+
+@runtime_checkable
+class Stepper(Protocol):
+    """A model that decodes step by step: any architecture, or `FusedStep`."""
+
+    def start(self, memory: Memory) -> State:
+        """Return the state before the first step, with one hypothesis a sentence."""
+        ...
+
+    def step(
+        self, last_ids: Int[Tensor, "sentences group"], state: Any
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; return the logits of the next."""
+        ...
 
 
 class IncrementalDecoder:
     """A decoder of encoded sources."""
 
     @torch.inference_mode()
-    def __init__(
-        self, model: Transformer, memory: Memory, step: Step | None = None
-    ) -> None:
-        """Begin; `step` replaces the model's own if it is given."""
-        self._step = step or model.step
-        self._state = model.start(memory)
+    def __init__(self, stepper: Stepper, memory: Memory) -> None:
+        self._stepper = stepper
+        self._state = stepper.start(memory)
 
     @torch.inference_mode()
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; return the logits of the next."""
-        return self._step(self._as_tensor(last_ids), self._state)
+        return self._stepper.step(self._as_tensor(last_ids), self._state)
 
     @torch.inference_mode()
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
@@ -57,12 +88,9 @@ class CoverageDecoder(IncrementalDecoder):
     """
 
     @torch.inference_mode()
-    def __init__(
-        self, model: Transformer, memory: Memory, step: Step | None = None
-    ) -> None:
-        """Begin; `step` replaces the model's own if it is given."""
-        super().__init__(model, memory, step)
-        last_layer = model.decoder_layers[-1]
+    def __init__(self, stepper: FusedStep, memory: Memory) -> None:
+        super().__init__(stepper, memory)
+        last_layer = stepper.model.decoder_layers[-1]
         assert isinstance(last_layer, DecoderLayer)
         self._tap = last_layer.memory_attention.weights_tap
         mask = memory.mask[:, 0]  # sentences 1 source
@@ -94,7 +122,7 @@ class CoverageDecoder(IncrementalDecoder):
         super().join(other)
         width = self._state.memory_mask.size(-1)
         both = (self._attention, other._attention)
-        self._attention = torch.cat([fitted(each, width, dim=2) for each in both])
+        self._attention = torch.cat([resized(each, width, dim=2) for each in both])
 
     @torch.inference_mode()
     def coverage(self) -> Float64[np.ndarray, "sentences group"]:

@@ -15,12 +15,11 @@ from transduce.data.tensors import pad_rows
 from transduce.decoding.cuda_graphs import CudaGraphs, GraphedDecoder, Recorder
 from transduce.decoding.fused_step import (
     FusedStep,
-    MakeLinear,
     plain_linear,
 )
 from transduce.decoding.native_model import NativePrecision, PackedLinear
 from transduce.decoding.ready_model import DecodingPrecision
-from transduce.decoding.torch_decoder import IncrementalDecoder, Step
+from transduce.decoding.torch_decoder import IncrementalDecoder
 from transduce.device import is_good_at_bf16
 from transduce.errors import RequestError
 from transduce.machine import processor_flags
@@ -57,8 +56,8 @@ class TorchModel:
     """A model on its device, prepared for decoding in a precision."""
 
     model: Transformer
-    step: Step
-    """A faster `model.step`; attention taps of the model see its weights."""
+    stepper: FusedStep
+    """Decoding step by step; attention weights pass through the model's taps."""
     recorder: Recorder | None = None
     """Recorder of steps, on a GPU."""
 
@@ -70,9 +69,9 @@ class TorchModel:
 
     def start(self, memory: Memory) -> IncrementalDecoder:
         """Return a decoder of encoded sources."""
-        if self.recorder is None or not isinstance(self.step, FusedStep):
-            return IncrementalDecoder(self.model, memory, self.step)
-        return GraphedDecoder(self.model, memory, self.step, self.recorder)
+        if self.recorder is None:
+            return IncrementalDecoder(self.stepper, memory)
+        return GraphedDecoder(self.stepper, memory, self.recorder)
 
 
 def prepare(
@@ -104,25 +103,19 @@ def prepared(
     # Unlike the paper: bf16, if it is asked for, several times faster where the
     # processor has it.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    step = _step(model, plain_linear, dtype)
+    stepper = FusedStep(model, plain_linear, dtype)
     recorder = CudaGraphs(device) if device.type == "cuda" else None
-    return TorchModel(model=model.to(dtype), step=step, recorder=recorder)
+    return TorchModel(model=model.to(dtype), stepper=stepper, recorder=recorder)
 
 
 def _natively(precision: NativePrecision) -> MakeMap | None:
     return None if api() is None else partial(PackedMap, precision)
 
 
-def _step(model: Transformer, make_linear: MakeLinear, dtype: torch.dtype) -> Step:
-    # Additive scores are no product of queries and keys.
-    is_product = model.config.scores != "additive"
-    return FusedStep(model, make_linear, dtype) if is_product else model.step
-
-
 def _packed(model: Transformer, make_map: MakeMap) -> TorchModel:
     made: MakeMap = cache(make_map)  # a shared matrix is packed once
-    step = _step(model, made, torch.float32)
-    return TorchModel(model=_with_maps(model, made), step=step)
+    stepper = FusedStep(model, made)
+    return TorchModel(model=_with_maps(model, made), stepper=stepper)
 
 
 def _by_torch_in_int8() -> MakeMap:

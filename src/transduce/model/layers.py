@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.cache import LayerCache
 from transduce.model.config import Activation, ModelConfig, Norm
-from transduce.model.sizes import first_room
 
 
 class FeedForward(nn.Module):
@@ -125,46 +123,6 @@ class DecoderLayer(nn.Module):
         x = self.after_memory_attention(
             x, lambda x: self.memory_attention(x, memory, memory_mask)
         )
-        return self.after_feed_forward(x, self.feed_forward)
-
-    def start(self, memory: Float[Tensor, "sentences source d_model"]) -> LayerCache:
-        """The cache before the first step."""
-        memory_key, memory_value = self.memory_attention.keys_and_values(memory)
-        # Head by head, as each step's products read them; else each copied them so.
-        memory_key, memory_value = memory_key.contiguous(), memory_value.contiguous()
-        own, (sentences, heads) = self.self_attention, memory_key.shape[:2]
-        room = first_room(sentences)
-        key = memory_key.new_zeros(sentences, heads, room, own.d_k)
-        value = memory_value.new_zeros(sentences, heads, room, own.d_v)
-        return LayerCache(
-            key=key, value=value, memory_key=memory_key, memory_value=memory_value
-        )
-
-    def step(
-        self,
-        x: Float[Tensor, "sentences group d_model"],
-        cache: LayerCache,
-        self_mask: Bool[Tensor, "sentences 1 group slots"],
-        memory_mask: Bool[Tensor, "sentences 1 1 source"],
-    ) -> Float[Tensor, "sentences group d_model"]:
-        """`forward` for the newest position alone; the cache holds those before it.
-
-        The hypotheses of a sentence are queries side by side: to the memory, and to
-        their past, of which each sees its own.
-        """
-
-        def attend_to_past(x: Tensor) -> Tensor:
-            newest = self.self_attention.keys_and_values(x)
-            key, value = cache.write(*newest, num_slots=self_mask.size(-1))
-            return self.self_attention.attend(x, key, value, self_mask)
-
-        def attend_to_memory(x: Tensor) -> Tensor:
-            return self.memory_attention.attend(
-                x, cache.memory_key, cache.memory_value, memory_mask
-            )
-
-        x = self.after_self_attention(x, attend_to_past)
-        x = self.after_memory_attention(x, attend_to_memory)
         return self.after_feed_forward(x, self.feed_forward)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
+from torch.nn import functional
 
 from transduce.model.attention import causal_mask, neighbourhood_mask, padding_mask
-from transduce.model.cache import DecodingState, new_state
 from transduce.model.config import ModelConfig
 from transduce.model.cost import update_flops
 from transduce.model.embedding import (
@@ -27,14 +27,18 @@ from transduce.text.vocabulary import PAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What the encoder made of the sources (section 3.2.3)."""
+    """Output of the encoder, which the decoder attends to (section 3.2.3)."""
 
     states: Float[Tensor, "batch source d_model"]
     mask: Bool[Tensor, "batch 1 1 source"]
+    """True at the tokens of the source, not at its padding."""
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder (section 3), over one embedding unless told otherwise."""
+    """Encoder and decoder with one shared embedding.
+
+    A config with `target_vocab_size` has a second embedding, of target and output.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -71,93 +75,86 @@ class Transformer(nn.Module):
         source: Int[Tensor, "batch source"],
         target_in: Int[Tensor, "batch target"],
     ) -> Float[Tensor, "batch target vocab"]:
+        """Return the logits of the token after each token of the target."""
         return self.logits(self.decode(target_in, self.encode(source)))
 
     def encode(self, source: Int[Tensor, "batch source"]) -> Memory:
-        """Read the sources (Figure 1, left)."""
+        """Encode sources (Figure 1, left)."""
         mask = padding_mask(source, PAD)
-        self_mask = mask & self._near(source.size(1), source.size(1), source.device)
+        self_mask = mask & self._neighbourhood_mask(source.size(1), source.device)
         x = self.encoder_layers(self.embed(source, self.embedding), self_mask)
         return Memory(states=self.encoder_norm(x), mask=mask)
 
     def decode(
         self, target_in: Int[Tensor, "batch target"], memory: Memory
     ) -> Float[Tensor, "batch target d_model"]:
-        """The decoder's states at all positions at once (Figure 1, right)."""
+        """Return the decoder's states at all positions (Figure 1, right)."""
         length, device = target_in.size(1), target_in.device
-        mask = causal_mask(length, length, device) & self._near(length, length, device)
+        mask = causal_mask(length, length, device)
+        mask = mask & self._neighbourhood_mask(length, device)
         x = self.embed(target_in, self.output_embedding)
         return self.decoder_norm(
             self.decoder_layers(x, memory.states, mask, memory.mask)
         )
 
-    def logits(
-        self, states: Float[Tensor, "*rows d_model"]
-    ) -> Float[Tensor, "*rows vocab"]:
-        """Decoder states to scores of the next token (section 3.4)."""
-        return self.output_embedding.logits(states)
-
-    @property
-    def output_embedding(self) -> SharedEmbedding:
-        """That of target and output: the one of all, or their own."""
-        return self.target_embedding or self.embedding
-
-    @property
-    def output_weight(self) -> Float[Tensor, "vocab d_model"]:
-        """The matrix that makes logits of decoder states."""
-        return self.output_embedding.weight
-
-    @property
-    def output_bias(self) -> Float[Tensor, " vocab"] | None:
-        """What is added to them, if anything is."""
-        return self.output_embedding.bias
-
-    def start(self, memory: Memory) -> DecodingState:
-        """The state before the first step, with one hypothesis a sentence."""
-        layers = [layer.start(memory.states) for layer in self.decoder_layers]
-        return new_state(layers, memory.mask)
-
-    def step(
-        self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
-    ) -> Float[Tensor, "sentences group vocab"]:
-        """Read one more token of each hypothesis; the logits of the next."""
-        x, mask = self.enter(last_ids, state)
-        for layer, cache in zip(self.decoder_layers, state.layers, strict=True):
-            x = layer.step(x, cache, mask, state.memory_mask)
-        return self.logits(self.decoder_norm(x))
-
-    def enter(
-        self, last_ids: Int[Tensor, "sentences group"], state: DecodingState
-    ) -> tuple[
-        Float[Tensor, "sentences group d_model"],
-        Bool[Tensor, "sentences 1 group slots"],
-    ]:
-        """What the first layer reads in a step, and which slots each now sees."""
-        # Those of a sentence are at the same position, not one after the other.
-        positions = self.positions.at(state.lengths, state.max_length)
-        x = self.output_embedding(last_ids)
-        x = self.dropout(x + positions[:, None].to(x.dtype))
-        return x, self._see(state)
-
-    def _see(self, state: DecodingState) -> Bool[Tensor, "sentences 1 group slots"]:
-        """Take a slot for each hypothesis's newest position; what each sees now."""
-        mask = state.advance()
-        if self.config.neighbourhood is not None:
-            passed = state.positions[:, : state.num_slots]
-            distance = state.lengths[:, None] - 1 - passed
-            mask = mask & (distance <= self.config.neighbourhood)[:, None, None]
-        return mask
-
     def embed(
         self, ids: Int[Tensor, "batch length"], embedding: SharedEmbedding
     ) -> Float[Tensor, "batch length d_model"]:
-        """Tokens and their positions as one (sections 3.4 and 3.5)."""
+        """Return the sum of embeddings and positions (sections 3.4 and 3.5)."""
         x = embedding(ids)
         positions = self.positions(0, ids.size(1), ids.device)
         return self.dropout(x + positions.to(x.dtype))
 
+    def logits(
+        self, states: Float[Tensor, "*rows d_model"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        """Return the logits of the next token for decoder states (section 3.4)."""
+        return self.output_embedding.logits(states)
+
+    @property
+    def output_embedding(self) -> SharedEmbedding:
+        """Embedding of target and output."""
+        return self.target_embedding or self.embedding
+
+    @property
+    def output_weight(self) -> Float[Tensor, "vocab d_model"]:
+        """Matrix of the logits."""
+        return self.output_embedding.weight
+
+    @property
+    def output_bias(self) -> Float[Tensor, " vocab"] | None:
+        """Bias of the logits, if they have one."""
+        return self.output_embedding.bias
+
+    def start(self, memory: Memory) -> "Prefixes":
+        """Return the state before the first step, with one hypothesis a sentence."""
+        sentences, device = len(memory.mask), memory.mask.device
+        return Prefixes(
+            memory=memory,
+            ids=torch.zeros(sentences, 1, 0, dtype=torch.int64, device=device),
+            lengths=torch.zeros(sentences, dtype=torch.int64, device=device),
+        )
+
+    def step(
+        self, last_ids: Int[Tensor, "sentences group"], state: "Prefixes"
+    ) -> Float[Tensor, "sentences group vocab"]:
+        """Read one more token of each hypothesis; return the logits of the next.
+
+        All positions are computed anew; `decoding.fused_step` keeps keys and values.
+        """
+        state.append(last_ids)
+        sentences, group, _ = state.ids.shape
+        memory = Memory(
+            states=state.memory.states.repeat_interleave(group, dim=0),
+            mask=state.memory.mask.repeat_interleave(group, dim=0),
+        )
+        states = self.decode(state.ids.flatten(0, 1), memory)
+        states = states.unflatten(0, (sentences, group))
+        row = torch.arange(sentences, device=last_ids.device)
+        return self.logits(states[row, :, state.lengths - 1])
+
     def num_parameters(self) -> int:
-        """Numbers learned, each counted once (Table 3, last column)."""
+        """Number of parameters, each counted once (Table 3, last column)."""
         return sum(p.numel() for p in self.parameters())
 
     def update_flops(
@@ -165,21 +162,76 @@ class Transformer(nn.Module):
         source_lengths: Integer[np.ndarray, " pairs"],
         target_lengths: Integer[np.ndarray, " pairs"],
     ) -> int:
-        """FLOPs of a training update on pairs of so many tokens, padding left out."""
+        """FLOPs of a training update on pairs of these lengths, without padding."""
         return update_flops(self.config, source_lengths, target_lengths)
 
-    def _near(
-        self, queries: int, keys: int, device: torch.device
-    ) -> Bool[Tensor, "1 1 #queries #keys"]:
-        """Who may see whom by distance: all, or the neighbourhood (section 4)."""
+    def _neighbourhood_mask(
+        self, length: int, device: torch.device
+    ) -> Bool[Tensor, "1 1 #length #length"]:
+        """Mask of self-attention by distance (section 4); by default all True."""
         if self.config.neighbourhood is None:
             return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-        return neighbourhood_mask(queries, keys, self.config.neighbourhood, device)
+        return neighbourhood_mask(length, length, self.config.neighbourhood, device)
 
 
 def _final_norm(config: ModelConfig) -> nn.Module:
-    """Nothing in the paper's arrangement."""
+    """Norm after a stack; none in the paper's arrangement."""
     if config.norm == "pre":
         # Unlike the paper: one more norm, as nothing else scales the last sum.
         return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
     return nn.Identity()
+
+
+@dataclass(slots=True, kw_only=True)
+class Prefixes:
+    """Tokens that a decoder has read of each hypothesis, and the memory.
+
+    Each sentence has a group of hypotheses; all groups are equally large. Sentences
+    that join later have read fewer tokens; padding follows these.
+    """
+
+    memory: Memory
+    ids: Int[Tensor, "sentences group longest"]
+    lengths: Int[Tensor, " sentences"]
+
+    @property
+    def memory_mask(self) -> Bool[Tensor, "sentences 1 1 source"]:
+        """True at the tokens of the sources, not at their padding."""
+        return self.memory.mask
+
+    def append(self, last_ids: Int[Tensor, "sentences group"]) -> None:
+        """Add a token to each hypothesis."""
+        ids = functional.pad(self.ids, (0, 1), value=PAD)
+        place = self.lengths[:, None, None].expand(-1, ids.size(1), -1)
+        self.ids = ids.scatter(2, place, last_ids[..., None])
+        self.lengths = self.lengths + 1
+
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order; those of a group are of one sentence.
+
+        Hypotheses are numbered through all groups.
+        """
+        sentences = rows[:, 0] // self.ids.size(1)
+        self.ids = self.ids.flatten(0, 1)[rows]
+        self.lengths = self.lengths[sentences]
+        states, mask = self.memory.states[sentences], self.memory.mask[sentences]
+        self.memory = Memory(states=states, mask=mask)
+
+    def join(self, other: "Prefixes") -> None:
+        """Append the sentences of another state with groups of the same size."""
+        both = (self, other)
+        length = max(each.ids.size(2) for each in both)
+        source = max(each.memory.mask.size(3) for each in both)
+        self.memory = Memory(
+            states=torch.cat([_padded(e.memory.states, 1, source) for e in both]),
+            mask=torch.cat([_padded(e.memory.mask, 3, source) for e in both]),
+        )
+        self.ids = torch.cat([_padded(each.ids, 2, length) for each in both])
+        self.lengths = torch.cat([each.lengths for each in both])
+
+
+def _padded(tensor: Tensor, dim: int, size: int) -> Tensor:
+    """Append zeros to one axis."""
+    shape = list(tensor.shape)
+    shape[dim] = size - tensor.size(dim)
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim)

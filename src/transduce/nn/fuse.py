@@ -66,7 +66,7 @@ def head_major(
     kernels are compiled for each length.
     """
     heads = split_heads(x, num_heads)
-    if x.is_cuda or x.dtype != torch.bfloat16:
+    if x.device.type != "cpu" or x.dtype != torch.bfloat16:
         return heads
     return heads.to(torch.float32, memory_format=torch.contiguous_format)
 

@@ -3,6 +3,7 @@ import torch
 
 from transduce.analysis.search_tree import SearchTree, draw_tree, record_search
 from transduce.checkpoint import Checkpoint
+from transduce.decoding.torch_model import TorchModel, prepared
 from transduce.decoding.translator import EXCLUDED, Translator
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import EOS
@@ -11,10 +12,14 @@ TEXT = "one two three"
 SEVERAL = SearchConfig(num_best=4)
 
 
+def decoded(checkpoint: Checkpoint) -> TorchModel:
+    return prepared(checkpoint.build(), "fp32", torch.device("cpu"))
+
+
 @pytest.fixture(scope="module")
 def tree(trained_checkpoint: Checkpoint) -> SearchTree:
     source = torch.tensor([[*trained_checkpoint.tokenizer.encode(TEXT), EOS]])
-    return record_search(trained_checkpoint.build(), source, SEVERAL, EXCLUDED)
+    return record_search(decoded(trained_checkpoint), source, SEVERAL, EXCLUDED)
 
 
 def test_watching_finds_what_translating_finds(
@@ -61,7 +66,7 @@ def test_a_search_that_is_cut_short_has_a_path(
     source = torch.tensor([[*trained_checkpoint.tokenizer.encode("one"), EOS]])
     config = SearchConfig(beam_size=2, extra_length=4)
     without_end = (*EXCLUDED, EOS)
-    tree = record_search(trained_checkpoint.build(), source, config, without_end)
+    tree = record_search(decoded(trained_checkpoint), source, config, without_end)
     assert not tree.hypotheses[0].is_finished
     assert len(tree.path(tree.hypotheses[0])) == len(tree.steps)
     assert "cut short" in draw_tree(

@@ -119,8 +119,8 @@ def test_bf16_is_emulated_where_it_must_be(trained_checkpoint):
 def test_all_weights_of_a_step_are_in_bf16(tiny, scores):
     model = Transformer(replace(tiny, scores=scores)).eval()
     in_bf16 = prepared(model, "bf16", CPU)
-    state = in_bf16.model.start(in_bf16.model.encode(torch.tensor([[5]])))
-    logits = in_bf16.step(torch.tensor([[1]]), state)
+    state = in_bf16.stepper.start(in_bf16.model.encode(torch.tensor([[5]])))
+    logits = in_bf16.stepper.step(torch.tensor([[1]]), state)
     assert logits.dtype == torch.bfloat16
     assert {w.dtype for w in in_bf16.model.parameters()} == {torch.bfloat16}
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from transduce.model import sizes
-from transduce.model.cache import DecodingState, LayerCache
+from transduce.decoding import cache
+from transduce.decoding.cache import DecodingState, LayerCache
 
 
 def state_of(num_sentences: int) -> DecodingState:
@@ -13,8 +13,8 @@ def state_of(num_sentences: int) -> DecodingState:
     layer = LayerCache(
         key=torch.empty(num_sentences, 2, 0, 3),
         value=torch.empty(num_sentences, 2, 0, 4),
-        memory_key=memory.expand(num_sentences, 2, 5, 3),
-        memory_value=memory.expand(num_sentences, 2, 5, 4),
+        cross_key=memory.expand(num_sentences, 2, 5, 3),
+        cross_value=memory.expand(num_sentences, 2, 5, 4),
     )
     mask = torch.ones(num_sentences, 5, dtype=torch.bool).tril()[:, None, None, :]
     return DecodingState(
@@ -43,7 +43,7 @@ def read(state: DecodingState, names: list[list[int]]) -> list[list[list[int]]]:
 
 @pytest.fixture(params=[1, 2, 16])
 def steps_ahead(request, monkeypatch):
-    monkeypatch.setattr(sizes, "STEPS_AHEAD", request.param)
+    monkeypatch.setattr(cache, "STEPS_AHEAD", request.param)
 
 
 @pytest.mark.usefixtures("steps_ahead")
@@ -87,8 +87,8 @@ def test_hypotheses_and_their_sentences_are_kept_together(rows, sentences):
         for s, group in zip(sentences, rows, strict=True)
     ]
     [layer] = state.layers
-    assert layer.memory_key[:, 0, 0, 0].tolist() == sentences
-    assert layer.memory_value[:, 1, 4, 3].tolist() == sentences
+    assert layer.cross_key[:, 0, 0, 0].tolist() == sentences
+    assert layer.cross_value[:, 1, 4, 3].tolist() == sentences
     assert state.memory_mask.sum(-1).flatten().tolist() == [s + 1 for s in sentences]
 
 
@@ -96,11 +96,11 @@ def test_nothing_is_copied_while_its_sentences_stay():
     state = state_of(2)
     read(state, [[0], [1]])
     [layer] = state.layers
-    before = (layer.key, layer.value, layer.memory_key, layer.memory_value)
+    before = (layer.key, layer.value, layer.cross_key, layer.cross_value)
     state.reorder(torch.tensor([[0, 0, 0], [1, 1, 1]]))
     read(state, [[2, 3, 4], [5, 6, 7]])
     state.reorder(torch.tensor([[2, 0, 1], [5, 5, 3]]))
-    after = (layer.key, layer.value, layer.memory_key, layer.memory_value)
+    after = (layer.key, layer.value, layer.cross_key, layer.cross_value)
     assert all(old is new for old, new in zip(before, after, strict=True))
 
 
@@ -143,8 +143,8 @@ def test_what_joins_finds_no_slot_that_is_nobodys_and_no_padding():
     assert state.num_slots == 6
     # Of the sentences with masks of one and two positions, and the newcomer's one.
     assert state.memory_mask.size(-1) == 2
-    assert layer.memory_key.shape == (3, 2, 2, 3)
-    assert layer.memory_value.shape == (3, 2, 2, 4)
+    assert layer.cross_key.shape == (3, 2, 2, 3)
+    assert layer.cross_value.shape == (3, 2, 2, 4)
 
 
 def test_a_wide_group_with_one_past_takes_little_room():

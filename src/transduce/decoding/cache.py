@@ -1,0 +1,282 @@
+"""Keys and values that the decoder keeps between steps.
+
+Each sentence has a group of hypotheses; all groups are equally large. The hypotheses of
+a group share one store for the keys and values of self-attention. A mask says which
+slots of the store are the past of which hypothesis, so dropping a hypothesis, or
+continuing one twice, changes bits of the mask and copies no key. Keys and values of
+cross-attention are kept once a sentence.
+
+Sentences that join later have read fewer tokens, so each sentence has its own length.
+Slots that are the past of no hypothesis are freed when the store must grow.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from transduce.model.layers import DecoderLayer
+from transduce.model.transformer import Memory, Transformer
+
+STEPS_AHEAD = 16
+"""Steps for which capacity is added when a store must grow."""
+FIRST_SLOTS = 2_048
+"""Capacity of all stores together at first: most translations of few sentences end
+before they need more."""
+MAX_FIRST_CAPACITY = 128
+"""Largest capacity of a store at first: filling it with zeros should cost little."""
+WIDE_GROUP_SLOTS = 64
+"""Slots added for wide groups. They leave many unused slots, which are found only when
+the store must grow, so it should grow often."""
+
+
+def first_capacity(sentences: int) -> int:
+    """Slots of each sentence before the first step."""
+    shared = FIRST_SLOTS // max(sentences, 1)
+    return max(STEPS_AHEAD, min(shared, MAX_FIRST_CAPACITY))
+
+
+def grown_capacity(num_slots: int, group_size: int) -> int:
+    """Capacity of a store of which so many slots are in use."""
+    ahead = max(min(STEPS_AHEAD * group_size, WIDE_GROUP_SLOTS), group_size)
+    return max(2 * num_slots, num_slots + ahead)
+
+
+@dataclass(slots=True, kw_only=True)
+class LayerCache:
+    """Keys and values of one decoder layer."""
+
+    key: Float[Tensor, "sentences heads slots d_k"]
+    value: Float[Tensor, "sentences heads slots d_v"]
+    cross_key: Float[Tensor, "sentences heads source d_k"]
+    cross_value: Float[Tensor, "sentences heads source d_v"]
+
+    def write(
+        self,
+        key: Float[Tensor, "sentences heads new d_k"],
+        value: Float[Tensor, "sentences heads new d_v"],
+        num_slots: int,
+        slots: Int[Tensor, " new"] | None = None,
+    ) -> tuple[
+        Float[Tensor, "sentences heads used d_k"],
+        Float[Tensor, "sentences heads used d_v"],
+    ]:
+        """Write into the last of the first `num_slots` slots; return all of these.
+
+        `slots` names other slots. It is a tensor, so that a recorded step can write
+        into different slots each time.
+        """
+        last = slice(num_slots - key.size(2), num_slots)
+        into = last if slots is None else slots
+        self.key[:, :, into] = key
+        self.value[:, :, into] = value
+        return self.key[:, :, :num_slots], self.value[:, :, :num_slots]
+
+    def resize(self, num_slots: int) -> None:
+        """Cut or pad the store to a number of slots."""
+        self.key = resized(self.key, num_slots, dim=2)
+        self.value = resized(self.value, num_slots, dim=2)
+
+    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Keep these sentences, in this order."""
+        self.key = self.key.index_select(0, sentences)
+        self.value = self.value.index_select(0, sentences)
+        self.cross_key = self.cross_key.index_select(0, sentences)
+        self.cross_value = self.cross_value.index_select(0, sentences)
+
+    def keep_slots(self, slots: Int[Tensor, "sentences kept"]) -> None:
+        """Keep these slots of each sentence, in this order."""
+        self.key = _select_slots(self.key, slots)
+        self.value = _select_slots(self.value, slots)
+
+    def resize_source(self, width: int) -> None:
+        """Cut or pad the source to a number of positions."""
+        self.cross_key = resized(self.cross_key, width, dim=2)
+        self.cross_value = resized(self.cross_value, width, dim=2)
+
+    def join(self, other: "LayerCache") -> None:
+        """Append the sentences of a cache with as many slots."""
+        self.key = torch.cat([self.key, other.key])
+        self.value = torch.cat([self.value, other.value])
+        self.cross_key = torch.cat([self.cross_key, other.cross_key])
+        self.cross_value = torch.cat([self.cross_value, other.cross_value])
+
+
+@dataclass(slots=True, kw_only=True)
+class DecodingState:
+    """Decoder state of a batch of hypotheses."""
+
+    layers: list[LayerCache]
+    memory_mask: Bool[Tensor, "sentences 1 1 source"]
+    past: Bool[Tensor, "sentences group slots"]
+    """Whether a slot of its sentence is the past of a hypothesis."""
+    positions: Int[Tensor, "sentences slots"]
+    """Position of the token whose key and value a slot holds."""
+    lengths: Int[Tensor, " sentences"]
+    """Tokens read so far."""
+    num_slots: int = 0
+    """Slots in use, of the sentence that uses the most."""
+    max_length: int = 0
+    """Upper bound of `lengths`."""
+
+    @property
+    def group_size(self) -> int:
+        """Hypotheses of one sentence."""
+        return self.past.size(1)
+
+    @property
+    def has_capacity(self) -> bool:
+        """Whether a slot is free for the newest position of each hypothesis."""
+        return self.num_slots + self.group_size <= self.past.size(-1)
+
+    def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
+        """Take a slot for the newest position of each hypothesis.
+
+        Returns the mask of the slots that each hypothesis attends to.
+        """
+        if not self.has_capacity:
+            self._grow()
+        group_size = self.group_size
+        first = self.num_slots
+        own = torch.eye(group_size, dtype=torch.bool, device=self.past.device)
+        self.past[:, :, first : first + group_size] = own
+        self.positions[:, first : first + group_size] = self.lengths[:, None]
+        self.num_slots += group_size
+        self.lengths = self.lengths + 1
+        self.max_length += 1
+        return self.past[:, None, :, : self.num_slots]
+
+    def _grow(self) -> None:
+        """Free unused slots, then add capacity.
+
+        Wide groups leave many unused slots: their hypotheses often share their past.
+        """
+        if self.num_slots > 0:
+            self._compact()
+        self._resize(grown_capacity(self.num_slots, self.group_size))
+
+    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep these hypotheses, in this order; those of a group are of one sentence.
+
+        Hypotheses are numbered through all groups.
+        """
+        if self._are_all(rows):
+            return
+        sentences, parents = rows[:, 0] // self.group_size, rows % self.group_size
+        self.past = self.past[sentences[:, None], parents]
+        unchanged = torch.arange(len(self.memory_mask), device=rows.device)
+        if not torch.equal(sentences, unchanged):
+            self.lengths = self.lengths.index_select(0, sentences)
+            self._keep_sentences(sentences)
+
+    def _keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Keep the stores of these sentences, in this order."""
+        for layer in self.layers:
+            layer.keep_sentences(sentences)
+        self.memory_mask = self.memory_mask.index_select(0, sentences)
+        self.positions = self.positions.index_select(0, sentences)
+
+    def _are_all(self, rows: Int[Tensor, "kept group"]) -> bool:
+        """Whether the rows are all hypotheses in their present order."""
+        if rows.shape != self.past.shape[:2]:
+            return False
+        numbers = torch.arange(rows.numel(), device=rows.device)
+        return torch.equal(rows.flatten(), numbers)
+
+    def join(self, other: "DecodingState") -> None:
+        """Append the sentences of another state with groups of the same size.
+
+        The other state must not be used afterwards.
+        """
+        both = (self, other)
+        for state in both:
+            state._compact()
+        self.num_slots = max(state.num_slots for state in both)
+        capacity = grown_capacity(self.num_slots, self.group_size)
+        # Padding comes last, so what both have of it can be cut off.
+        width = max(int(state.memory_mask.sum(dim=-1).max()) for state in both)
+        for state in both:
+            state._resize(capacity)
+            state._resize_source(width)
+        for layer, theirs in zip(self.layers, other.layers, strict=True):
+            layer.join(theirs)
+        self.memory_mask = torch.cat([self.memory_mask, other.memory_mask])
+        self.past = torch.cat([self.past, other.past])
+        self.positions = torch.cat([self.positions, other.positions])
+        self.lengths = torch.cat([self.lengths, other.lengths])
+        self.max_length = int(self.lengths.max())
+
+    def _compact(self) -> None:
+        """Drop slots that are the past of no hypothesis."""
+        is_used = self.past[..., : self.num_slots].any(dim=1)
+        self.num_slots = int(is_used.sum(dim=1).max())
+        # Used slots first, in their present order.
+        order = (~is_used).int().argsort(dim=1, stable=True)[:, : self.num_slots]
+        self.past = self.past.gather(2, order[:, None].expand(-1, self.group_size, -1))
+        self.positions = self.positions.gather(1, order)
+        for layer in self.layers:
+            layer.keep_slots(order)
+
+    def _resize(self, num_slots: int) -> None:
+        for layer in self.layers:
+            layer.resize(num_slots)
+        self.past = resized(self.past, num_slots, dim=2)
+        self.positions = resized(self.positions, num_slots, dim=1)
+
+    def _resize_source(self, width: int) -> None:
+        for layer in self.layers:
+            layer.resize_source(width)
+        self.memory_mask = resized(self.memory_mask, width, dim=3)
+
+
+def new_state(model: Transformer, memory: Memory) -> DecodingState:
+    """Return the state before the first step, with one hypothesis a sentence."""
+    sentences = len(memory.mask)
+    capacity = first_capacity(sentences)
+    return DecodingState(
+        layers=[
+            _new_layer(layer, memory.states, capacity) for layer in model.decoder_layers
+        ],
+        memory_mask=memory.mask,
+        past=memory.mask.new_zeros(sentences, 1, capacity),
+        positions=memory.mask.new_zeros(sentences, capacity, dtype=torch.int64),
+        lengths=memory.mask.new_zeros(sentences, dtype=torch.int64),
+    )
+
+
+def _new_layer(
+    layer: DecoderLayer, memory: Float[Tensor, "sentences source d_model"], slots: int
+) -> LayerCache:
+    cross_key, cross_value = layer.memory_attention.keys_and_values(memory)
+    # Contiguous heads, as the products of each step read them.
+    cross_key, cross_value = cross_key.contiguous(), cross_value.contiguous()
+    own, (sentences, heads) = layer.self_attention, cross_key.shape[:2]
+    return LayerCache(
+        key=cross_key.new_zeros(sentences, heads, slots, own.d_k),
+        value=cross_value.new_zeros(sentences, heads, slots, own.d_v),
+        cross_key=cross_key,
+        cross_value=cross_value,
+    )
+
+
+def resized(tensor: Tensor, size: int, dim: int) -> Tensor:
+    """Cut the end of one axis, or append zeros to it."""
+    missing = size - tensor.size(dim)
+    if missing <= 0:
+        return tensor.narrow(dim, 0, size)
+    shape = list(tensor.shape)
+    shape[dim] = missing
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+
+
+def _select_slots(
+    stored: Float[Tensor, "sentences heads slots width"],
+    slots: Int[Tensor, "sentences kept"],
+) -> Float[Tensor, "sentences heads kept width"]:
+    sentences, heads, num_slots, width = stored.shape
+    # Whole rows: several times as fast as `gather`, which selects single elements.
+    stores = torch.arange(sentences * heads, device=slots.device)
+    first = stores.view(sentences, heads, 1) * num_slots
+    rows = stored.reshape(-1, width).index_select(0, (first + slots[:, None]).flatten())
+    return rows.view(sentences, heads, -1, width)
