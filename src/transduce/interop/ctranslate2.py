@@ -1,4 +1,4 @@
-"""To CTranslate2: a folder that `ctranslate2.Translator` loads, and a tokenizer.
+"""Export to CTranslate2: a folder that `ctranslate2.Translator` loads, and a tokenizer.
 
     pieces = tokenizers.Tokenizer.from_file("DIR/tokenizer.json")
     translator = ctranslate2.Translator("DIR")
@@ -6,8 +6,8 @@
     never = [["<pad>"], ["<s>"]]
     result = translator.translate_batch([source], beam_size=4, suppress_sequences=never)
 
-It knows 2,048 positions, and cuts sources to 1,024 tokens unless told not to. It ranks
-by the mean log-probability (a power penalty of 1) by default.
+It has 2,048 positions, and truncates sources to 1,024 tokens by default. By default it
+ranks by the mean log-probability (a power penalty of 1).
 """
 
 import math
@@ -40,15 +40,17 @@ from transduce.text.tokenizer import SPECIAL_PIECES
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 MAX_POSITIONS = 2_048
-"""Positions in a table: CTranslate2's own sinusoids are others than the paper's."""
+"""Number of positions in the table. The sinusoids are stored, since CTranslate2's own
+differ from the paper's."""
 TARGET = "CTranslate2"
 ACTIVATIONS = {"relu": Activation.RELU, "silu": Activation.SWISH}
 
 
 def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
-    """Write the folder once it is proven on the sentences.
+    """Write the folder once the proof on the sentences succeeds.
 
-    `RequestError` if the model does not map, `ProofError` if the proof fails.
+    Raises `RequestError` if the format cannot hold the model, `ProofError` if the proof
+    fails.
     """
     require_one_vocabulary(TARGET, checkpoint.config)
     require_plain_attention(TARGET, checkpoint.config)
@@ -97,7 +99,7 @@ def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:
     spec.register_target_vocabulary(pieces)
     spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_PIECES[BOS]
     spec.config.eos_token = SPECIAL_PIECES[EOS]
-    spec.config.unk_token = SPECIAL_PIECES[PAD]  # named as it must be; never met
+    spec.config.unk_token = SPECIAL_PIECES[PAD]  # required by the library; never used
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = config.norm_epsilon
     for side in ("source_language", "target_language"):
@@ -122,7 +124,7 @@ def _positions(checkpoint: Checkpoint) -> Float[Tensor, "positions d_model"]:
     if config.positions == "sinusoidal":
         return sinusoids(MAX_POSITIONS, config.d_model)
     table = checkpoint.weights["positions.weight"] * math.sqrt(config.d_model)
-    # As ours, those beyond the table are like its last.
+    # Positions beyond the table use its last entry, as in this package.
     beyond = table[-1:].expand(max(MAX_POSITIONS - len(table), 0), -1)
     return torch.cat([table, beyond])
 

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face's Marian, read by its own library for a proof."""
+"""Hugging Face Marian folders, run by their own library for a proof."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 
 
 class HuggingFaceModel:
-    """The `MarianMTModel` of a folder, with its ids by ours."""
+    """`MarianMTModel` of a folder; `ids` maps this package's ids to its own."""
 
     def __init__(self, folder: Path, ids: Sequence[int]) -> None:
         logging.disable_progress_bar()
@@ -42,7 +42,7 @@ class HuggingFaceModel:
 
 
 class HuggingFaceTokenizer:
-    """The tokenizer of a folder, with its ids by ours."""
+    """Tokenizer of a folder; `ids` maps this package's ids to its own."""
 
     def __init__(self, folder: Path, ids: Sequence[int]) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(

@@ -1,4 +1,4 @@
-"""The weights of a model by what they are, as other libraries ask for them."""
+"""Weights of a model by their role, for export to other libraries."""
 
 import math
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from transduce.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Affine:
-    """A linear map, or the scale and shift of a norm."""
+    """Linear map, or scale and shift of a layer norm."""
 
     weight: Tensor
     bias: Tensor
 
     def __add__(self, other: "Affine") -> "Affine":
-        """Both side by side, for one product."""
+        """Concatenate two maps into one product."""
         return Affine(
             weight=torch.cat([self.weight, other.weight]),
             bias=torch.cat([self.bias, other.bias]),
@@ -29,10 +29,10 @@ class Affine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """One multi-head attention."""
+    """Weights of a multi-head attention."""
 
     query: Affine
-    """Scaled so that scores are divided by the root of d_k, as everywhere."""
+    """Scaled such that scores are divided by sqrt(d_k)."""
     key: Affine
     value: Affine
     output: Affine
@@ -41,11 +41,11 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer of a stack."""
+    """Weights of a layer."""
 
     self_attention: Attention
     memory_attention: Attention | None
-    """Of a decoder."""
+    """Cross-attention of a decoder layer; None in an encoder."""
     inner: Affine
     outer: Affine
     feed_forward_norm: Affine
@@ -53,25 +53,26 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Encoder or decoder."""
+    """Weights of an encoder or a decoder."""
 
     layers: tuple[Layer, ...]
     final_norm: Affine | None
-    """In the pre-norm arrangement."""
+    """Norm after the last layer of a pre-norm model; None for post-norm."""
 
 
 def encoder(checkpoint: Checkpoint) -> Stack:
-    """The encoder's weights."""
+    """Return the encoder's weights."""
     return _stack(checkpoint, "encoder")
 
 
 def decoder(checkpoint: Checkpoint) -> Stack:
-    """The decoder's weights."""
+    """Return the decoder's weights."""
     return _stack(checkpoint, "decoder")
 
 
 def require(target: str, config: ModelConfig, **settings: object) -> None:
-    """`RequestError` unless the model has the only settings that the target knows."""
+    """Raise `RequestError` unless the model has the settings that the target
+    supports."""
     for name, value in settings.items():
         if (actual := getattr(config, name)) != value:
             raise RequestError(
@@ -81,7 +82,7 @@ def require(target: str, config: ModelConfig, **settings: object) -> None:
 
 
 def require_one_vocabulary(target: str, config: ModelConfig) -> None:
-    """`RequestError` if the model writes in another vocabulary than it reads."""
+    """Raise `RequestError` if the target has a vocabulary of its own."""
     if config.target_vocab_size is not None:
         raise RequestError(
             f"A model for {target} must have one vocabulary for source and target, but "
@@ -90,9 +91,9 @@ def require_one_vocabulary(target: str, config: ModelConfig) -> None:
 
 
 def require_plain_attention(target: str, config: ModelConfig) -> None:
-    """`RequestError` unless attention is that of the paper's base model but for size.
+    """Raise `RequestError` unless attention is the paper's, of any size.
 
-    Scores that are not scaled map too: the scale goes into the queries.
+    Unscaled dot products are supported: the scale goes into the queries.
     """
     width = config.d_model / config.num_heads
     require(target, config, d_k=width, d_v=width, neighbourhood=None)
@@ -139,7 +140,7 @@ def _attention(
     query = _affine(weights, f"{layer}.{kind}.project_query")
     key_value = _affine(weights, f"{layer}.{kind}.project_key_value")
     num_keys = config.num_heads * config.d_k
-    # Others always divide by the root of d_k.
+    # Other libraries always divide by sqrt(d_k).
     scale = math.sqrt(config.d_k) if config.scores == "unscaled" else 1.0
     return Attention(
         query=Affine(weight=query.weight * scale, bias=query.bias * scale),

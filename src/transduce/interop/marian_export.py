@@ -1,17 +1,17 @@
-"""To Hugging Face: a folder of `MarianMTModel`, its settings and a tokenizer.
+"""Export to Hugging Face: a folder of `MarianMTModel` with settings and tokenizer.
 
     model = MarianMTModel.from_pretrained("DIR")
     tokenizer = AutoTokenizer.from_pretrained("DIR")
 
-Marian's sinusoids stand in two halves, all sines before all cosines, where the paper's
-take turns. A model's dimensions may stand in any order, so all that is as wide as the
-model is put into that one, and stays what it is. Only the number that keeps a norm from
-dividing by zero is 1e-5 there, which changes logits by some 1e-4 where ours is smaller.
-Sources have at most 1,024 tokens.
+Marian's sinusoids have all sines before all cosines, where the paper's alternate. The
+order of a model's dimensions is free, so the export permutes every matrix as wide as
+the model, which leaves the function unchanged. Only the layer norm's epsilon is fixed
+at 1e-5, which changes logits by about 1e-4 where the model's is smaller. Sources have
+at most 1,024 tokens.
 
-Its settings of search are the model's as far as they can be. Log-probabilities are
-divided by length^alpha there, by ((5 + length) / 6)^alpha here (Wu et al., 2016): about
-25 tokens both grow alike if alpha is 0.5 there for 0.6 here, and so it is set.
+Search settings follow the model's as closely as possible. Marian divides
+log-probabilities by length^alpha, this package by ((5 + length) / 6)^alpha (Wu et al.,
+2016). Near 25 tokens both grow alike if Marian's alpha is 0.5 for 0.6 here.
 """
 
 import json
@@ -54,17 +54,18 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 TARGET = "Hugging Face Marian"
 MAX_POSITIONS = 1_024
 NORM_EPSILON = 1e-5
-"""Of its norms, as the library knows no other; one that is smaller hardly differs."""
+"""Fixed epsilon of its layer norms; a smaller one of a model hardly differs."""
 USUAL_LENGTH = 25
-"""Tokens of a translation for which its length penalty is to count as ours does."""
+"""Length in tokens at which both length penalties grow alike."""
 KNOWN_AS_IS = ("final_logits_bias", "lm_head.weight")
-"""May be missing among our weights: zero, and the embedding."""
+"""Weights without a counterpart here: a zero bias, and the tied embedding."""
 
 
 def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
-    """Write the folder once it is proven on the sentences.
+    """Write the folder once the proof on the sentences succeeds.
 
-    `RequestError` if the model does not map, `ProofError` if the proof fails.
+    Raises `RequestError` if the format cannot hold the model, `ProofError` if the proof
+    fails.
     """
     logging.disable_progress_bar()
     require_one_vocabulary(TARGET, checkpoint.config)
@@ -92,7 +93,7 @@ def _require_small_epsilon(config: ModelConfig) -> None:
 
 
 def halved(d_model: int) -> Int64[Tensor, " d_model"]:
-    """The paper's dimensions in Marian's order: even ones first, odd ones after."""
+    """Return the permutation to Marian's order: even dimensions first, then odd."""
     return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
 
 
@@ -112,18 +113,18 @@ def _model(checkpoint: Checkpoint) -> MarianMTModel:
     weights = dict(_weights(checkpoint))
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected
-    # What is missing is worked out, or one with the embedding.
+    # Missing weights are computed, or tied to the embedding.
     assert all("embed" in name or name in KNOWN_AS_IS for name in missing), missing
     model.tie_weights()
     return model
 
 
 def _of_beams(search: SearchConfig) -> dict[str, float | bool]:
-    """Settings that the library refuses where a search is greedy."""
+    """Return beam search settings, which the library rejects for greedy search."""
     if search.beam_size == 1:
         return {}
-    # With true, search ends as ours with a patience of 1. With "never" it would go on
-    # while something better is possible, at times to the last position.
+    # True ends search as a patience of 1 does here. "never" would continue while
+    # something better is possible, sometimes to the last position.
     is_over_soon = search.patience is not None
     return {"length_penalty": _length_penalty(search), "early_stopping": is_over_soon}
 
@@ -135,7 +136,7 @@ def _length_penalty(search: SearchConfig) -> float:
 
 
 def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:
-    """The settings of a model of these sizes, post-norm and with sinusoids."""
+    """Return the settings of a post-norm model with sinusoids and these sizes."""
     return MarianConfig(
         vocab_size=config.vocab_size,
         d_model=config.d_model,
@@ -195,12 +196,12 @@ def _attention(
 
 
 def _reading(affine: Affine, order: Tensor) -> Affine:
-    """What reads a row as wide as the model."""
+    """Permute the inputs of a map from the model's width."""
     return Affine(weight=affine.weight[:, order], bias=affine.bias)
 
 
 def _writing(affine: Affine, order: Tensor) -> Affine:
-    """What writes one, or norms one."""
+    """Permute the outputs of a map to the model's width, or of a norm."""
     return Affine(weight=affine.weight[order], bias=affine.bias[order])
 
 
@@ -209,14 +210,14 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         case SubwordTokenizer():
             _fast_tokenizer(tokenizer).save_pretrained(folder)
         case SentencePieceTokenizer():
-            # Only these need more packages.
+            # Only these imports need more packages.
             from transduce.interop.portable_tokenizer import write_files
 
             write_files(tokenizer, folder)
 
 
 def _write_languages(checkpoint: Checkpoint, path: Path) -> None:
-    """Write the languages where OPUS-MT's folders have them."""
+    """Write the languages in the place that OPUS-MT's folders use."""
     content = json.loads(path.read_text(encoding="utf-8"))
     content["source_lang"] = checkpoint.source_language
     content["target_lang"] = checkpoint.target_language

@@ -1,11 +1,11 @@
-"""From Hugging Face: a folder of `MarianMTModel`, such as those of OPUS-MT.
+"""Import from Hugging Face: a folder of `MarianMTModel`, such as those of OPUS-MT.
 
-It is the paper's model but for the order of its dimensions, as its sinusoids stand in
-two halves; and for what `ModelConfig` then tells: its activation, its biases, and what
-keeps its norms from dividing by zero. Ids are put into our order. Where one token both
-pads and begins a target, it becomes two, and neither is ever put out. Of its settings
-of search, the beam, the length penalty and where search ends are kept.
-"""
+Marian's model differs from the paper's in the order of its dimensions, since its
+sinusoids have all sines before all cosines, and in settings that `ModelConfig` records:
+activation, biases and the layer norm's epsilon. The import permutes dimensions and ids
+into this package's order. A token that is both padding and start of the target becomes
+two, and neither is ever generated. Of the search settings, beam size, length penalty
+and early stopping are kept."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ EMBEDDINGS = (
     "model.shared.weight", "model.encoder.embed_tokens.weight",
     "model.decoder.embed_tokens.weight", "lm_head.weight",
 )  # fmt: skip
-"""Names of the one matrix, each of which may be there or not."""
+"""Names of the shared matrix; each may be present or absent."""
 POSITIONS = (
     "model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight",
 )  # fmt: skip
@@ -50,7 +50,7 @@ READING = {
     ),
     "feed_forward.inner": ("fc1",),
 }
-"""What reads a row as wide as the model: ours by theirs, one below the other."""
+"""Maps from the model's width: names here, and the Marian parts they concatenate."""
 WRITING = {
     "self_attention.project_output": "self_attn.out_proj",
     "memory_attention.project_output": "encoder_attn.out_proj",
@@ -59,15 +59,18 @@ WRITING = {
     "after_memory_attention.norm": "encoder_attn_layer_norm",
     "after_feed_forward.norm": "final_layer_norm",
 }
-"""What writes one, or norms one."""
+"""Maps to the model's width, and norms: names here by names in Marian."""
 NEVER = -1e4
-"""A bias that leaves a token no probability, in any precision."""
+"""Bias that gives a token zero probability in any precision."""
 TOLERANCE = 1e-3
-"""By which positions may differ from sinusoids: they may be kept in 16 bits."""
+"""Tolerance for stored sinusoids, which may have 16 bits."""
 
 
 def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
-    """`RequestError` if they do not map, `CheckpointError` if they are damaged."""
+    """Read the weights in this package's order.
+
+    Raises `RequestError` if they cannot be imported, `CheckpointError` if damaged.
+    """
     path = folder / WEIGHTS
     theirs = {name: each.float() for name, each in load_tensors(path).items()}
     _require_names_and_shapes(theirs, settings, path)
@@ -91,7 +94,8 @@ def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
 def _require_names_and_shapes(
     theirs: Mapping[str, Tensor], settings: MarianSettings, path: Path
 ) -> None:
-    """`CheckpointError` unless they are those that the library's own model has."""
+    """Raise `CheckpointError` unless names and shapes are those of the library's
+    model."""
     config = marian_config(settings.model, settings.max_positions)
     config.vocab_size = config.decoder_vocab_size = settings.vocab_size
     with torch.device("meta"):
@@ -140,11 +144,11 @@ def _embedding(theirs: Mapping[str, Tensor], path: Path) -> Tensor:
 
 
 def _bias(theirs: Mapping[str, Tensor], settings: MarianSettings) -> Tensor | None:
-    """None if it is zero, and each token of ours is one of theirs."""
+    """Return the output bias; None if it is zero and no token was split in two."""
     bias = theirs.get(BIAS, torch.zeros(1, settings.vocab_size))[0]
     bias = bias[torch.tensor(settings.ids)]
     if settings.has_double:
-        # Or its probability would count twice; and what is never put out has none.
+        # A split token would count twice; tokens never generated have no probability.
         bias[[PAD, BOS]] = NEVER
     return bias if bias.any() else None
 
@@ -170,10 +174,10 @@ def import_model(
     sentences: Sequence[str],
     languages: LanguagesConfig | None = None,
 ) -> Proof:
-    """Write a model folder once it is proven on the sentences.
+    """Write a model folder once the proof on the sentences succeeds.
 
-    Its languages are those given, or else those that the folder names.
-    `RequestError` if the model does not map, `CheckpointError` if it is damaged,
+    Its languages are those given, or else those that the folder names. Raises
+    `RequestError` if the model cannot be imported, `CheckpointError` if it is damaged,
     `ProofError` if the proof fails.
     """
     _require_files(origin)
@@ -210,7 +214,7 @@ def _theirs(
             HuggingFaceModel(origin, settings.ids),
             HuggingFaceTokenizer(origin, settings.ids),
         )
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises bare exceptions
         reason = " ".join(str(error).split())
         raise RequestError(
             f"{origin}: must be what the package `transformers` loads, or there is no "

@@ -1,4 +1,4 @@
-"""What the settings of a Marian folder say, in our terms."""
+"""Settings of a Marian folder, translated to this package's."""
 
 import json
 import re
@@ -33,7 +33,7 @@ FIXED = {
     "share_encoder_decoder_embeddings": True,
     "tie_word_embeddings": True,
 }
-"""What must be so, since nothing else maps."""
+"""Settings with only one supported value."""
 NOT_SAID = {
     "model_type": None,
     "scale_embedding": False,
@@ -41,7 +41,7 @@ NOT_SAID = {
     "attention_dropout": 0.0,
     "activation_dropout": 0.0,
 }
-"""What the library takes where nothing is said, and it is not as above."""
+"""Defaults of the library that differ from the supported values."""
 EQUAL = {
     "decoder_attention_heads": "encoder_attention_heads",
     "decoder_ffn_dim": "encoder_ffn_dim",
@@ -50,37 +50,40 @@ EQUAL = {
 MAX_WHOLE = MOST["vocab_size"]
 """Largest whole number that is accepted."""
 SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
-"""In the order of ours."""
+"""Names of the special ids, in this package's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarianSettings:
-    """A model of Marian's."""
+    """Settings of a Marian model."""
 
     model: ModelConfig
-    """But for the bias of its output, of which the settings do not tell."""
+    """Model settings; whether the output has a bias depends on the weights."""
     ids: tuple[int, ...]
-    """Theirs by ours."""
+    """Marian's ids, by this package's ids."""
     max_positions: int
-    """Tokens of a sentence at most."""
+    """Maximum length of a sentence in tokens."""
     search: SearchConfig | None
-    """If they tell."""
+    """Search settings; None if the folder has none."""
     languages: LanguagesConfig
     """Languages that the folder names; None where it names none."""
 
     @property
     def vocab_size(self) -> int:
-        """Theirs."""
+        """Size of Marian's vocabulary."""
         return len(set(self.ids))
 
     @property
     def has_double(self) -> bool:
-        """Whether one token both pads and begins a target, or ends it: two of ours."""
+        """Whether one token has two special roles, which need two ids here."""
         return self.vocab_size < len(self.ids)
 
 
 def read_settings(folder: Path) -> MarianSettings:
-    """`RequestError` if they do not map, `CheckpointError` if they are damaged."""
+    """Read the settings of a folder.
+
+    Raises `RequestError` for unsupported settings, `CheckpointError` if damaged.
+    """
     path = folder / SETTINGS
     content = NOT_SAID | read_json(path)
     for name, known in FIXED.items():
@@ -136,7 +139,7 @@ def _read_if_sound(path: Path) -> Mapping[str, object]:
 
 
 def _read_search(folder: Path) -> SearchConfig | None:
-    """From its own file or, as older folders have it, from that of the model."""
+    """Read search settings from their own file or, in older folders, the model's."""
     path = folder / (SEARCH if (folder / SEARCH).is_file() else SETTINGS)
     content = read_json(path)
     if content.get("num_beams") is None:
@@ -150,7 +153,7 @@ def _read_search(folder: Path) -> SearchConfig | None:
     try:
         return SearchConfig(
             beam_size=_whole(content, "num_beams", path),
-            # Whether early or not, theirs ends about then.
+            # With either value of early_stopping, Marian ends at about this point.
             patience=None if content.get("early_stopping") == "never" else 1.0,
             penalty="power",
             length_penalty=float(length_penalty),
@@ -206,7 +209,7 @@ def _rate(content: Mapping[str, object], name: str, path: Path) -> float:
 
 
 def _ids(content: Mapping[str, object], path: Path) -> tuple[int, ...]:
-    """Ours begin with the three special ones, and the others follow in their order."""
+    """Return Marian's ids by this package's: the three special ones first."""
     special = [_whole(content, name, path, least=0) for name in SPECIAL]
     vocab_size = _whole(content, "vocab_size", path)
     if max(special) >= vocab_size:

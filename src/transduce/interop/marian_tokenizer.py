@@ -1,7 +1,7 @@
-"""The tokenizer of a Marian folder.
+"""Tokenizer of a Marian folder.
 
-It is either one of SentencePiece's, in source.spm, target.spm and vocab.json, or one of
-our own that `transduce export --to marian` wrote, in tokenizer.json.
+It is either SentencePiece's, in source.spm, target.spm and vocab.json, or one that
+`transduce export --to marian` wrote, in tokenizer.json.
 """
 
 from collections.abc import Mapping
@@ -33,9 +33,10 @@ TARGET_VOCABULARY = "target_vocab.json"
 
 
 def read_tokenizer(folder: Path, settings: MarianSettings) -> Tokenizer:
-    """With our ids.
+    """Read the tokenizer, with this package's ids.
 
-    `RequestError` if it does not map, `CheckpointError` if a file is damaged.
+    Raises `RequestError` if it cannot be imported, `CheckpointError` if a file is
+    damaged.
     """
     if (folder / TARGET_VOCABULARY).exists():
         raise RequestError(
@@ -66,10 +67,10 @@ def _sentence_pieces(folder: Path, settings: MarianSettings) -> SentencePieceTok
 def _vocabulary(
     path: Path, settings: MarianSettings, kinds: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """By our ids."""
+    """Return the pieces by this package's ids."""
     pieces = _pieces(path, settings.vocab_size)
     _, start, _, *others = (pieces[i] for i in settings.ids)
-    # Symbols such as "<s>" are nothing when they are decoded.
+    # Symbols such as "<s>" decode to nothing.
     named = ("" if kinds.get(piece) == Piece.CONTROL else piece for piece in others)
     vocabulary = (*SPECIAL_PIECES, *named)
     is_clear = UNKNOWN in vocabulary and len(set(vocabulary)) == len(vocabulary)
@@ -82,7 +83,7 @@ def _vocabulary(
 
 
 def _pieces(path: Path, vocab_size: int) -> list[str]:
-    """By their id."""
+    """Return the pieces by Marian's ids."""
     ids = read_json(path)
     if sorted(map(repr, ids.values())) != sorted(map(repr, range(vocab_size))):
         raise CheckpointError(
@@ -95,7 +96,7 @@ def _pieces(path: Path, vocab_size: int) -> list[str]:
 def _own(path: Path) -> SubwordTokenizer:
     try:
         portable = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises bare exceptions
         raise CheckpointError(
             f"{path}: the tokenizer is missing or damaged ({error}); fetch it again."
         ) from None

@@ -1,4 +1,4 @@
-"""To ONNX: an encoder, and one step of the decoder with its cache.
+"""Export to ONNX: an encoder, and one step of the decoder with its cache.
 
     encoder.onnx       source [batch, source] -> memory_mask, and of each layer
                        memory_key.N and memory_value.N [batch, heads, source, width]
@@ -6,7 +6,7 @@
                        key.N and value.N [batch, heads, past, width] -> logits
                        [batch, vocab], and next_key.N and next_value.N, one longer
 
-A source ends with id 2 and is filled up with 0; a target begins with 1, an empty past,
+A source ends with id 2 and is padded with 0; a target starts with 1 and an empty past,
 and ends with 2.
 """
 
@@ -38,13 +38,13 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"
 TARGET = "ONNX"
 MAX_POSITIONS = 2_048
-"""Positions that stand in the graphs."""
+"""Number of positions stored in the graphs."""
 
 
 def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Proof:
-    """Write the folder once it is proven on the sentences.
+    """Write the folder once the proof on the sentences succeeds.
 
-    `RequestError` if it parses or its tokenizer does not map, `ProofError` if the
+    Raises `RequestError` for a parser or an unsupported tokenizer, `ProofError` if the
     proof fails.
     """
     require_one_vocabulary(TARGET, checkpoint.config)
@@ -60,7 +60,7 @@ def export(checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]) -> Pr
 
 
 class EncoderGraph(nn.Module):
-    """What of a model is done once a sentence."""
+    """Part of a model that runs once per sentence."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class EncoderGraph(nn.Module):
 
 
 class StepGraph(nn.Module):
-    """What of a model is done at each step."""
+    """Part of a model that runs at each step."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class StepGraph(nn.Module):
 
 
 class _OneStep:
-    """A decoder layer's attentions at one step, with all that they look at."""
+    """Attentions of a decoder layer at one step, with their keys and values."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class _OneStep:
         memory_mask: Bool[Tensor, "batch source"],
     ) -> None:
         self.grown: list[Tensor] = []
-        """The past with what is new."""
+        """Past keys and values with the new ones appended."""
         self._layer = layer
         self._past = past
         self._memory = memory
@@ -143,7 +143,7 @@ class _OneStep:
 
 
 class _FixedPositions(nn.Module):
-    """A table of all positions there will be."""
+    """Table of all positions."""
 
     def __init__(self, positions: nn.Module) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The tokenizer as files that other libraries read without this package.
+"""Tokenizer files that other libraries read without this package.
 
-What this package does in Python around its vocabulary stands in the files. One of our
-own is a `tokenizer.json`: with normalization, bytes for what is not in the alphabet,
-and how pieces are joined. One of SentencePiece's is again what it was imported from.
+The files include what this package does in Python around its vocabulary. A learned
+tokenizer becomes a `tokenizer.json` with normalisation, byte fallback and joining of
+pieces; an imported SentencePiece tokenizer becomes the original files again.
 """
 
 import json
@@ -40,7 +40,7 @@ Piece = ModelProto.SentencePiece
 def write_files(
     tokenizer: SentencePieceTokenizer, folder: Path
 ) -> HuggingFaceTokenizer:
-    """Write them into a folder that is there; what reads them, for the proof."""
+    """Write the files into an existing folder; return their reader for the proof."""
     (folder / SOURCE).write_bytes(_proto(tokenizer.source).SerializeToString())
     (folder / TARGET).write_bytes(_proto(tokenizer.target).SerializeToString())
     ids = {piece: i for i, piece in enumerate(tokenizer.vocabulary)}
@@ -60,7 +60,7 @@ def write_files(
 
 
 def read_proto(path: Path) -> ModelProto:
-    """A model of SentencePiece; `CheckpointError` if it is damaged."""
+    """Read a SentencePiece model; `CheckpointError` if it is damaged."""
     proto = ModelProto()
     try:
         proto.ParseFromString(path.read_bytes())
@@ -73,7 +73,7 @@ def read_proto(path: Path) -> ModelProto:
 
 
 def unigram_model(proto: ModelProto, path: Path) -> UnigramModel:
-    """The same as ours; `RequestError` with its path if it does not map."""
+    """Convert a SentencePiece model; `RequestError` with its path if unsupported."""
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     kinds = {piece.type for piece in proto.pieces}
     obstacles = {
@@ -115,11 +115,11 @@ def _proto(model: UnigramModel) -> ModelProto:
 
 
 WHITE_SPACE = "".join(map(chr, filter(lambda code: chr(code).isspace(), range(0x3001))))
-"""What `str.split` splits at."""
+"""Characters at which `str.split` splits."""
 
 
 def portable_pieces(tokenizer: Tokenizer) -> list[str]:
-    """The vocabulary by id, as it is in the files; bytes are named such as <0xE4>."""
+    """Return the vocabulary by id as in the files; bytes are named such as <0xE4>."""
     match tokenizer:
         case SubwordTokenizer():
             return tokenizer.pieces(range(tokenizer.vocab_size))
@@ -128,22 +128,22 @@ def portable_pieces(tokenizer: Tokenizer) -> list[str]:
 
 
 def write_portable(tokenizer: Tokenizer, folder: Path) -> OtherTokenizer:
-    """Write the files into a folder that is there; what reads them, for the proof.
+    """Write the files into an existing folder; return their reader for the proof.
 
-    `RequestError` if it is one of word-pieces, which know no bytes elsewhere.
+    Raises `RequestError` for word-pieces, which have no byte fallback elsewhere.
     """
     match tokenizer:
         case SubwordTokenizer():
             portable_tokenizer(tokenizer).save(str(folder / TOKENIZER_FILE))
             return _FileTokenizer(folder / TOKENIZER_FILE)
         case SentencePieceTokenizer():
-            # Only these need more packages.
+            # Only these imports need more packages.
 
             return write_files(tokenizer, folder)
 
 
 class _FileTokenizer:
-    """A `tokenizer.json`, read by `tokenizers`."""
+    """Tokenizer of a `tokenizer.json`, read by `tokenizers`."""
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -159,13 +159,13 @@ class _FileTokenizer:
 
 
 def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
-    """The same ids for the same text, the end token after them if it is asked for.
+    """Convert a tokenizer to one that gives the same ids for the same text.
 
-    But for runs of more than 64 letters or signs without a space, some of them not in
-    the alphabet: it may cut these elsewhere, unless their script has no spaces. Its
-    text is not normalized, and the end token must be left out of what it decodes.
-    `RequestError` if it is one of word-pieces, which know no bytes there.
-    """
+    It adds the end token if requested. Runs of more than 64 letters or signs without a
+    space may be split differently if some characters are outside the alphabet, unless
+    their script has no spaces. Decoded text is not normalised, and the end token must
+    be omitted before decoding. Raises `RequestError` for word-pieces, which have no
+    byte fallback there."""
     settings = json.loads(tokenizer.json())["model"]
     if settings["type"] != "BPE":
         raise RequestError(
@@ -200,7 +200,7 @@ def portable_tokenizer(tokenizer: SubwordTokenizer) -> tokenizers.Tokenizer:
 
 
 def own_tokenizer(portable: tokenizers.Tokenizer) -> SubwordTokenizer | None:
-    """Of which `portable_tokenizer` made this one; none if it is from elsewhere."""
+    """Recover the tokenizer from which `portable_tokenizer` made this one, or None."""
     model = json.loads(portable.to_str())["model"]
     if model["type"] != "BPE":
         return None
@@ -208,13 +208,13 @@ def own_tokenizer(portable: tokenizers.Tokenizer) -> SubwordTokenizer | None:
     learned = [*SPECIAL_PIECES, *BYTE_PIECES, *pieces[NUM_RESERVED:]]
     try:
         own = byte_pair_tokenizer(learned, model["merges"], portable.pre_tokenizer)
-    except Exception:  # the library raises nothing narrower
+    except Exception:  # the library raises bare exceptions
         return None
     return own if _parts(portable_tokenizer(own)) == _parts(portable) else None
 
 
 def _parts(tokenizer: tokenizers.Tokenizer) -> list[object]:
-    """All but what Hugging Face adds: its names of special tokens."""
+    """Return all parts but the special tokens, which Hugging Face adds."""
     content = json.loads(tokenizer.to_str())
     parts = ("model", "normalizer", "pre_tokenizer", "decoder")
     return [content[part] for part in parts]

@@ -1,8 +1,8 @@
-"""The proof that a model of another library puts out the same as ours.
+"""Proof that a model of another library computes the same as this package's.
 
-The other model translates greedily and says its logits at each step. Then ours reads
-the same targets: its logits must be the same, and at each step the token that was
-chosen must be its own first choice. So its own greedy translation is the same.
+The other model translates greedily and returns its logits at each step. Then this
+package's model reads the same targets: its logits must be equal within a tolerance, and
+each chosen token must be its own first choice. So its greedy translation is the same.
 """
 
 from collections.abc import Sequence
@@ -22,37 +22,37 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 TOLERANCE = 1e-3
-"""By which logits may differ: sums in another order, norms with another epsilon."""
+"""Tolerance of logits, for sums in another order and norms with another epsilon."""
 MAX_LENGTH = 64
-"""Tokens of a translation that are compared."""
+"""Number of tokens of a translation that are compared."""
 
 
 class ProofError(TransduceError):
-    """Two models that should be one do not put out the same."""
+    """Two models that should be equal compute different results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GreedyOutput:
-    """A greedy translation by another library."""
+    """Greedy translation by another library."""
 
     ids: list[int]
-    """The end token counted, if it came."""
+    """Ids of the translation, including the end token if generated."""
     logits: Float[Tensor, "steps vocab"]
-    """What each was chosen by."""
+    """Logits from which each id was chosen."""
 
 
 @runtime_checkable
 class OtherModel(Protocol):
-    """A model in its folder, run by the library that it is for; in our ids."""
+    """Model run by another library, with this package's ids."""
 
     def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
-        """Translate ids without special tokens; `PAD` and `BOS` are never put out."""
+        """Translate ids without special tokens; `PAD` and `BOS` are never generated."""
         ...
 
 
 @runtime_checkable
 class OtherTokenizer(Protocol):
-    """The tokenizer beside it; in our ids, without special tokens."""
+    """Tokenizer of another library, with this package's ids, without special tokens."""
 
     def encode_source(self, text: str) -> list[int]: ...
 
@@ -63,13 +63,13 @@ class OtherTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What was compared, and found equal."""
+    """Size of a successful comparison."""
 
     num_sentences: int
     num_tokens: int
-    """Chosen by greedy search, the same by both."""
+    """Number of tokens chosen alike by both in greedy search."""
     max_difference: float
-    """Between any two logits of the same token."""
+    """Largest difference between two logits of the same token."""
 
     def __str__(self) -> str:
         return (
@@ -83,7 +83,7 @@ class Proof:
 def require_short(
     sentences: Sequence[str], tokenizer: Tokenizer, max_positions: int
 ) -> None:
-    """`DataError` if one is too long to be translated at once, its end counted."""
+    """Raise `DataError` if a sentence, with its end token, exceeds the limit."""
     longest = min(MAX_SOURCE_TOKENS, max_positions - 1)
     for number, sentence in enumerate(sentences, start=1):
         if (length := len(tokenizer.encode(sentence))) > longest:
@@ -101,7 +101,7 @@ def prove(
     checkpoint: Checkpoint,
     sentences: Sequence[str],
 ) -> Proof:
-    """Compare what another library has with ours; `ProofError` if they differ."""
+    """Compare another library's model with this one; `ProofError` if they differ."""
     ours = checkpoint.build()
     num_tokens, max_difference = 0, 0.0
     for sentence in sentences:
@@ -129,7 +129,7 @@ def _logits(
 def _difference(
     output: GreedyOutput, logits: Float[Tensor, "steps vocab"], sentence: str
 ) -> float:
-    # The other may have shut out what is never put out.
+    # The other library may have excluded tokens that are never generated.
     theirs, ours = output.logits[:, EOS:], logits[:, EOS:]
     difference = float((theirs - ours).abs().max())
     if not difference <= TOLERANCE:
@@ -147,7 +147,7 @@ def _require_first_choices(
     chosen: Int64[Tensor, " steps"] = torch.tensor(ids)
     logits[:, [PAD, BOS]] = -torch.inf
     behind = logits.amax(dim=-1) - logits.gather(-1, chosen[:, None]).squeeze(-1)
-    # Equals within the tolerance: either may come first.
+    # Equal within the tolerance: either may come first.
     if bool((behind > TOLERANCE).any()):
         raise ProofError(
             "Both models must choose the same tokens, but do not for the sentence "
