@@ -135,7 +135,7 @@ def test_a_missing_package_is_named(
     import_anew: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import_anew("transduce.importing", "transduce.export")
+    import_anew("transduce.interop")
     monkeypatch.setitem(sys.modules, "transformers", None)
     message = refuses("import", marian_folder, "--out", tmp_path / "model")
     assert message == missing_package("Import", "transformers", "export")

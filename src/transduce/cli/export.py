@@ -59,7 +59,7 @@ def export(
     with packages_for(f"Export to {to}", "export"):
         from transduce.interop.proof import ProofError
 
-        target = import_module(f"transduce.export.{to}")
+        target = import_module(f"transduce.interop.{to}")
         try:
             proof = target.export(checkpoint, out, sentences)
         except (RequestError, ProofError) as error:

@@ -20,7 +20,7 @@ from transduce.errors import CheckpointError, RequestError
 from transduce.files import atomic_directory
 from transduce.foreign_models import describe, is_ours
 from transduce.interop.hugging_face import HuggingFaceModel, HuggingFaceTokenizer
-from transduce.interop.marian_export import halved, marian_config
+from transduce.interop.marian import halved, marian_config
 from transduce.interop.marian_settings import SETTINGS, MarianSettings, read_settings
 from transduce.interop.marian_tokenizer import read_tokenizer
 from transduce.interop.proof import Proof, prove, require_short

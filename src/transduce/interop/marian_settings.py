@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.files import read_json
-from transduce.interop.marian_export import NORM_EPSILON
+from transduce.interop.marian import NORM_EPSILON
 from transduce.model.config import MOST, Activation, ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.settings import shown

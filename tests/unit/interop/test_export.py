@@ -45,7 +45,7 @@ def make_checkpoint(tokenizer):
 
 
 def export(target, checkpoint, folder):
-    module = import_module(f"transduce.export.{target}")
+    module = import_module(f"transduce.interop.{target}")
     # A traced model has sizes that are no whole numbers.
     jaxtyping.config.update("jaxtyping_disable", target == "onnx")
     try:

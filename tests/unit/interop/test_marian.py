@@ -17,7 +17,7 @@ from transduce.checkpoint import load_model
 from transduce.decoding.torch_model import available, prepared
 from transduce.decoding.translator import Translator
 from transduce.grammar.corpus import Grammar
-from transduce.interop import marian_export as exporting
+from transduce.interop import marian as exporting
 from transduce.interop import marian_import as importing
 from transduce.interop.marian_settings import read_settings
 from transduce.search_config import SearchConfig
@@ -363,7 +363,7 @@ def test_what_was_imported_can_be_exported_and_imported_again(checkpoint, tmp_pa
 
 @pytest.mark.parametrize("target", ["ctranslate2", "onnx"])
 def test_what_was_imported_can_be_exported_elsewhere(target, checkpoint, tmp_path):
-    module = import_module(f"transduce.export.{target}")
+    module = import_module(f"transduce.interop.{target}")
     # A traced model has sizes that are no whole numbers.
     jaxtyping.config.update("jaxtyping_disable", target == "onnx")
     try:

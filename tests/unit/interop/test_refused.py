@@ -12,7 +12,7 @@ import marian_folder as folders
 from transduce.checkpoint import load_model, save_model
 from transduce.errors import CheckpointError, DataError, RequestError
 from transduce.grammar.corpus import Grammar
-from transduce.interop import marian_export as exporting
+from transduce.interop import marian as exporting
 from transduce.interop import marian_import as importing
 from transduce.interop import proof
 from transduce.interop.proof import ProofError
