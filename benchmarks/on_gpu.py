@@ -305,8 +305,7 @@ def big_beside_peers(task: Task) -> None:
 
 def _train_beside_peers(task: Task, name: str) -> None:
     """Run `transduce benchmark training` for one preset."""
-    from transduce.benchmark.tables import training_table
-    from transduce.benchmark.training import measure_training
+    from transduce.benchmark.training import measure_training, training_table
 
     speed = measure_training(
         task.run_config(name),
@@ -319,9 +318,12 @@ def _train_beside_peers(task: Task, name: str) -> None:
 
 def decode_beside_peers(task: Task) -> None:
     """Run `transduce benchmark decoding` for base at beam 4."""
-    from transduce.benchmark.decoding import measure_decoding, random_checkpoint
+    from transduce.benchmark.decoding import (
+        decoding_table,
+        measure_decoding,
+        random_checkpoint,
+    )
     from transduce.benchmark.decoding_systems import Setting
-    from transduce.benchmark.tables import decoding_table
 
     started = time.monotonic()
     count, length = (1_000, 3) if task.is_small else (NUM_SENTENCES, WORDS_PER_SENTENCE)

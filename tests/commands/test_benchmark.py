@@ -9,8 +9,7 @@ import torch
 
 from transduce.benchmark import training_systems as training_peers
 from transduce.benchmark.measurement import describe_machine
-from transduce.benchmark.tables import training_table
-from transduce.benchmark.training import TrainingSpeed
+from transduce.benchmark.training import TrainingSpeed, training_table
 from transduce.benchmark.training_systems import MARIAN, TORCH
 
 TINY = ("--preset", "tiny", "--device", "cpu", "--precision", "fp32", "--rounds", "1")
@@ -56,7 +55,8 @@ def test_json_has_all_that_was_measured(succeeds: Callable[..., str]) -> None:
         TORCH,
     ]
     assert found["load"] == 0.1
-    [ours] = found["contestants"]
+    [ours] = found["systems"]
+    assert found["contestants"] == found["systems"]
     assert ours["name"] == "transduce"
     assert ours["our_advantage"] == 1
     [seconds], [tokens], [flops] = (
@@ -74,7 +74,7 @@ def test_json_has_all_that_was_measured(succeeds: Callable[..., str]) -> None:
 
 @pytest.mark.parametrize(
     ("load", "sentence"),
-    [(0.4, None), (3.04, "Other programs were running (load 3.0): the figures are")],
+    [(0.4, None), (3.04, "Other programs were running (load 3.0): the speeds are")],
 )
 def test_a_busy_machine_is_told_of(load: float, sentence: str | None) -> None:
     speed = TrainingSpeed(
@@ -85,7 +85,7 @@ def test_a_busy_machine_is_told_of(load: float, sentence: str | None) -> None:
         target_tokens=(1,),
         update_flops=(1,),
         matrix_rate=1.0,
-        contestants=(),
+        systems=(),
         load=load,
     )
     told = [line for line in training_table(speed) if line.startswith("Other programs")]
@@ -132,9 +132,9 @@ def test_decoding_is_measured_beside_the_peers(
     assert ours[:2] == ["transduce", "fp32"]
     assert all(float(rate.replace(",", "")) > 0 for rate in ours[2:])
     for i, end in ((-2, "beam 1"), (-1, "beam 2")):
-        assert re.fullmatch(rf"batch 2, {end}: [0-9.]+ x the best peer", lines[i]), (
-            lines[i]
-        )
+        assert re.fullmatch(
+            rf"batch 2, {end}: [0-9.]+ x the best other system", lines[i]
+        ), lines[i]
 
 
 def test_random_weights_must_have_a_length(refuses: Callable[..., str]) -> None:

@@ -1,11 +1,18 @@
-"""The speed and memory of decoding, ours and that of others, on the same sentences.
+"""Speed and memory of decoding: transduce and other systems, on the same sentences.
 
-All take turns, one setting at a time, each in a process of its own.
+All systems take turns, one setting at a time, each in a process of its own.
 """
 
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,18 +29,20 @@ from transduce.benchmark.decoding_systems import (
     DecodingTask,
     Prepare,
     Setting,
-    contestant,
     ctranslate2,
     fitting,
     marian,
     ours,
+    work_of,
 )
 from transduce.benchmark.measurement import (
     MOST_ROUNDS,
+    NAME_WIDTH,
     Machine,
     Turn,
     Worker,
     describe_machine,
+    load_warning,
     order_of_turns,
 )
 from transduce.checkpoint import Checkpoint, save_model
@@ -55,59 +64,59 @@ CT2_LIBRARY, HF_LIBRARY = "ctranslate2", "transformers.models.marian.modeling_ma
 CT2_TYPES = (
     "float32", "int8", "bfloat16", "float16", "int8_bfloat16", "int8_float16",
 )  # fmt: skip
-"""As that library calls them; which of them a device knows, it says."""
+"""Compute types of CTranslate2, of which a device supports some."""
 NUM_PROVEN = 4
-"""Sentences."""
+"""Sentences with which the exported model is compared with ours."""
 PACKAGES = ("torch", "ctranslate2", "transformers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingSpeed:
-    """How one contestant did by one setting; medians are over the rounds."""
+    """Speed of one system with one setting; medians are over the rounds."""
 
     setting: Setting
     tokens_per_second: float
     sentences_per_second: float
     batch_seconds: tuple[float, float, float]
-    """Of a batch: the median, the 90th percentile and the longest."""
+    """Median, 90th percentile and maximum of the time of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpeed:
-    """How one contestant did."""
+    """Speed and memory of one system."""
 
     name: str
     is_ours: bool
     load_seconds: float
     peak_bytes: int
-    """Resident, PyTorch included with all; on a GPU, by what its use has grown."""
+    """Peak resident memory, PyTorch included; on a GPU, growth of its memory use."""
     settings: tuple[SettingSpeed, ...]
     greedy_agreement: float | None
-    """Share of greedy translations that are those of our fp32. Of a forced length the
-    last token is not compared: only ours may be an end."""
+    """Share of greedy translations that equal those of our fp32. The last token of a
+    forced length is not compared, as only ours may be an end token."""
     beam_agreement: float | None
-    """The same of beam search, where no length is forced. Where one repeats itself
-    without end, it may differ: the peers' limit is that of a batch."""
+    """The same for beam search without a forced length. Endless repetitions may
+    differ, as the peers limit the length by batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingSpeed:
-    """What came of a comparison."""
+    """Results of a comparison of decoding."""
 
     machine: Machine
     num_parameters: int
     vocab_size: int
     rounds: int
     proofs: tuple[str, ...]
-    """That the peers have the same model."""
+    """Evidence that the peers have the same model."""
     left_out: tuple[str, ...]
-    """Why some did not take part, one sentence each."""
+    """Sentences about systems that could not take part."""
     decoders: tuple[DecoderSpeed, ...]
     load: float
-    """Programs that wanted to run in the minute before it, on average."""
+    """Load average of the minute before the measurement."""
 
     def advantage(self, setting: Setting) -> float:
-        """Our best tokens per second over the best peer's."""
+        """Best tokens per second of ours over the best of the peers."""
         rates: dict[bool, list[float]] = {True: [], False: []}
         for decoder in self.decoders:
             for speed in decoder.settings:
@@ -117,10 +126,10 @@ class DecodingSpeed:
 
 
 def random_checkpoint(run: RunConfig, sentences: Sequence[str]) -> Checkpoint:
-    """A model of a preset's sizes, as fast as a trained one.
+    """Untrained model of a preset's sizes, which is as fast as a trained one.
 
-    Its vocabulary is learned from the sentences, and is of the preset's size if they
-    have so many words.
+    Its vocabulary is learned from the sentences, and is smaller than the preset's if
+    they have too few words.
     """
     tokenizer = learn_tokenizer(sentences, run.tokenizer)
     config = replace(run.model, vocab_size=tokenizer.vocab_size)
@@ -140,14 +149,19 @@ def measure_decoding(
     on_turn: Callable[[str], None],
     names: Collection[str] | None = None,
 ) -> DecodingSpeed:
-    """Let all translate by turns; `on_turn` is told of each step before it.
+    """Measure the decoding speed of all systems in turns.
 
-    `names` restricts the contestants, such as "CTranslate2 float16"; our fp32, with
-    which translations are compared, always takes part.
+    `names` restricts the systems, for example to "CTranslate2 float16"; our fp32, with
+    which translations are compared, always takes part. Calls `on_turn` with the name
+    of each step before it. Raises `ConfigError` if there is no setting, and
+    `RequestError` if there is no peer.
     """
     require_between("rounds", rounds, 1, MOST_ROUNDS)
     if not settings:
-        raise ConfigError("There must be a batch size and a beam size, but is none.")
+        raise ConfigError(
+            "A comparison needs at least one batch size and one beam size, but none is "
+            "given."
+        )
     for setting in settings:
         fitting(sentences, setting, checkpoint.tokenizer)
     load = os.getloadavg()[0]
@@ -161,12 +175,12 @@ def measure_decoding(
             rounds=WARM_UP_ROUNDS + rounds,
             device=device,
         )
-        contestants = {
+        systems = {
             name: each
-            for name, each in _contestants(device, set(proofs)).items()
+            for name, each in _systems(device, set(proofs)).items()
             if names is None or name in {REFERENCE, *names}
         }
-        turns = _play(task, contestants, on_turn)
+        turns = _measure(task, systems, on_turn)
     first = len(settings) * WARM_UP_ROUNDS
     reference = turns[REFERENCE]
     return DecodingSpeed(
@@ -178,7 +192,7 @@ def measure_decoding(
         left_out=left_out,
         decoders=tuple(
             _decoder_speed(name, task, turns[name][first:], reference[first:])
-            for name in contestants
+            for name in systems
         ),
         load=load,
     )
@@ -187,7 +201,11 @@ def measure_decoding(
 def _convert(
     checkpoint: Checkpoint, folder: Path, sentences: Sequence[str]
 ) -> tuple[dict[str, Proof], tuple[str, ...]]:
-    """The proofs of the peers that can have the model, and why others cannot."""
+    """Export the model to each peer.
+
+    Returns the proof that the export is right by peer, and sentences on those that
+    cannot have the model.
+    """
     save_model(checkpoint, folder / "ours")
     setting = Setting(batch_size=1, beam_size=1)
     sample = fitting(sentences, setting, checkpoint.tokenizer)[:NUM_PROVEN]
@@ -210,10 +228,10 @@ def _convert(
     return proofs, tuple(left_out)
 
 
-def _contestants(
+def _systems(
     device: torch.device, peers: Collection[str]
 ) -> dict[str, tuple[Prepare, str]]:
-    """What prepares each, and the library that it imports."""
+    """Preparation of each system, and the library that it imports."""
     ready = available(device)
     found: dict[str, tuple[Prepare, str]] = {
         f"{OURS} {precision}": (partial(ours, precision), "transduce")
@@ -236,23 +254,24 @@ def _contestants(
     return found
 
 
-def _play(
+def _measure(
     task: DecodingTask,
-    contestants: Mapping[str, tuple[Prepare, str]],
+    systems: Mapping[str, tuple[Prepare, str]],
     on_turn: Callable[[str], None],
 ) -> dict[str, list[Turn[DecodingOutcome]]]:
-    played: dict[str, list[Turn[DecodingOutcome]]] = {name: [] for name in contestants}
+    """Turns of each system."""
+    turns: dict[str, list[Turn[DecodingOutcome]]] = {name: [] for name in systems}
     with ExitStack() as stack:
         workers: dict[str, Worker[DecodingOutcome]] = {}
-        for name, (prepare, library) in contestants.items():
+        for name, (prepare, library) in systems.items():
             on_turn(f"{name}: loading the model")
-            work = contestant(prepare, library, task)
+            work = work_of(prepare, library, task)
             workers[name] = stack.enter_context(Worker(name, work, task.device))
         for number, setting in enumerate(task.jobs()):
             for name in order_of_turns(list(workers), number):
                 on_turn(f"{name}: {setting}")
-                played[name].append(workers[name].take_turn())
-    return played
+                turns[name].append(workers[name].take_turn())
+    return turns
 
 
 def _decoder_speed(
@@ -285,7 +304,7 @@ def _decoder_speed(
 def _agreement(
     compared: Iterable[tuple[Setting, Turn[DecodingOutcome], Turn[DecodingOutcome]]],
 ) -> float | None:
-    """Share of the translations of two contestants' turns that are alike."""
+    """Share of translations that are the same in both systems' turns."""
     same = [
         _compared(mine, setting) == _compared(theirs, setting)
         for setting, turn, other in compared
@@ -319,3 +338,54 @@ def _setting_speed(
         ),
         batch_seconds=(middle, high, highest),
     )
+
+
+def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
+    """Format a comparison of decoding as lines of text, the ratios last."""
+    yield f"Machine: {speed.machine}"
+    yield (
+        f"Model: {speed.num_parameters:,} parameters, vocabulary of "
+        f"{speed.vocab_size:,}; rounds: {speed.rounds}"
+    )
+    for proof in speed.proofs:
+        yield f"Same model: {proof}"
+    yield from speed.left_out
+    settings = [each.setting for each in speed.decoders[0].settings]
+    yield ""
+    yield from _rates(speed, "tokens/s", lambda each: each.tokens_per_second)
+    yield ""
+    yield from _rates(speed, "sentences/s", lambda each: each.sentences_per_second)
+    yield ""
+    # The smallest batch shows the latency of a single user.
+    shown = max(settings, key=lambda each: (-each.batch_size, each.beam_size))
+    yield f"Milliseconds per batch ({shown}); share of translations equal to our fp32"
+    names = ("load", "memory", "median", "90 %", "max", "greedy", "beam")
+    yield f"{'':<{NAME_WIDTH}}" + "".join(f"{name:>9}" for name in names)
+    for decoder in speed.decoders:
+        [one] = [each for each in decoder.settings if each.setting == shown]
+        cells = [
+            f"{decoder.load_seconds:.2f} s",
+            f"{decoder.peak_bytes / 1e6:,.0f} MB",
+            *(f"{1000 * seconds:,.0f}" for seconds in one.batch_seconds),
+            *(
+                "-" if share is None else f"{share:.1%}"
+                for share in (decoder.greedy_agreement, decoder.beam_agreement)
+            ),
+        ]
+        yield f"{decoder.name:<{NAME_WIDTH}}" + "".join(f"{cell:>9}" for cell in cells)
+    yield ""
+    for setting in settings:
+        yield f"{setting}: {speed.advantage(setting):.2f} x the best other system"
+    yield from load_warning(speed.load)
+
+
+def _rates(
+    speed: DecodingSpeed, unit: str, rate: Callable[[SettingSpeed], float]
+) -> Iterator[str]:
+    """Table of a rate by decoder and setting."""
+    settings = [each.setting for each in speed.decoders[0].settings]
+    heads = [f"b{each.batch_size} k{each.beam_size}" for each in settings]
+    yield f"{unit:<{NAME_WIDTH}}" + "".join(f"{head:>9}" for head in heads)
+    for decoder in speed.decoders:
+        rates = [f"{rate(each):,.1f}" for each in decoder.settings]
+        yield f"{decoder.name:<{NAME_WIDTH}}" + "".join(f"{each:>9}" for each in rates)

@@ -1,6 +1,6 @@
-"""Ours and the peers, each as a process that translates by one setting at each turn.
+"""Systems that `benchmark decoding` compares: each translates one setting per turn.
 
-All are given text, and tokenize it alike.
+All systems get text, and tokenize it the same way.
 """
 
 import time
@@ -31,27 +31,28 @@ from transduce.text.tokenizer import (
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 SENTENCES_OF_ONE = 12
-"""Translated one at a time in a turn."""
+"""Sentences per turn with a batch size of 1."""
 SENTENCES_OF_SEVERAL = 256
-"""Translated in a turn, several at a time, or as many as fill a batch or some."""
+"""Approximate sentences per turn with larger batches, rounded to whole batches."""
 MOST_SENTENCES = 100_000
-"""Greatest number of sentences in a batch, since a task has its text in memory."""
+"""Largest batch in sentences, as the text is held in memory."""
 MOST_BATCHES = 8
-"""In a turn."""
+"""Most batches per turn."""
 WARM_UP_SENTENCES = 32
-"""At most, translated in a turn before what is measured: others ran before, and what is
-in the caches is theirs."""
+"""Most sentences translated at the start of a turn without being measured, as the
+caches hold another system's data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One way to translate."""
+    """Batch size and search settings of one measurement."""
 
     batch_size: int
-    """Sentences given at once."""
+    """Sentences per batch."""
     beam_size: int
     forced_length: int | None = None
-    """Tokens of each translation, its end counted; by nature if not given."""
+    """Length that every translation is forced to, with the end token; None for the
+    model's own lengths."""
 
     def __post_init__(self) -> None:
         require_between("batch_size", self.batch_size, 1, MOST_SENTENCES)
@@ -60,7 +61,7 @@ class Setting:
 
     @property
     def num_sentences(self) -> int:
-        """Translated in one turn."""
+        """Sentences per turn."""
         if self.batch_size == 1:
             return SENTENCES_OF_ONE
         batches = SENTENCES_OF_SEVERAL // self.batch_size
@@ -73,23 +74,23 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingTask:
-    """What every contestant is to do, a setting at each turn."""
+    """Sentences and settings that every system translates."""
 
     models: Path
-    """Holds the model as each library has it: `ours`, `ctranslate2`, `marian`."""
+    """Folder with the model of each library: `ours`, `ctranslate2`, `marian`."""
     sentences: tuple[str, ...]
     settings: tuple[Setting, ...]
     rounds: int
-    """The first is to warm up."""
+    """Rounds over all settings; the first is a warm-up."""
     device: torch.device
 
     def jobs(self) -> Iterator[Setting]:
-        """One a turn."""
+        """Setting of each turn."""
         for _ in range(self.rounds):
             yield from self.settings
 
     def batches(self, setting: Setting) -> list[list[str]]:
-        """The sentences of a turn, again from the first if there are too few."""
+        """Batches of a turn; the sentences are repeated if there are too few."""
         tokenizer = load_tokenizer(self.models / "ours" / TOKENIZER_FILE)
         chosen = fitting(self.sentences, setting, tokenizer)
         texts = [chosen[i % len(chosen)] for i in range(setting.num_sentences)]
@@ -98,7 +99,7 @@ class DecodingTask:
 
 
 def warm_up(batches: Sequence[list[str]]) -> list[list[str]]:
-    """The first of a turn's batches, or a part of the first."""
+    """Batches to translate before the measurement."""
     count = max(WARM_UP_SENTENCES // len(batches[0]), 1)
     return [texts[:WARM_UP_SENTENCES] for texts in batches[:count]]
 
@@ -106,10 +107,10 @@ def warm_up(batches: Sequence[list[str]]) -> list[list[str]]:
 def fitting(
     sentences: Sequence[str], setting: Setting, tokenizer: Tokenizer
 ) -> list[str]:
-    """The sentences that no model cuts or translates in parts.
+    """Sentences that no system truncates or translates in parts.
 
-    If a length is forced, shorter ones: ours may be as long as its source.
-    `ConfigError` if there are none.
+    With a forced length, only shorter ones, as our translations may be as long as the
+    source. Raises `ConfigError` if there are none.
     """
     longest = (setting.forced_length or MAX_SOURCE_TOKENS) - 1
     ids = tokenizer.encode_sources(sentences)
@@ -120,37 +121,37 @@ def fitting(
     ]
     if not chosen:
         raise ConfigError(
-            f"The sentences must have one of at most {longest} tokens, but have none."
+            f"At least one sentence must have at most {longest} tokens, but none has."
         )
     return chosen
 
 
 LENGTH_PENALTY = 0.6
 EXTRA_LENGTH = 50
-"""Tokens of a translation beyond its source."""
+"""Most tokens of a translation beyond the length of its source."""
 
 Translate = Callable[[list[str], Setting], list[list[int]]]
-"""To ids without special tokens."""
+"""Translates texts to token ids without special tokens."""
 Prepare = Callable[[DecodingTask], Translate]
-"""Loads the model."""
+"""Loads a system's model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingOutcome:
-    """What came of one turn."""
+    """Translations and times of one turn."""
 
     num_tokens: int
-    """Of the translations, their ends counted."""
+    """Tokens of the translations, with end tokens."""
     batch_seconds: tuple[float, ...]
     translations: tuple[tuple[int, ...], ...]
     load_seconds: float
-    """Until the model was ready, once a process."""
+    """Time to load the model, the same in every turn."""
 
 
-def contestant(
+def work_of(
     prepare: Prepare, library: str, task: DecodingTask
 ) -> Callable[[Turns[DecodingOutcome]], None]:
-    """What a contestant's process is to do."""
+    """Work of a system's process; `library` is imported before the model is loaded."""
     return partial(_take_turns, prepare, library, task)
 
 
@@ -160,7 +161,7 @@ def _take_turns(
     task: DecodingTask,
     turns: Turns[DecodingOutcome],
 ) -> None:
-    import_module(library)  # not counted as loading the model
+    import_module(library)  # not counted in the loading time
     started = time.perf_counter()
     translate = prepare(task)
     load_seconds = time.perf_counter() - started
@@ -186,7 +187,7 @@ def _take_turns(
 
 
 def ours(precision: DecodingPrecision, task: DecodingTask) -> Translate:
-    """As `transduce translate` does."""
+    """Translate as `transduce translate` does."""
     translator = load(
         task.models / "ours",
         device=task.device.type,
@@ -201,7 +202,7 @@ def ours(precision: DecodingPrecision, task: DecodingTask) -> Translate:
         forced = setting.forced_length
         search = SearchConfig(
             beam_size=setting.beam_size,
-            # As the peers have it.
+            # As in the peers.
             patience=1,
             penalty="power",
             length_penalty=LENGTH_PENALTY,
@@ -217,8 +218,8 @@ def ours(precision: DecodingPrecision, task: DecodingTask) -> Translate:
 def ctranslate2(compute_type: str, num_workers: int, task: DecodingTask) -> Translate:
     """`ctranslate2.Translator` on all cores, with our search settings.
 
-    The cores are shared out among its workers, each with a part of every batch: short
-    and long sentences, as it would not cut it itself.
+    Its workers share the cores. Each gets a part of every batch with short and long
+    sentences, as CTranslate2 does not split a batch by itself.
     """
     import ctranslate2 as library
 

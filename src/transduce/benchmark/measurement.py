@@ -1,14 +1,14 @@
-"""Processes that work by turns: while one does its piece of work, the others sleep.
+"""Comparison of systems in turns: while one works, the others sleep.
 
-By turns, all meet the same machine, whatever else it does meanwhile. Each in its own
-process, all have their memory to themselves, and its peak is their own.
+Load of the machine then affects all systems alike. Each has a process of its own, so
+that its peak memory is its own.
 """
 
 import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -23,26 +23,28 @@ from torch import Tensor
 from transduce.device import Hardware, peak_memory, used_memory
 from transduce.errors import TransduceError
 from transduce.interruption import end_with_parent
-from transduce.machine import describe_processor, memory_of_children
+from transduce.machine import BUSY_LOAD, describe_processor, memory_of_children
 
 Outcome = TypeVar("Outcome")
 
 MOST_ROUNDS = 10_000
-"""Turns of each contestant: far more than a median needs."""
+"""Largest number of rounds, far more than a median needs."""
+NAME_WIDTH = 34
+"""Width of the column of names in a table, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(Generic[Outcome]):
-    """One piece of work."""
+    """Result, time and memory of one turn."""
 
     outcome: Outcome
     seconds: float
     peak_bytes: int
-    """The most memory that its process has held until now."""
+    """Peak memory of the process until now."""
 
 
 class Turns(Generic[Outcome]):
-    """A working process's end of the line to the one that gives out the turns."""
+    """Turns of a worker process, given by the parent process through a pipe."""
 
     def __init__(self, connection: Connection, device: torch.device) -> None:
         self._connection = connection
@@ -50,19 +52,19 @@ class Turns(Generic[Outcome]):
         self._started = 0.0
         self._used_before = used_memory(device)
         self._grown = 0
-        """By what the use of a GPU has grown while this process was at work: PyTorch
-        knows only of what it has allotted itself."""
-        self._copies = 0
-        """The most bytes that processes begun by this one have had for themselves."""
+        """Growth of the GPU's memory use during this process's turns; PyTorch counts
+        only its own allocations."""
+        self._child_bytes = 0
+        """Peak of the private memory of this process's child processes."""
 
     def begin(self) -> None:
-        """Say that all is ready, and sleep until the first turn."""
+        """Report that the system is ready, and wait for the first turn."""
         self._count_memory()
         self._connection.send(None)
-        self._sleep()
+        self._wait()
 
     def done(self, outcome: Outcome) -> None:
-        """Say what came of this turn, and sleep until the next."""
+        """Report the result of this turn, and wait for the next."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         seconds = time.perf_counter() - self._started
@@ -70,37 +72,37 @@ class Turns(Generic[Outcome]):
         turn = Turn(
             outcome=outcome,
             seconds=seconds,
-            peak_bytes=max(peak_memory(self._device), self._grown) + self._copies,
+            peak_bytes=max(peak_memory(self._device), self._grown) + self._child_bytes,
         )
         self._connection.send(turn)
-        self._sleep()
+        self._wait()
 
-    def _sleep(self) -> None:
-        """`EOFError` if there will be no more turns."""
+    def _wait(self) -> None:
+        """Wait for the next turn; `EOFError` if there is none."""
         self._connection.recv()
         self._used_before = used_memory(self._device)
         self._started = time.perf_counter()
 
     def _count_memory(self) -> None:
         self._grown += used_memory(self._device) - self._used_before
-        if self._device.type == "cpu":  # else they have none of the GPU's
-            self._copies = max(self._copies, memory_of_children())
+        if self._device.type == "cpu":  # child processes do not use the GPU
+            self._child_bytes = max(self._child_bytes, memory_of_children())
 
 
 def order_of_turns(names: Sequence[str], round_number: int) -> list[str]:
-    """Each comes first, and after each other one, about as often."""
+    """Rotate the order with each round, so that each system is first as often."""
     first = round_number % len(names)
     return [*names[first:], *names[:first]]
 
 
 class Worker(Generic[Outcome]):
-    """A process that works when it is told to, and ends with the `with` block."""
+    """Worker process of one system; it ends with the `with` block."""
 
     def __init__(
         self, name: str, work: Callable[[Turns[Outcome]], None], device: torch.device
     ) -> None:
         self._name = name
-        # A fresh interpreter, since a copy of this one would count its memory as well.
+        # Spawned, as the memory of a forked process includes this one's.
         context = get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
@@ -110,7 +112,7 @@ class Worker(Generic[Outcome]):
         theirs.close()
 
     def __enter__(self) -> "Worker[Outcome]":
-        """Wait until it is ready, so that no two workers prepare at the same time."""
+        """Wait until it is ready, so that workers prepare one after the other."""
         self._receive()
         return self
 
@@ -123,8 +125,8 @@ class Worker(Generic[Outcome]):
         self._end()
 
     def take_turn(self) -> Turn[Outcome]:
-        """Have it do one piece of work; `TransduceError` if its process ends."""
-        with suppress(OSError):  # it has ended, and `_receive` says so
+        """Give the process one turn; `TransduceError` if it ends."""
+        with suppress(OSError):  # the process has ended; `_receive` raises
             self._connection.send(None)
         turn: Turn[Outcome] = self._receive()
         return turn
@@ -135,9 +137,9 @@ class Worker(Generic[Outcome]):
         except (EOFError, OSError):
             self._end()
             raise TransduceError(
-                f"{self._name} must take its turns, but its process ended with exit "
-                f"code {self._process.exitcode}; what it wrote before says why, and if "
-                "it wrote nothing, memory may have run out."
+                f"The process of {self._name} ended with exit code "
+                f"{self._process.exitcode} during the comparison; its output above "
+                "has the reason, or memory ran out if there is none."
             ) from None
 
     def _end(self) -> None:
@@ -153,23 +155,23 @@ def _work(
     device: torch.device,
     parent: int,
 ) -> None:
-    # Ctrl-C reaches all processes; the parent is the one to say so.
+    # Ctrl-C reaches all processes, but only the parent reports it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(parent, signal.SIGKILL)  # there is nothing to save
+    end_with_parent(parent, signal.SIGKILL)  # nothing to save
     with suppress(EOFError, BrokenPipeError):
         work(Turns(connection, device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where something was measured, and with what."""
+    """Hardware and software of a measurement."""
 
     processor: str
     accelerator: str | None
     num_threads: int
-    """Of one matrix product on the processor."""
+    """Threads of a matrix product on the processor."""
     versions: dict[str, str]
-    """Of Python and of the packages that are installed."""
+    """Versions of Python and of the installed packages."""
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {found}" for name, found in self.versions.items())
@@ -179,7 +181,7 @@ class Machine:
 
 
 def describe_machine(packages: tuple[str, ...], device: torch.device) -> Machine:
-    """This machine, and those of the packages that it has."""
+    """Describe this machine, with the versions of those packages that are installed."""
     versions = {"Python": platform.python_version()}
     for package in packages:
         if (found := installed_version(package)) is not None:
@@ -194,28 +196,38 @@ def describe_machine(packages: tuple[str, ...], device: torch.device) -> Machine
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package, or none if it is not installed."""
+    """Version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
+def load_warning(load: float) -> Iterator[str]:
+    """Lines about a machine that was busy during a comparison, if it was."""
+    if load > BUSY_LOAD:
+        yield ""
+        yield (
+            f"Other programs were running (load {load:.1f}): the speeds are too low, "
+            "and the ratios approximate."
+        )
+
+
 FIRST_SIZE, LAST_SIZE = 1024, 16_384
 LONG_S = 0.1
-"""A product that takes this long keeps every core busy; larger ones gain nothing."""
+"""Seconds of a product that keeps every core busy; larger ones are no faster."""
 REPEATS = 3
 
 
 def take_turns(hardware: Hardware, turns: Turns[float]) -> None:
-    """Measure the rate at every turn."""
+    """Measure the matrix rate in every turn."""
     turns.begin()
     while True:
         turns.done(matrix_rate(hardware))
 
 
 def matrix_rate(hardware: Hardware) -> float:
-    """FLOP/s of square products, the best of several sizes, in the hardware's type."""
+    """Best FLOP/s of square matrix products of several sizes, in the device's type."""
     size, best = FIRST_SIZE, 0.0
     while True:
         seconds = _fastest_product(size, hardware)
@@ -226,7 +238,7 @@ def matrix_rate(hardware: Hardware) -> float:
 
 
 def _fastest_product(size: int, hardware: Hardware) -> float:
-    """Seconds of the fastest of several."""
+    """Seconds of the fastest of several products."""
     left, right = (
         torch.randn(size, size, dtype=hardware.dtype, device=hardware.device)
         for _ in range(2)
@@ -243,6 +255,6 @@ def _product_seconds(left: Tensor, right: Tensor) -> float:
 
 
 def _finish(x: Tensor) -> None:
-    """Wait for what a device was told to do and is still doing."""
+    """Wait until a GPU has finished its work."""
     if x.device.type == "cuda":
         torch.cuda.synchronize(x.device)

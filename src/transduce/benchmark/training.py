@@ -1,23 +1,25 @@
-"""The speed and memory of training, ours and that of others, on the same updates.
+"""Speed and memory of training: transduce and other systems, on the same updates.
 
-All take turns, one update at a time, so that a machine that is busy or hot for a while
-slows all alike; each has its own process, so that its memory is its own.
+All systems take turns, one update at a time, so that a busy or hot machine slows all
+alike. Each has its own process, so that its memory is its own.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
+from statistics import mean, median
 
 from transduce.benchmark import measurement
 from transduce.benchmark.measurement import (
     MOST_ROUNDS,
+    NAME_WIDTH,
     Machine,
     Turn,
     Worker,
     describe_machine,
+    load_warning,
     order_of_turns,
 )
 from transduce.benchmark.training_systems import (
@@ -25,9 +27,9 @@ from transduce.benchmark.training_systems import (
     PEERS,
     TrainingTask,
     UpdateOutcome,
-    contestant,
     obstacle,
     peers_on,
+    work_of,
 )
 from transduce.device import Hardware
 from transduce.experiments.presets import RunConfig
@@ -35,35 +37,35 @@ from transduce.model.cost import count_parameters
 from transduce.settings import require_between
 
 WARM_UP_ROUNDS = 2
-"""Not counted: memory is allotted, kernels are chosen."""
+"""Rounds that are not counted, in which memory is allocated and kernels are chosen."""
 PACKAGES = ("torch", "numpy", "transformers")
 
 Round = Mapping[str, Turn[UpdateOutcome]]
-"""The same update, made by every contestant."""
+"""One update by every system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContestantSpeed:
-    """How one contestant trained; medians are over the rounds."""
+class SystemSpeed:
+    """Speed and memory of one system; medians are over the rounds."""
 
     name: str
     tokens_per_second: float
-    """Target tokens, the median."""
+    """Median of target tokens per second."""
     our_advantage: float
-    """How many times as long as ours the same update took, the median."""
+    """Median of the system's time for an update over ours."""
     matrix_share: float
-    """FLOPs needed a second over the machine's matrix rate, the median."""
+    """Median of the model's FLOP/s over the machine's matrix rate."""
     peak_bytes: int
-    """Resident memory of its process, or allotted on the GPU."""
+    """Peak resident memory of the process, or peak GPU memory."""
     seconds: tuple[float, ...]
-    """Of each round."""
+    """Time of each round."""
     losses: tuple[float, ...]
-    """Smoothed cross-entropy of each round, nats a target token."""
+    """Smoothed cross-entropy of each round, in nats per target token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpeed:
-    """What came of a comparison."""
+    """Results of a comparison of training."""
 
     machine: Machine
     hardware: str
@@ -71,16 +73,16 @@ class TrainingSpeed:
     num_parameters: int
     rounds: int
     target_tokens: tuple[int, ...]
-    """Of the update of each round."""
+    """Target tokens of each round's update."""
     update_flops: tuple[int, ...]
-    """The same; what the sentences need, so that padding gains nobody anything."""
+    """FLOPs of each round's update, without padding."""
     matrix_rate: float
-    """FLOP/s of large square products, the best of all rounds."""
-    contestants: tuple[ContestantSpeed, ...]
+    """Best FLOP/s of large square matrix products in all rounds."""
+    systems: tuple[SystemSpeed, ...]
     left_out: tuple[str, ...] = ()
-    """Why some did not take part, one sentence each."""
+    """Sentences about systems that could not take part."""
     load: float = 0.0
-    """Programs that wanted to run in the minute before it, on average."""
+    """Load average of the minute before the measurement."""
 
 
 def measure_training(
@@ -91,10 +93,10 @@ def measure_training(
     *,
     are_peers_plain: bool = False,
 ) -> TrainingSpeed:
-    """Let all train by turns; `on_round` is told the number of each round before it.
+    """Measure the training speed of all systems in turns.
 
-    The rounds up to `WARM_UP_ROUNDS` are not counted. Peers have our settings of
-    memory, unless they are to be plain.
+    The first `WARM_UP_ROUNDS` are not counted. Peers get our memory settings, unless
+    `are_peers_plain`. Calls `on_round` with the number of each round before it.
     """
     require_between("rounds", rounds, 1, MOST_ROUNDS)
     task = TrainingTask(
@@ -116,15 +118,15 @@ def measure_training(
 def _play(
     task: TrainingTask, names: Sequence[str], on_round: Callable[[int], None]
 ) -> tuple[list[float], list[Round]]:
-    """The machine's matrix rate in each round, and what the contestants did in it."""
+    """Matrix rate of the machine and results of the systems in each round."""
     device = task.hardware.device
     measure = partial(measurement.take_turns, task.hardware)
     rates: list[float] = []
     played: list[Round] = []
     with ExitStack() as stack:
-        yardstick = stack.enter_context(Worker("The matrix rate", measure, device))
+        yardstick = stack.enter_context(Worker("the matrix rate", measure, device))
         workers = {
-            name: stack.enter_context(Worker(name, contestant(name, task), device))
+            name: stack.enter_context(Worker(name, work_of(name, task), device))
             for name in names
         }
         for number in range(task.steps):
@@ -142,7 +144,7 @@ def _play(
 def _summary(task: TrainingTask, rate: float, rounds: Sequence[Round]) -> TrainingSpeed:
     tokens = tuple(each[OURS].outcome.num_target_tokens for each in rounds)
     for turns in rounds:
-        # Else they would not have trained on the same update.
+        # All systems must have trained on the same update.
         assert len({turn.outcome.num_target_tokens for turn in turns.values()}) == 1
     flops = tuple(task.update_flops()[-len(rounds) :])
     return TrainingSpeed(
@@ -153,20 +155,20 @@ def _summary(task: TrainingTask, rate: float, rounds: Sequence[Round]) -> Traini
         target_tokens=tokens,
         update_flops=flops,
         matrix_rate=rate,
-        contestants=tuple(
-            _contestant_speed(name, rounds, flops, rate)
+        systems=tuple(
+            _system_speed(name, rounds, flops, rate)
             for name in (OURS, *PEERS)
             if name in rounds[0]
         ),
     )
 
 
-def _contestant_speed(
+def _system_speed(
     name: str, rounds: Sequence[Round], flops: Sequence[int], rate: float
-) -> ContestantSpeed:
+) -> SystemSpeed:
     turns = [each[name] for each in rounds]
     ours = [each[OURS] for each in rounds]
-    return ContestantSpeed(
+    return SystemSpeed(
         name=name,
         tokens_per_second=median(
             t.outcome.num_target_tokens / t.seconds for t in turns
@@ -183,3 +185,29 @@ def _contestant_speed(
         seconds=tuple(turn.seconds for turn in turns),
         losses=tuple(turn.outcome.loss for turn in turns),
     )
+
+
+def training_table(speed: TrainingSpeed) -> Iterator[str]:
+    """Format a comparison of training as lines of text."""
+    yield f"Machine: {speed.machine}"
+    yield f"Matrix products: {speed.matrix_rate / 1e9:,.0f} GFLOP/s on {speed.hardware}"
+    yield (
+        f"Model: {speed.num_parameters:,} parameters; an update is about "
+        f"{mean(speed.target_tokens):,.0f} target tokens and "
+        f"{mean(speed.update_flops) / 1e9:,.1f} GFLOP"
+    )
+    yield from speed.left_out
+    yield ""
+    heads = ("target tokens/s", "ours / this", "of matrix rate", "peak memory")
+    yield f"{f'Rounds: {speed.rounds}':<{NAME_WIDTH}}" + "".join(
+        f"{h:>16}" for h in heads
+    )
+    for each in speed.systems:
+        cells = (
+            f"{each.tokens_per_second:,.0f}",
+            f"{each.our_advantage:.2f} x",
+            f"{each.matrix_share:.1%}",
+            f"{each.peak_bytes / 1e6:,.0f} MB",
+        )
+        yield f"{each.name:<{NAME_WIDTH}}" + "".join(f"{cell:>16}" for cell in cells)
+    yield from load_warning(speed.load)

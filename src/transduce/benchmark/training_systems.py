@@ -1,4 +1,4 @@
-"""Ours and the peers, each as a process that makes one update at each turn."""
+"""Systems that `benchmark training` compares: each makes one update per turn."""
 
 import math
 import warnings
@@ -32,32 +32,32 @@ from transduce.training.optimizer import scheduled_rate
 from transduce.training.trainer import StepReport, Trainer
 
 MEAN_LENGTH, LENGTH_SPREAD, LONGEST = 25, 0.6, 100
-"""Of a source in tokens, log-normal: about what pieces of news text have."""
+"""Length of a source in tokens, log-normal, about that of news text in sub-words."""
 RATIO_SPREAD = 0.2
-"""Of a target's length over its source's, log-normal around one."""
+"""Spread of a target's length over its source's, log-normal around 1."""
 MIN_PAIRS = 10_000
-"""Enough for batches of similar lengths, as a real corpus has them."""
+"""Pairs that give batches of similar lengths, as in a real corpus."""
 SEED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTask:
-    """So many updates of a run, on random ids in sentences of real-looking lengths."""
+    """Updates of a run on random tokens, in sentences of realistic lengths."""
 
     run: RunConfig
     hardware: Hardware
     steps: int
     are_peers_plain: bool = False
-    """Whether they are as they come, without our settings of memory."""
+    """Whether peers run without our memory settings."""
 
     @property
     def model(self) -> ModelConfig:
-        """With the vocabulary that the run's tokenizer is to have."""
+        """Model with a vocabulary of the tokenizer's configured size."""
         return replace(self.run.model, vocab_size=self.run.tokenizer.vocab_size)
 
     @property
     def training(self) -> TrainingConfig:
-        """The regime that all have: what the peers lack is not ours either."""
+        """Training settings of all systems, without features that peers lack."""
         return replace(
             self.run.training,
             steps=self.steps,
@@ -67,7 +67,7 @@ class TrainingTask:
         )
 
     def dataset(self) -> Dataset:
-        """Always the same for the same task."""
+        """Generate the corpus; the same task gives the same one."""
         random = np.random.default_rng(SEED)
         mu = np.log(MEAN_LENGTH) - LENGTH_SPREAD**2 / 2
         source = random.lognormal(mu, LENGTH_SPREAD, self._num_pairs())
@@ -77,16 +77,17 @@ class TrainingTask:
         )
 
     def batcher(self, dataset: Dataset) -> Batcher:
+        """Batcher of the task's updates."""
         return Batcher(dataset, self.run.batching, SEED)
 
     def updates(self, dataset: Dataset) -> Iterator[Update]:
-        """Those that a trainer draws from the batcher by itself."""
+        """Updates that a trainer draws from the batcher."""
         return islice(self.batcher(dataset).epoch(0), self.steps)
 
     def update_flops(self) -> list[int]:
-        """What each update costs, padding not counted."""
+        """FLOPs of each update, without padding."""
         dataset = self.dataset()
-        # The end of a sentence counts.
+        # Count the end token.
         source = np.diff(dataset.source.offsets) + 1
         target = np.diff(dataset.target.offsets) + 1
         pairs = [np.concatenate(each.batches) for each in self.updates(dataset)]
@@ -97,7 +98,7 @@ class TrainingTask:
         return max(min(LONGEST, self.run.batching.max_length - 1), 1)
 
     def _num_pairs(self) -> int:
-        """Twice what all steps need, so that one epoch has enough."""
+        """Twice the pairs that all steps need, so that one epoch is enough."""
         tokens = max(self.run.batching.source_tokens, self.run.batching.target_tokens)
         mean_length = min(MEAN_LENGTH, self._longest)
         return max(MIN_PAIRS, 2 * self.steps * tokens // mean_length)
@@ -116,7 +117,7 @@ COMPILED = "torch.nn.Transformer, compiled"
 
 
 class TorchPeer(nn.Module):
-    """`torch.nn.Transformer` between the embeddings that it leaves to its user."""
+    """`torch.nn.Transformer` with the embeddings that it lacks."""
 
     def __init__(self, config: ModelConfig, max_length: int) -> None:
         super().__init__()
@@ -178,7 +179,7 @@ class MarianPeer(nn.Module):
 
 
 def compiled_torch_peer(config: ModelConfig, max_length: int) -> nn.Module:
-    """The same by `torch.compile`, once for all lengths."""
+    """`TorchPeer` with `torch.compile`, compiled once for all lengths."""
     peer = TorchPeer(config, max_length)
     peer.compile(dynamic=True)
     return peer
@@ -189,22 +190,22 @@ PEERS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
     TORCH: TorchPeer,
     COMPILED: compiled_torch_peer,
 }
-"""What makes each of a model's configuration and the longest sentence."""
+"""Constructor of each peer, from the model's config and the longest sentence."""
 
 
 def peers_on(device: torch.device) -> list[str]:
-    """Those worth their time: compiled by PyTorch, a model gains little on a CPU."""
+    """Peers to compare on a device: compiling gains little on a CPU."""
     return [name for name in PEERS if name != COMPILED or device.type == "cuda"]
 
 
 def obstacle(name: str, config: ModelConfig) -> str | None:
-    """Why a peer cannot take part, as one sentence; none if it can."""
+    """Sentence on why a peer cannot take part; None if it can."""
     if name == MARIAN and find_spec("transformers") is None:
         return (
             f"{name} is left out. {missing_package('It', 'transformers', 'benchmark')}"
         )
     if name == COMPILED and find_spec("triton") is None:
-        return f"{name} is left out, as PyTorch compiles for GPUs by Triton, not here."
+        return f"{name} is left out, as PyTorch needs Triton to compile for GPUs."
     width = config.d_model / config.num_heads
     known = {
         "d_k": width, "d_v": width, "positions": "sinusoidal", "scores": "scaled",
@@ -215,13 +216,13 @@ def obstacle(name: str, config: ModelConfig) -> str | None:
     else:
         known["activation"] = "relu"
     for setting, value in known.items():
-        if (asked := getattr(config, setting)) != value:
-            return f"{name} is left out, as it cannot have `model.{setting}` = {asked}."
+        if (ours := getattr(config, setting)) != value:
+            return f"{name} is left out, as it lacks `model.{setting}` = {ours}."
     return None
 
 
 class PeerTrainer:
-    """A plain training loop: the same updates, optimizer and schedule as ours."""
+    """Plain training loop with the same updates, optimizer and schedule as ours."""
 
     def __init__(self, model: nn.Module, task: TrainingTask) -> None:
         self._task = task
@@ -238,7 +239,10 @@ class PeerTrainer:
         )
 
     def train(self, on_step: Callable[[Update, float], None]) -> None:
-        """Make the task's updates; tell each, and its loss in nats a target token."""
+        """Make the task's updates; calls `on_step` with each and its loss.
+
+        The loss is in nats per target token.
+        """
         for step, update in enumerate(self._task.updates(self._dataset), start=1):
             on_step(update, self._step(step, update))
 
@@ -254,7 +258,7 @@ class PeerTrainer:
     def _accumulate(
         self, indices: Integer[np.ndarray, " batch"], update: Update
     ) -> Float[Tensor, ""]:
-        """Add a batch's part of the gradient of the update's mean loss a token."""
+        """Add a batch's share of the gradient of the update's mean loss per token."""
         hardware = self._task.hardware
         batch = self._batcher.load(indices).to(hardware.device)
         with hardware.autocast():
@@ -272,7 +276,7 @@ class PeerTrainer:
 
 
 def _torch_transformer(config: ModelConfig) -> nn.Transformer:
-    """Without what PyTorch has more than the paper: norms and dropouts."""
+    """`nn.Transformer` without the norms and dropouts that the paper does not have."""
     choices: dict[str, Any] = {
         "d_model": config.d_model,
         "nhead": config.num_heads,
@@ -318,24 +322,24 @@ OURS = "transduce"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateOutcome:
-    """One update made."""
+    """Result of one update."""
 
     num_target_tokens: int
     loss: float
-    """Smoothed cross-entropy, nats a target token."""
+    """Smoothed cross-entropy in nats per target token."""
 
 
-def contestant(name: str, task: TrainingTask) -> Callable[[Turns[UpdateOutcome]], None]:
-    """What a contestant's process is to do."""
+def work_of(name: str, task: TrainingTask) -> Callable[[Turns[UpdateOutcome]], None]:
+    """Work of a system's process."""
     if name == OURS:
         return partial(train_ours, task)
     return partial(train_peer, name, task)
 
 
 def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
-    """As `transduce train` does."""
+    """Train as `transduce train` does, one update per turn."""
 
-    def tell(report: StepReport) -> None:
+    def done(report: StepReport) -> None:
         turns.done(
             UpdateOutcome(num_target_tokens=report.num_target_tokens, loss=report.loss)
         )
@@ -343,7 +347,7 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
     keep_freed_memory()
     torch.manual_seed(SEED)
     trainer = our_trainer(task)
-    if task.hardware.device.type == "cuda":  # as in any training that is not short
+    if task.hardware.device.type == "cuda":  # as in all but short trainings
         reason = trainer.fuse_layers()
         if reason is not None:
             warnings.warn(
@@ -353,7 +357,7 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
             )
     turns.begin()
     trainer.train(
-        on_step=tell,
+        on_step=done,
         save=lambda: None,
         on_checkpoint=lambda: False,
         should_stop=lambda: False,
@@ -361,21 +365,21 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
 
 
 def train_peer(name: str, task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
-    """The same with the model of another library."""
+    """Train another library's model, one update per turn."""
 
-    def tell(update: Update, loss: float) -> None:
+    def done(update: Update, loss: float) -> None:
         turns.done(UpdateOutcome(num_target_tokens=update.num_target_tokens, loss=loss))
 
     if not task.are_peers_plain:
-        keep_freed_memory()  # which is as good for them
+        keep_freed_memory()  # speeds peers up as well
     torch.manual_seed(SEED)
     trainer = PeerTrainer(PEERS[name](task.model, task.run.batching.max_length), task)
     turns.begin()
-    trainer.train(tell)
+    trainer.train(done)
 
 
 def our_trainer(task: TrainingTask) -> Trainer:
-    """The trainer of `transduce train` on the task's pairs."""
+    """Trainer of `transduce train` on the task's pairs."""
     return Trainer(
         Transformer(task.model),
         task.batcher(task.dataset()),

@@ -8,10 +8,17 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from transduce.benchmark.decoding import measure_decoding, random_checkpoint
+from transduce.benchmark.decoding import (
+    decoding_table,
+    measure_decoding,
+    random_checkpoint,
+)
 from transduce.benchmark.decoding_systems import Setting
-from transduce.benchmark.tables import decoding_table, training_table
-from transduce.benchmark.training import WARM_UP_ROUNDS, measure_training
+from transduce.benchmark.training import (
+    WARM_UP_ROUNDS,
+    measure_training,
+    training_table,
+)
 from transduce.checkpoint import load_model
 from transduce.cli.options import Assignments, run_config
 from transduce.cli.terminal import error_console
@@ -76,7 +83,9 @@ def training(
             are_peers_plain=plain_peers,
         )
     if json_output:
-        print(json.dumps(asdict(speed), indent=2))
+        content = asdict(speed)
+        content["contestants"] = content["systems"]  # the key of older versions
+        print(json.dumps(content, indent=2))
     else:
         for line in training_table(speed):
             print(line)

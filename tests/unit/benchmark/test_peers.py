@@ -1,4 +1,4 @@
-"""With the same weights every contestant has the same loss: all do the same work."""
+"""With the same weights every system has the same loss: all do the same work."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ from transduce.benchmark.training_systems import (
     PeerTrainer,
     TorchPeer,
     compiled_torch_peer,
-    contestant,
     obstacle,
     our_trainer,
     peers_on,
     train_peer,
+    work_of,
 )
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import sinusoids
@@ -292,14 +292,14 @@ def test_marian_drops_only_what_the_paper_drops(task):
 
 
 @pytest.mark.parametrize("name", [OURS, MARIAN, TORCH])
-def test_a_contestant_makes_one_update_at_each_turn(task, name, take_all_turns):
-    turns = take_all_turns(contestant(name, task), 3)
+def test_a_system_makes_one_update_at_each_turn(task, name, take_all_turns):
+    turns = take_all_turns(work_of(name, task), 3)
     tokens = [update.num_target_tokens for update in task.updates(task.dataset())]
     assert [turn.outcome.num_target_tokens for turn in turns] == tokens
     assert all(2 < turn.outcome.loss < 7 for turn in turns)
 
 
-def test_a_contestant_stops_where_turns_do(task, take_all_turns):
+def test_a_system_stops_where_turns_do(task, take_all_turns):
     turns = take_all_turns(lambda turns: train_peer(TORCH, task, turns), 1)
     assert len(turns) == 1
 
@@ -344,7 +344,7 @@ def with_transformers(monkeypatch):
 )
 @pytest.mark.usefixtures("with_transformers")
 def test_who_cannot_be_the_same_model_is_left_out(task, name, changes, setting):
-    sentence = f"{name} is left out, as it cannot have {setting}."
+    sentence = f"{name} is left out, as it lacks {setting}."
     assert obstacle(name, replace(task.model, **changes)) == sentence
 
 

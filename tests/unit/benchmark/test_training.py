@@ -1,4 +1,4 @@
-"""Order, warm-up and medians, with contestants whose times are known."""
+"""Order, warm-up and medians, with systems whose times are known."""
 
 from functools import partial
 from statistics import median
@@ -77,7 +77,7 @@ def test_peers_are_plain_if_that_is_asked_for(order, task, is_plain):
 
 
 def of(speed, name):
-    return next(each for each in speed.contestants if each.name == name)
+    return next(each for each in speed.systems if each.name == name)
 
 
 def test_all_take_turns_and_each_is_first_in_turn(order, speed):
@@ -91,7 +91,7 @@ def test_all_take_turns_and_each_is_first_in_turn(order, speed):
     ends = [f"{name} goes" for name in (TORCH, MARIAN, OURS, YARDSTICK)]
     assert order == [*sum(rounds, []), *ends]
     assert len(rounds) == WARM_UP_ROUNDS + 3
-    assert [each.name for each in speed.contestants] == [OURS, MARIAN, TORCH]
+    assert [each.name for each in speed.systems] == [OURS, MARIAN, TORCH]
 
 
 def test_the_warm_up_is_not_counted(speed):

@@ -82,14 +82,14 @@ def test_a_worker_works_in_a_process_of_its_own(cpu):
 def test_a_worker_that_ends_before_its_turn_is_told_of():
     begin_only = operator.methodcaller("begin")
     with Worker("The lazy one", begin_only, CPU) as worker:
-        message = "The lazy one must take its turns, but .* ended with exit code 0"
+        message = "The process of The lazy one ended with exit code 0 during"
         with pytest.raises(TransduceError, match=message):
             worker.take_turn()
 
 
 def test_a_worker_that_fails_says_why_itself(capfd):
     worker = Worker("The wrong one", operator.methodcaller("no_such_method"), CPU)
-    message = "The wrong one must take its turns, but .* ended with exit code 1"
+    message = "The process of The wrong one ended with exit code 1 during"
     with pytest.raises(TransduceError, match=message):
         worker.__enter__()
     assert "has no attribute 'no_such_method'" in capfd.readouterr().err
