@@ -1,4 +1,4 @@
-"""The code blocks of a tutorial: read from its page, run by bash, compared with the page.
+"""Code blocks of a tutorial: read from its page, run by bash, compared with the page.
 
 Comments in the page say what a block is:
 

@@ -2,30 +2,42 @@
 
 import random
 
-CITIES = {
-    "Berlin": "柏林", "Hamburg": "汉堡", "Paris": "巴黎", "Vienna": "维也纳",
-    "Prague": "布拉格", "Rome": "罗马", "Munich": "慕尼黑", "Warsaw": "华沙",
-}
-GERMAN = {"Vienna": "Wien", "Prague": "Prag", "Rome": "Rom", "Munich": "München", "Warsaw": "Warschau"}
-DAYS = {
-    "Monday": ("Montag", "星期一"), "Tuesday": ("Dienstag", "星期二"),
-    "Wednesday": ("Mittwoch", "星期三"), "Thursday": ("Donnerstag", "星期四"),
-    "Friday": ("Freitag", "星期五"), "Saturday": ("Samstag", "星期六"),
-    "Sunday": ("Sonntag", "星期日"),
-}
-TRAINS = {"train": ("Der Zug", "火车"), "night train": ("Der Nachtzug", "夜车"), "express": ("Der Eilzug", "快车")}
+CITIES = [
+    ("Berlin", "Berlin", "柏林"), ("Hamburg", "Hamburg", "汉堡"),
+    ("Munich", "München", "慕尼黑"), ("Paris", "Paris", "巴黎"),
+    ("Prague", "Prag", "布拉格"), ("Rome", "Rom", "罗马"),
+    ("Vienna", "Wien", "维也纳"), ("Warsaw", "Warschau", "华沙"),
+]  # fmt: skip
+DAYS = [
+    ("Monday", "Montag", "星期一"), ("Tuesday", "Dienstag", "星期二"),
+    ("Wednesday", "Mittwoch", "星期三"), ("Thursday", "Donnerstag", "星期四"),
+    ("Friday", "Freitag", "星期五"), ("Saturday", "Samstag", "星期六"),
+    ("Sunday", "Sonntag", "星期日"),
+]  # fmt: skip
+TRAINS = [
+    ("train", "Zug", "火车"), ("night train", "Nachtzug", "夜车"),
+    ("express", "Eilzug", "快车"),
+]  # fmt: skip
 
 random.seed(1)
 lines = set()
 while len(lines) < 6_000:
-    city, day, train = (random.choice(list(x)) for x in (CITIES, DAYS, TRAINS))
-    hour, minute, track = random.randrange(24), random.randrange(60), random.randint(1, 12)
-    half = "a.m." if hour < 12 else "p.m."
-    german, chinese = TRAINS[train]
-    en = f"The {train} to {city} leaves on {day} at {hour % 12 or 12}:{minute:02} {half} from track {track}."
-    de = f"{german} nach {GERMAN.get(city, city)} fährt am {DAYS[day][0]} um {hour}.{minute:02} Uhr von Gleis {track} ab."
-    zh = f"开往{CITIES[city]}的{chinese}{DAYS[day][1]}{hour}点{minute:02}分从{track}站台开出。"
-    lines.add((en, de, zh))
+    city, day, train = map(random.choice, (CITIES, DAYS, TRAINS))
+    hour, minute, track = (random.randrange(n) for n in (24, 60, 12))
+    clock = f"{hour % 12 or 12}:{minute:02} {'a.m.' if hour < 12 else 'p.m.'}"
+    english = (
+        f"The {train[0]} to {city[0]} leaves on {day[0]} at {clock} "
+        f"from track {track + 1}."
+    )
+    german = (
+        f"Der {train[1]} nach {city[1]} fährt am {day[1]} um {hour}.{minute:02} Uhr "
+        f"von Gleis {track + 1} ab."
+    )
+    chinese = (
+        f"开往{city[2]}的{train[2]}{day[2]}{hour}点{minute:02}分从{track + 1}站台开出。"
+    )
+    lines.add((english, german, chinese))
+
 for i, language in enumerate(("en", "de", "zh")):
     with open(f"my.{language}", "w", encoding="utf-8") as file:
         file.writelines(f"{line[i]}\n" for line in sorted(lines))

@@ -34,7 +34,9 @@ def test_a_page_shows_what_its_commands_print(
 ) -> None:
     quickstart = os.environ.get(QUICKSTART)
     if name == "first-model" and quickstart is None:
-        pytest.skip(f"needs a trained quickstart, in the folder that {QUICKSTART} names")
+        pytest.skip(
+            f"needs a trained quickstart, in the folder that {QUICKSTART} names"
+        )
     taken = f"cp -r {quickstart}/quickstart . && cat {quickstart}/output"
     replaced = {
         "transduce quickstart --out quickstart": taken,
