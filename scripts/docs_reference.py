@@ -381,6 +381,10 @@ def presets_page() -> str:
     from transduce.model.cost import count_parameters
 
     lines = [
+        "---",
+        "hide: [toc]",
+        "---",
+        "",
         "# Presets",
         "",
         "`transduce train --preset NAME` takes one. Without `--preset`, `train` takes "
@@ -482,8 +486,7 @@ there nor on this page may change from one version to the next.
 import transduce
 
 translator = transduce.load("runs/mine")
-translations = translator.translate(["A dog runs."], beam_size=4, length_penalty=0.6)
-for translation in translations:
+for translation in translator.translate(["A dog runs."], beam_size=4):
     print(translation.text, translation.score)
 ```
 
@@ -540,7 +543,8 @@ def _curl(path: str, body: Any) -> list[str]:
     address = f"http://127.0.0.1:5000{path}"
     if body is None:
         return ["```sh", f"curl {address}", "```", ""]
-    text = json.dumps(body, ensure_ascii=False)
+    fields_ = [f'"{k}": {json.dumps(v, ensure_ascii=False)}' for k, v in body.items()]
+    text = "{" + ",\n         ".join(fields_) + "}"
     header = "content-type: application/json"
     return ["```sh", f"curl {address} -H '{header}' \\", f"    -d '{text}'", "```", ""]
 
@@ -703,6 +707,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     the repository to their place there, or nowhere while `repo_url` is unknown.
     """
     here = PurePosixPath(page.file.src_uri).parent
+    if str(here).startswith("results"):  # found after the pages that explain things
+        page.meta.setdefault("search", {"boost": 0.3})
 
     def mended(match: re.Match[str]) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
