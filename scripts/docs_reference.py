@@ -693,6 +693,8 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+INCLUDED = re.compile(r"^--8<-- \"([A-Z]+\.md)\"$", re.MULTILINE)
+"""A page of the repository's root that a page of the site consists of."""
 MARKS = re.compile(r"^<!-- (?:run|file|output)\b.*-->\n", re.MULTILINE)
 """Comments that tell the test of the tutorials what to do with a block of code."""
 LINK_OUT = re.compile(
@@ -723,7 +725,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return f"{text}({config.repo_url.rstrip('/')}/blob/main/{path}{anchor})"
         return text[1:-1]
 
-    return LINK_OUT.sub(mended, MARKS.sub("", markdown))
+    whole = INCLUDED.sub(lambda match: _from_root(match[1]), markdown)
+    return LINK_OUT.sub(mended, MARKS.sub("", whole))
+
+
+def _from_root(name: str) -> str:
+    """Text of a page at the root, its links as from a page in docs/."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return re.sub(r"\]\((?!https?:|#)", "](../", text)
 
 
 FORMULA = re.compile(
