@@ -2,9 +2,9 @@
 
     python benchmarks/first_line.py --model MODEL... [--sentence TEXT] [--rounds 5]
 
-By turns, so that an hour in which the machine is slow is one for all: each model in
-fp32 and in int8, and `import torch` alone, which kernels do without. Translations have
-twelve tokens at most. Prints medians and ranges, as Markdown.
+Measures each model in fp32 and in int8, and `import torch` alone, which translating on
+a CPU does not need. They take turns, so that a slow machine slows all alike.
+Translations have at most twelve tokens. Prints medians and ranges as Markdown.
 """
 
 import argparse
@@ -23,7 +23,7 @@ IMPORT = "import torch"
 
 
 def main() -> None:
-    """Time all by turns and print what was found."""
+    """Time all commands in turns, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, nargs="+", required=True)
     parser.add_argument("--sentence", default="a dog runs .")
@@ -38,7 +38,7 @@ def main() -> None:
     for round_number in range(arguments.rounds + 1):
         for name, command in commands.items():
             found = first_line(command, arguments.sentence)
-            if round_number > 0:  # files are read from disk in the first
+            if round_number > 0:  # the first round reads files from disk
                 seconds[name].append(found)
     print("| | median, s | range |\n|---|---|---|")
     for name, found in seconds.items():
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def first_line(command: Sequence[str], sentence: str) -> float:
-    """Seconds until a command that is given one line has put out one."""
+    """Seconds from the start of a command to its first line of output."""
     started = time.perf_counter()
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None

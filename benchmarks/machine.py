@@ -1,5 +1,6 @@
-"""What a figure was measured on: processor, versions, commit."""
+"""Shared by the benchmarks: description of the machine, and time of a training run."""
 
+import json
 import platform
 import subprocess
 from importlib.metadata import version
@@ -9,13 +10,21 @@ from transduce.machine import describe_processor
 
 
 def describe_machine() -> str:
-    """A few lines of Markdown to stand under a table."""
+    """Processor, versions and commit, as Markdown lines for below a table."""
     packages = ", ".join(f"{p} {version(p)}" for p in ("torch", "tokenizers", "numpy"))
     return (
         f"- Processor: {describe_processor()}\n"
         f"- Python {platform.python_version()}, {packages}\n"
         f"- Commit: {_commit()}\n"
     )
+
+
+def minutes_of(run: Path) -> float:
+    """Minutes of a run's updates by its log, without scoring in between."""
+    log = map(json.loads, (run / "log.jsonl").read_text(encoding="utf-8").splitlines())
+    steps = [entry for entry in log if entry["kind"] == "step"]
+    mean = sum(entry["seconds"] for entry in steps) / len(steps)
+    return mean * steps[-1]["step"] / 60
 
 
 def _commit() -> str:

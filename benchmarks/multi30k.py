@@ -1,11 +1,11 @@
-"""Train and score the `multi30k` preset on Multi30k, by the commands a user types.
+"""Train and score the `multi30k` preset on Multi30k with transduce's commands.
 
     python benchmarks/multi30k.py --data DIR --out RUNS [--tasks tok-en-de de-en ...]
 
-DIR holds train, val, test_2016_flickr, test_2017_flickr and test_2017_mscoco with the
-endings .en, .de and .fr, and `tok/` the same, lower-cased and tokenised by the data
-set's authors (Elliott et al., 2016 and 2017). An interrupted run is resumed. Further
-options go to `transduce train`. Results are printed as Markdown.
+DIR has train, val, test_2016_flickr, test_2017_flickr and test_2017_mscoco with the
+extensions .en, .de and .fr. `tok/` has the same files, lower-cased and tokenised by the
+authors of the data set (Elliott et al., 2016 and 2017). An interrupted run is resumed.
+Further options are passed to `transduce train`. Results are printed as Markdown.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from machine import describe_machine
+from machine import describe_machine, minutes_of
 
 from transduce.experiments.presets import PRESETS
 
@@ -45,13 +45,13 @@ class Task:
         return self.folder.name == "tok"
 
     def files(self, split: str) -> tuple[str, str]:
-        """The two sides of a split."""
+        """Source and target file of a split."""
         stem = self.folder / split
         return f"{stem}.{self.source}", f"{stem}.{self.target}"
 
 
 def train(task: Task, run: Path, options: list[str]) -> None:
-    """Train, or go on with a run that was stopped."""
+    """Train, or resume an interrupted run."""
     source, target = task.files("train")
     dev_source, dev_target = task.files("val")
     files = ["--source", source, "--target", target]
@@ -74,16 +74,8 @@ def scores(task: Task, run: Path, split: str) -> dict[str, float]:
     return {score["name"]: score["score"] for score in json.loads(printed)}
 
 
-def minutes_of(run: Path) -> float:
-    """Minutes that the updates took, by the log; scoring in between is not counted."""
-    log = map(json.loads, (run / "log.jsonl").read_text(encoding="utf-8").splitlines())
-    steps = [entry for entry in log if entry["kind"] == "step"]
-    mean = sum(entry["seconds"] for entry in steps) / len(steps)
-    return mean * steps[-1]["step"] / 60
-
-
 def report(task: Task, run: Path, minutes: float) -> str:
-    """The scores of a task as a Markdown table."""
+    """Format the scores of a task as a Markdown table."""
     found = {split: scores(task, run, split) for split in TESTS if has(task, split)}
     names = list(next(iter(found.values())))
     rows = [
@@ -93,14 +85,14 @@ def report(task: Task, run: Path, minutes: float) -> str:
     head = f"| {task.name} | " + " | ".join(names) + " |"
     line = "|---" * (len(names) + 1) + "|"
     times = (
-        f"{minutes_of(run):.0f} minutes of updates; {minutes:.0f} minutes in the last "
-        "call, scoring included."
+        f"{minutes_of(run):.0f} minutes of updates; the last call took {minutes:.0f} "
+        "minutes, scoring included."
     )
     return "\n".join([head, line, *rows, "", times, ""])
 
 
 def has(task: Task, split: str) -> bool:
-    """Whether the corpus has that test set in both languages."""
+    """Whether the corpus has this test set in both languages."""
     return all(Path(file).is_file() for file in task.files(split))
 
 
@@ -108,7 +100,7 @@ TRANSDUCE = [sys.executable, "-m", "transduce"]
 
 
 def main() -> None:
-    """Train and score each task, and print what came of it."""
+    """Train and score each task, and print the scores."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -1,14 +1,13 @@
-"""Change the code at random places and see whether the tests notice.
+"""Mutation test: change the code at random places, and run the tests on each change.
 
     python benchmarks/mutation.py --tool COSMIC_RAY [--mutants 250] [--seed 1]
         [--workers 2] [--only GROUP...]
 
-COSMIC_RAY is the program of the package `cosmic-ray` (8.x), which may be installed in
-an environment of its own; this script's Python runs the tests. At most one change is
-drawn for each place and kind of change, so that no operator counts eleven times. Each
-worker changes files in a copy of the checkout. A change is found if a test of its group
-fails or times out. The script prints the score and all changes that were not found, as
-Markdown.
+COSMIC_RAY is the command of the package `cosmic-ray` (8.x), which may be installed in
+an environment of its own; this script's Python runs the tests. At most one mutant is
+drawn for each place and kind of operator, so that no place dominates. Each worker
+changes files in a copy of the checkout. A mutant is killed if a test of its group fails
+or times out. The score and the surviving mutants are printed as Markdown.
 """
 
 import argparse
@@ -36,7 +35,7 @@ COPIED = ("src", "tests", "benchmarks", "scripts", "pyproject.toml", "README.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Modules, and the tests that must notice changes of them."""
+    """Modules, and the tests that must kill their mutants."""
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]
@@ -55,10 +54,16 @@ GROUPS = {
     ),
     "loss": Group(
         modules=tuple(
-            f"training/loss/{name}.py"
-            for name in ("batch_loss", "cross_entropy", "guidance", "output_loss")
+            f"training/{name}.py"
+            for name in ("cross_entropy", "guided_attention", "loss", "output_loss")
         ),
-        tests=("unit/training/loss", "relations/test_accumulation.py"),
+        tests=(
+            "unit/training/test_cross_entropy.py",
+            "unit/training/test_guided_attention.py",
+            "unit/training/test_loss.py",
+            "unit/training/test_output_loss.py",
+            "relations/test_accumulation.py",
+        ),
     ),
     "search": Group(
         modules=tuple(
@@ -85,7 +90,7 @@ GROUPS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One change: its place, operator and occurrence."""
+    """Change of the code: its place, operator and occurrence."""
 
     group: str
     module: str
@@ -96,15 +101,15 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Result of a change: whether it was found, and its first changed line."""
+    """Result of a mutant: whether it was killed, and its first changed line."""
 
     mutant: Mutant
-    is_found: bool
+    is_killed: bool
     diff: str
 
 
 def drawn(tool: str, group: str, count: int, seed: int, folder: Path) -> list[Mutant]:
-    """Draw a group's changes at random, at most one of each kind and place."""
+    """Draw a group's mutants at random, at most one of each kind and place."""
     places: dict[tuple[object, ...], list[Mutant]] = defaultdict(list)
     for row in _specifications(tool, GROUPS[group], folder):
         module, operator, occurrence, line, column = row
@@ -161,7 +166,7 @@ def copies(count: int, folder: Path) -> "Queue[Path]":
 
 
 def try_out(tool: str, mutant: Mutant, free: "Queue[Path]") -> Outcome:
-    """Change a copy, run the tests, and restore the copy."""
+    """Apply a mutant to a copy, run the tests, and restore the copy."""
     copy = free.get()
     path = copy / mutant.module
     before = path.read_text(encoding="utf-8")
@@ -171,7 +176,7 @@ def try_out(tool: str, mutant: Mutant, free: "Queue[Path]") -> Outcome:
         subprocess.run(command, cwd=copy, check=True, stdout=subprocess.DEVNULL)
         after = path.read_text(encoding="utf-8")
         return Outcome(
-            mutant=mutant, is_found=not _passes(copy, mutant.group),
+            mutant=mutant, is_killed=not _passes(copy, mutant.group),
             diff=_changed(before, after),
         )  # fmt: skip
     finally:
@@ -205,30 +210,30 @@ def _changed(before: str, after: str) -> str:
     for old, new in zip(before.splitlines(), after.splitlines(), strict=False):
         if old != new:
             return f"`{old.strip()}` to `{new.strip()}`"
-    return "a line was dropped"
+    return "a line was removed"
 
 
 def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Table of each group's score, and a list of changes that were not found."""
+    """Table of each group's score, and a list of surviving mutants."""
     tried = Counter(each.mutant.group for each in outcomes)
-    found = Counter(each.mutant.group for each in outcomes if each.is_found)
-    yield "| modules | changes tried | found by a test | score |"
+    killed = Counter(each.mutant.group for each in outcomes if each.is_killed)
+    yield "| modules | mutants | killed | score |"
     yield "|---|---|---|---|"
     for group, count in tried.items():
-        yield f"| {group} | {count} | {found[group]} | {found[group] / count:.1%} |"
-    total = sum(found.values())
+        yield f"| {group} | {count} | {killed[group]} | {killed[group] / count:.1%} |"
+    total = sum(killed.values())
     yield f"| all | {len(outcomes)} | {total} | {total / len(outcomes):.1%} |"
     yield ""
-    yield "Not found:"
+    yield "Survived:"
     yield ""
     for each in outcomes:
-        if not each.is_found:
+        if not each.is_killed:
             place = f"{each.mutant.module.removeprefix('src/transduce/')}"
             yield f"- {place}:{each.mutant.line}: {each.diff}"
 
 
 def main() -> None:
-    """Draw changes, try them out, and print the results."""
+    """Draw mutants, run the tests on each, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tool", required=True)
     parser.add_argument("--mutants", type=int, default=250)
@@ -249,14 +254,14 @@ def main() -> None:
         free = copies(options.workers, folder)
         for group in names:
             if not _passes(next(iter(free.queue)), group):
-                raise SystemExit(f"The tests of {group} must pass unchanged.")
+                raise SystemExit(f"The tests of {group} fail without any change.")
         outcomes = []
         with ThreadPoolExecutor(options.workers) as threads:
             for outcome in threads.map(
                 lambda mutant: try_out(options.tool, mutant, free), mutants
             ):
                 outcomes.append(outcome)
-                sign = "found" if outcome.is_found else "NOT FOUND"
+                sign = "killed" if outcome.is_killed else "SURVIVED"
                 place = f"{outcome.mutant.module}:{outcome.mutant.line}"
                 print(f"{sign} {place} {outcome.diff}", file=sys.stderr, flush=True)
     print("\n".join(table(outcomes)))

@@ -3,13 +3,13 @@
     scripts/on-gpu [--out FOLDER] [--limit SECONDS] [--small] [--device cpu|cuda]
 
 Every part runs in a process of its own with its share of the time limit, and writes its
-section of the report as it goes, so that `FOLDER/report.md` has all results up to a
+section of the report as it runs, so that `FOLDER/report.md` has all results up to a
 failure. The folder also has `log.txt`, the output of the parts, and `profile-NAME.txt`
 for each trained model: the kernels that take most of an update's time. `--small` runs
-the same on tiny models, to try the script without a GPU.
+the same with tiny models, to try the script without a GPU.
 
-The data is generated: random batches with the lengths of news text, sentences of
-made-up words, and the built-in corpus.
+The data is generated: random batches with the lengths of news text, sentences of random
+words, and the built-in corpus.
 """
 
 import argparse
@@ -40,30 +40,31 @@ ROOT = Path(__file__).parents[1]
 LIMIT_S = 470.0
 """Seconds for all parts together."""
 LEAST_S = 5.0
-"""Seconds that must be left to begin a part."""
+"""Fewest seconds left to start a part."""
 LAST_LINES = 15
 """Lines of a failed part's output that the report shows."""
 TESTS = (
     "tests/relations/test_devices.py",
     "tests/relations/test_graphed_decoder.py",
     "tests/unit/data/test_batches.py::test_a_batch_is_pinned_without_a_change",
-    "tests/unit/training/test_fusing.py",
+    "tests/unit/training/test_compiled_layers.py",
 )
 WARM_UP, MEASURED = 3, 6
-"""Numbers of updates to warm up, and to measure."""
+"""Number of updates to warm up, and number to measure."""
 WHOLE_UPDATE = 25_000
-"""Positions of a batch that holds a whole update."""
+"""Positions of a batch that contains a whole update."""
 NUM_KERNELS = 25
 """Rows of a profile."""
 NUM_WORDS, WORDS_PER_SENTENCE, NUM_SENTENCES = 60_000, 22, 8_000
-"""Size of the made-up corpus; its words make about as many pieces as the paper's."""
+"""Size of the random corpus; its words give about as many sub-words as the paper's."""
 DECODERS = ("transduce bf16", "CTranslate2 float16", "Hugging Face bf16")
-"""Decoders beside our fp32: the fastest of each library, as each needs seconds to load
+"""Decoders besides our fp32: the fastest of each library, as each needs seconds to load
 its libraries and the model."""
 CPU_THREADS = 4
-"""Threads of the small model on the CPU: with more they only wait for each other."""
+"""Threads of the small model on the CPU; more are not faster."""
 FORCED_LENGTH = 26
 """Tokens of every translation, as random weights never end one."""
+SUCCEEDED = "succeeded"
 STEPS = 200
 SHOWN_STEPS = (1, 10, 50, 100, 150, 200)
 
@@ -129,7 +130,7 @@ def measure_machine(task: Task) -> None:
 def _matrix_rate(hardware: "Hardware") -> float:
     from transduce.benchmark.measurement import matrix_rate
 
-    matrix_rate(hardware)  # clocks rise, kernels are chosen
+    matrix_rate(hardware)  # warm up clocks and kernels
     return matrix_rate(hardware)
 
 
@@ -158,8 +159,8 @@ def _now(hardware: "Hardware") -> float:
 
 
 def run_tests(task: Task) -> None:
-    """Run the device's tests, and list those that failed or were skipped, and why."""
-    # Types are checked where beartype is installed; warnings differ between releases.
+    """Run the device's tests, and list failures and skipped tests with reasons."""
+    # Types are checked if beartype is installed; warnings differ between releases.
     addopts = [] if _is_installed("beartype") else ["-o", "addopts="]
     results = task.section.with_suffix(".xml")
     command = [
@@ -219,7 +220,7 @@ def _measure_updates(task: Task, name: str) -> None:
         f"about {run.batching.target_tokens:,} target tokens; `batches` bounds the "
         "positions of one batch.\n"
     )
-    task.write("| layers | batches | target tokens/s | of matrix rate | peak | began |")
+    task.write("| layers | batches | target tokens/s | of matrix rate | peak | start |")
     task.write("|---|---|---|---|---|---|")
     profile = task.out / f"profile-{name}.txt"
     is_gpu = hardware.device.type == "cuda"
@@ -244,18 +245,18 @@ def _measure_variant(
     trainer = our_trainer(work)
     forget_peak_memory(work.hardware.device)
     reason = trainer.fuse_layers() if is_compiled else None
-    began = time.perf_counter() - started
+    start_seconds = time.perf_counter() - started
     updates = _timed_updates(work, trainer, profile)
     measured = slice(WARM_UP, WARM_UP + MEASURED)
     timed = list(zip(updates[measured], work.update_flops()[measured], strict=True))
     tokens = median(r.num_target_tokens / seconds for (r, seconds), _ in timed)
     share = median(flops / seconds / rate for (_, seconds), flops in timed)
     peak = peak_memory(work.hardware.device)
-    kind = "compiled" if is_compiled else "as they are"
+    kind = "compiled" if is_compiled else "eager"
     task.write(
         f"| {kind if reason is None else f'not compiled: {reason}'} "
         f"| {run.batching.batch_tokens:,} | {tokens:,.0f} | {share:.1%} "
-        f"| {peak / 2**30:.1f} GiB | {began:.0f} s |"
+        f"| {peak / 2**30:.1f} GiB | {start_seconds:.0f} s |"
     )
 
 
@@ -327,7 +328,7 @@ def decode_beside_peers(task: Task) -> None:
 
     started = time.monotonic()
     count, length = (1_000, 3) if task.is_small else (NUM_SENTENCES, WORDS_PER_SENTENCE)
-    sentences = list(_made_up_sentences(count, length))
+    sentences = list(_random_sentences(count, length))
     print("Learning the vocabulary", flush=True)
     checkpoint = random_checkpoint(task.run_config("base"), sentences)
     speed = measure_decoding(
@@ -345,8 +346,8 @@ def decode_beside_peers(task: Task) -> None:
     task.write("```text\n" + "\n".join(decoding_table(speed)) + "\n```")
 
 
-def _made_up_sentences(count: int, mean_length: int) -> Iterator[str]:
-    """Sentences of made-up words with frequencies as in text (Zipf's law)."""
+def _random_sentences(count: int, mean_length: int) -> Iterator[str]:
+    """Sentences of random words with frequencies by Zipf's law."""
     draw = random.Random(1)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(draw.choices(letters, k=draw.randint(2, 9)))
@@ -357,7 +358,7 @@ def _made_up_sentences(count: int, mean_length: int) -> Iterator[str]:
         yield " ".join(draw.choices(words, weights, k=length))
 
 
-def follow_the_cpu(task: Task) -> None:
+def compare_losses(task: Task) -> None:
     """Compare the loss of 200 updates without dropout on the GPU and on the CPU."""
     import torch
 
@@ -376,7 +377,7 @@ def follow_the_cpu(task: Task) -> None:
     expected, *others = (torch.tensor(losses) for losses in found.values())
     for name, losses in zip(list(found)[1:], others, strict=True):
         most = float((losses - expected).abs().max())
-        task.write(f"\n{name}: at most {most:.4f} nats a token from the CPU's.")
+        task.write(f"\n{name}: at most {most:.4f} nats per token from the CPU's loss.")
 
 
 def _losses(task: Task, precision: str) -> list[float]:
@@ -428,7 +429,7 @@ PARTS = (
     Part("machine", "Machine", 40, measure_machine),
     Part("base", "Training base, alone", 90, train_base),
     Part("decoding", "Decoding base, beside peers", 150, decode_beside_peers),
-    Part("loss", "Loss of 200 updates", 90, follow_the_cpu),
+    Part("loss", "Loss of 200 updates", 90, compare_losses),
     Part("big", "Training big, alone", 90, train_big),
     Part("tests", "Tests", 150, run_tests),
     Part("base-peers", "Training base, beside peers", 150, base_beside_peers),
@@ -438,7 +439,7 @@ PARTS = (
 
 
 class Report:
-    """The Markdown report, written anew after each part."""
+    """Markdown report, rewritten after each part."""
 
     def __init__(self, out: Path, command: str) -> None:
         self._path = out / "report.md"
@@ -453,10 +454,10 @@ class Report:
         rows = [f"| {title} | {how} | {took:.0f} s |"
                 for title, (how, took) in self._states.items()]  # fmt: skip
         text = "\n".join(
-            [self._head, "| part | ended | took |", "|---|---|---|", *rows]
+            [self._head, "| part | state | time |", "|---|---|---|", *rows]
         )
         for title, found in self._sections.items():
-            text += f"\n\n## {title}\n\n{found or 'Nothing was found.'}"
+            text += f"\n\n## {title}\n\n{found or 'No results.'}"
         new = self._path.with_suffix(".new")
         new.write_text(text.rstrip() + "\n", encoding="utf-8")
         new.replace(self._path)
@@ -464,7 +465,7 @@ class Report:
     @property
     def is_good(self) -> bool:
         """Whether every part has succeeded."""
-        return all(state == "well" for state, _ in self._states.values())
+        return all(state == SUCCEEDED for state, _ in self._states.values())
 
 
 def _commit() -> str:
@@ -480,7 +481,7 @@ def _commit() -> str:
 
 
 def run_part(part: Part, options: argparse.Namespace, left: float) -> tuple[str, str]:
-    """Run a part in a process of its own; its end and its section."""
+    """Run a part in a process of its own; returns its state and its section."""
     with tempfile.TemporaryDirectory() as folder:
         section, log = Path(folder) / "section.md", Path(folder) / "log.txt"
         command = [
@@ -498,16 +499,14 @@ def run_part(part: Part, options: argparse.Namespace, left: float) -> tuple[str,
         found = section.read_text(encoding="utf-8") if section.exists() else ""
     with (options.out / "log.txt").open("a", encoding="utf-8") as file:
         file.write(f"== {part.name}: {state}\n{printed}\n")
-    if state != "well":
+    if state != SUCCEEDED:
         lines = "\n".join(printed.splitlines()[-LAST_LINES:])
-        found += (
-            f"\nEnded: {state}. The last of what it printed:\n\n```text\n{lines}\n```"
-        )
+        found += f"\nThe part {state}. Its last output:\n\n```text\n{lines}\n```"
     return state, found
 
 
 def _end_of(command: list[str], log: int, seconds: float) -> str:
-    """Run a process within a time limit, and kill what it leaves; how it ended."""
+    """Run a process with a time limit, and kill its children; returns its state."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -515,18 +514,18 @@ def _end_of(command: list[str], log: int, seconds: float) -> str:
     try:
         code = process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
-        return f"out of time after {seconds:.0f} s"
+        return f"exceeded its time of {seconds:.0f} s"
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return "well" if code == 0 else f"with exit code {code}"
+    return SUCCEEDED if code == 0 else f"failed with exit code {code}"
 
 
 def run_all(options: argparse.Namespace) -> int:
-    """Run the parts one after another, as long as there is time."""
+    """Run the parts one after the other within the time limit."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)  # an exception, so that no part is left running
+        signal.signal(number, _end)  # raises, so that no part is left running
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "log.txt").write_text("", encoding="utf-8")
     report = Report(options.out, f"scripts/on-gpu {' '.join(sys.argv[1:])}".strip())
@@ -536,7 +535,7 @@ def run_all(options: argparse.Namespace) -> int:
             continue
         started = time.monotonic()
         if (left := ends_at - started) < LEAST_S:
-            state, section = "not begun: no time was left", ""
+            state, section = "not started: no time was left", ""
         else:
             state, section = run_part(part, options, left)
         seconds = time.monotonic() - started

@@ -1,11 +1,11 @@
-"""Train parsers on treebanks and score them, by the commands a user types.
+"""Train parsers on treebanks and score them with transduce's commands.
 
     python benchmarks/parsing.py --data DIR --out RUNS [--tasks wsj wsj-gum ...]
 
-DIR holds wsj_sample/ (of the Penn Treebank, as NLTK has it) and gum/ (Zeldes, 2017),
-each with train.trees and dev.trees. A run that is there is scored as it is; what was
-interrupted is resumed by `transduce train --resume`. Further options go to `transduce
-train`. Results are printed as Markdown.
+DIR has wsj_sample/ (NLTK's sample of the Penn Treebank) and gum/ (Zeldes, 2017), each
+with train.trees and dev.trees. An existing run is only scored; resume an interrupted
+one by `transduce train --resume`. Further options are passed to `transduce train`.
+Results are printed as Markdown.
 """
 
 import argparse
@@ -16,24 +16,24 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from machine import describe_machine
+from machine import describe_machine, minutes_of
 
 from transduce.text.corpus import read_text, write_lines
 from transduce.trees.trees import read_trees
 
 TRANSDUCE = [sys.executable, "-m", "transduce"]
 NUM_MEMORISED = 200
-"""Sentences that are trained on and scored."""
+"""Trees that are both trained on and scored."""
 NUM_TIMED = 1_000
-BY_HEART = (
+OVERFITTING = (
     "--set", "model.dropout=0.0", "treebank.augmentation.copies=0",
     "training.steps=700", "training.checkpoint_steps=50",
     "training.learning_rate_scale=0.5", "training.warmup_steps=150",
     "training.label_smoothing=0.0",
 )  # fmt: skip
-"""Settings of a model that is to know its treebank."""
+"""Settings of a model that is to memorise its treebank."""
 SAMPLE_ALONE = ("--set", "model.dropout=0.2", "training.steps=8500")
-"""Settings where there is so little to learn from."""
+"""Settings for the small sample without other trees."""
 SEARCHES = tuple(
     (beam_size, constrained) for beam_size in (1, 21) for constrained in (False, True)
 )
@@ -41,7 +41,7 @@ SEARCHES = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Treebanks to learn from, and what to score."""
+    """Treebanks to train on, treebank to score, and options of the training."""
 
     train: tuple[Path, ...]
     dev: Path
@@ -49,11 +49,11 @@ class Task:
 
 
 def tasks(data: Path, out: Path) -> dict[str, Task]:
-    """By name; of the gold treebank beside a silver one, each tree counts twice."""
+    """Tasks by name; with GUM, each tree of the sample counts twice."""
     wsj, gum = data / "wsj_sample", data / "gum"
     memorised = out / "memorised.trees"
     return {
-        "memorised": Task(train=(memorised,), dev=memorised, options=BY_HEART),
+        "memorised": Task(train=(memorised,), dev=memorised, options=OVERFITTING),
         "wsj": Task(
             train=(wsj / "train.trees",), dev=wsj / "dev.trees", options=SAMPLE_ALONE
         ),
@@ -66,7 +66,7 @@ def tasks(data: Path, out: Path) -> dict[str, Task]:
 
 
 def train(task: Task, run: Path, options: list[str]) -> None:
-    """Train, unless the run is there."""
+    """Train, unless the run exists."""
     if run.exists():
         return
     files = ["--trees", *map(str, task.train), "--dev-trees", str(task.dev)]
@@ -75,8 +75,8 @@ def train(task: Task, run: Path, options: list[str]) -> None:
 
 
 def report(name: str, task: Task, run: Path) -> str:
-    """The figures of a run by every search, as a Markdown table."""
-    head = "| | beam | constrained | F1 | recall | precision | complete | mended |"
+    """Format the scores of a run with every search as a Markdown table."""
+    head = "| | beam | constrained | F1 | recall | precision | complete | repaired |"
     rows = [
         _row(name, task, run, beam_size, constrained)
         for beam_size, constrained in SEARCHES
@@ -103,16 +103,8 @@ def _row(name: str, task: Task, run: Path, beam_size: int, constrained: bool) ->
     return f"| {' | '.join(cells)} |"
 
 
-def minutes_of(run: Path) -> float:
-    """Minutes that the updates took, by the log; scoring in between is not counted."""
-    log = map(json.loads, (run / "log.jsonl").read_text(encoding="utf-8").splitlines())
-    steps = [entry for entry in log if entry["kind"] == "step"]
-    mean = sum(entry["seconds"] for entry in steps) / len(steps)
-    return mean * steps[-1]["step"] / 60
-
-
 def speed(run: Path, treebank: Path, folder: Path) -> str:
-    """How fast a thousand sentences are parsed in one call, loading included."""
+    """Format the speed of parsing a thousand sentences, with loading."""
     trees = list(read_trees(read_text([treebank]), str(treebank)))[:NUM_TIMED]
     sentences = folder / "sentences.txt"
     write_lines(sentences, (" ".join(tree.words) for tree in trees))
@@ -122,13 +114,13 @@ def speed(run: Path, treebank: Path, folder: Path) -> str:
         started = time.monotonic()
         subprocess.run([*command, *option], check=True, stdout=subprocess.DEVNULL)
         seconds = time.monotonic() - started
-        answer = "yes" if option else "no"
-        rows.append(f"| {answer} | {seconds:.0f} | {len(trees) / seconds:.1f} |")
+        constrained = "yes" if option else "no"
+        rows.append(f"| {constrained} | {seconds:.0f} | {len(trees) / seconds:.1f} |")
     return "\n".join([f"{len(trees):,} sentences in one call, beam 21:", "", *rows, ""])
 
 
 def main() -> None:
-    """Train and score each task, and print what came of it."""
+    """Train and score each task, and print the scores."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -1,11 +1,11 @@
-"""Measure how a large corpus is prepared: pairs a second, memory, disk.
+"""Measure the preparation of a large corpus: pairs per second, memory, disk.
 
     python benchmarks/preparation.py --folder DIR [--pairs 10000000]
 
-Writes a made-up corpus (words of a Zipf distribution, some 25 a sentence) into a new
-folder, then runs `transduce train` on it twice for one step: the first run prepares the
-corpus, the second shares it, and so shows what the start of training takes by itself.
-Results are printed as Markdown.
+Writes a generated corpus (words by Zipf's law, about 25 per sentence) into a new
+folder, then runs `transduce train` on it twice for one step. The first run prepares the
+corpus, the second shares it, which gives the time and memory of starting alone. Results
+are printed as Markdown.
 """
 
 import argparse
@@ -20,26 +20,26 @@ import numpy as np
 from machine import describe_machine
 
 NUM_WORDS, EXPONENT = 400_000, 1.07
-"""Distinct words, and how fast their frequency falls with their rank."""
+"""Number of distinct words, and exponent of Zipf's law."""
 MEAN_LENGTH, SHAPE = 25.0, 2.5
-"""Words of a sentence: a gamma distribution."""
+"""Words per sentence, gamma distributed."""
 CHUNK_PAIRS = 100_000
 WMT14_EN_FR_PAIRS = 36_000_000
 STARTED = b"Training pairs:"
-"""Begins the first line that is printed when training is about to begin."""
+"""Start of the line that is printed when the corpus is prepared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One run of `transduce train`."""
+    """Time and memory of one run of `transduce train`."""
 
     seconds: float
-    """Until training was about to begin."""
+    """Seconds until the corpus is prepared."""
     peak_bytes: int
 
 
 def write_corpus(folder: Path, num_pairs: int) -> None:
-    """Write `source.txt` and `target.txt`, whose words differ."""
+    """Write `source.txt` and `target.txt` with different vocabularies."""
     random = np.random.default_rng(1)
     for side in ("source", "target"):
         words = [*random_words(random), b"\n"]
@@ -58,7 +58,7 @@ def write_corpus(folder: Path, num_pairs: int) -> None:
 
 
 def random_words(random: np.random.Generator) -> list[bytes]:
-    """Words of syllables; the frequent ones are short."""
+    """Words made of syllables; frequent words are short."""
     consonants, vowels = list("bcdfghklmnprstvwz"), list("aeiouäé")
     syllables = np.array([c + v for c in consonants for v in vowels])
     numbers = 1 + (np.log10(np.arange(1, NUM_WORDS + 1)) / 1.5).astype(int)
@@ -71,7 +71,7 @@ def run(folder: Path, out: Path, options: list[str]) -> Measured:
     command = [sys.executable, "-m", "transduce", "train", "--out", str(out)]
     command += ["--source", str(folder / "source.txt")]
     command += ["--target", str(folder / "target.txt"), "--preset", "base"]
-    # The model is small, so that the memory is that of the data.
+    # With a small model, the memory is mostly that of the data.
     command += ["--set", "model.d_model=64", "model.d_ff=64", "model.num_layers=1"]
     command += ["training.steps=1", *options]
     started, seconds = time.monotonic(), 0.0
@@ -82,17 +82,17 @@ def run(folder: Path, out: Path, options: list[str]) -> Measured:
             seconds = time.monotonic() - started
     _, status, usage = os.wait4(child.pid, 0)
     if status:
-        sys.exit(f"`{' '.join(command)}` must succeed, but does not.")
+        sys.exit(f"`{' '.join(command)}` failed.")
     return Measured(seconds=seconds, peak_bytes=usage.ru_maxrss * 1024)
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files."""
+    """Bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def main() -> None:
-    """Write the corpus, train twice, and print what was measured."""
+    """Write the corpus, train twice, and print the measurements."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--pairs", type=int, default=10_000_000)

@@ -3,16 +3,14 @@
     python benchmarks/serving.py MODEL --text FILE [--texts 1000] [--clients 64]
         [--seconds 120]
 
-Starts `transduce serve` on loopback and lets clients ask, one request after the other,
-for texts of one to four lines of the file, each answer compared with the offline
-translation of its sentences. Before that, one client sends requests on one kept
-connection; their latencies stand beside those of the same texts offline, one after the
-other. Then come harmful clients: slow ones, some that leave, malformed and huge bodies,
-more than the queue holds; and SIGTERM while all send requests.
-The throughput, of what is answered while clients go on asking, is beside that of
-`Translator.translate` on the same sentences, in lists as long as the server's batches,
-by one process and by as many as the server has, before and after: machines drift.
-Results are printed as Markdown.
+Starts `transduce serve` on loopback. First, one client sends requests on one keep-alive
+connection; their latencies are compared with offline translation of the same texts.
+Then many clients send one request after the other, with texts of one to four lines of
+the file; each response is compared with the offline translation. Last come misbehaving
+clients (slow ones, closed connections, malformed and huge bodies, a full queue) and
+SIGTERM under load. Throughput is compared with `Translator.translate` on the same
+sentences in lists of the server's batch size, by one process and by as many as the
+server has, before and after the load. Results are printed as Markdown.
 """
 
 import argparse
@@ -40,21 +38,21 @@ from transduce.text.sentence_splitting import join_text, sentences, split_text
 
 MOST_LINES = 4
 MOST_READ = 4_000
-"""Lines of the file."""
+"""Most lines read from the file."""
 MEMORY_PERIOD_S = 1.0
 NUM_PARTS = 8
-"""Of the time, between which the memory is told."""
+"""Number of equal intervals at whose ends the memory is reported."""
 NUM_LEAVING = 50
 HUGE_BYTES = 10_000_000
 NUM_KEPT = 300
-"""Requests on one kept connection."""
-AFTER_S = 60
-"""For a server to end once it is told to."""
+"""Requests on the keep-alive connection."""
+SHUTDOWN_S = 60
+"""Most seconds for the server to shut down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Texts, and their translations offline."""
+    """Texts with their offline translations."""
 
     texts: Sequence[str]
     expected: Sequence[str]
@@ -63,17 +61,17 @@ class Task:
 
 @dataclass(slots=True)
 class Outcome:
-    """What the clients saw."""
+    """Latencies, statuses and errors of the clients' requests."""
 
     latencies_s: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     num_wrong: int = 0
     num_lost: int = 0
     num_sentences: int = 0
-    """Of what was answered in time."""
+    """Sentences of the responses that came in time."""
 
     def describe(self) -> str:
-        """What became of all requests."""
+        """Counts of requests by their outcome."""
         return f"{dict(self.statuses)}, {self.num_lost} lost, {self.num_wrong} wrong"
 
 
@@ -85,7 +83,7 @@ class Server:
     port: int
 
     def memory_mb(self) -> float:
-        """Of the server and the copies that search for it; what they share once."""
+        """Memory of the server and its worker processes; shared memory counts once."""
         pid = self.process.pid
         children = [
             int(child)
@@ -96,14 +94,14 @@ class Server:
 
 
 def proportional_mb(pid: int) -> float:
-    """Resident memory, of what others have too only a share."""
+    """Proportional set size of a process."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
     [line] = [each for each in text.splitlines() if each.startswith("Pss:")]
     return int(line.split()[1]) / 1024
 
 
 class Offline:
-    """The texts translated without a server, in lists as long as its batches."""
+    """Translation of the texts without a server, in lists of its batch size."""
 
     def __init__(
         self,
@@ -116,30 +114,30 @@ class Offline:
         self._pieces = [split_text(text) for text in texts]
         self._batch_size = batch_size
         self.speeds: list[float] = []
-        """Sentences a second, each time."""
+        """Sentences per second of each measurement."""
 
     def latencies_s(self, count: int) -> list[float]:
         """Seconds of each of the first texts, one after the other."""
-        found = []
+        latencies = []
         for pieces in self._pieces[:count]:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             self._translator.translate(sentences(pieces))
-            found.append(time.perf_counter() - begun)
-        return found
+            latencies.append(time.perf_counter() - started)
+        return latencies
 
     def translate(self) -> list[str]:
-        """The translations of all texts, and how fast they were."""
+        """Translate all texts, and append the speed to `speeds`."""
         size = self._batch_size
-        asked = [text for each in self._pieces for text in sentences(each)]
-        self._translator.translate(asked[:size])
-        begun = time.perf_counter()
-        found = [
+        sources = [text for each in self._pieces for text in sentences(each)]
+        self._translator.translate(sources[:size])
+        started = time.perf_counter()
+        translations = [
             each.text
-            for start in range(0, len(asked), size)
-            for each in self._translator.translate(asked[start : start + size])
+            for start in range(0, len(sources), size)
+            for each in self._translator.translate(sources[start : start + size])
         ]
-        self.speeds.append(len(asked) / (time.perf_counter() - begun))
-        rest = iter(found)
+        self.speeds.append(len(sources) / (time.perf_counter() - started))
+        rest = iter(translations)
         return [
             join_text(each, list(islice(rest, len(sentences(each)))))
             for each in self._pieces
@@ -147,19 +145,19 @@ class Offline:
 
 
 def read_texts(file: Path, count: int) -> list[str]:
-    """Texts of one to four lines."""
-    chance = random.Random(1)
+    """Random texts of one to four lines of the file."""
+    draw = random.Random(1)
     with file.open(encoding="utf-8") as lines:
         kept = list(islice((each.strip() for each in lines if each.strip()), MOST_READ))
     return [
-        "\n".join(chance.choices(kept, k=chance.randint(1, MOST_LINES)))
+        "\n".join(draw.choices(kept, k=draw.randint(1, MOST_LINES)))
         for _ in range(count)
     ]
 
 
 @contextmanager
 def serving(model: Path, *options: str) -> Iterator[Server]:
-    """A server on a free port, killed in the end if it has not ended."""
+    """Start a server on a free port, and kill it at the end of the block."""
     command = [sys.executable, "-m", "transduce", "serve", f"en-de={model}"]
     with subprocess.Popen(
         [*command, "--port", "0", *options], stdout=subprocess.PIPE, text=True
@@ -173,7 +171,7 @@ def serving(model: Path, *options: str) -> Iterator[Server]:
 
 
 async def post(port: int, body: bytes) -> tuple[int, bytes]:
-    """A request on a connection of its own."""
+    """Send a request on a connection of its own; status and body of the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
         "POST /translate HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
@@ -189,22 +187,22 @@ async def post(port: int, body: bytes) -> tuple[int, bytes]:
     return int(first.split()[1]), rest
 
 
-def asked(text: str) -> bytes:
-    """The body of a request."""
+def request_body(text: str) -> bytes:
+    """JSON body of a request to translate a text."""
     return json.dumps({"q": text, "source": "en", "target": "de"}).encode()
 
 
-async def ask(
+async def request(
     server: Server, task: Task, number: int, outcome: Outcome, end: float = math.inf
 ) -> None:
-    """One request, and whether its answer is the right one and came before the end."""
-    begun = time.perf_counter()
+    """Send one request, and count its outcome; after `end` it counts no sentences."""
+    started = time.perf_counter()
     try:
-        status, body = await post(server.port, asked(task.texts[number]))
+        status, body = await post(server.port, request_body(task.texts[number]))
     except (OSError, IndexError, ValueError):
         outcome.num_lost += 1
         return
-    outcome.latencies_s.append(time.perf_counter() - begun)
+    outcome.latencies_s.append(time.perf_counter() - started)
     outcome.statuses[status] += 1
     if status == 200:
         if time.perf_counter() <= end:
@@ -213,8 +211,8 @@ async def ask(
         outcome.num_wrong += not is_right
 
 
-async def read_answer(reader: asyncio.StreamReader) -> bytes:
-    """Body of an answer with a content-length."""
+async def read_response(reader: asyncio.StreamReader) -> bytes:
+    """Body of a response with a content-length."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
     return await reader.readexactly(length)
@@ -223,22 +221,22 @@ async def read_answer(reader: asyncio.StreamReader) -> bytes:
 async def kept_latencies_s(port: int, requests: Sequence[bytes]) -> list[float]:
     """Seconds of each request, one after the other on one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    found = []
-    for request in requests:
-        begun = time.perf_counter()
-        writer.write(request)
-        await read_answer(reader)
-        found.append(time.perf_counter() - begun)
+    latencies = []
+    for each in requests:
+        started = time.perf_counter()
+        writer.write(each)
+        await read_response(reader)
+        latencies.append(time.perf_counter() - started)
     writer.close()
-    return found
+    return latencies
 
 
 async def describe_kept(
     server: Server, task: Task, offline: "Offline"
 ) -> AsyncIterator[str]:
-    """Rows of a table with latencies on a kept connection and offline."""
+    """Rows of a table with latencies on a keep-alive connection and offline."""
     health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    bodies = map(asked, task.texts[:NUM_KEPT])
+    bodies = map(request_body, task.texts[:NUM_KEPT])
     translating = [
         b"POST /translate HTTP/1.1\r\nhost: localhost\r\n"
         b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
@@ -246,17 +244,17 @@ async def describe_kept(
         for body in bodies
     ]
     alone = offline.latencies_s(NUM_KEPT)
-    for name, found in (
-        ("/health on a kept connection", [health] * NUM_KEPT),
-        ("/translate on a kept connection", translating),
+    for name, requests in (
+        ("/health, keep-alive", [health] * NUM_KEPT),
+        ("/translate, keep-alive", translating),
     ):
-        latencies = await kept_latencies_s(server.port, found)
+        latencies = await kept_latencies_s(server.port, requests)
         yield f"| {name}, p50 and p99 | {milliseconds(latencies)} |"
-    yield f"| the same texts offline, p50 and p99 | {milliseconds(alone)} |"
+    yield f"| same texts offline, p50 and p99 | {milliseconds(alone)} |"
 
 
 def milliseconds(latencies_s: Sequence[float]) -> str:
-    """Median and 99th percentile."""
+    """Format median and 99th percentile."""
     return " and ".join(
         f"{percentile(latencies_s, share) * 1000:,.2f} ms" for share in (0.5, 0.99)
     )
@@ -265,14 +263,14 @@ def milliseconds(latencies_s: Sequence[float]) -> str:
 async def load_server(
     server: Server, task: Task, num_clients: int, seconds: float
 ) -> tuple[Outcome, list[float]]:
-    """What the clients saw, and the memory of the server every second."""
+    """Outcome of the clients' requests, and the server's memory every second."""
     outcome, memory = Outcome(), []
     end = time.perf_counter() + seconds
 
-    async def be_client(seed: int) -> None:
-        chance = random.Random(seed)
+    async def run_client(seed: int) -> None:
+        draw = random.Random(seed)
         while time.perf_counter() < end:
-            await ask(server, task, chance.randrange(len(task.texts)), outcome, end)
+            await request(server, task, draw.randrange(len(task.texts)), outcome, end)
 
     async def watch() -> None:
         while True:
@@ -280,36 +278,36 @@ async def load_server(
             await asyncio.sleep(MEMORY_PERIOD_S)
 
     watching = asyncio.create_task(watch())
-    await asyncio.gather(*map(be_client, range(num_clients)))
+    await asyncio.gather(*map(run_client, range(num_clients)))
     watching.cancel()
     return outcome, memory
 
 
-async def do_harm(server: Server, task: Task) -> dict[str, str]:
-    """What becomes of clients that misbehave, while a good one goes on."""
+async def misbehave(server: Server, task: Task) -> dict[str, str]:
+    """Responses to misbehaving clients, and to a good one after them."""
     good = Outcome()
-    found = {
+    responses = {
         "malformed body": str((await post(server.port, b"{"))[0]),
         "huge body": await huge_body(server.port),
         "slow client": await slow_client(server.port),
     }
     for number in range(NUM_LEAVING):
         text = task.texts[number % len(task.texts)]
-        await leave(server.port, asked(text))
-    await ask(server, task, 0, good)
-    found[f"after {NUM_LEAVING} clients that left"] = f"{dict(good.statuses)}"
-    return found
+        await leave(server.port, request_body(text))
+    await request(server, task, 0, good)
+    responses[f"after {NUM_LEAVING} closed connections"] = f"{dict(good.statuses)}"
+    return responses
 
 
 async def huge_body(port: int) -> str:
-    """Refused before all of it is sent, perhaps by the connection's end."""
+    """Response to a huge body; the server may close the connection early."""
     with suppress(ConnectionError):
         return str((await post(port, b" " * HUGE_BYTES))[0])
     return "refused"
 
 
 async def slow_client(port: int) -> str:
-    """The status of a client that sends a body without end."""
+    """Status for a client that sends its body byte by byte."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
         b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9999\r\n\r\n"
@@ -325,7 +323,7 @@ async def slow_client(port: int) -> str:
 
 
 async def leave(port: int, body: bytes) -> None:
-    """Ask, and be gone before the answer."""
+    """Send a request, and close the connection before the response."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
         "POST /translate HTTP/1.1\r\nhost: localhost\r\n"
@@ -337,21 +335,21 @@ async def leave(port: int, body: bytes) -> None:
 
 
 async def stop_under_load(server: Server, task: Task, num_clients: int) -> str:
-    """SIGTERM while all ask: each request that was taken is answered."""
+    """Send SIGTERM under load: every accepted request must get its response."""
     outcome = Outcome()
-    asking = [
-        asyncio.create_task(ask(server, task, number % len(task.texts), outcome))
+    requests = [
+        asyncio.create_task(request(server, task, number % len(task.texts), outcome))
         for number in range(num_clients)
     ]
     await asyncio.sleep(0.1)
     server.process.send_signal(signal.SIGTERM)
-    await asyncio.gather(*asking)
-    code = await asyncio.to_thread(server.process.wait, AFTER_S)
+    await asyncio.gather(*requests)
+    code = await asyncio.to_thread(server.process.wait, SHUTDOWN_S)
     return f"{outcome.describe()}, exit code {code}"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """What so large a share of them is not above."""
+    """Percentile of the values, with `share` between 0 and 1."""
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
@@ -361,30 +359,30 @@ def describe(
     seconds: float,
     offline: Mapping[str, Offline],
 ) -> Iterator[str]:
-    """Lines of a table."""
+    """Lines of a table of the measurements."""
     speed = outcome.num_sentences / seconds
     yield "| figure | value |\n|---|---|"
     yield f"| requests by status | {outcome.describe()} |"
-    yield f"| sentences a second | {speed:,.1f} |"
+    yield f"| sentences/s | {speed:,.1f} |"
     for name, each in offline.items():
         speeds = ", ".join(f"{speed:,.1f}" for speed in each.speeds)
-        yield f"| offline by {name} in such batches, before and after | {speeds} |"
+        yield f"| offline, {name}, before and after | {speeds} |"
         yield f"| share of their mean | {speed / statistics.mean(each.speeds):.0%} |"
     for share in (0.5, 0.99):
         latency = percentile(outcome.latencies_s, share)
         yield f"| latency, p{share * 100:.0f} | {latency * 1000:,.0f} ms |"
     parts = [memory[i * (len(memory) - 1) // NUM_PARTS] for i in range(NUM_PARTS + 1)]
     grown = ", ".join(f"{each:,.0f}" for each in parts)
-    yield f"| memory from begin to end, at equal distances | {grown} MB |"
+    yield f"| memory at equal intervals | {grown} MB |"
 
 
 async def measure(arguments: argparse.Namespace) -> None:
-    """Load, harm, the end, and a queue that is too short."""
+    """Measure latency, load, misbehaving clients, shutdown and a full queue."""
     batch_size, num_clients = arguments.batch_size, arguments.clients
     texts = read_texts(arguments.text, arguments.texts)
     offline = {
         name: Offline(arguments.model, texts, batch_size, number)
-        for name, number in (("one process", 1), ("as many processes", None))
+        for name, number in (("one process", 1), ("all processes", None))
     }
     expected, again = (each.translate() for each in offline.values())
     assert expected == again
@@ -395,8 +393,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     )
     with serving(arguments.model, "--batch-size", str(batch_size)) as server:
         kept = [
-            line
-            async for line in describe_kept(server, task, offline["as many processes"])
+            line async for line in describe_kept(server, task, offline["all processes"])
         ]
         outcome, memory = await load_server(
             server, task, num_clients, arguments.seconds
@@ -405,14 +402,14 @@ async def measure(arguments: argparse.Namespace) -> None:
             each.translate()
         lines = describe(outcome, memory, arguments.seconds, offline)
         print("\n".join([*lines, *kept]), flush=True)
-        for what, became in (await do_harm(server, task)).items():
-            print(f"| {what} | {became} |", flush=True)
+        for client, response in (await misbehave(server, task)).items():
+            print(f"| {client} | {response} |", flush=True)
         stopped = await stop_under_load(server, task, num_clients)
         print(f"| SIGTERM under load | {stopped} |")
     with serving(arguments.model, "--max-waiting", "8") as server:
         full, _ = await load_server(server, task, num_clients, 2)
         print(f"| queue of 8 sentences | {full.describe()} |")
-    print(f"\n{describe_machine()}- Cores: {os.cpu_count()}, clients among them")
+    print(f"\n{describe_machine()}- Cores: {os.cpu_count()}, shared with the clients")
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Translate a long stream of lines, and look at order, memory, pipes that close, kills.
+"""Translate a long stream of lines: order, memory, a closed pipe, a killed process.
 
     python benchmarks/stream.py --model MODEL [--lines 100000]
 
-Lines are those of the built-in grammar, with one of 20,000 words, control characters
-and 10,000 empty ones among them. Prints what was seen, as Markdown.
+The lines are sentences of the built-in grammar, with 10,000 empty lines, one line of
+20,000 words and one with control characters among them. Prints the results as Markdown.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from transduce.grammar.corpus import Grammar
 TRANSLATE = (sys.executable, "-m", "transduce", "translate")
 EMPTY_LINES = 10_000
 SAMPLE = 300
-"""Lines that are translated once more, in another batch."""
+"""Number of lines that are translated again, in other batches."""
 
 
 def main() -> None:
-    """Run all and print what came of it."""
+    """Run all checks, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--lines", type=int, default=100_000)
@@ -52,17 +52,16 @@ def main() -> None:
             f"{memory[0]:,}, {memory[1]:,} MB"
         )
         print(f"- On standard error: {errors!r}")
-        print(f"- Empty lines that are empty: {stay_empty(lines, found)}")
-        print(
-            f"- Alike in another batch: {agreement(command, lines, found)} of {SAMPLE}"
-        )
+        print(f"- Empty lines with an empty translation: {stay_empty(lines, found)}")
+        same = agreement(command, lines, found)
+        print(f"- Same in other batches: {same} of {SAMPLE}")
         print(f"- Closed pipe: {closed_pipe(command, source)}")
         print(f"- SIGTERM: {killed(command, source, Path(folder, 'killed'))}")
     print(describe_machine())
 
 
 def stream_of(count: int) -> list[str]:
-    """So many lines, the odd ones in their midst."""
+    """Lines of the stream, with the unusual ones among them."""
     plain = islice(Grammar.built_in().training_sentences(1), count - EMPTY_LINES - 2)
     lines = [sentence.source for sentence in plain] + [""] * EMPTY_LINES
     random.Random(1).shuffle(lines)
@@ -75,26 +74,27 @@ def stream_of(count: int) -> list[str]:
 def translate(
     command: Sequence[str], source: Path, output: Path
 ) -> tuple[float, list[int], str]:
-    """Seconds, megabytes early on and at the end, and what is warned of."""
+    """Seconds, megabytes at 10 % and at the end, and output on standard error."""
     started = time.monotonic()
-    seen: list[int] = []
+    megabytes: list[int] = []
     log = output.with_name("errors")
-    with source.open("rb") as lines, output.open("wb") as out, log.open("wb") as said:
-        process = subprocess.Popen(command, stdin=lines, stdout=out, stderr=said)
-        watch = threading.Thread(target=watch_memory, args=(process, seen))
+    with source.open("rb") as lines, output.open("wb") as out, log.open("wb") as errors:
+        process = subprocess.Popen(command, stdin=lines, stdout=out, stderr=errors)
+        watch = threading.Thread(target=watch_memory, args=(process, megabytes))
         watch.start()
         if process.wait() != 0:
             sys.exit(f"translate ended with {process.returncode}")
         watch.join()
     seconds = time.monotonic() - started
-    memory = [seen[len(seen) // 10], seen[-2]]  # at the very last, some have ended
+    # Before the last value, as some processes have ended by then.
+    memory = [megabytes[len(megabytes) // 10], megabytes[-2]]
     return seconds, memory, log.read_text(encoding="utf-8")
 
 
-def watch_memory(process: subprocess.Popen[bytes], seen: list[int]) -> None:
-    """Resident megabytes of it and those it has begun, once a second.
+def watch_memory(process: subprocess.Popen[bytes], megabytes: list[int]) -> None:
+    """Append the memory of a process and its children once a second.
 
-    What several have in common counts once.
+    Shared memory counts once.
     """
     while process.poll() is None:
         kilobytes = 0
@@ -102,18 +102,18 @@ def watch_memory(process: subprocess.Popen[bytes], seen: list[int]) -> None:
             for each in [process.pid, *children_of(process.pid)]:
                 text = Path(f"/proc/{each}/smaps_rollup").read_text()
                 kilobytes += int(text.split("\nPss:")[1].split()[0])
-            seen.append(kilobytes // 1024)
+            megabytes.append(kilobytes // 1024)
         time.sleep(1)
 
 
 def children_of(process: int) -> list[int]:
-    """The processes that one has begun."""
+    """Process ids of a process's children."""
     found = Path(f"/proc/{process}/task").glob("*/children")
     return [int(child) for each in found for child in each.read_text().split()]
 
 
 def stay_empty(lines: Sequence[str], found: Sequence[str]) -> str:
-    """How many of the empty lines have empty translations."""
+    """Number of empty lines with an empty translation."""
     empty = [i for i, line in enumerate(lines) if not line]
     return f"{sum(not found[i] for i in empty):,} of {len(empty):,}"
 
@@ -121,7 +121,7 @@ def stay_empty(lines: Sequence[str], found: Sequence[str]) -> str:
 def agreement(
     command: Sequence[str], lines: Sequence[str], found: Sequence[str]
 ) -> int:
-    """How many lines of a sample have among others the translation of the stream."""
+    """Number of sampled lines whose translation in other batches is the same."""
     filled = [i for i, line in enumerate(lines) if line and len(line) < 1_000]
     chosen = random.Random(2).sample(filled, SAMPLE)
     text = "".join(lines[i] + "\n" for i in chosen)
@@ -133,7 +133,7 @@ def agreement(
 
 
 def closed_pipe(command: Sequence[str], source: Path) -> str:
-    """What a reader that stops after three lines makes of it."""
+    """Exit code and standard error if the reader stops after three lines."""
     with source.open("rb") as lines:
         process = subprocess.Popen(
             command, stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -148,7 +148,7 @@ def closed_pipe(command: Sequence[str], source: Path) -> str:
 
 
 def killed(command: Sequence[str], source: Path, output: Path) -> str:
-    """What is left of an output file when its writer is asked to end."""
+    """Exit code, standard error and files left after SIGTERM."""
     process = subprocess.Popen(
         [*command, "--input", str(source), "--output", str(output)],
         stderr=subprocess.PIPE,
@@ -159,7 +159,7 @@ def killed(command: Sequence[str], source: Path, output: Path) -> str:
     ):
         time.sleep(0.1)
     if process.poll() is not None:
-        sys.exit("translate was done before it could be asked to end")
+        sys.exit("translate ended before it could be stopped")
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate()
     left = [path.name for path in output.parent.iterdir() if "killed" in path.name]

@@ -1,15 +1,16 @@
-"""Fuzz the readers of text: their time must stay linear, and HTML must keep its tags.
+"""Fuzz the text parsers: their time must be linear, and HTML must keep its tags.
 
     python benchmarks/text_fuzz.py time [--seconds 20] [--longest 1000000]
         [--entries NAME...]
     python benchmarks/text_fuzz.py html [--documents 100000] [--seed 1]
 
-`time` gives hard texts of 10 kB to 1 MB to every function that scans text, and measures
-by which power of the length the time grows, from 100 kB (or from a millisecond) on.
-`html` makes malformed documents and joins them again with every sentence as its own
-translation: an independent parser must find the same elements, attributes and text in
-both, white space aside; with a hostile translation, the same elements and attributes.
-Results are printed as Markdown; failures give exit code 1.
+`time` gives hard texts of 10 kB to 1 MB to every function that scans text, and fits the
+power of the length by which the time grows, from 100 kB (or from a millisecond) on.
+`html` generates malformed documents, splits them, and joins them again with every
+sentence as its own translation: an independent parser must find the same elements,
+attributes and text in both, apart from white space. With a hostile translation, the
+elements and attributes must be the same. Results are printed as Markdown; failures give
+exit code 1.
 """
 
 import argparse
@@ -73,7 +74,7 @@ TAGS = (
     "base", "video", "source", "details", "summary", "dialog", "u", "s", "small",
     "abbr", "del", "ins",
 )  # fmt: skip
-"""Names of tags; the first ones are those of tame documents."""
+"""Names of tags; tame documents use the first ones only."""
 NUM_TAME = 12
 RARE = {
     "plaintext",
@@ -123,7 +124,7 @@ TEXTS = (
 
 
 def random_document(draw: random.Random) -> str:
-    """Random malformed HTML; some documents are tame and well nested."""
+    """Generate malformed HTML; some documents are tame and well nested."""
     parts: list[str] = []
     opened: list[str] = []
     is_tame = draw.random() < 0.4
@@ -196,7 +197,7 @@ def check_document(html: str) -> str | None:
         return "the stretches do not join to the document"
     own = sentences(stretches)
     if shape(html, with_text=True) != shape(join_html(stretches, own), with_text=True):
-        return "its own text changes it"
+        return "joining its own text changes it"
     hostile = [HOSTILE] * len(own)
     links = [links_by_place(each, HOSTILE) for each in own]
     if shape(html, with_text=False) != shape(
@@ -207,7 +208,7 @@ def check_document(html: str) -> str | None:
 
 
 def fuzz_html(number: int, seed: int) -> list[str]:
-    """Check a number of documents, and print a summary; the failures."""
+    """Check a number of documents, print a summary, and return the failures."""
     started = time.perf_counter()
     failures, num_characters, num_sentences = [], 0, 0
     for i in range(number):
@@ -250,7 +251,7 @@ HALVES = (
     ("<b>a ", "</b>a "), ("a ", ". "), ("<code>", "</code>"), (" ", "."),
 )  # fmt: skip
 TAILS = (")", "]", "' ", '"', "’”", " ", "!", "」", "»", "\t", "--")
-"""Signs that may follow the stop of a sentence; hard texts repeat one before an `x`."""
+"""Characters that may follow a full stop; hard texts repeat one before an `x`."""
 Recipe = Callable[[int], str]
 """Function that makes a hard text of a length."""
 
@@ -388,10 +389,10 @@ def exponent(taken: Sequence[float]) -> float:
 
 
 def fuzz_time(most_s: float, longest: int, names: Sequence[str]) -> list[str]:
-    """Measure functions, all by default; those whose time grows too fast."""
+    """Measure functions, all by default, and return those whose time grows too fast."""
     lengths = [length for length in LENGTHS if length <= longest]
     print(f"Texts of {', '.join(f'{each:,}' for each in lengths)} characters.\n")
-    print("| entry | slowest of the longest | made of | greatest power | made of |")
+    print("| function | longest time | made of | greatest power | made of |")
     print("|---|---|---|---|---|")
     failures = []
     for name, entry in entries().items():
@@ -401,7 +402,7 @@ def fuzz_time(most_s: float, longest: int, names: Sequence[str]) -> list[str]:
         for part, recipe in recipes().items():
             taken[part] = growth(entry, recipe, lengths, most_s)
             powers[part] = exponent(taken[part])
-            if powers[part] > MOST_GROWTH:  # another process may have disturbed it
+            if powers[part] > MOST_GROWTH:  # repeat: other processes disturb times
                 again = exponent(growth(entry, recipe, lengths, most_s))
                 powers[part] = min(powers[part], again)
             if powers[part] > MOST_GROWTH or len(taken[part]) < len(lengths):
@@ -419,7 +420,7 @@ def fuzz_time(most_s: float, longest: int, names: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Run the chosen fuzz; exit code 1 if anything fails."""
-    parser = argparse.ArgumentParser(description="Fuzz what reads text.")
+    parser = argparse.ArgumentParser(description="Fuzz the text parsers.")
     kinds = parser.add_subparsers(dest="kind", required=True)
     of_time = kinds.add_parser("time")
     of_time.add_argument("--seconds", type=float, default=20.0)
@@ -428,15 +429,15 @@ def main() -> None:
     of_html = kinds.add_parser("html")
     of_html.add_argument("--documents", type=int, default=100_000)
     of_html.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     libraries = ", ".join(
         f"{name} {version(name)}" for name in ("turbohtml", "sentencex", "html5lib")
     )
     print(f"{describe_machine()}- {libraries}\n")
-    if asked.kind == "time":
-        failures = fuzz_time(asked.seconds, asked.longest, asked.entries)
+    if options.kind == "time":
+        failures = fuzz_time(options.seconds, options.longest, options.entries)
     else:
-        failures = fuzz_html(asked.documents, asked.seed)
+        failures = fuzz_html(options.documents, options.seed)
     for failure in failures[:50]:
         print(f"- {failure}")
     sys.exit(1 if failures else 0)

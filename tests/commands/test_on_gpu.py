@@ -24,7 +24,7 @@ def test_each_part_leaves_its_section_and_a_failed_one_its_output(tmp_path: Path
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "| Machine | well |" in report
+    assert "| Machine | succeeded |" in report
     assert "TFLOP/s" in report
 
 
@@ -35,7 +35,7 @@ def test_a_failed_part_is_named_in_the_report(tmp_path: Path):
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 1
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "| Machine | with exit code 1 |" in report
+    assert "| Machine | failed with exit code 1 |" in report
     assert "has no CUDA" in report
 
 
@@ -47,7 +47,7 @@ def test_parts_without_time_are_named_in_the_report(tmp_path: Path):
     )
     assert done.returncode == 1
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert report.count("not begun: no time was left") == 2
+    assert report.count("not started: no time was left") == 2
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
