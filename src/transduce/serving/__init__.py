@@ -1,1 +1,1 @@
-"""Models put in front of people: requests gathered into batches, HTTP, a page."""
+"""HTTP server: batching of requests, LibreTranslate's interface, a web page."""

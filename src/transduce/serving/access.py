@@ -26,8 +26,8 @@ class AccessConfig:
     """Host names the server answers to, and origins whose pages may use it."""
 
     is_local: bool = False
-    """Whether it listens on this machine only: then requests must name this machine, so
-    that no other site's page reaches it through a browser here."""
+    """Whether the server listens on this machine only. Then requests must name this
+    machine, so that no other site's page can reach it through a local browser."""
     allowed_hosts: tuple[str, ...] = ()
     """Further host names; without any, a server that is not local allows every name."""
     cors_origins: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ def host_name(host: str) -> str:
     """The name in a Host header, in lower case, without a port; "" if it has none."""
     try:
         parts = urlsplit(f"//{host}")
-        _ = parts.port  # which must be a number
+        _ = parts.port  # must be a number
     except ValueError:
         return ""
     return (parts.hostname or "") if parts.netloc == host and "@" not in host else ""
@@ -192,7 +192,7 @@ def log_failure(error: BaseException) -> None:
 
 
 def failure_sentence(error: BaseException) -> str:
-    """Message to a client about a failure of the server."""
+    """Return the message to a client about a failure of the server."""
     return (
         f"The server failed ({type(error).__name__}); its log has the details. Try "
         "another text, or try again later."
@@ -200,7 +200,7 @@ def failure_sentence(error: BaseException) -> str:
 
 
 def failure_answer(error: BaseException) -> JSONResponse:
-    """Answer 500 to a request that failed through no fault of its client."""
+    """Return the answer (500) to a request that failed without the client's fault."""
     content = {"error": failure_sentence(error)}
     return JSONResponse(content, HTTPStatus.INTERNAL_SERVER_ERROR)
 

@@ -1,4 +1,4 @@
-"""Requests: read, admitted, or refused in one sentence."""
+"""Admission of requests: reading, authentication, rate limits, refusals."""
 
 import asyncio
 import hmac
@@ -38,20 +38,20 @@ JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 MAX_FIELDS = 1000
 MAX_REFUSED_PER_MINUTE = 600
-"""Refused requests per minute and address where no other limit is set."""
+"""Limit on refused requests per minute and address, unless another limit is set."""
 BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 NETWORK_BITS = 64
 """Prefix bits of an IPv6 address that identify one customer of a provider."""
 MAX_CLIENT_TIMEOUT_S = 86_400.0
 RETRY_S = 1
 MAX_CLIENTS = 10_000
-"""Whose rates are remembered; those not seen for longest are forgotten."""
+"""Maximum number of clients whose rates are stored; the oldest are dropped."""
 CLIENT_GONE = 499
-"""What no client is there to read; as nginx calls it."""
+"""Status of a request whose client has gone; nginx's number."""
 
 
 class RefusedError(Exception):
-    """A request that is not done."""
+    """Refusal of a request, with status and message."""
 
     def __init__(
         self, status: int, message: str, retry_after_s: int | None = None
@@ -63,16 +63,16 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionConfig:
-    """What is taken, and from whom."""
+    """Limits on requests, and accepted API keys."""
 
     api_keys: tuple[str, ...] = ()
-    """Of which a request must have one; none if there are none."""
+    """Accepted keys, of which a request must have one; empty to accept all requests."""
     requests_per_minute: int | None = None
-    """Of each key or, without keys, each address."""
+    """Limit for each key or, without keys, for each address."""
     max_characters: int = 10_000
-    """Of all texts of a request."""
+    """Maximum number of characters of all texts of a request."""
     body_timeout_s: float = 10.0
-    """How long a client may take to send a request's body."""
+    """Seconds that a client may take to send a request's body."""
 
     def __post_init__(self) -> None:
         if self.requests_per_minute is not None and self.requests_per_minute < 1:
@@ -92,12 +92,13 @@ class AdmissionConfig:
 
     @property
     def max_body_bytes(self) -> int:
-        """Each character may be escaped, at worst as a pair of six each."""
+        """Maximum size of a body in bytes: a character may take two escapes of six
+        bytes."""
         return 12 * self.max_characters + 10_000
 
 
 class Admission:
-    """Reads requests, and lets in those that may be done."""
+    """Reads requests, and admits or refuses them."""
 
     def __init__(self, config: AdmissionConfig) -> None:
         self.config = config
@@ -106,7 +107,7 @@ class Admission:
         self._refused_rate = RateLimit(limit or MAX_REFUSED_PER_MINUTE)
 
     async def admit(self, request: Request, message: type[AskedFor]) -> AskedFor:
-        """What is asked; `RefusedError` if it may not or cannot be."""
+        """Return the parsed request; `RefusedError` if it is not admitted."""
         address = address_of(request)
         try:
             asked = _parsed(request, await self._body(request), message)
@@ -281,7 +282,7 @@ def _text(value: bytes | None) -> str:
 
 
 def status_of(error: TransduceError) -> RefusedError:
-    """How an error is told over HTTP."""
+    """Return the HTTP refusal for an error."""
     match error:
         case OverdueError():
             return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), RETRY_S)
@@ -297,9 +298,9 @@ def status_of(error: TransduceError) -> RefusedError:
 async def while_connected(
     request: Request, work: Coroutine[object, object, Result]
 ) -> Result:
-    """The result; the work is given up, and over, once the client has gone.
+    """Await a result; cancel the work once the client has gone.
 
-    The body must have been read.
+    The body must have been read before.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(request.receive())
@@ -311,11 +312,11 @@ async def while_connected(
     finally:
         working.cancel()
         leaving.cancel()
-        await asyncio.wait({working})  # what it waits for is given up only then
+        await asyncio.wait({working})  # cancels what the task waits for
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Keys from a file, one a line; `ConfigError` if there is none."""
+    """Read keys from a file, one per line; `ConfigError` if there is none."""
     keys = tuple(line.strip() for line in read_text([path]) if line.strip())
     if not keys:
         raise ConfigError(f"{path}: must hold a key a line, but holds none.")
@@ -323,13 +324,13 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def is_known(key: str, keys: Sequence[str]) -> bool:
-    """Whether it is one of the keys, in a time that does not tell which is near."""
+    """Return whether a key is accepted, in constant time."""
     given = key.encode("utf-8", "replace")
     return any([hmac.compare_digest(given, each.encode("utf-8")) for each in keys])
 
 
 class RateLimit:
-    """So many requests a minute for each client, all at once if it likes."""
+    """Limit of requests per minute for each client; bursts are allowed."""
 
     def __init__(
         self, per_minute: int, clock: Callable[[], float] = time.monotonic
@@ -341,7 +342,8 @@ class RateLimit:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def seconds_to_wait(self, client: str) -> int:
-        """None, and the request is counted; or until when it is to be tried again."""
+        """Count a request and return 0, or return the seconds until the next
+        attempt."""
         now = self._clock()
         left, then = self._left.pop(client, (self._most, now))
         left = min(left + (now - then) * self._per_second, self._most)

@@ -138,7 +138,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._is_answering:
-            return  # the next request had come already
+            return  # the next request has already arrived
         self._stop(self._probe)
         if self.transport.is_closing():
             self._in(self._limits.write_timeout_s, self._abort)

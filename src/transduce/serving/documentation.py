@@ -26,7 +26,7 @@ Schema = Mapping[str, Any]
 
 
 def documentation(openapi: Schema, models: Sequence[ServedModel]) -> str:
-    """Each path, what it takes and what it answers, and then all kinds of answers."""
+    """Write the page: each path with its request and answer, then all schemas."""
     bodies = examples(models)
     introduction = Section(
         title="For programs",
@@ -154,7 +154,7 @@ def _fields(schema: Schema, title: str = "") -> Iterator[Part]:
 
 
 def _kind(schema: Schema) -> str:
-    """In words, as far as a reader needs it."""
+    """Describe a schema's type in words."""
     if "anyOf" in schema:
         return " or ".join(map(_kind, schema["anyOf"]))
     if "enum" in schema:

@@ -1,4 +1,4 @@
-"""What is done for each path."""
+"""Endpoints of the HTTP interface."""
 
 import json
 import math
@@ -55,20 +55,20 @@ if TYPE_CHECKING:
 ENGLISH = "en"
 """Language of the text that parsers read."""
 DIGITS = 5
-"""Of an attention weight."""
+"""Decimal digits of an attention weight."""
 MAX_SCORED_TOKENS = 1_000
-"""Tokens of a source or a target that is scored at most: self-attention grows with the
-square of the length, and no sentence is as long."""
+"""Maximum number of tokens of a scored source or target: self-attention is quadratic in
+the length, and no sentence is longer."""
 
 
 class JsonLines(StreamingResponse):
-    """JSON, a line for each part of an answer as soon as it is there."""
+    """Streamed JSON lines, each sent as soon as it is ready."""
 
     media_type = "application/x-ndjson"
 
 
 class Endpoints:
-    """What is done for each path."""
+    """Endpoints of all paths."""
 
     def __init__(
         self, models: Sequence[ServedModel], admission: Admission, monitor: Monitor
@@ -96,7 +96,7 @@ class Endpoints:
         return _shaped(asked, several)
 
     async def languages(self) -> list[messages.Language]:
-        """The languages of the models; those only translated into have no targets."""
+        """List the languages of the models; target-only languages have no targets."""
         models = self._translating
         codes = {m.source: None for m in models} | {m.target: None for m in models}
         return [
@@ -109,7 +109,7 @@ class Endpoints:
         ]
 
     async def detect(self, request: Request) -> list[messages.DetectedLanguage]:
-        """The source languages, all with confidence 0: nothing here detects any."""
+        """List the source languages with confidence 0, since nothing is detected."""
         await self._admission.admit(request, messages.DetectRequest)
         codes = {model.source: None for model in self._translating}
         return [
@@ -117,7 +117,7 @@ class Endpoints:
         ]
 
     async def frontend_settings(self) -> messages.FrontendSettings:
-        """Settings that LibreTranslate's clients read when they start."""
+        """Return the settings that LibreTranslate's clients read when they start."""
         config = self._admission.config
         return messages.FrontendSettings(
             apiKeys=bool(config.api_keys),
@@ -130,21 +130,21 @@ class Endpoints:
         )
 
     async def suggest(self) -> messages.Refusal:
-        """Refuse a better translation: this server keeps none."""
+        """Refuse a suggested translation, since the server stores none."""
         raise RefusedError(
             HTTPStatus.FORBIDDEN,
             "This server takes no suggestions, as it keeps no texts.",
         )
 
     async def translate_file(self) -> messages.Refusal:
-        """Refuse a file: only texts are translated."""
+        """Refuse a file, since only texts are translated."""
         raise RefusedError(
             HTTPStatus.FORBIDDEN,
             "This server does not translate files; send their text to /translate.",
         )
 
     async def models(self) -> list[messages.Model]:
-        """The models by name, which is what /v1 calls them by."""
+        """List the models by the names that /v1 uses."""
         return [
             messages.Model(
                 name=model.name,
@@ -158,9 +158,10 @@ class Endpoints:
         ]
 
     async def stream(self, request: Request) -> JsonLines:
-        """Translate a text, each sentence a line of JSON as soon as it is done.
+        """Translate a text; each sentence is a line of JSON, sent as soon as it is
+        ready.
 
-        The last line has an `error` if one occurs.
+        If an error occurs, the last line has an `error`.
         """
         asked = await self._admission.admit(request, messages.StreamRequest)
         model = by_name(self._translating, asked.model)
@@ -176,9 +177,9 @@ class Endpoints:
         return _streamed(_translated(each) async for each in found)
 
     async def parse(self, request: Request) -> JsonLines:
-        """Parse an English text, each sentence a line of JSON as soon as it is done.
+        """Parse an English text; each sentence is a line of JSON, sent when ready.
 
-        The last line has an `error` if one occurs.
+        If an error occurs, the last line has an `error`.
         """
         asked = await self._admission.admit(request, messages.ParseRequest)
         queue = by_name(self._parsing, asked.model).queue
@@ -195,7 +196,7 @@ class Endpoints:
         return _streamed(_parsed(*each) async for each in found)
 
     async def score(self, request: Request) -> list[messages.Score]:
-        """How likely the model holds given translations."""
+        """Score given translations by their log-probability."""
         asked = await self._admission.admit(request, messages.ScoreRequest)
         queue = by_name(self._translating, asked.model).queue
         deadline = queue.deadline()
@@ -212,7 +213,7 @@ class Endpoints:
         ]
 
     async def attention(self, request: Request) -> Response:
-        """Who attends to whom in a sentence and its translation, or its tree."""
+        """Return the attention weights of a sentence and its translation or tree."""
         asked = await self._admission.admit(request, messages.AttentionRequest)
         queue = by_name(self._models, asked.model).queue
         deadline = queue.deadline()
@@ -221,12 +222,12 @@ class Endpoints:
             from transduce.analysis.sentence_attention import attend
         work = partial(attend, queue.translator, asked.source, asked.target)
         found = await while_connected(request, queue.run(work, deadline))
-        # Up to a million numbers, which would block the event loop.
+        # Up to a million numbers: formatting them would block the event loop.
         content = await in_thread(deadline, _attention_json, found, asked.kind)
         return Response(content, media_type=JSON)
 
     async def health(self) -> messages.Health:
-        """That models are loaded and requests are taken."""
+        """Report that models are loaded and requests are accepted."""
         stuck = [model.name for model in self._models if model.queue.is_stuck]
         if stuck:
             raise OverdueError(
@@ -236,14 +237,14 @@ class Endpoints:
         return messages.Health(models=[model.name for model in self._models])
 
     async def metrics(self) -> Response:
-        """Figures in Prometheus' text format."""
+        """Return metrics in Prometheus' text format."""
         return Response(self._monitor.text(), media_type=CONTENT_TYPE)
 
 
 def _shaped(
     asked: messages.TranslateRequest, several: messages.TranslateAnswer
 ) -> messages.TranslateAnswer:
-    """A list if a list was given, and what was asked for alone."""
+    """Build the answer: lists for lists, and only the requested fields."""
     left_out = set() if asked.alternatives else {"alternatives"}
     left_out |= set() if is_auto(asked.source) else {"detectedLanguage"}
     fields = several.model_dump(exclude=left_out)

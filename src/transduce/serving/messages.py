@@ -1,4 +1,4 @@
-"""What is asked over HTTP, and what is answered."""
+"""Requests and answers of the HTTP interface."""
 
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
@@ -31,7 +31,7 @@ def _as_list(given: Any) -> Any:
 
 
 Texts = Annotated[list[str], BeforeValidator(_as_list)]
-"""Texts, which a form cannot tell from one if there is one only."""
+"""List of texts; a form sends a single text without a list."""
 
 
 class Asked(BaseModel):
@@ -59,11 +59,11 @@ class Asked(BaseModel):
     @property
     @abstractmethod
     def texts(self) -> list[str]:
-        """What its length is counted by."""
+        """Texts that count towards the length limit."""
 
 
 class TranslateRequest(Asked):
-    """As LibreTranslate takes it."""
+    """Texts to translate, as in LibreTranslate."""
 
     q: Annotated[str | list[str], Field(description="Text, or several.")]
     source: Annotated[str, Field(description="A code of /languages, or auto.")] = AUTO
@@ -78,7 +78,7 @@ class TranslateRequest(Asked):
 
 
 class DetectedLanguage(BaseModel):
-    """What the source was taken for when it was not told."""
+    """Source language assumed for the source "auto"."""
 
     confidence: Annotated[
         float, Field(description="0: it is the only source language, not a guess.")
@@ -87,7 +87,7 @@ class DetectedLanguage(BaseModel):
 
 
 class TranslateAnswer(BaseModel):
-    """As LibreTranslate gives it: lists if texts were given as a list."""
+    """Translations, as in LibreTranslate; lists if the texts were a list."""
 
     translatedText: str | list[str]  # noqa: N815
     alternatives: list[str] | list[list[str]] | None = None
@@ -95,7 +95,7 @@ class TranslateAnswer(BaseModel):
 
 
 class DetectRequest(Asked):
-    """As LibreTranslate takes it."""
+    """Text whose language is requested, as in LibreTranslate."""
 
     q: str
 
@@ -105,7 +105,7 @@ class DetectRequest(Asked):
 
 
 class NamedLanguage(BaseModel):
-    """A language's code and English name; both empty if no model translates."""
+    """Code and English name of a language; both empty if no model translates."""
 
     code: str
     name: str
@@ -134,7 +134,7 @@ class FrontendSettings(BaseModel):
 
 
 class Language(BaseModel):
-    """A source language, as LibreTranslate tells it."""
+    """Source language with its targets, as in LibreTranslate."""
 
     code: str
     name: str
@@ -142,7 +142,7 @@ class Language(BaseModel):
 
 
 class Model(BaseModel):
-    """A model that is served."""
+    """Served model."""
 
     name: str
     task: Literal["translate", "parse"]
@@ -153,7 +153,7 @@ class Model(BaseModel):
 
 
 class StreamRequest(Asked):
-    """A text to be translated sentence by sentence."""
+    """Text to translate sentence by sentence."""
 
     q: str
     model: ModelNamed = None
@@ -167,7 +167,7 @@ class StreamRequest(Asked):
 
 
 class ScoredText(BaseModel):
-    """A translation, and what it was ranked by."""
+    """Translation with its search score."""
 
     text: str
     score: Annotated[
@@ -176,7 +176,7 @@ class ScoredText(BaseModel):
 
 
 class StreamedStretch(BaseModel):
-    """A line of the answer; all translations in a row are that of the text."""
+    """Line of a streamed answer; all lines together give the translated text."""
 
     source: str
     translation: str
@@ -185,7 +185,7 @@ class StreamedStretch(BaseModel):
 
 
 class ParseRequest(Asked):
-    """An English text to be parsed sentence by sentence."""
+    """English text to parse sentence by sentence."""
 
     q: str
     model: ModelNamed = None
@@ -201,14 +201,14 @@ class ParseRequest(Asked):
 
 
 class Leaf(BaseModel):
-    """A word and its part of speech."""
+    """Word with its part of speech."""
 
     tag: str
     word: str
 
 
 class Constituent(BaseModel):
-    """A phrase: the leaves from `start` up to, but not including, `end`."""
+    """Phrase over the leaves from `start` up to, but not including, `end`."""
 
     label: str
     start: int
@@ -216,7 +216,7 @@ class Constituent(BaseModel):
 
 
 class StreamedParse(BaseModel):
-    """A line of the answer; what stands between sentences has no tree."""
+    """Line of a streamed answer; text between sentences has no tree."""
 
     source: str
     tree: Annotated[str | None, Field(description="In brackets.")] = None
@@ -235,7 +235,7 @@ class StreamedParse(BaseModel):
 
 
 class ScoreRequest(Asked):
-    """Translations to be scored."""
+    """Translations to score."""
 
     TEXTS = ("source", "target")
 
@@ -249,7 +249,7 @@ class ScoreRequest(Asked):
 
 
 class Score(BaseModel):
-    """How likely a model holds a target."""
+    """Log-probability and perplexity of a target."""
 
     log_probability: Annotated[float, Field(description="The end token counted.")]
     num_tokens: int
@@ -257,7 +257,7 @@ class Score(BaseModel):
 
 
 class AttentionRequest(Asked):
-    """A sentence and its translation, or its tree in brackets, to look into."""
+    """Sentence with its translation, or its bracketed tree, to inspect."""
 
     TEXTS = ("source", "target")
 
@@ -272,7 +272,7 @@ class AttentionRequest(Asked):
 
 
 class Attention(BaseModel):
-    """Who attends to whom; the first token of a word begins with a space."""
+    """Attention weights; the first token of each word begins with a space."""
 
     queries: list[str]
     keys: list[str]
@@ -283,13 +283,13 @@ class Attention(BaseModel):
 
 
 class Health(BaseModel):
-    """That models are loaded and requests are taken."""
+    """State of the server: models are loaded and requests are accepted."""
 
     status: Literal["ok"] = "ok"
     models: list[str]
 
 
 class Refusal(BaseModel):
-    """Why a request was not done."""
+    """Reason why a request was refused."""
 
     error: str

@@ -1,4 +1,4 @@
-"""What a server tells Prometheus about itself."""
+"""Metrics of the server for Prometheus."""
 
 import time
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Monitor:
             waiting.labels(model.name).set_function(partial(_num_waiting, queue))
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -58,7 +58,7 @@ class CountRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Until an answer begins, none is given: the client has gone.
+        # No answer was started, so the client has gone.
         status = "none"
         begun = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""Requests of many callers, gathered into batches for one model."""
+"""Queue that combines requests of many callers into batches for one model."""
 
 import asyncio
 import threading
@@ -29,25 +29,25 @@ Result = TypeVar("Result")
 Found = TypeVar("Found", covariant=True)
 
 MAX_WORK = 64
-"""Requests that wait for something other than a translation."""
+"""Maximum number of waiting requests for other work than translation."""
 MAX_TIMEOUT_S = 86_400.0
 STUCK_AFTER_S = 5.0
-"""Seconds after which abandoned work that goes on counts as stuck."""
+"""Seconds after which abandoned work that still runs counts as stuck."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
-    """How much waits, how long, and how much is translated at once."""
+    """Limits on waiting sentences, time, batch size and length."""
 
     max_waiting: int = 1024
-    """Sentences, of all callers."""
+    """Maximum number of waiting sentences of all callers."""
     timeout_s: float = 30.0
-    """Seconds that a request may take, the wait for its turn included."""
+    """Seconds that a request may take, including its wait."""
     batch_size: int = 64
-    """Sentences that are translated, or parsed, together at most."""
+    """Maximum number of sentences translated or parsed in one batch."""
     max_tokens: int = 10_000
-    """Tokens of all texts of a request at most: they bound its cost, which characters
-    do not, as a rare one may be several tokens."""
+    """Maximum number of tokens of all texts of a request. Tokens bound the cost;
+    characters do not, since a rare one may take several tokens."""
 
     def __post_init__(self) -> None:
         for name in ("max_waiting", "batch_size", "max_tokens"):
@@ -65,9 +65,9 @@ class Deadline:
     """Time limit of a request."""
 
     seconds: float
-    """Seconds that the request has in all."""
+    """Time limit in seconds."""
     at: float
-    """End of the time, on the clock of `time.monotonic` and of event loops."""
+    """Deadline on the clock of `time.monotonic` and of event loops."""
 
     def had_no_turn(self) -> OverdueError:
         """Error of work that still waits at the deadline."""
@@ -85,7 +85,7 @@ class Deadline:
 
 
 class _Task(Protocol[Found]):
-    """What is done with sentences; those of equal tasks are done together."""
+    """Kind of work on sentences; sentences of equal tasks share a batch."""
 
     def __call__(
         self, translator: Translator, sentences: list[str], pace: Pace
@@ -152,7 +152,7 @@ class _InHand(Generic[Found]):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Turn:
-    """Work that the model is doing, with the deadline of each result."""
+    """Work in progress, with the deadline of each result."""
 
     deadlines: dict[Future[Any], Deadline]
 
@@ -163,7 +163,7 @@ class _Turn:
 
     @property
     def ends(self) -> float:
-        """The last of the deadlines."""
+        """Last of the deadlines."""
         return max(deadline.at for deadline in self.deadlines.values())
 
     def go_on(self) -> None:
@@ -173,7 +173,7 @@ class _Turn:
 
 
 class _GivenUpError(Exception):
-    """No caller waits any more for the results of the model's turn."""
+    """No caller waits for the results of the current work any more."""
 
 
 class RequestQueue:
@@ -193,10 +193,10 @@ class RequestQueue:
         translator.get_ready()  # not while the first caller waits
         self.config = config or QueueConfig()
         self.on_batch: Callable[[int], None] = lambda _: None
-        """Told of the size of each batch."""
+        """Callback that receives the size of each batch."""
         self._changed = threading.Condition(threading.RLock())
         self._requests: dict[_Sentences | _Slices, None] = {}
-        """Requests in the order of their turns; after its turn, one goes to the end."""
+        """Requests in round-robin order; after its turn, a request moves to the end."""
         self._num_waiting = 0
         self._turn: _Turn | None = None
         self._is_closed = False
@@ -217,7 +217,7 @@ class RequestQueue:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the model hangs in work that is past its deadline."""
+        """Whether the model hangs in work past its deadline."""
         turn = self._turn
         return turn is not None and time.monotonic() > turn.ends + STUCK_AFTER_S
 
@@ -232,13 +232,13 @@ class RequestQueue:
         search: SearchConfig | None = None,
         deadline: Deadline | None = None,
     ) -> list[Future[Translation]]:
-        """The translations to come, one for each sentence.
+        """Enqueue sentences; return a future of each translation.
 
-        The search is the model's own by default, and the deadline that of a request
-        that begins now. `BusyError` if too many wait; `TooLongError` if these alone are
-        too many; `RequestError` if the model parses, or the sentences are one string.
-        A future raises `OverdueError` if its sentence had no turn in time, and
-        `TimeLimitError` if the sentence had its turn, but took too long.
+        By default, the search is the model's own and the deadline that of a new
+        request. Raises `BusyError` if too many sentences wait, `TooLongError` if these
+        alone are too many, `RequestError` if the model is a parser or `sentences` is a
+        string. A future raises `OverdueError` if its sentence was not started in time,
+        and `TimeLimitError` if it was started, but took too long.
         """
         self.translator.require_translation()
         task = _Translate(search or self.translator.search)
@@ -251,9 +251,9 @@ class RequestQueue:
         constrained: bool = False,
         deadline: Deadline | None = None,
     ) -> list[Future[Parse]]:
-        """The trees to come of raw English sentences, by the model's own search.
+        """Enqueue raw English sentences; return a future of each parse.
 
-        Errors as of `submit`; `RequestError` if the model translates.
+        Raises the errors of `submit`, and `RequestError` if the model is a translator.
         """
         self.translator.parser()
         return self._submit(sentences, _Parse(constrained), deadline)
@@ -264,9 +264,9 @@ class RequestQueue:
         search: SearchConfig | None = None,
         deadline: Deadline | None = None,
     ) -> list[Translation]:
-        """Translations in the order of the sentences; raises what `submit` does.
+        """Translate sentences in order.
 
-        `TooLongError` if they have too many tokens.
+        Raises the errors of `submit`, and `TooLongError` for too many tokens.
         """
         deadline = deadline or self.deadline()
         await self.require_short(sentences, deadline)
@@ -280,7 +280,7 @@ class RequestQueue:
     def translate_sync(
         self, sentences: Sequence[str], search: SearchConfig | None = None
     ) -> list[Translation]:
-        """As `translate`, for callers in threads."""
+        """Translate sentences in order; the blocking form of `translate`."""
         return [future.result() for future in self.submit(sentences, search)]
 
     async def require_short(
@@ -288,11 +288,11 @@ class RequestQueue:
     ) -> None:
         """Raise `TooLongError` if texts, together or singly, have too many tokens.
 
-        They are counted in a thread; `TimeLimitError` if that takes too long.
+        A thread counts them; raises `TimeLimitError` if that takes too long.
         """
         encode = self.translator.tokenizer.encode_sources
         encoded = await in_thread(deadline, encode, texts)
-        counts = [len(ids) + 1 for ids in encoded]  # with the end
+        counts = [len(ids) + 1 for ids in encoded]  # with the end token
         if sum(counts) > self.config.max_tokens:
             raise TooLongError(
                 f"A request may have at most {self.config.max_tokens:,} tokens, but "
@@ -309,8 +309,7 @@ class RequestQueue:
     ) -> Result:
         """Run other work with the model, in its thread and in turn.
 
-        `BusyError` if too much such work waits; `OverdueError` and `TimeLimitError` as
-        in `submit`.
+        Raises `BusyError` if too much such work waits, and the errors of `submit`.
         """
         [found] = await self.run_in_slices(lambda: (work() for _ in range(1)), deadline)
         return found
@@ -333,11 +332,11 @@ class RequestQueue:
         return await asyncio.wrap_future(request.future)
 
     def close(self) -> None:
-        """Finish what was taken; nothing more is."""
+        """Accept no more requests, and finish the accepted ones."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        # By then all work has ended, or is stuck and ends with the process.
+        # By then all work is done, or is stuck and ends with the process.
         self._worker.join(self.config.timeout_s + STUCK_AFTER_S)
 
     def _submit(
@@ -394,7 +393,7 @@ class RequestQueue:
             self._requests.pop(request, None)
 
     def _work(self) -> None:
-        """Give each request its turn, until the queue is closed and empty."""
+        """Serve requests in turn until the queue is closed and empty."""
         while True:
             with self._changed:
                 while not self._requests:
@@ -409,7 +408,7 @@ class RequestQueue:
                     batch = self._gather(request.task)
                 turn = self._turn
                 assert turn is not None
-                self._changed.notify_all()  # the watch must see the new deadline
+                self._changed.notify_all()  # wake the watch for the new deadline
             if isinstance(request, _Slices):
                 _do_slice(request)
             else:
@@ -472,7 +471,7 @@ class RequestQueue:
                     _settle(each.future, error=own_error)
 
     def _find(self, batch: list[_InHand[Any]], turn: _Turn) -> BaseException | None:
-        """Find and deliver the results of sentences; the error if the search fails."""
+        """Compute and deliver results; return the error if the search fails."""
         sentences = [each.sentence for each in batch]
         task, pace = batch[0].request.task, Pace(on_step=turn.go_on)
         try:
@@ -531,9 +530,9 @@ class RequestQueue:
 async def in_thread(
     deadline: Deadline, work: Callable[..., Result], *arguments: object
 ) -> Result:
-    """Run work that would block the event loop in a thread; its result.
+    """Run work that would block the event loop in a thread; return its result.
 
-    A failure ends the request alone. `TimeLimitError` at the deadline.
+    A failure affects this request only. Raises `TimeLimitError` at the deadline.
     """
 
     def contained() -> Result:
@@ -575,7 +574,7 @@ def _settle(
 
 
 def _told(error: BaseException) -> Exception:
-    """Exception that is safe to raise where the result is awaited.
+    """Return an exception that is safe to raise where the result is awaited.
 
     A library's panic or SystemExit would end more than a request, so it is wrapped.
     """

@@ -1,4 +1,4 @@
-"""The models that are served, by name and by languages."""
+"""Served models, by name and by languages."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ TAG_IN_NAME = re.compile(
 """Pattern of a language tag in a model's name: language, script and region."""
 AUTO = "auto"
 MAX_SHOWN = 40
-"""Characters of a request's field that a refusal quotes at most."""
+"""Maximum number of characters of a field that a refusal quotes."""
 
 Pair = tuple[str, str]
 """Source and target language, as BCP 47 tags."""
@@ -39,10 +39,10 @@ class ModelName:
 
     @classmethod
     def parse(cls, text: str) -> "ModelName":
-        """`NAME=FOLDER`, `SOURCE:TARGET=FOLDER`, or a folder that gives the name.
+        """Parse `NAME=FOLDER`, `SOURCE:TARGET=FOLDER`, or a folder that gives the name.
 
-        Only up to the first "=" of what is no folder is a name. `ConfigError` if the
-        name cannot be one, or the languages in it are ambiguous.
+        A text that names an existing folder is never split at "=". Raises `ConfigError`
+        for an invalid name, or for ambiguous languages in it.
         """
         name, equals, folder = text.partition("=")
         if not equals or Path(text).exists():
@@ -109,12 +109,12 @@ class ServedModel:
 
     @property
     def is_parser(self) -> bool:
-        """Whether it writes trees of English, and not translations."""
+        """Whether it is a parser of English rather than a translator."""
         return self.queue.translator.symbols is not None
 
 
 def require_distinct(names: Sequence[ModelName]) -> None:
-    """`ConfigError` if two models have one name."""
+    """Raise `ConfigError` if two models have the same name."""
     for i, each in enumerate(names):
         if any(each.name == other.name for other in names[:i]):
             raise ConfigError(
@@ -124,7 +124,7 @@ def require_distinct(names: Sequence[ModelName]) -> None:
 
 
 def by_name(models: Sequence[ServedModel], name: str | None) -> ServedModel:
-    """The model of a name, or the only one; `RequestError` if there is none such."""
+    """Return the model of a name, or the only model; `RequestError` otherwise."""
     _require_any(models)
     found = [model for model in models if name in (None, model.name)]
     if len(found) != 1:
@@ -138,7 +138,7 @@ def by_name(models: Sequence[ServedModel], name: str | None) -> ServedModel:
 def by_languages(
     models: Sequence[ServedModel], source: str, target: str | None
 ) -> ServedModel:
-    """The model whose languages match two best; the source may be auto.
+    """Return the model whose languages match best; the source may be auto.
 
     A language is a BCP 47 tag in any case; if no model has it, one of the same base
     language matches. `RequestError` if no model matches, or several match auto.
@@ -180,7 +180,7 @@ def _require_any(models: Sequence[ServedModel]) -> None:
 
 
 def language_name(code: str) -> str:
-    """In English, as far as it is known."""
+    """Return the English name of a language, or its code if unknown."""
     try:
         return english_name(code)
     except ConfigError:

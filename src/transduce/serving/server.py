@@ -1,4 +1,4 @@
-"""The HTTP interface: LibreTranslate's, and what more a model can tell."""
+"""HTTP server: LibreTranslate's interface, and more under /v1."""
 
 import asyncio
 import ipaddress
@@ -66,7 +66,7 @@ PAGE = {
     "/tree.js": ("tree.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-"""By path, all there is: nothing of a request names a file."""
+"""Static files by path; requests cannot name any other file."""
 PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -92,7 +92,7 @@ LINES: dict[str, type[BaseModel]] = {
     "/v1/translate": messages.StreamedStretch,
     "/v1/parse": messages.StreamedParse,
 }
-"""By path, what each line of an answer is that comes bit by bit."""
+"""Type of each line of streamed answers, by path."""
 ATTENTION_PATH = "/v1/attention"
 """Path whose answer a thread writes as JSON, without FastAPI's validation."""
 MAX_PORT = 65_535
@@ -101,7 +101,7 @@ BACKLOG = 512
 SPARE = 16
 """Open files reserved for other purposes than connections."""
 GRACE_S = 5.0
-"""For answers to be sent after the last sentence's time is up."""
+"""Seconds to send answers after the last deadline."""
 
 
 def create_app(
@@ -109,7 +109,7 @@ def create_app(
     config: AdmissionConfig | None = None,
     access: AccessConfig | None = None,
 ) -> FastAPI:
-    """The whole interface; what the queues took is finished when it ends."""
+    """Build the application; at its end, the queues finish accepted requests."""
     access = access or AccessConfig()
 
     @asynccontextmanager
@@ -119,7 +119,7 @@ def create_app(
         for model in models:
             await asyncio.to_thread(model.queue.close)
 
-    # The usual pages of documentation load scripts from elsewhere; /docs is our own.
+    # FastAPI's documentation loads scripts from other sites; /docs is this package's.
     app = FastAPI(
         title="transduce",
         version=transduce.__version__,
@@ -134,7 +134,7 @@ def create_app(
     app.exception_handler(RefusedError)(_refuse)
     app.exception_handler(TransduceError)(_refuse_error)
     app.exception_handler(HTTPException)(_refuse_http)
-    # Each is around those before it.
+    # Each middleware wraps those before it.
     app.add_middleware(AnswerFailures)
     app.add_middleware(CountRequests, monitor=monitor)
     if access.cors_origins:
@@ -166,7 +166,7 @@ class ServerConfig:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Where requests come in; `RequestError` if it cannot be there."""
+    """Open the listening socket; `RequestError` if that fails."""
     if not 0 <= port <= MAX_PORT:
         raise ConfigError(f"`port` must be from 0 to {MAX_PORT}, but is {port}.")
     try:
@@ -197,7 +197,7 @@ def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Ser
     config = config or ServerConfig()
     connections, backlog = _that_can_be_open(config.connections)
     protocol = partial(Connection, shared=OpenConnections(connections, backlog))
-    # It logs mistakes of clients, who get them as answers already.
+    # Uvicorn logs mistakes of clients, who receive them as answers already.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     settings = uvicorn.Config(
         app,
@@ -206,7 +206,7 @@ def http_server(app: FastAPI, config: ServerConfig | None = None) -> uvicorn.Ser
         loop="asyncio",
         backlog=backlog,
         access_log=False,
-        log_level="error",  # below it, each malformed request logs a line
+        log_level="error",  # below, each malformed request logs a line
         server_header=False,
         proxy_headers=bool(config.trusted_proxies),
         forwarded_allow_ips=list(config.trusted_proxies),
@@ -220,7 +220,7 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C, SIGTERM or a hangup, then finish the running requests."""
     server = http_server(app, config)
-    # The server raises the signal again once it is done, which is here no failure.
+    # The server raises the signal again when it is done; that is not a failure.
     with stop_on_signal():
         if threading.current_thread() is threading.main_thread():
             for number in terminations():
@@ -237,7 +237,7 @@ def _that_can_be_open(config: ConnectionConfig) -> tuple[ConnectionConfig, int]:
     most = config.max_connections
     try:
         import resource
-    except ImportError:  # not on Windows, which has no such limit
+    except ImportError:  # Windows has no such limit
         return config, BACKLOG
     taken = _num_open_files() + SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -330,7 +330,7 @@ def _add_asked(
 
 
 def _document_lines(app: FastAPI) -> None:
-    """Else they would be documented as one piece of JSON. All paths must be known."""
+    """Document streamed answers as JSON lines. Call it after all paths are added."""
     for path in LINES:
         answer = app.openapi()["paths"][path]["post"]["responses"]["200"]
         answer["content"] = {JsonLines.media_type: answer["content"][JSON]}
@@ -380,11 +380,11 @@ async def _refuse_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _refuse_http(request: Request, error: Exception) -> JSONResponse:
-    """No such path or method."""
+    """Answer a request for an unknown path or method."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if headers.get("Allow") == "GET":
-        headers["Allow"] = "GET, HEAD"  # which are two routes
+        headers["Allow"] = "GET, HEAD"  # GET and HEAD are two routes
     message = "The path must be one that /docs describes, but is not."
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = headers["Allow"].replace(", ", " or ")

@@ -1,4 +1,4 @@
-"""Documents through a queue: split into sentences, translated, and put together."""
+"""Translation of documents: split into sentences, translated, and joined."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -23,7 +23,7 @@ Found = TypeVar("Found")
 
 Format = Literal["text", "html"]
 LINKED_AT_ONCE = 32
-"""Sentences with tags whose words are linked in one turn of the model, at most."""
+"""Maximum number of sentences with tags whose words are linked at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class DocumentOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedDocument:
-    """A document, with other ways to translate it."""
+    """Translation of a document, with alternatives."""
 
     text: str
     alternatives: list[str]
@@ -58,14 +58,14 @@ class TranslatedStretch:
 
 
 def search_for(own: SearchConfig, num_alternatives: int) -> SearchConfig:
-    """The model's own search, wide enough for so many besides the best."""
+    """Return the model's search, with a beam wide enough for the alternatives."""
     num_best = num_alternatives + 1
     beam_size = max(own.beam_size, num_best)
     return replace(own, beam_size=beam_size, num_best=num_best)
 
 
 def split(document: str, options: DocumentOptions) -> list[Stretch]:
-    """Sentences, and what stands between them."""
+    """Split a document into sentences and the text between them."""
     split_format = split_html if options.format == "html" else split_text
     return split_format(document, options.language, splits_lines=options.splits_lines)
 
@@ -76,7 +76,7 @@ async def translate_documents(
     options: DocumentOptions,
     num_alternatives: int,
 ) -> list[TranslatedDocument]:
-    """Each with at most so many alternatives."""
+    """Translate documents, each with at most `num_alternatives` alternatives."""
     deadline = queue.deadline()
     split_documents = await in_thread(
         deadline, lambda: [split(document, options) for document in documents]
@@ -117,9 +117,9 @@ async def translated_stretches(
 async def found_stretches(
     stretches: Sequence[Stretch], futures: Sequence[Future[Found]]
 ) -> AsyncIterator[tuple[Stretch, Found | None]]:
-    """Each stretch with what was found for it, as soon as those before it are done.
+    """Yield each stretch with its result, as soon as those before it are done.
 
-    For what stands between sentences that is nothing. What was not come to is given up.
+    The result is None between sentences. Closing the iterator cancels pending work.
     """
     waiting = iter(futures)
     try:
@@ -137,7 +137,7 @@ async def found_stretches(
 def other_hypotheses(
     translation: Translation, most: int
 ) -> list[TranslationHypothesis]:
-    """At most so many besides the best, best first."""
+    """Return at most `most` hypotheses besides the best, best first."""
     return list(translation.hypotheses[1 : most + 1])
 
 
@@ -147,7 +147,7 @@ async def _links(
     num_alternatives: int,
     deadline: Deadline,
 ) -> list[list[WordLinks | None]]:
-    """Word links of each sentence to its translation and alternatives.
+    """Return word links of each sentence to its translation and alternatives.
 
     None stands for each of them if the sentence has no tags.
     """
@@ -172,7 +172,7 @@ async def _links(
 def _linked(
     translator: Translator, pairs: Sequence[tuple[str, str]]
 ) -> list[WordLinks | None]:
-    """Word links by the model's attention; None for each without PyTorch."""
+    """Return word links by the model's attention; None for each without PyTorch."""
     try:
         from transduce.analysis.word_links import attended_links
     except ImportError as error:
