@@ -37,6 +37,7 @@ class TreebankConfig:
     """Weight of the loss that guides cross-attention to the next word; 0 for no
     guidance."""
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
+    """Augmentation of the training trees by variants."""
 
     def __post_init__(self) -> None:
         require_between("treebank.guidance", self.guidance, 0, MAX_GUIDANCE)

@@ -1,4 +1,4 @@
-"""The sizes and choices of a Transformer (section 3; Table 3)."""
+"""Sizes and variants of a Transformer (section 3; Table 3)."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -32,49 +32,59 @@ MOST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A Transformer's sizes; the defaults are the paper's base model."""
+    """Settings of a Transformer; the defaults are the paper's base model (Table 3)."""
 
     vocab_size: int = 37_000
-    """Rows of the one embedding of source, target and output; the tokenizer's size."""
+    """Size of the vocabulary, which is that of the learned tokenizer. It is shared by
+    source and target, as is their embedding."""
     target_vocab_size: int | None = None
-    """Rows of another one for target and output, if these have symbols of their own, as
-    a parser's trees do (section 6.3)."""
+    """Size of a separate target vocabulary, for the symbols of a parser's trees
+    (section 6.3). None for a shared vocabulary."""
     num_layers: int = 6
-    """N: layers of the encoder, and of the decoder."""
+    """Number of layers N of the encoder and of the decoder."""
     decoder_layers: int | None = None
-    """Layers of the decoder, if it has not as many."""
+    """Number of layers of the decoder. None for as many as the encoder."""
     d_model: int = 512
-    """Width of what passes between layers."""
+    """Dimension of the embeddings and of the outputs of all sub-layers."""
     d_ff: int = 2048
-    """Width inside the feed-forward networks."""
+    """Inner dimension of the feed-forward networks."""
     num_heads: int = 8
-    """h: attentions side by side."""
+    """Number of attention heads h."""
     d_k: int = 64
-    """Width of one head's queries and keys."""
+    """Dimension of the queries and keys of one head."""
     d_v: int = 64
-    """Width of one head's values."""
+    """Dimension of the values of one head."""
     dropout: float = 0.1
-    """P_drop: the share of activations set to zero in training."""
+    """Dropout rate P_drop of sub-layer outputs and of embeddings (section 5.4)."""
     attention_dropout: float = 0.0
-    """Dropout rate of attention's weights (section 6.3); the paper's base has none."""
+    """Dropout rate of attention weights. The paper mentions it for parsing only
+    (section 6.3), without a rate."""
     relu_dropout: float = 0.0
-    """Dropout rate after the feed-forward networks' ReLU; 0 in the paper's models."""
+    """Dropout rate after the activation of the feed-forward networks. The paper has
+    none."""
     positions: Positions = "sinusoidal"
-    """How a position is told: the sinusoids of section 3.5, or learned (row E)."""
+    """Positional encoding: sinusoids (section 3.5) or learned embeddings (Table 3, row
+    E)."""
     max_positions: int = 1024
-    """Rows of the table of learned positions; sinusoids know no limit."""
+    """Number of learned positional embeddings; later positions share the last one.
+    Sinusoids have no limit."""
     norm: Norm = "post"
-    """Where a sub-layer is normalised: after its residual sum, as in the paper."""
+    """Place of layer normalisation: after the residual sum (post), as in the paper, or
+    before the sub-layer (pre)."""
     scores: Scores = "scaled"
-    """How a query is held against a key (section 3.2.1)."""
+    """Attention scores (section 3.2.1): scaled dot product, unscaled dot product, or
+    additive."""
     activation: Activation = "relu"
-    """What stands between the two maps of a feed-forward network."""
+    """Activation of the feed-forward networks: relu, as in the paper, or silu."""
     neighbourhood: int | None = None
-    """r: how far to either side self-attention sees (section 4); all if not given."""
+    """Neighbourhood r of restricted self-attention, in positions to either side
+    (section 4). None for all positions, as in the paper's models."""
     norm_epsilon: float = 1e-6
-    """Keeps a norm from dividing by zero: that of the paper's own code."""
+    """Constant in the denominator of layer normalisation. The paper does not give it;
+    the default is that of its code, tensor2tensor."""
     output_bias: bool = False
-    """Whether each logit has a bias; in the paper none has."""
+    """Whether the output layer has biases. The paper's has none; imported models may
+    have them."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -93,7 +103,7 @@ class ModelConfig:
                 f"{self.norm_epsilon}."
             )
         for name in ("d_model", "d_k"):
-            # A sine and a cosine make a pair, and a head should not part it.
+            # A sine and a cosine form a pair, which should be in the same head.
             if self.positions == "sinusoidal" and (width := getattr(self, name)) % 2:
                 raise ConfigError(
                     f"`model.{name}` must be even for sinusoidal positions, but is "
@@ -102,7 +112,7 @@ class ModelConfig:
 
     @property
     def num_decoder_layers(self) -> int:
-        """As many as the encoder has, unless told otherwise."""
+        """Number of layers of the decoder, by default that of the encoder."""
         return self.decoder_layers or self.num_layers
 
     def _check_sizes(self) -> None:

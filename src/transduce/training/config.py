@@ -1,4 +1,4 @@
-"""The settings of the training regime (section 5)."""
+"""Settings of training (section 5)."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -26,45 +26,49 @@ MOST_DECAY = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """The paper's training regime (section 5); the defaults are its base model's."""
+    """Settings of training; the defaults are those of the paper's base model."""
 
     steps: int = 100_000
-    """Updates in all."""
+    """Number of updates of the whole training (section 5.2)."""
     warmup_steps: int = 4_000
-    """Updates during which the learning rate grows (equation 3)."""
+    """Number of updates during which the learning rate grows linearly (equation 3)."""
     learning_rate_scale: float = 1.0
-    """Factor on equation 3."""
+    """Factor on the learning rate of equation 3."""
     cooldown_share: float = 0.0
-    """What part of all updates, the last, has it also fall to zero in a line. A run
-    whose patience is spent may end before."""
+    """Share of the updates, at the end, during which the learning rate also falls
+    linearly to zero. The paper has no such phase. A run that ends by its patience may
+    not reach it."""
     optimizer: OptimizerKind = "adam"
-    """Adam for all weights, or Muon for the matrices of the layers."""
+    """Optimizer: adam for all weights (section 5.3), or muon for the matrices of the
+    layers and Adam for the rest."""
     beta1: float = 0.9
-    """Adam's decay of the gradients' mean."""
+    """Decay rate of Adam's mean of gradients (section 5.3)."""
     beta2: float = 0.98
-    """Adam's decay of the gradients' square."""
+    """Decay rate of Adam's mean of squared gradients (section 5.3)."""
     epsilon: float = 1e-9
-    """Adam's guard against division by zero."""
+    """Constant in the denominator of Adam's update (section 5.3)."""
     weight_decay: float = 0.0
-    """What share of itself a matrix of the layers loses in an update, at a learning
-    rate of one."""
+    """Decoupled weight decay of the matrices of the layers, per update and unit of
+    learning rate. The paper has none."""
     label_smoothing: float = 0.1
-    """Epsilon_ls (section 5.4)."""
+    """Label smoothing epsilon_ls (section 5.4)."""
     checkpoint_minutes: float = 10.0
-    """Minutes between checkpoints (section 6.1), if `checkpoint_steps` is None."""
+    """Minutes between checkpoints (section 6.1). Only used if `checkpoint_steps` is
+    none."""
     checkpoint_steps: int | None = None
-    """Updates between checkpoints, instead of minutes; then the averaged checkpoints
-    span the same part of the training on any hardware."""
+    """Number of updates between checkpoints. The averaged checkpoints then span the
+    same part of the training on any hardware. None for `checkpoint_minutes`."""
     keep_checkpoints: int = 5
-    """Checkpoints kept, and averaged at the end (section 6.1)."""
+    """Number of checkpoints that are kept, and averaged at the end (section 6.1)."""
     best_by: BestBy = "auto"
-    """Score on the dev corpus that chooses the best checkpoint; among equal scores the
+    """Metric on the dev corpus that chooses the best checkpoint. Among equal scores the
     loss decides. auto is F1 for trees; for text it is BLEU, but chrF while too few
-    4-grams match to compare checkpoints by BLEU, and the loss while chrF cannot."""
+    4-grams match for BLEU, and the loss while chrF is no better than chance."""
     patience: int | None = None
-    """Checkpoints after the best one at which training ends early; none: never."""
+    """Number of checkpoints without a gain on the dev corpus after which training ends.
+    None for no early end."""
     seed: int = 1
-    """Of the weights, the order of the data and dropout."""
+    """Seed of the weights, the order of the data and dropout."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
