@@ -32,6 +32,7 @@ class AugmentationConfig:
     replaced_words: float = 0.1
     """Share of the words of a variant that are replaced."""
     seed: int = 1
+    """Seed of the variants."""
 
     def __post_init__(self) -> None:
         require_between("treebank.augmentation.copies", self.copies, 0, MAX_COPIES)

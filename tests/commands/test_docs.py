@@ -1,0 +1,255 @@
+"""The documentation site: its links, its independence of a network, its reference."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from transduce.experiments.presets import PRESETS, RunConfig
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytest.importorskip("mkdocs")
+pytest.importorskip("material")
+ROOT = Path(__file__).parents[2]
+
+
+def _generator() -> ModuleType:
+    path = ROOT / "scripts" / "docs_reference.py"
+    spec = importlib.util.spec_from_file_location("docs_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+REFERENCE = _generator()
+
+
+class _Page(HTMLParser):
+    """Ids, links and loaded files of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: set[str] = set()
+        self.loaded: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids |= {value for name in ("id", "name") if (value := given.get(name))}
+        if tag == "a" and (address := given.get("href")):
+            self.links.add(address)
+        if tag in ("script", "img", "iframe") and (address := given.get("src")):
+            self.loaded.add(address)
+        if tag == "link" and (address := given.get("href")):
+            self.loaded.add(address)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("docs") / "site"
+    done = subprocess.run(
+        [*(sys.executable, "-m", "mkdocs", "build", "--strict"), "--site-dir", out],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, _Page]:
+    return {path: _Page(path.read_text("utf-8")) for path in site.rglob("*.html")}
+
+
+def test_every_link_leads_to_a_place_in_the_site(pages: dict[Path, _Page]) -> None:
+    missing = []
+    for path, page in pages.items():
+        if path.name == "404.html":
+            continue  # its links begin at the root of a server
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            there = (
+                (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            )
+            anchor = unquote(parts.fragment)
+            is_place = not anchor or (there in pages and anchor in pages[there].ids)
+            if not there.is_file() or not is_place:
+                missing.append(f"{path.name}: {link}")
+    assert missing == []
+
+
+def test_pages_load_nothing_from_the_network(pages: dict[Path, _Page]) -> None:
+    for path, page in pages.items():
+        for address in page.loaded:
+            assert not urlsplit(address).netloc, f"{path.name} loads {address}"
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_fit_the_screen_and_search_works_offline(
+    site: Path, browser: "Browser", colours: Any, width: int
+) -> None:
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=colours, offline=True
+    )
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("requestfailed", lambda request: wrong.append(request.url))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    for name in ("index", "reference/settings", "tutorials/two-files"):
+        page.goto((site / f"{name}.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    query = page.locator("input[data-md-component=search-query]")
+    if width < 600:
+        page.locator("label[for=__search]").first.click()
+    query.click()
+    found = page.locator(".md-search-result__item")
+    for _ in range(20):  # what is typed before the index is read counts for nothing
+        query.fill("")
+        query.press_sequentially("warmup")
+        page.wait_for_timeout(250)
+        if found.count():
+            break
+    assert "warmup" in found.first.inner_text().lower()
+    assert wrong == []
+    context.close()
+
+
+@pytest.mark.parametrize("name", REFERENCE.commands())
+def test_a_commands_page_has_all_its_options(name: str) -> None:
+    parts = [()]
+    if name in REFERENCE.PARTS:
+        panels = REFERENCE.read_help(REFERENCE.help_text(name)).panels
+        parts = [(part.label,) for part in next(iter(panels.values()))]
+    page = REFERENCE.command_page(name)
+    for part in parts:
+        text = REFERENCE.help_text(name, *part)
+        for option in re.findall(r"^  (--[\w-]+)", text, flags=re.MULTILINE):
+            assert f"<code>{option}" in page
+        assert "transduce " + " ".join((name, *part)) in page
+    assert page.count("```sh") >= len(parts)  # each has an example
+
+
+def test_every_setting_has_a_line() -> None:
+    page = REFERENCE.settings_page()
+
+    def names(config: Any, prefix: str = "") -> Iterator[str]:
+        for each in fields(config):
+            value = getattr(config, each.name)
+            name = f"{prefix}{each.name}"
+            if is_dataclass(value):
+                yield from names(value, f"{name}.")
+            else:
+                yield name
+
+    for name in names(RunConfig()):
+        match = re.search(rf'<dt id="{re.escape(name)}">.*?<dd>(.*?)</dd>', page)
+        assert match is not None, name
+        assert match[1], f"{name} needs a docstring"
+
+
+def test_every_preset_has_a_line() -> None:
+    page = REFERENCE.presets_page()
+    for name in PRESETS:
+        assert REFERENCE.purpose(name)
+        assert f"## {name} " in page
+
+
+JSON_PAGE = ROOT / "docs" / "reference" / "json.md"
+OPEN = {"suspicious", "lengths", "words", "occurrences", "versions"}
+"""Fields whose own fields are names of other things, or told by their place."""
+
+
+def _names(content: Any) -> Iterator[str]:
+    if isinstance(content, list):
+        for each in content:
+            yield from _names(each)
+    elif isinstance(content, dict):
+        for name, value in content.items():
+            yield name
+            if name not in OPEN and name != "search":
+                yield from _names(value)
+
+
+def _described(section: str) -> set[str]:
+    text = JSON_PAGE.read_text(encoding="utf-8")
+    title = re.compile(rf"[^:\n]*(?<![-\w]){section}(?![-\w])[^:\n]*:")
+    [found] = [part for part in text.split("\n## ") if title.match(part)]
+    return {
+        word for code in re.findall(r"`([^`]+)`", found) for word in code.split(".")
+    }
+
+
+def test_the_json_of_commands_has_only_fields_that_are_described(
+    succeeds: Callable[..., str],
+    corpus_files: tuple[Path, Path],
+    model: Path,
+    parsing_model: Path,
+    tmp_path: Path,
+) -> None:
+    source, target = corpus_files
+    other = tmp_path / "other"
+    other.write_text(target.read_text("utf-8").replace("eins", "zwei"), "utf-8")
+    trees = tmp_path / "trees"
+    trees.write_text("(TOP (S (NP (DT the) (NN dog)) (VP (VBD ran)) (. .)))\n")
+    few = [tmp_path / "few.en", tmp_path / "few.de"]
+    for file, whole in zip(few, corpus_files, strict=True):
+        lines = whole.read_text("utf-8").splitlines(keepends=True)[:4]
+        file.write_text("".join(lines), "utf-8")
+    tuned = tmp_path / "tuned"
+    shutil.copytree(model, tuned)
+    quick = ("--resamples", 10, "--shuffles", 10)
+    outputs = {
+        "translate": ("translate", model, "--input", few[0], "--jsonl"),
+        "sample": ("sample", model, "--input", few[0], "--jsonl"),
+        "score": ("score", model, "--source", source, "--target", target, "--jsonl"),
+        "evaluate": (
+            "evaluate",
+            "--hypothesis",
+            other,
+            "--reference",
+            target,
+            "--json",
+        ),
+        "compare": ("compare", target, other, "--reference", target, *quick, "--json"),
+        "tune": (
+            *("tune", tuned, "--dev-source", few[0], "--dev-target", few[1]),
+            *("--beam-sizes", 1, 2, "--length-penalties", 0.6, "--dry-run", "--json"),
+        ),
+        "check": ("check", "--source", source, "--target", target, "--json"),
+        "evaluate-parses": (
+            *("evaluate-parses", trees, "--model", parsing_model, "--json"),
+        ),
+    }
+    missing = {}
+    for section, arguments in outputs.items():
+        text = succeeds(*arguments)
+        try:
+            content = json.loads(text)
+        except ValueError:
+            content = [json.loads(line) for line in text.splitlines()]
+        names = set(_names(content))
+        if section == "evaluate-parses":
+            names -= set(content.get("repairs", ()))
+        missing |= {section: left} if (left := names - _described(section)) else {}
+    assert missing == {}
