@@ -46,7 +46,7 @@ from transduce.experiments.environment import (
     environment_changes,
     recorded_environment,
 )
-from transduce.experiments.presets import RunConfig
+from transduce.experiments.presets import RunConfig, Task
 from transduce.experiments.run_folder import (
     PICTURE,
     RunFiles,
@@ -172,28 +172,22 @@ def train(
     largest = replace(config.model, vocab_size=config.tokenizer.vocab_size)
     require_memory(largest, hardware)
     _require_consistent(files, config)
-    corpus, advice = None, list[Advice]()
-
-    def accept(folder: Path, prepared: PreparedCorpus) -> None:
-        report = check_prepared(folder, prepared, config, files.task)
-        if not consent.is_chosen:
-            require_fitting(report, files.task)
-        is_text = files.task == "translation"
-        advice.extend(advise(report) if is_text else advise_on_treebank(report))
-
+    corpus, advice = None, tuple[Advice, ...]()
     if processes.is_first:
         for message in settings_without_effect(config):
             for observer in observers:
                 observer.warned(message)
-        with unwound_on_termination():  # remove a half-prepared corpus
-            folder, config, corpus = RunFolder.create(
-                out,
-                files,
+        precision, overwrite = hardware.precision, consent.overwrites
+        with (
+            unwound_on_termination(),  # so that a half-prepared corpus is removed
+            RunFolder.create(out, files, config, precision, overwrite=overwrite) as (
+                new,
                 config,
-                hardware.precision,
-                accept,
-                overwrite=consent.overwrites,
-            )
+                corpus,
+            ),
+        ):
+            advice = _advice(new, config, corpus, files.task, consent)
+        folder = RunFolder(out)
         processes.wait()
     else:
         processes.wait()  # until the first process has created the folder
@@ -202,7 +196,7 @@ def train(
     try:
         with _locked(folder, processes):
             run = _Run(folder, config, hardware, observers, processes)
-            run.train(corpus, tuple(advice), limit)
+            run.train(corpus, advice, limit)
     except TooLongTrainingError:
         if processes.is_first:
             remove_folder(out)
@@ -234,6 +228,20 @@ def _require_consistent(files: RunFiles, config: RunConfig) -> None:
         references = islice(read_text(files.dev_target or files.target), MAX_HELD_OUT)
         language = config.languages.target
         choose_tokenization(config.evaluation.tokenize, language, references)
+
+
+def _advice(
+    folder: RunFolder,
+    config: RunConfig,
+    corpus: PreparedCorpus,
+    task: Task,
+    consent: Consent,
+) -> tuple[Advice, ...]:
+    """Warnings about the prepared corpus; `ConfigError` if unchosen settings misfit."""
+    report = check_prepared(folder.path, corpus, config, task)
+    if not consent.is_chosen:
+        require_fitting(report, task)
+    return advise(report) if task == "translation" else advise_on_treebank(report)
 
 
 def _locked(folder: RunFolder, processes: Processes) -> AbstractContextManager[object]:

@@ -4,8 +4,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -60,22 +60,22 @@ class RunFolder:
         self.path = path
 
     @classmethod
+    @contextmanager
     def create(
         cls,
         path: Path,
         files: RunFiles,
         config: RunConfig,
         precision: Precision,
-        accept: Callable[[Path, PreparedCorpus], Any] = lambda folder, corpus: None,
         *,
         overwrite: bool = False,
-    ) -> tuple["RunFolder", RunConfig, PreparedCorpus]:
+    ) -> Iterator[tuple["RunFolder", RunConfig, PreparedCorpus]]:
         """Prepare the corpus of a new run in its folder; all or nothing is written.
 
-        Returns the folder, the settings with the vocabulary's size, and the corpus.
-        `accept` may inspect the prepared corpus, and raise. The prepared corpus of a
-        run beside this one is shared if it would be the same. An older run is replaced
-        only with `overwrite`.
+        Gives the folder, the settings with the vocabulary's size, and the corpus.
+        Inside the block the folder has a temporary path, and an error removes it; after
+        the block it is at `path`. The corpus of a run beside this one is shared if
+        it would be the same. An older run is replaced only with `overwrite`.
         """
         neighbours = sorted(path.absolute().parent.glob("[!.]*"))
         with atomic_directory(path) as new:
@@ -83,7 +83,6 @@ class RunFolder:
             corpus = _prepare(files, config, new, neighbours)
             if config.training.patience is not None and corpus.dev is None:
                 raise ConfigError(NO_DEV)
-            accept(new, corpus)
             model = replace(
                 config.model,
                 vocab_size=corpus.vocab_size,
@@ -99,7 +98,7 @@ class RunFolder:
             }
             text = json.dumps(record, indent=2) + "\n"
             (new / RECORD).write_text(text, encoding="utf-8")
-            return cls(path), sized, corpus
+            yield cls(new), sized, corpus
 
     @classmethod
     def open(cls, path: Path) -> tuple["RunFolder", RunConfig]:

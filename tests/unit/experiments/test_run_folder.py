@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.errors import CheckpointError, ConfigError, DataError
-from transduce.experiments.presets import PRESETS
+from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, refuse_changed_precision
 
 TINY = PRESETS["tiny"]
@@ -18,9 +19,15 @@ def files(corpus_files: tuple[Path, Path]) -> CorpusFiles:
     return CorpusFiles(source=(source,), target=(target,))
 
 
+def create(path: Path, files: CorpusFiles, config: RunConfig = TINY) -> PreparedCorpus:
+    with RunFolder.create(path, files, config, "fp32") as (_, _, corpus):
+        return corpus
+
+
 @pytest.fixture
 def run(tmp_path: Path, files: CorpusFiles) -> RunFolder:
-    return RunFolder.create(tmp_path / "run", files, TINY, "fp32")[0]
+    create(tmp_path / "run", files)
+    return RunFolder(tmp_path / "run")
 
 
 def change_record(run: RunFolder, **values: object) -> None:
@@ -28,13 +35,11 @@ def change_record(run: RunFolder, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_run_is_opened_with_the_settings_it_was_begun_with(
-    tmp_path: Path, files: CorpusFiles
-) -> None:
+def test_a_run_opens_with_its_settings(tmp_path: Path, files: CorpusFiles) -> None:
     config = replace(TINY, model=replace(TINY.model, dropout=0.35))
-    *_, preparation = RunFolder.create(tmp_path / "run", files, config, "fp32")
-    # All but the size of the vocabulary, which the corpus decides.
-    model = replace(config.model, vocab_size=preparation.vocab_size)
+    corpus = create(tmp_path / "run", files, config)
+    # The corpus decides the size of the vocabulary.
+    model = replace(config.model, vocab_size=corpus.vocab_size)
     assert RunFolder.open(tmp_path / "run")[1] == replace(config, model=model)
 
 
@@ -47,14 +52,14 @@ def test_the_record_names_the_files_and_every_setting(
     assert record["settings"]["model"]["d_model"] == TINY.model.d_model
 
 
-def test_another_precision_than_the_runs_is_refused(run: RunFolder) -> None:
+def test_resuming_in_another_precision_is_refused(run: RunFolder) -> None:
     refuse_changed_precision(run, "fp32")
     message = "the precision of the run to resume is fp32, but bf16 is requested; leave"
     with pytest.raises(ConfigError, match=message):
         refuse_changed_precision(run, "bf16")
 
 
-def test_a_run_of_a_version_that_noted_no_precision_takes_any(run: RunFolder) -> None:
+def test_a_run_without_a_recorded_precision_takes_any(run: RunFolder) -> None:
     path = run.path / "config.json"
     record = json.loads(path.read_text())
     assert record.pop("precision") == "fp32"
@@ -65,12 +70,12 @@ def test_a_run_of_a_version_that_noted_no_precision_takes_any(run: RunFolder) ->
 
 def test_an_empty_folder_may_hold_a_new_run(tmp_path: Path, files: CorpusFiles) -> None:
     (tmp_path / "run").mkdir()
-    RunFolder.create(tmp_path / "run", files, TINY, "fp32")
+    create(tmp_path / "run", files)
     assert (tmp_path / "run" / "config.json").is_file()
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_what_is_there_is_not_overwritten(
+def test_an_existing_file_or_folder_is_not_overwritten(
     tmp_path: Path, files: CorpusFiles, kind: str
 ) -> None:
     out = tmp_path / "run"
@@ -78,25 +83,25 @@ def test_what_is_there_is_not_overwritten(
     there.parent.mkdir(exist_ok=True)
     there.write_text("precious")
     with pytest.raises(ConfigError, match="must be new or empty, but is not; continue"):
-        RunFolder.create(out, files, TINY, "fp32")
+        create(out, files)
     assert there.read_text() == "precious"
 
 
-def test_a_folder_whose_name_only_looks_like_ours_is_left_alone(
+def test_a_folder_with_a_similar_name_is_left_alone(
     tmp_path: Path, files: CorpusFiles
 ) -> None:
     (tmp_path / "run.new").mkdir()
     (tmp_path / "run.new" / "mine").write_text("precious")
-    RunFolder.create(tmp_path / "run", files, TINY, "fp32")
+    create(tmp_path / "run", files)
     assert (tmp_path / "run.new" / "mine").read_text() == "precious"
 
 
-def test_a_corpus_at_fault_leaves_nothing_behind(
+def test_a_faulty_corpus_leaves_nothing_behind(
     tmp_path: Path, files: CorpusFiles
 ) -> None:
     faulty = replace(files, target=(tmp_path / "missing",))
     with pytest.raises(DataError, match="missing: the file cannot be read"):
-        RunFolder.create(tmp_path / "a" / "run", faulty, TINY, "fp32")
+        create(tmp_path / "a" / "run", faulty)
     assert not list(tmp_path.glob("a/*"))
 
 
@@ -105,12 +110,12 @@ def test_the_current_folder_may_hold_a_new_run(
 ) -> None:
     (tmp_path / "run").mkdir()
     monkeypatch.chdir(tmp_path / "run")
-    RunFolder.create(Path(), files, TINY, "fp32")
+    create(Path(), files)
     assert (tmp_path / "run" / "config.json").is_file()
 
 
 @pytest.mark.parametrize("missing", [".", "config.json", "corpus"])
-def test_what_is_no_run_is_not_resumed(run: RunFolder, missing: str) -> None:
+def test_a_folder_that_is_no_run_is_not_resumed(run: RunFolder, missing: str) -> None:
     (run.path / missing).rename(run.path.parent / "elsewhere")
     with pytest.raises(
         CheckpointError, match="must be a run to resume, but holds none"
